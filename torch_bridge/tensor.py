@@ -89,6 +89,11 @@ class XLAShardedTensor(LayoutMethods):
         return naming.current()
 
     @property
+    def names(self) -> tuple[None, ...]:
+        """None for each axis, as torch said that has named tensors; treescope asks."""
+        return (None,) * self.dim()
+
+    @property
     def data(self) -> torch.Tensor:
         """The same memory, outside autograd: writes to it do not count as in-place changes."""
         return torch.Tensor.data.__get__(self)  # pyright: ignore[reportAttributeAccessIssue]

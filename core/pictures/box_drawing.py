@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 Line = list[tuple[str, str]]
 Cell = tuple[str, int]  # text, and the number of its colour
@@ -45,14 +46,14 @@ def grid_lines(
     texts = [text for row in cells for text, _ in row]
     cell = max(MIN_CELL, *map(len, texts), *map(len, columns)) + 2
     gutter = max(map(len, rows)) + 1 if any(rows) else 0
-    kept_columns = _kept(len(columns), max(3, (width - gutter - 1) // (cell + 1)))
-    drawn = len(kept_columns)
-    lines = [_header(kept_columns, columns, gutter, cell)] if any(columns) else []
+    drawn_columns = kept(len(columns), max(3, (width - gutter - 1) // (cell + 1)))
+    drawn = len(drawn_columns)
+    lines = [_header(drawn_columns, columns, gutter, cell)] if any(columns) else []
     lines.append(_rule("┌┬┐", gutter, cell, drawn))
-    for number, row in enumerate(_kept(len(rows), MAX_ROWS)):
+    for number, row in enumerate(kept(len(rows), MAX_ROWS)):
         if number:
             lines.append(_rule("├┼┤", gutter, cell, drawn))
-        boxes = [_GAP if row is None or c is None else cells[row][c] for c in kept_columns]
+        boxes = [_GAP if row is None or c is None else cells[row][c] for c in drawn_columns]
         lines.append(_row("…" if row is None else rows[row], boxes, gutter, cell))
     lines.append(_rule("└┴┘", gutter, cell, drawn))
     return lines
@@ -73,23 +74,39 @@ def colored(lines: Sequence[Line]) -> str:
         `plain(lines)` with colours, up to spaces at the ends of lines.
     """
     from rich.console import Console
-    from rich.text import Text
 
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system="truecolor", no_color=False)
-    for number, line in enumerate(lines):
-        text = Text.assemble(*line, end="" if number == len(lines) - 1 else "\n")
-        console.print(text, soft_wrap=True, highlight=False, end=text.end)
+    console.print(rich_text(lines), soft_wrap=True, highlight=False, end="")
     return out.getvalue()
 
 
-def _kept(count: int, room: int) -> list[int | None]:
-    """The numbers that are drawn: all, or the first few, a gap and the last."""
+def rich_text(lines: Sequence[Line]) -> Any:
+    """Join lines as a `rich.text.Text`.
+
+    Args:
+        lines: as `grid_lines` makes them.
+    """
+    from rich.text import Text
+
+    return Text("\n").join([Text.assemble(*line) for line in lines])
+
+
+def kept(count: int, room: int) -> list[int | None]:
+    """The numbers that are drawn: all, or the first few, a gap and the last.
+
+    Args:
+        count: how many there are.
+        room: for how many there is room, three at least.
+
+    Returns:
+        Numbers from 0 on; None is a gap.
+    """
     return [*range(count)] if count <= room else [*range(room - 2), None, count - 1]
 
 
-def _header(kept: Sequence[int | None], columns: Sequence[str], gutter: int, cell: int) -> Line:
-    labels = ["…" if c is None else columns[c] for c in kept]
+def _header(shown: Sequence[int | None], columns: Sequence[str], gutter: int, cell: int) -> Line:
+    labels = ["…" if c is None else columns[c] for c in shown]
     return [(" " * gutter + "".join(f" {label:^{cell}}" for label in labels), LABEL)]
 
 

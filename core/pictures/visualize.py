@@ -50,10 +50,9 @@ says which devices are its own.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -65,18 +64,22 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import SpecError
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.axis_types import AnyMesh
-from isoshard.core.layout.leaf_paths import named_leaves
+from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.op_sharding import parse_op_sharding
 from isoshard.core.layout.partial_sums import stored, unreduced
 from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.spec_entries import axis_names
 from isoshard.core.layout.tiles import Tiles
-from isoshard.core.layout.uneven import Sizes, UnevenArray
+from isoshard.core.layout.uneven import Sizes, UnevenArray, is_uneven
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.transfer.place import sharding_of
 
-from .box_drawing import LABEL, Cell, Line, colored, grid_lines, plain
+from .box_drawing import Cell
+from .device_bytes import device_bytes
 from .device_numbers import Terms, numbers_text, terms_of, terms_text
+from .layout_drawing import Boxes, LayoutDrawing
+from .layout_picture import LayoutPicture
 
 MAX_SLICES = 8
 Bounds = list[list[int]]  # per axis, where its blocks begin, and where the last one ends
@@ -87,9 +90,9 @@ def visualize(
     *,
     shape: Sequence[int] | None = None,
     mesh: Mesh | None = None,
-    use_rich: bool | None = None,
+    use_rich: bool = False,
     width: int = 80,
-) -> str:
+) -> LayoutPicture:
     """Draw a layout.
 
     Args:
@@ -98,12 +101,12 @@ def visualize(
             any spelling together with `mesh`.
         shape: global shape, where `x` has none. Without it the boxes bear no indices.
         mesh: the mesh of a spec; it may be abstract.
-        use_rich: colour the blocks, with escape codes for a terminal; None: if standard output is
-            one and NO_COLOR is not set.
+        use_rich: put escape codes that colour the blocks on a terminal into the text.
         width: columns to fit into.
 
     Returns:
-        The picture, lines joined by newlines.
+        The picture: a text, lines joined by newlines. A notebook shows it as HTML, with the bytes
+        that devices hold; `.show()` prints it, on a terminal in colours.
 
     Raises:
         SpecError: a spec without `mesh`, or one that does not fit.
@@ -122,52 +125,57 @@ def visualize(
     """
     shape = None if shape is None else tuple(shape)
     mesh = None if mesh is None else as_mesh(mesh, abstract=True)
-    lines = list(_pictures(x, shape, mesh, width))
-    return colored(lines) if (_in_terminal() if use_rich is None else use_rich) else plain(lines)
+    return LayoutPicture(list(_drawings(x, shape, mesh)), width, colours=use_rich)
 
 
-def _pictures(
-    x: Any, shape: tuple[int, ...] | None, mesh: Mesh | None, width: int
-) -> Iterator[Line]:
+def _drawings(x: Any, shape: tuple[int, ...] | None, mesh: Mesh | None) -> Iterator[LayoutDrawing]:
     if isinstance(x, jax.ShapeDtypeStruct):
-        yield from _sharding_picture(_promised(x), x.shape, width, x.dtype)
+        yield _of_sharding(_promised(x), x.shape, x.dtype)
     elif isinstance(x, str) and x.lstrip().startswith("{"):
-        yield from _picture(x, *_read_op_sharding(x, shape, mesh), shape, width)
+        tiles, where = _read_op_sharding(x, shape, mesh)
+        yield _drawing(x, tiles, where, shape, devices=None)
     elif isinstance(x, Sharding):
-        yield from _sharding_picture(x, shape, width)
+        yield _of_sharding(x, shape)
     elif isinstance(x, jax.Array):
         layout = sharding_of(x) if isinstance(x, Tracer) else x.sharding
-        yield from _sharding_picture(layout, x.shape, width, x.dtype)
+        yield _of_sharding(layout, x.shape, x.dtype)
     elif isinstance(x, UnevenArray):
-        yield from _sharding_picture(x.sharding, x.shape, width, x.dtype, x.sizes)
+        yield _of_sharding(x.sharding, x.shape, x.dtype, x.sizes)
     elif mesh is not None:
         sharding = named_sharding(x, mesh, _rank(x, shape), shape=shape, sums=True)
-        yield from _sharding_picture(sharding, shape, width)
+        yield _of_sharding(sharding, shape)
     elif isinstance(x, P | str | None):
         raise SpecError(
             f"the spec {x!r} alone names no devices; give its mesh: visualize(.., mesh=..)"
         )
     else:
-        yield from _object_pictures(x, width)
+        yield from _of_object(x)
 
 
-def _object_pictures(x: Any, width: int) -> Iterator[Line]:
-    """Pictures of a framework's tensor or module, or of the leaves of a tree."""
+def _of_object(x: Any) -> Iterator[LayoutDrawing]:
+    """Drawings of a framework's tensor or module, or of the leaves of a tree."""
     framework = framework_of(x)
-    layout = dict(_leaves(x)) if framework is None else framework.sharding_of(x)
-    if isinstance(layout, Sharding):
-        sizes = None if framework is None else framework.block_sizes(x)
-        yield from _sharding_picture(layout, tuple(x.shape), width, x.dtype, sizes)
+    if framework is None:
+        for name, leaf in _leaves(x):
+            yield from (dataclasses.replace(one, name=name) for one in _drawings(leaf, None, None))
         return
-    for number, (name, leaf) in enumerate(layout.items()):
-        if number:
-            yield []
-        yield [(name, "bold")]
-        yield from _pictures(leaf, None, None, width)
+    layout = framework.sharding_of(x)
+    if isinstance(layout, Sharding):
+        yield _of_sharding(layout, tuple(x.shape), x.dtype, framework.block_sizes(x))
+        return
+    known = framework.named_arrays(x)
+    for name, one in layout.items():
+        drawing = _of_sharding(one)
+        if name in known:
+            array = known[name]
+            sizes = framework.block_sizes(array)
+            drawing = _of_sharding(one, tuple(array.shape), array.dtype, sizes)
+        yield dataclasses.replace(drawing, name=name)
 
 
 def _leaves(x: Any) -> list[tuple[str, Any]]:
-    leaves = named_leaves(x)
+    with_paths = jax.tree.leaves_with_path(x, is_leaf=is_uneven)
+    leaves = [(path_name(path), leaf) for path, leaf in with_paths]
     if any(leaf is x for _, leaf in leaves):
         raise TypeError(
             f"cannot draw a {type(x).__name__}; give an array, a tensor or a tree of them laid out "
@@ -176,25 +184,31 @@ def _leaves(x: Any) -> list[tuple[str, Any]]:
     return leaves
 
 
-def _sharding_picture(
+def _of_sharding(
     sharding: Sharding,
-    shape: tuple[int, ...] | None,
-    width: int,
+    shape: tuple[int, ...] | None = None,
     dtype: Any = None,
     sizes: Sizes | None = None,
-) -> Iterator[Line]:
+) -> LayoutDrawing:
     spec = getattr(sharding, "spec", P())
     ndim = max(len(spec), 0 if shape is None else len(shape))
     tiles = Tiles.from_sharding(stored(sharding), ndim)
     if not isinstance(sharding, NamedSharding):
-        where = _one_device(next(iter(sharding.device_set)))
-        yield from _picture("", tiles, where, shape, width, dtype)
-        return
-    where, notes, terms = f"mesh ({_axes(sharding.mesh)})", _own_devices(sharding.mesh), None
+        device = next(iter(sharding.device_set))
+        return _drawing("", tiles, _one_device(device), shape, dtype, devices=(device.id,))
+    mesh = sharding.mesh
+    notes, terms = _own_devices(mesh), None
     if names := unreduced(sharding):
         notes.append(f"Σ: the sum over {', '.join(names)} is still to be taken, of a term each")
-        terms = terms_of(sharding.mesh, names)
-    yield from _picture(repr(spec), tiles, where, shape, width, dtype, notes, sizes, terms)
+        terms = terms_of(mesh, names)
+    ids = tuple(one.id for one in mesh.devices.flat) if isinstance(mesh, Mesh) else None
+    where = f"mesh ({_axes(mesh)})"
+    drawing = _drawing(repr(spec), tiles, where, shape, dtype, notes, sizes, terms, devices=ids)
+    if drawing.held is None:
+        return drawing
+    split = [name for entry in spec for name in axis_names(entry)]
+    received = [(name, drawing.held.most * (mesh.shape[name] - 1)) for name in split]
+    return dataclasses.replace(drawing, received=tuple(received))
 
 
 def _promised(x: jax.ShapeDtypeStruct) -> Sharding:
@@ -244,30 +258,36 @@ def _read_op_sharding(
     return tiles, f"{tiles.num_devices} devices"
 
 
-def _picture(
+def _drawing(
     spec: str,
     tiles: Tiles,
     where: str,
     shape: tuple[int, ...] | None,
-    width: int,
     dtype: Any = None,
     notes: Sequence[str] = (),
     sizes: Sizes | None = None,
     terms: Terms | None = None,
-) -> Iterator[Line]:
+    *,
+    devices: tuple[int, ...] | None,
+) -> LayoutDrawing:
     bounds = None if shape is None else _bounds(tiles, shape, sizes)
-    yield from _title(spec, tiles, where, shape, width, dtype, sizes)
-    yield from ([(note, "")] for note in notes)
+    name = "" if dtype is None else str(dtype).removeprefix("torch.")
+    whole = "" if shape is None else f"{name}{list(shape)}"
     rows, columns = _drawn_axes(tiles)
     others = [axis for axis in range(tiles.ndim) if axis not in (rows, columns)]
     slices = list(itertools.product(*(range(tiles.blocks[axis]) for axis in others)))
+    panels = []
     for at in slices[:MAX_SLICES]:
         fixed = dict(zip(others, at, strict=True))
-        if others:
-            yield [(_heading(tiles, bounds, fixed, rows, columns), "bold")]
-        yield from _grid(tiles, bounds, fixed, rows, columns, width, terms)
-    if len(slices) > MAX_SLICES:
-        yield [(f"… {len(slices) - MAX_SLICES} more slices", LABEL)]
+        heading = _heading(tiles, bounds, fixed, rows, columns) if others else ""
+        panels.append(_boxes(heading, tiles, bounds, fixed, rows, columns, terms))
+    held = None
+    if bounds is not None and dtype is not None:
+        held = device_bytes(tiles, bounds, dtype.itemsize)
+    return LayoutDrawing(
+        tuple(part for part in (whole, spec, where) if part), _blocks(tiles, shape, sizes),
+        tuple(notes), tuple(panels), len(slices) - len(panels), held, (), devices,
+    )  # fmt: skip
 
 
 def _bounds(tiles: Tiles, shape: tuple[int, ...], sizes: Sizes | None) -> Bounds:
@@ -286,21 +306,8 @@ def _bounds(tiles: Tiles, shape: tuple[int, ...], sizes: Sizes | None) -> Bounds
     return [list(itertools.accumulate(size, initial=0)) for size in blocks]
 
 
-def _title(
-    spec: str,
-    tiles: Tiles,
-    where: str,
-    shape: tuple[int, ...] | None,
-    width: int,
-    dtype: Any,
-    sizes: Sizes | None,
-) -> Iterator[Line]:
-    name = "" if dtype is None else str(dtype).removeprefix("torch.")
-    whole = "" if shape is None else f"{name}{list(shape)}"
-    parts = [part for part in (whole, spec, where) if part]
-    text = "  ".join(parts)
-    for line in [text] if len(text) <= width else parts:
-        yield [(line if len(line) <= width else f"{line[: width - 1]}…", "bold")]
+def _blocks(tiles: Tiles, shape: tuple[int, ...] | None, sizes: Sizes | None) -> str:
+    """How many blocks there are, of what size, and on how many devices each is."""
     count, copies = math.prod(tiles.blocks), tiles.replicas
     blocks = "1 block" if count == 1 else f"{count} blocks"
     if shape is not None:
@@ -309,7 +316,7 @@ def _title(
         each = [extent // n if size is None else list(size) for extent, n, size in parts_of]
         blocks += f" of {each}"
     devices = "1 device" if copies == 1 else f"{copies} devices"
-    yield [(f"{blocks}, {'' if count == 1 else 'each '}on {devices}", "")]
+    return f"{blocks}, {'' if count == 1 else 'each '}on {devices}"
 
 
 def _drawn_axes(tiles: Tiles) -> tuple[int | None, int | None]:
@@ -321,15 +328,15 @@ def _drawn_axes(tiles: Tiles) -> tuple[int | None, int | None]:
     return rows, columns
 
 
-def _grid(
+def _boxes(
+    heading: str,
     tiles: Tiles,
     bounds: Bounds | None,
     fixed: dict[int, int],
     rows: int | None,
     columns: int | None,
-    width: int,
     terms: Terms | None,
-) -> list[Line]:
+) -> Boxes:
     def cell(row: int, column: int) -> Cell:
         place = {**fixed, rows: row, columns: column}
         block = tuple(place[axis] for axis in range(tiles.ndim))
@@ -340,9 +347,11 @@ def _grid(
     across = range(1 if columns is None else tiles.blocks[columns])
     down = range(1 if rows is None else tiles.blocks[rows])
     cells = [[cell(row, column) for column in across] for row in down]
-    row_labels = [_range(bounds, rows, row) for row in down]
-    return grid_lines(
-        cells, row_labels, [_range(bounds, columns, column) for column in across], width
+    return Boxes(
+        heading,
+        cells,
+        [_range(bounds, rows, row) for row in down],
+        [_range(bounds, columns, column) for column in across],
     )
 
 
@@ -382,7 +391,3 @@ def _rank(spec: Any, shape: tuple[int, ...] | None) -> int:
     if shape is not None:
         return len(shape)
     return len(spec) if isinstance(spec, tuple | list | P) else 0
-
-
-def _in_terminal() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -57,6 +57,7 @@ from typing import Any
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.axis_types import AnyMesh
+from isoshard.core.runtime.shown_text import preformatted
 
 from .activations import ModuleActivations, activation_for, activation_rules
 from .automatic import Automatic
@@ -159,6 +160,9 @@ class Plan(Presets, Imports, Automatic):
         if self.memory:
             parts.append(f"memory={dict(self.memory)!r}")
         return f"Plan({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        return preformatted(" *\n".join(map(repr, self.factors)))
 
     @property
     def factors(self) -> tuple[Plan, ...]:

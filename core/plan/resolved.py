@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.shown_text import preformatted
 
 from . import goldens
 from .difference import PlanDiff
@@ -151,6 +152,9 @@ class ResolvedPlan:
         if self.unused:
             lines.append(f"rules that decided nothing: {', '.join(map(repr, self.unused))}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
 
 
 _HEADER = ("name", "shape", "dtype", "spec", "bytes/device", "rule")

@@ -39,6 +39,7 @@ from types import FrameType
 from . import samples
 from .report_lines import amount, compiled_lines, transfer_lines
 from .report_lines import human_bytes as human_bytes
+from .shown_text import ShownText
 
 KNOWN = {
     "executions": "compiled programs run",
@@ -322,20 +323,20 @@ def reset() -> None:
     samples.clear()
 
 
-def report() -> str:
+def report() -> ShownText:
     """Say in a few lines what happened since the last reset.
 
     Returns:
         The counters that are not zero with their meaning; one line per compilation: what was
         compiled, the line of user code that needed it, the seconds it took and its cause; one line
         per step compiled with `repeat` or laid out automatically; and the lines of user code that
-        moved most bytes between host and devices.
+        moved most bytes between host and devices. An interpreter or a notebook shows its lines.
 
     Example:
         >>> reset()
         >>> count("gathers", 2)
         >>> report()
-        'gathers                                2  sharded arrays gathered whole'
+        gathers                                2  sharded arrays gathered whole
         >>> reset()
     """
     rows = [(name, n) for name, n in counters().items() if n]
@@ -350,7 +351,7 @@ def report() -> str:
     moved = transfers()
     if moved:
         lines += ["", "moved between host and devices:", *transfer_lines(moved)]
-    return "\n".join(lines) or "nothing was counted"
+    return ShownText("\n".join(lines) or "nothing was counted")
 
 
 def user_location() -> str:

@@ -3,7 +3,7 @@
 >>> from isoshard import metrics
 >>> metrics.reset()
 >>> metrics.report()
-'nothing was counted'
+nothing was counted
 """
 
 from isoshard.core.runtime.metrics import (

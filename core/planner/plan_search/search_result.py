@@ -13,6 +13,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSAID
 from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.shown_text import preformatted
 
 from ..reports.advice import RECOMPUTE
 from ..traced.traced_step import TracedStep
@@ -104,6 +105,9 @@ class SearchResult:
             f"{self.evaluated} choices in {self.seconds_taken:.1f} s, by {self.cost.depth!r}"
         )
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
 
 
 def described(mesh: Mesh) -> str:

@@ -1,18 +1,29 @@
 """Pictures of layouts: goldens for every rank, abbreviations, colours, wrong input."""
 
+import copy
 import doctest
 import importlib
+import io
+import pickle
 import re
+from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
-from jax.sharding import AbstractMesh, AxisType, NamedSharding
+import torch
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from rich.console import Console
 
+import isoshard as iso
+import isoshard.torch_bridge
+from isoshard import Plan
 from isoshard.core.errors import ShardingError, SpecError, UnevenError
 from isoshard.core.layout.mesh import make_mesh
-from isoshard.core.pictures import box_drawing
+from isoshard.core.pictures import box_drawing, layout_picture
 from isoshard.core.pictures.visualize import visualize
 
 visualize_module = importlib.import_module("isoshard.core.pictures.visualize")  # not the function
@@ -195,16 +206,99 @@ def test_each_block_has_its_colour(mesh):
     assert len(set(re.findall(r"48;2;\d+;\d+;\d+", text))) == 4
 
 
-def test_colour_is_for_terminals(mesh, monkeypatch):
-    class Terminal:
-        isatty = staticmethod(lambda: True)
-
+def test_colour_is_for_terminals(mesh, monkeypatch, capsys):
+    """The text itself never has escape codes: it may go into a file or a message."""
+    picture = visualize(P(), shape=(8,), mesh=mesh)
+    assert "\x1b[" not in picture
+    assert repr(picture) == str(picture) == f"{picture}"
+    picture.show()
+    assert capsys.readouterr().out == f"{picture}\n"
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert "\x1b[" not in visualize(P(), shape=(8,), mesh=mesh)
-    monkeypatch.setattr(visualize_module.sys, "stdout", Terminal)
-    assert "\x1b[" in visualize(P(), shape=(8,), mesh=mesh)
+    monkeypatch.setattr(layout_picture.sys.stdout, "isatty", lambda: True)
+    picture.show()
+    assert "\x1b[" in capsys.readouterr().out
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[" not in visualize(P(), shape=(8,), mesh=mesh)
+    picture.show()
+    assert "\x1b[" not in capsys.readouterr().out
+
+
+def test_rich_prints_it_in_colours(mesh):
+    out = io.StringIO()
+    picture = visualize(P("y"), shape=(8,), mesh=mesh)
+    Console(file=out, force_terminal=True, color_system="truecolor", width=120).print(picture)
+    assert len(set(re.findall(r"48;2;\d+;\d+;\d+", out.getvalue()))) == 4
+
+
+def test_it_is_pickled_as_a_text(mesh):
+    picture = visualize(P("y"), shape=(8,), mesh=mesh)
+    again = pickle.loads(pickle.dumps(picture))
+    assert again == picture and repr(again) == str(picture)
+    assert copy.deepcopy(picture) == picture
+
+
+def test_a_module_is_drawn_with_shapes(mesh):
+    """Rows are rows, also where the spec is shorter than the rank."""
+    for module, name in (
+        (torch.nn.Linear(8, 4), "weight"),
+        (nnx.Linear(4, 8, rngs=nnx.Rngs(0)), "kernel"),
+    ):
+        laid = iso.shard(module, mesh, Plan({f"*{name}": P("x"), "*": None}, replicate_below=0))
+        picture = visualize(laid)
+        drawn = {one.name: one for one in picture.drawings}
+        array = laid.weight if name == "weight" else laid.kernel[...]
+        assert "\n".join(picture.splitlines()).count(visualize(array)) == 1
+        assert drawn[name].title[0] == f"float32{list(array.shape)}"
+        assert len(drawn[name].panels[0].cells) == 2
+
+
+def test_what_devices_hold(mesh):
+    """A tree says what devices hold of it, and where some hold more, which."""
+    rows = NamedSharding(mesh, P("x"))
+    tree = {"a": jax.device_put(jnp.ones((8, 4)), rows), "b": jnp.ones(4)}
+    assert visualize(tree).splitlines()[-3] == "each device holds at most 80 B of 144 B (56%)"
+    assert [line.split()[0] for line in visualize(tree).splitlines()[-2:]] == ["0", "1-7"]
+    tree["b"] = jax.device_put(tree["b"], NamedSharding(mesh, P()))
+    assert visualize(tree).splitlines()[-2] == "each device holds 80 B of 144 B (56%)"
+    tree["b"] = iso.shard(np.ones(5, np.float32), mesh, P("y"), uneven="pad")  # with its padding
+    assert visualize(tree).splitlines()[-2] == "each device holds 72 B of 148 B (49%)"
+    assert visualize(tree["b"]) in visualize(tree)
+    assert "holds" not in visualize({"a": rows, "b": rows})  # of what shape is not known
+
+
+def test_what_devices_of_several_meshes_hold():
+    """As stages of a pipeline do: numbers are ids then."""
+    halves = [Mesh(np.array(jax.devices()[at : at + 4]), ("x",)) for at in (0, 4)]
+    tree = [
+        jax.device_put(jnp.ones(size), NamedSharding(half, P("x")))
+        for size, half in zip((8, 16), halves, strict=True)
+    ]
+    lines = visualize(tree).splitlines()[-3:]
+    assert lines[0] == "each device holds at most 16 B of 96 B (17%)"
+    assert [line.split()[::2] for line in lines[1:]] == [["0-3", "8"], ["4-7", "16"]]
+
+
+def test_a_notebook_shows_boxes(mesh):
+    tree = {"<w>": jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("x", "y")))}
+    found = ElementTree.fromstring(visualize(tree)._repr_html_())
+    assert [one.text for one in found.iter("h4")] == ["<w>"]
+    cells = list(found.iter("td"))
+    assert [one.text for one in cells] == [str(n) for n in range(8)]
+    assert cells[5].get("title") == "[4:8, 1:2] on 5"
+    assert len({one.get("style") for one in cells}) == 8
+    words = "".join(found.itertext())
+    assert "each device holds 16 B of 128 B (12%)" in words
+    assert "gathered over x: each device receives 16 B" in words
+    assert "gathered over y: each device receives 48 B" in words
+
+
+def test_a_notebook_shows_any_rank_and_abbreviates(mesh):
+    text = "{devices=[20,2,3]<=[120]}"
+    found = ElementTree.fromstring(visualize(text, shape=(20, 2, 3))._repr_html_())
+    tables = list(found.iter("table"))
+    assert len(tables) == 3
+    assert "…" in [one.text for one in tables[0].iter("td")]
+    assert len(list(tables[0].iter("tr"))) == box_drawing.MAX_ROWS + 1
+    assert ElementTree.fromstring(visualize(jnp.float32(1))._repr_html_()) is not None
 
 
 def test_wrong_input(mesh):

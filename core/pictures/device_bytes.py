@@ -1,0 +1,93 @@
+"""Bytes of devices: how much of an array each device holds.
+
+>>> from isoshard.core.layout.op_sharding import parse_op_sharding
+>>> tiles = parse_op_sharding("{devices=[2,1,2]<=[4] last_tile_dim_replicate}", 2)
+>>> held = device_bytes(tiles, [[0, 4, 8], [0, 16]], 4)
+>>> held.whole, held.by_device
+(512, {0: 256, 1: 256, 2: 256, 3: 256})
+>>> print(*bars(held, width=40), sep="\\n")
+0-3  ████████████████████████████  256 B
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from isoshard.core.layout.tiles import Tiles
+from isoshard.core.runtime.metrics import human_bytes
+
+from .device_numbers import numbers_text
+
+_AMOUNTS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceBytes:
+    """What devices hold of an array.
+
+    Attributes:
+        whole: bytes of the array.
+        by_device: bytes of each device's block with its padding, by number of the device.
+    """
+
+    whole: int
+    by_device: Mapping[int, int]
+
+    @property
+    def most(self) -> int:
+        """Bytes of the device that holds most."""
+        return max(self.by_device.values(), default=0)
+
+
+def device_bytes(tiles: Tiles, bounds: Sequence[Sequence[int]], itemsize: float) -> DeviceBytes:
+    """Count what each device holds.
+
+    Args:
+        tiles: which devices hold which block.
+        bounds: per axis, where its blocks begin, and where the last one ends.
+        itemsize: bytes of an element; a half for types of four bits.
+    """
+    extents = [max(b - a for a, b in itertools.pairwise(axis)) for axis in bounds]
+    block = math.ceil(math.prod(extents) * itemsize)
+    holders = set(tiles.grid.ravel().tolist())
+    return DeviceBytes(
+        math.ceil(math.prod(axis[-1] for axis in bounds) * itemsize),
+        {number: block if number in holders else 0 for number in range(tiles.num_devices)},
+    )
+
+
+def amounts(held: DeviceBytes) -> tuple[list[tuple[str, int]], int]:
+    """The devices that hold equally much.
+
+    Args:
+        held: by the devices.
+
+    Returns:
+        Their numbers and the bytes, of the first few amounts; and how many more amounts there are.
+    """
+    alike: dict[int, list[int]] = {}
+    for number, size in held.by_device.items():
+        alike.setdefault(size, []).append(number)
+    rows = [(numbers_text(devices), size) for size, devices in alike.items()]
+    return rows[:_AMOUNTS], max(0, len(rows) - _AMOUNTS)
+
+
+def bars(held: DeviceBytes, width: int) -> list[str]:
+    """A line for the devices that hold equally much, with a bar.
+
+    Args:
+        held: by the devices.
+        width: columns to fit into.
+    """
+    shown, left_out = amounts(held)
+    sizes = [human_bytes(size) for _, size in shown]
+    gutter = max([len(name) for name, _ in shown], default=0)
+    room = max(1, width - gutter - max(map(len, sizes), default=0) - 4)
+    lines = [
+        f"{name:<{gutter}}  {'█' * (round(room * size / held.most) if held.most else 0)}  {told}"
+        for (name, size), told in zip(shown, sizes, strict=True)
+    ]
+    return [*lines, *[f"… {left_out} more amounts"] * bool(left_out)]

@@ -1,0 +1,122 @@
+"""Layout drawings: what a picture of one array says, before it is text or HTML.
+
+>>> from isoshard.core.pictures.box_drawing import plain
+>>> panel = Boxes("", [[("0", 0), ("1", 1)]], ["0:2"], ["0:2", "2:4"])
+>>> one = LayoutDrawing(("[2, 4]", "2 devices"), "2 blocks", (), (panel,), 0, None, (), None)
+>>> print(plain(list(one.lines(80))))
+[2, 4]  2 devices
+2 blocks
+       0:2     2:4
+    ┌───────┬───────┐
+0:2 │   0   │   1   │
+    └───────┴───────┘
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from isoshard.core.runtime.metrics import human_bytes
+
+from .box_drawing import LABEL, Cell, Line, grid_lines
+from .device_bytes import DeviceBytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Boxes:
+    """A grid of boxes.
+
+    Attributes:
+        heading: which part of an array of rank 3 or more it is.
+        cells: the boxes, row by row.
+        rows: a label for each row; all empty for none.
+        columns: likewise.
+    """
+
+    heading: str
+    cells: Sequence[Sequence[Cell]]
+    rows: Sequence[str]
+    columns: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutDrawing:
+    """How one array lies.
+
+    Attributes:
+        title: what is drawn: type and shape, spec, devices.
+        blocks: how many there are, and of what size.
+        notes: lines above the boxes.
+        panels: the boxes.
+        left_out: how many slices have no boxes.
+        held: what each device holds of it; None where shape or dtype are not known.
+        received: bytes that each device receives where the array is gathered over a mesh axis.
+        devices: `Device.id` of each device number; None where devices are not known.
+        name: of a leaf of a tree.
+    """
+
+    title: tuple[str, ...]
+    blocks: str
+    notes: tuple[str, ...]
+    panels: tuple[Boxes, ...]
+    left_out: int
+    held: DeviceBytes | None
+    received: tuple[tuple[str, int], ...]
+    devices: tuple[int, ...] | None
+    name: str | None = None
+
+    def lines(self, width: int) -> Iterator[Line]:
+        """The drawing as lines for a terminal.
+
+        Args:
+            width: columns to fit into.
+        """
+        if self.name is not None:
+            yield [(self.name, "bold")]
+        text = "  ".join(self.title)
+        for line in [text] if len(text) <= width else self.title:
+            yield [(line if len(line) <= width else f"{line[: width - 1]}…", "bold")]
+        yield [(self.blocks, "")]
+        yield from ([(note, "")] for note in self.notes)
+        for panel in self.panels:
+            if panel.heading:
+                yield [(panel.heading, "bold")]
+            yield from grid_lines(panel.cells, panel.rows, panel.columns, width)
+        if self.left_out:
+            yield [(f"… {self.left_out} more slices", LABEL)]
+
+
+def total(drawings: Sequence[LayoutDrawing]) -> DeviceBytes | None:
+    """What devices hold of several arrays together.
+
+    Args:
+        drawings: of each.
+
+    Returns:
+        The sum, by device numbers where all are on the same devices, else by `Device.id`; None
+        where something is not known of one.
+    """
+    held = [one.held for one in drawings if one.held is not None]
+    if not held or len(held) < len(drawings):
+        return None
+    together = collections.Counter[int]()
+    alike = all(one.devices == drawings[0].devices for one in drawings)
+    for one, each in zip(drawings, held, strict=True):
+        if not alike and one.devices is None:
+            return None
+        for number, size in each.by_device.items():
+            together[number if alike or one.devices is None else one.devices[number]] += size
+    return DeviceBytes(sum(each.whole for each in held), dict(sorted(together.items())))
+
+
+def said_of(held: DeviceBytes) -> str:
+    """What devices hold, in words.
+
+    Args:
+        held: of an array, or of several.
+    """
+    each = "at most " if held.most > min(held.by_device.values()) else ""
+    share = f" ({held.most / held.whole:.0%})" if held.whole else ""
+    return f"each device holds {each}{human_bytes(held.most)} of {human_bytes(held.whole)}{share}"
