@@ -27,7 +27,9 @@ _RULES = {
     " td": "min-width:44px;padding:5px 8px;border:0;border-radius:3px;text-align:center;"
     "color:#1f2328;",
     " td.gap": "background:none;color:inherit;",
-    " .bar": "display:grid;grid-template-columns:auto 140px auto;gap:2px 8px;align-items:center;",
+    " .bar": "display:grid;grid-template-columns:auto 140px auto;gap:2px 8px;align-items:center;"
+    "justify-content:start;",
+    " .bar b": "background:#8884;border-radius:2px;",
     " .bar i": "display:block;height:10px;border-radius:2px;background:#5f86ec;",
 }
 _STYLE = "".join(f"{_ROOT}{what}{{{how}}}" for what, how in _RULES.items())
@@ -72,7 +74,7 @@ def _bars(held: DeviceBytes) -> str:
     shown, left_out = amounts(held)
     rows = "".join(
         f"<span>{escape(devices)}</span>"
-        f'<span><i style="width:{100 * size / held.most if held.most else 0:.0f}%"></i></span>'
+        f'<b><i style="width:{100 * size / held.whole if held.whole else 0:.0f}%"></i></b>'
         f"<span>{human_bytes(size)}</span>"
         for devices, size in shown
     )
