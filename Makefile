@@ -5,7 +5,7 @@
 # What is said to run "what a change reaches, and a sample" runs everything in `make test-all`:
 # docs/testing.md.
 #
-#   make demo ARGS="--quick"               arguments for the command behind the target
+#   make demo ARGS="--full"                arguments for the command behind the target
 #   make test PYTEST_ARGS="tests/core -x --sweeps all"     arguments for pytest
 #   make test WORKERS=8                    processes that share the tests; 0 for none
 #   make test PYTHON=python3.12            the Python (>= 3.11) that .venv is made with
@@ -23,7 +23,8 @@ TYPED := tests/core tests/jax_bridge tests/onnx_bridge $(addprefix tests/torch_b
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --quiet --constraint constraints.txt --no-build-isolation
+PINNED := --constraint constraints.txt --no-build-isolation
+INSTALL := @sh tools/install.sh packages $(BIN)/python
 
 .DEFAULT_GOAL := help
 .PHONY: help demo domain notebooks docs docs-browser test test-all conformance aot fuzz bench
@@ -34,10 +35,10 @@ help:  ## show the targets
 	@echo "isoshard: one sharding spec drives JAX and PyTorch"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-25s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo-installed  ## train on a mesh from PyTorch, go on in JAX (ARGS="--quick")
+demo: $(VENV)/.demo-installed $(if $(findstring --out,$(ARGS)),$(VENV)/.pictures-installed)  ## train on a mesh from PyTorch, go on in JAX: half a minute (ARGS="--full": three)
 	$(BIN)/isoshard demo $(ARGS)
 
-domain: $(VENV)/.demo-installed  ## a U-Net and a transformer on split fields (ARGS="--quick")
+domain: $(VENV)/.pictures-installed  ## a U-Net and a transformer on split fields (ARGS="--quick")
 	$(BIN)/python -m examples.domain $(ARGS)
 
 notebooks: $(VENV)/.notebooks-installed  ## tutorials against what they keep: a sample (ARGS=--all)
@@ -127,31 +128,32 @@ clean:  ## remove .venv, caches and everything built
 
 # Each stamp is newer than what it was made from, or it is made again.
 $(VENV)/.created:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "isoshard needs Python >= 3.11, but PYTHON=$(PYTHON) is: $$($(PYTHON) --version 2>&1)." >&2; \
-	  echo "Name another one, e.g.: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@sh tools/install.sh environment $(PYTHON) $(VENV)
 	@touch $@
 
 $(VENV)/.demo-installed: $(VENV)/.created pyproject.toml constraints.txt
-	@echo "installing isoshard and what it needs into $(VENV), about a minute .."
-	@$(INSTALL) setuptools
-	$(INSTALL) --editable '.[demo]'
+	$(INSTALL) "setuptools, which builds isoshard" $(PINNED) setuptools
+	$(INSTALL) "isoshard, jax, torch and flax: about a minute, by the network" $(PINNED) --editable '.[torch,flax]'
+	@touch $@
+
+$(VENV)/.pictures-installed: $(VENV)/.demo-installed
+	$(INSTALL) "matplotlib" $(PINNED) --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.notebooks-installed: $(VENV)/.demo-installed
-	$(INSTALL) --editable '.[notebooks]'
+	$(INSTALL) "what the notebooks need" $(PINNED) --editable '.[notebooks]'
 	@touch $@
 
 # Sources are read, not imported: neither torch nor Flax is installed for it.
 $(VENV)/.docs-installed: $(VENV)/.created pyproject.toml constraints.txt
-	@$(INSTALL) setuptools
-	$(INSTALL) --editable '.[docs]'
+	$(INSTALL) "setuptools, which builds isoshard" $(PINNED) setuptools
+	$(INSTALL) "isoshard, jax and Sphinx" $(PINNED) --editable '.[docs]'
 	@touch $@
 
 # Apart, for tests/ecosystem: torchvision does not load beside torch's CPU build, and transformers
 # and others import it wherever they find it.
 $(VENV)/.dev-installed: $(VENV)/.demo-installed
-	$(INSTALL) --editable '.[dev]'
-	$(INSTALL) --no-deps --upgrade --target $(VENV)/vision timm torchvision vit-pytorch
+	$(INSTALL) "what the tests need" $(PINNED) --editable '.[dev]'
+	$(INSTALL) "torchvision, timm and vit-pytorch, into a folder of their own" $(PINNED) --no-deps --upgrade \
+	  --target $(VENV)/vision timm torchvision vit-pytorch
 	@touch $@

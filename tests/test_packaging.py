@@ -1,18 +1,26 @@
-"""The wheel and the sdist hold what they should, and nothing can be imported under two names."""
+"""The wheel and the sdist hold what they should, install alone, and have one name for a thing."""
 
 import importlib.util
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
+import venv
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import isoshard
+from isoshard.cli import dispatch, probes
+from tests.doc_blocks import blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -148,16 +156,133 @@ print(len(x.addressable_shards))
     assert done.stdout == "2\n", done.stderr
 
 
+@pytest.fixture(scope="module")
+def clean(built, tmp_path_factory) -> Path:
+    """The Python of an environment with the wheel installed, away from the repository.
+
+    What isoshard needs is seen where this Python has it: nothing is fetched.
+    """
+    folder = tmp_path_factory.mktemp("clean") / "environment"
+    venv.create(folder, with_pip=False, symlinks=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    (packages / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = folder / "bin" / "python"
+    _install(python, _only(built, "*.whl"))
+    return python
+
+
+def _install(python: Path, file: Path) -> None:
+    """Install a wheel or an sdist by pip, as a user without a network would."""
+    options = ["--no-index", "--no-deps", "--no-build-isolation", "--force-reinstall", "--quiet"]
+    _run([sys.executable, "-m", "pip", "--python", str(python), "install", *options, str(file)])
+
+
+def _run(command: Sequence[str | Path], folder: Path | None = None, **more: str) -> str:
+    """Run a command away from the repository, and give what it prints."""
+    hidden = ("PYTHONPATH", "XLA_FLAGS", "CLONE_ROOT", "PIP_TARGET")
+    environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    done = subprocess.run(
+        command,
+        cwd=folder or Path(command[0]).parent,
+        env={**environment, "JAX_PLATFORMS": "cpu", **more},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _is_installed(python: Path) -> None:
+    program = "import isoshard, json, sys; print(json.dumps([isoshard.__file__, sys.prefix]))"
+    file, prefix = json.loads(_run([python, "-c", program]))
+    assert Path(file).is_relative_to(prefix)
+    assert (Path(file).parent / "py.typed").exists()
+    version = PROJECT["project"]["version"]
+    assert _run([python.parent / "isoshard", "--version"]) == f"isoshard {version}\n"
+
+
+def test_the_wheel_is_installed_in_a_clean_environment(clean, tmp_path):
+    _is_installed(clean)
+    first, *_ = blocks((ROOT / "README.md").read_text())
+    (tmp_path / "sample.py").write_text(first.code)
+    assert "float32[64, 256]" in _run([clean, "sample.py"], tmp_path)
+
+
+def test_torch_finds_the_backend_of_the_installed_package(clean):
+    program = "import torch; print('isoshard' in torch._dynamo.list_backends())"
+    assert _run([clean, "-c", program]) == "True\n"
+
+
+def test_a_users_program_holds_in_a_strict_checker(clean, tmp_path):
+    """`py.typed` reaches the checker: pyright, strict, with the installed wheel alone."""
+    shutil.copy(ROOT / "tests" / "typing" / "consumer.py", tmp_path)
+    wrong = "import isoshard as iso\n\nx: int = iso.make_mesh((2,), ('x',))\n"
+    (tmp_path / "wrong.py").write_text(wrong)
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    command = [sys.executable, "-m", "pyright", "--pythonpath", str(clean), "--outputjson"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    found = json.loads(done.stdout)
+    assert found["summary"]["filesAnalyzed"] == 2
+    faults = [(Path(one["file"]).name, one.get("rule")) for one in found["generalDiagnostics"]]
+    assert faults == [("wrong.py", "reportAssignmentType")]
+
+
+def test_the_sdist_is_installed_in_a_clean_environment(built, clean):
+    """Built by pip without a network, over the wheel."""
+    _install(clean, _only(built, "*.tar.gz"))
+    _is_installed(clean)
+
+
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+REQUIRED = [
+    *PROJECT["project"]["dependencies"],
+    *(name for extra in EXTRAS.values() for name in extra),
+]
+_NAMED = re.compile(r"""isoshard\[([\w, -]+)\]|["']\.\[([\w,-]+)\]["']""")
+
+
 def test_every_dependency_is_pinned():
-    pinned = {
-        line.partition("==")[0].lower()
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if "==" in line
+    """To a version that every extra allows, so extras resolve, alone and together."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.lower().split("==") for line in lines if "==" in line)
+    for text in REQUIRED:
+        wanted = Requirement(text)
+        if wanted.name != "isoshard":
+            assert wanted.specifier.contains(pinned[wanted.name.lower()].split()[0]), text
+
+
+def test_extras_name_extras_that_are_there(built):
+    named = {extra for text in REQUIRED for extra in _extras_of(text)}
+    assert named and named <= set(EXTRAS)
+    with zipfile.ZipFile(_only(built, "*.whl")) as wheel:
+        [file] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+        given = re.findall(r"^Provides-Extra: (.+)$", wheel.read(file).decode(), re.M)
+    assert set(given) == set(EXTRAS)
+
+
+def test_extras_that_are_named_are_there():
+    """By docs, messages, notebooks and the Makefile."""
+    suffixes = {".py", ".md", ".ipynb", ".sh"}
+    folders = {
+        *(folder.relative_to(ROOT).parts[0] for folder in ROOMS),
+        "docs",
+        "examples",
+        "tools",
     }
-    extras = PROJECT["project"]["optional-dependencies"].values()
-    wanted = [*PROJECT["project"]["dependencies"], *(name for extra in extras for name in extra)]
-    names = {name.partition(">")[0].partition("[")[0].lower() for name in wanted}
-    assert names - pinned == {"isoshard"}
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    files = [ROOT / "README.md", ROOT / "Makefile", *(f for f in files if f.suffix in suffixes)]
+    named = {extra: path for path in files for extra in _extras_of(path.read_text())}
+    assert len(named) > 3
+    assert {extra: path for extra, path in named.items() if extra not in EXTRAS} == {}
+    hints = {*dispatch.EXTRAS.values(), *probes._EXTRA.values(), "demo"}
+    assert hints <= set(EXTRAS)
+
+
+def _extras_of(text: str) -> set[str]:
+    """The extras of isoshard that a text names."""
+    found = (first or second for first, second in _NAMED.findall(text))
+    return {extra.strip() for names in found for extra in names.split(",")}
 
 
 def test_the_version_is_in_the_changelog():

@@ -1,7 +1,11 @@
 """The demo: its data, its model in both frameworks, and the command on a small mesh."""
 
 import json
+import os
 import re
+import resource
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -12,11 +16,20 @@ import torch
 from flax import nnx
 
 import isoshard as iso
+from isoshard.cli import main
 from isoshard.cli.demo import command, crossing, data, flax_twin, model, training
 from isoshard.cli.demo.report import save
 from isoshard.cli.demo.training import Run, Settings
 
 SMALL = model.Config(layers=1, width=32, heads=4, length=16)
+
+NEW_PROCESS = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+WITHOUT_MATPLOTLIB = """
+import sys
+sys.modules["matplotlib"] = None
+from isoshard.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +149,44 @@ class TestCommand:
     def test_what_it_cannot_do_is_said_in_a_line(self, argv, message, capsys):
         assert command.main(argv) == 2
         assert re.search(message, capsys.readouterr().err)
+
+    def test_a_curve_without_matplotlib_is_refused_before_the_run(
+        self, tmp_path, monkeypatch, capsys
+    ):
+        monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+        assert main(["demo", "--out", str(tmp_path)]) == 2
+        said = capsys.readouterr().err
+        assert 'matplotlib, which is not installed. Fix: pip install "isoshard[demo]"' in said
+        assert list(tmp_path.iterdir()) == []
+
+    def test_the_short_one_shows_what_the_full_one_does(self, tmp_path):
+        """A short run proves as much, in a new process without matplotlib: `make demo`."""
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_MATPLOTLIB, "demo"],
+            env=NEW_PROCESS,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, done.stderr
+        said = " ".join(done.stdout.split())
+        assert "mesh data=2, model=4 of 8 virtual CPU devices" in said
+        assert re.search(r"as a JAX function: [\d.]+, agrees", said)
+        assert re.search(r"as a Flax NNX twin: [\d.]+, agrees", said)
+        assert "232 of 232 parameter buffers have one address in torch" in said
+        apart = re.search(r"the losses of the first 20 steps, .*, are at most (\S+) apart", said)
+        assert float(apart[1]) < 1e-4
+        assert "0 bytes copied between the frameworks" in said
+        assert "isoshard demo --full trains" in said
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime < 2 * 120
+
+    def test_the_full_one_is_longer_and_larger(self):
+        (short, small), (full, large) = command.SHORT, command.FULL
+        assert (full.steps, large.layers, large.width) == (300, 4, 256)
+        assert short.steps < full.steps and small.layers < large.layers
 
     @pytest.mark.parametrize(("shape", "expected"), [(None, (2, 4)), ((8, 1), (8, 1))])
     def test_mesh(self, shape, expected):

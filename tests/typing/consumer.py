@@ -1,9 +1,11 @@
-"""A user's program, for the type checker: pyright reads it against the installed wheel.
+# pyright: strict
+"""A user's program, for the type checker: pyright reads it against the installed wheel, strictly.
 
 It is never run. A public name that loses its type, or an argument that changes, fails `make types`.
 """
 
-from typing import assert_type
+from pathlib import Path
+from typing import assert_type, cast
 
 import jax
 import numpy as np
@@ -31,7 +33,8 @@ def exchange(array: jax.Array, tensor: torch.Tensor) -> tuple[torch.Tensor, jax.
 
 def cross(model: torch.nn.Module, x: jax.Array) -> jax.Array:
     function = iso.jax_function(model)
-    return jax.jit(function)(function.params, x)
+    jitted = jax.jit(function)  # pyright: ignore (JAX does not say what jit returns)
+    return cast(jax.Array, jitted(function.params, x))
 
 
 def mark(tensor: torch.Tensor) -> None:
@@ -47,3 +50,30 @@ def errors() -> tuple[type[Exception], ...]:
 
 def place(model: torch.nn.Module, mesh: Mesh) -> torch.nn.Module:
     return iso.shard(model, mesh, iso.Plan({"*.weight": P("x", None), "*": P()}))
+
+
+def train(model: torch.nn.Module, batches: list[torch.Tensor]) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    @xs.compile
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    return [step(x).item() for x in batches]
+
+
+def keep(folder: Path, params: dict[str, jax.Array], mesh: Mesh) -> dict[str, jax.Array]:
+    iso.save(folder, params)
+    restored: dict[str, jax.Array] = iso.restore(
+        folder, params, mesh=mesh, plan=iso.Plan({"*": P()})
+    )
+    return restored
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    function = iso.torch_function(jax.nn.gelu)
+    result: torch.Tensor = function(x)
+    return result

@@ -15,9 +15,8 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -26,6 +25,9 @@ from rich.text import Text
 import isoshard as iso
 
 from .training import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SMOOTHING = 10  # steps averaged in the saved curve
 
@@ -110,6 +112,8 @@ def save(folder: Path, runs: Sequence[Run], facts: dict[str, Any]) -> list[Path]
 
 
 def _curves(runs: Sequence[Run]) -> Figure:
+    from matplotlib.figure import Figure  # only --out wants it
+
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot(xlabel="step", ylabel="training loss (nats per byte)")
     for run, style in zip(
