@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
+import itertools
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from .flops import is_product
 from .fused_kernels import FusedKernel
@@ -87,6 +89,56 @@ def is_loop(kernel: FusedKernel) -> bool:
         kernel: any.
     """
     return any(body.kind in ("scan", "while") for body in kernel.op.bodies)
+
+
+def started_early(
+    kernels: Sequence[FusedKernel],
+    inputs: Collection[int],
+    seconds: Callable[[FusedKernel], float],
+) -> list[FusedKernel]:
+    """Collectives of what is there from the start, as much before their readers as they take.
+
+    The compiler for GPUs schedules from the end of a program to its start, with one collective at a
+    time: it begins where enough is computed beside it, if nowhere, at the start.
+
+    Args:
+        kernels: in an order in which they can run.
+        inputs: what is there from the start.
+        seconds: how long a kernel runs.
+    """
+    begins = [0.0, *itertools.accumulate(0.0 if one.op.axes else seconds(one) for one in kernels)]
+    made: dict[int, set[int]] = {one: set() for one in inputs}
+    early: dict[int, set[int]] = {}
+    sender: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for place, kernel in enumerate(kernels):
+        several = {sender[one] for one in kernel.reads if one in sender}
+        if kernel.op.name == "slice" and len(kernel.reads) == 1 and several:
+            # What a collective gave, as an array of the shape that is wanted.
+            sender.update(dict.fromkeys(kernel.writes, *several))
+            for one in several & early.keys():
+                early[one].add(place)
+            continue
+        for one in several:
+            first.setdefault(one, place)
+        known = bool(kernel.reads) and all(one in made for one in kernel.reads)
+        needs = {place}.union(*(made.get(one, ()) for one in kernel.reads))
+        if kernel.op.axes:
+            sender.update(dict.fromkeys(kernel.writes, place))
+            if known:
+                early[place] = needs
+        elif known and kernel.by_element:
+            made.update(dict.fromkeys(kernel.writes, needs))
+    at: dict[int, int] = {}
+    free = begins[-1]
+    for place in sorted(first, key=lambda one: (-first[one], one in early)):
+        least = 0.0 if place in early else begins[place]
+        free = max(min(free, begins[first[place]]) - seconds(kernels[place]), least)
+        start = bisect.bisect_right(begins, free) - 1
+        for one in early.get(place, ()):
+            at[one] = min(at.get(one, one), start)
+    moved = sorted(range(len(kernels)), key=lambda one: (at.get(one, one), one not in at, one))
+    return [kernels[place] for place in moved]
 
 
 def frees_most(

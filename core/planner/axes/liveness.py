@@ -14,12 +14,12 @@ breadth first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .common_expressions import CONSTANT
 from .fused_kernels import FusedKernel
 from .fusion import Fusion
-from .kernel_orders import behind_loops, breadth_first, frees_most, is_loop
+from .kernel_orders import behind_loops, breadth_first, frees_most, is_loop, started_early
 from .local_program import LocalProgram, LocalScope
 
 
@@ -44,14 +44,19 @@ class Liveness:
     inside: Liveness | None = None
 
 
-def liveness(fusion: Fusion, replaced: Mapping[int, int] | None = None) -> Liveness:
+def liveness(
+    fusion: Fusion,
+    replaced: Mapping[int, int] | None = None,
+    seconds: Callable[[FusedKernel], float] | None = None,
+) -> Liveness:
     """What is alive while a program runs.
 
     Args:
         fusion: of the program.
         replaced: results that are donated an input: its number.
+        seconds: how long a kernel runs; not asked of a machine that starts no collectives early.
     """
-    return _AliveKernels(fusion, replaced or {}).step()
+    return _AliveKernels(fusion, replaced or {}, seconds).step()
 
 
 def computed_again(program: LocalProgram, alive: Liveness, limit: int) -> Liveness:
@@ -82,7 +87,12 @@ def computed_again(program: LocalProgram, alive: Liveness, limit: int) -> Livene
 
 
 class _AliveKernels:
-    def __init__(self, fusion: Fusion, replaced: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        fusion: Fusion,
+        replaced: Mapping[int, int],
+        seconds: Callable[[FusedKernel], float] | None,
+    ) -> None:
         self.fusion = fusion
         self.program = fusion.program
         self.rules = fusion.rules
@@ -91,6 +101,7 @@ class _AliveKernels:
         self.fixed = {*(memory(one) for one in self.program.inputs), *results}
         self.ends = set(results)
         self.replaced = {memory(new): memory(old) for new, old in replaced.items()}
+        self.seconds = seconds
 
     def step(self) -> Liveness:
         """Of the whole step."""
@@ -106,6 +117,9 @@ class _AliveKernels:
             orders = [order, [*order[:end], *rest]]
         elif len(kernels) > 2:
             orders.append(frees_most(self.program, kernels, self.fixed))
+            if self.rules.hides_collectives and self.seconds is not None:
+                inputs = self.program.inputs
+                orders = [started_early(one, inputs, self.seconds) for one in orders]
         found = [self._simulated(one, self.fixed, self.ends, inside) for one in orders]
         return min(found, key=lambda one: one.peak)
 

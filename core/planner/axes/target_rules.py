@@ -34,6 +34,8 @@ class TargetRules:
         breadth_first: each operation runs as soon as its operands are there, in the order in which
             they are; else products and collectives that loops do not need run behind these, and
             without loops an order is looked for in which little is alive.
+        hides_collectives: without loops, collectives of what is there from the start run as much
+            before their readers as they take, beside what is computed.
     """
 
     scatters: bool
@@ -49,6 +51,7 @@ class TargetRules:
     summed_last: bool
     schedules_for: float
     breadth_first: bool
+    hides_collectives: bool
 
     def scheduled_bytes(self, memory: int, always: int) -> int | None:
         """The bytes of a device that the compiler schedules for; None if it has no limit.
@@ -79,6 +82,7 @@ _TPU = TargetRules(
     summed_last=False,
     schedules_for=0.0,
     breadth_first=False,
+    hides_collectives=False,
 )
 RULES = {
     "tpu": _TPU,
@@ -89,6 +93,7 @@ RULES = {
         joins_siblings=True,
         summed_last=True,
         schedules_for=0.8,
+        hides_collectives=True,
     ),
     "cpu": TargetRules(
         scatters=False,
@@ -104,6 +109,7 @@ RULES = {
         summed_last=False,
         schedules_for=0.0,
         breadth_first=True,
+        hides_collectives=False,
     ),
 }
 """By the platform of a chip."""

@@ -27,6 +27,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 
 from ..costs.device_program import DeviceOp, DeviceProgram
+from ..costs.roofline import op_time
 from ..machine.topologies import topology_of
 from ..reports.report import LiveArray, MemoryEstimate
 from ..traced.source_lines import line_of
@@ -83,7 +84,11 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
         for value, result in zip(local.results, step.results, strict=True)
         if value != CONSTANT and result.replaces is not None
     }
-    alive = liveness(fusion, replaced)
+
+    def seconds(kernel: FusedKernel) -> float:
+        return op_time(_op(local, layouts, kernel, 1, 0, 0, False), step.mesh).seconds
+
+    alive = liveness(fusion, replaced, seconds)
     new = sum(
         local.bytes[value]
         for value, result in zip(local.results, step.results, strict=True)

@@ -22,6 +22,7 @@ from isoshard.core.planner.costs.device_program import DeviceOp
 from isoshard.core.runtime.hlo_collectives import groups_of
 
 from .hlo_text import Computation, HloModule
+from .kernel_waits import waits
 
 _ONES_OF_GPUS = ("all-gather", "all-reduce", "collective-permute", "reduce-scatter")
 _MOST_BYTES = {
@@ -65,7 +66,12 @@ def joined(
         for place, one in enumerate(done)
         if one.name and one.op.name in most and _size(inside, one) <= most[one.op.name]
     }
-    before = _before(inside, {done[place].name for place in kinds})
+    places = {done[place].name: place for place in kinds}
+    if target == "gpu":
+        before = waits(module, inside, places)
+        kinds = {places[name]: kinds[places[name]] for name in before}
+    else:
+        before = _before(inside, {*places})
     replaced: dict[int, DeviceOp | None] = {}
     while kinds:
         first = next(iter(kinds))
@@ -81,7 +87,7 @@ def joined(
         for place in several:
             del kinds[place]
             replaced[place] = None
-        replaced[several[-1]] = _as_one([done[place].op for place in several])
+        replaced[max(several)] = _as_one([done[place].op for place in several])
     ops = [replaced.get(place, one.op) for place, one in enumerate(done)]
     return [op for op in ops if op is not None]
 
