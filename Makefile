@@ -86,6 +86,7 @@ bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same r
 	$(BIN)/python -m benchmarks.placing
 	$(BIN)/python -m benchmarks.exchange
 	$(BIN)/python -m benchmarks.dtensor
+	$(BIN)/python -m benchmarks.importing $(filter --quick,$(ARGS))
 	$(BIN)/python -m benchmarks.onnx_run
 	$(BIN)/python -m benchmarks.domain_halo $(filter --quick,$(ARGS))
 	$(BIN)/python -m benchmarks.domain_knn

@@ -49,6 +49,15 @@ def test_that_test_can_fail(program, found):
     assert run(program) != "[] []"
 
 
+def test_importing_loads_no_part_that_is_not_used():
+    """Nor Pallas, which `jax.extend` brings: a third of what the import would take."""
+    parts = {"isoshard.core.weights", "isoshard.core.data", "isoshard.core.domain", "jax.extend"}
+    parts |= {"isoshard.core.planner", "isoshard.core.checkpoint", "jax._src.pallas"}
+    program = f"import isoshard; print(sorted({parts!r} & set(sys.modules))); sys.exit()"
+    assert run(program) == "[]"
+    assert "core.weights" in run(program.replace("isoshard;", "isoshard; isoshard.weights;"))
+
+
 def test_core_verbs_on_arrays_load_no_framework():
     program = (
         "import isoshard as iso, numpy as np\n"

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jax.extend.core import Primitive
 from jax.sharding import Mesh, Sharding
 
 from .private_names import PrivateNames
+
+if TYPE_CHECKING:
+    from jax.extend.core import Primitive  # 40 ms, with Pallas
 
 NAMES = PrivateNames("jax", known="0.9.0 to 0.10.2")
 

@@ -10,7 +10,8 @@ P(None, 'y')
 
 Importing this loads neither torch nor flax nor onnx, and changes no configuration. The bridges
 `isoshard.torch_bridge`, `isoshard.jax_bridge` and `isoshard.onnx` load when they are named, or when
-a verb meets the first object of their framework.
+a verb meets the first object of their framework; `data`, `domain`, `planner` and `weights` when
+they are named.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from isoshard.core import *  # noqa: F403 (the one list is that of core)
 from isoshard.core import frameworks
 from isoshard.core.plan import automatic
 from isoshard.core.transfer import unequal_blocks
-from isoshard.core.weights import load_safetensors, save_safetensors
 
-from . import _renamed, data, metrics, weights
+from . import _renamed, metrics
 
 if TYPE_CHECKING:
-    from isoshard import jax_bridge, planner, torch_bridge
+    from isoshard import data, jax_bridge, planner, torch_bridge, weights
     from isoshard import onnx_bridge as onnx
     from isoshard.core import domain
     from isoshard.core.checkpoint import latest, restore, save
+    from isoshard.core.weights import load_safetensors, save_safetensors
     from isoshard.jax_bridge import create_sharded
     from isoshard.torch_bridge import jax_function, torch_function, torch_module
     from isoshard.torch_bridge.dtensor.array_loading import load_arrays
@@ -57,13 +58,24 @@ _BRIDGES = {
     "equinox": "isoshard.jax_bridge",
     "onnx": "isoshard.onnx_bridge",
 }
+_MODULES = {
+    "data": "isoshard.data",
+    "domain": "isoshard.core.domain",
+    "jax_bridge": "isoshard.jax_bridge",
+    "onnx": "isoshard.onnx_bridge",
+    "planner": "isoshard.planner",
+    "torch_bridge": "isoshard.torch_bridge",
+    "weights": "isoshard.weights",
+}
 _LAZY = {
     "create_sharded": "isoshard.jax_bridge",
     "jax_function": "isoshard.torch_bridge",
     "latest": "isoshard.core.checkpoint",
     "load_arrays": "isoshard.torch_bridge.dtensor.array_loading",
+    "load_safetensors": "isoshard.core.weights",
     "restore": "isoshard.core.checkpoint",
     "save": "isoshard.core.checkpoint",
+    "save_safetensors": "isoshard.core.weights",
     "to_dtensor": "isoshard.torch_bridge.dtensor.dtensor_exchange",
     "torch_function": "isoshard.torch_bridge",
     "torch_module": "isoshard.torch_bridge",
@@ -71,13 +83,9 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a bridge when it, or something that needs it, is first named."""
-    if name in ("torch_bridge", "jax_bridge", "planner"):
-        return importlib.import_module(f"isoshard.{name}")
-    if name == "onnx":
-        return importlib.import_module("isoshard.onnx_bridge")
-    if name == "domain":
-        return importlib.import_module("isoshard.core.domain")
+    """Load a bridge, or another part, when it or something that needs it is first named."""
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name in _LAZY:
         found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
         return found
