@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.harness import tables
@@ -12,8 +12,8 @@ _TIMES = ("trace_ms", "partition_ms", "step_ms")
 _SUMMARY = {
     'rank correlation, "trace"': "{spearman[trace]:.2f}",
     '"partition"': "{spearman[partition]:.2f}",
-    "found / best by hand": "{found / best by hand:.2f} ({best by hand})",
-    "one plan twice": "{again:.3f}",
+    "found / best by hand": "{found / best by hand:.2f} ({best by hand}{ratios})",
+    "one plan twice": "{again:.3f}{twice}",
     "losses apart, at most": "{apart:.0e}",
     "collectives not as told": "{other}",
 }
@@ -32,12 +32,17 @@ def shown(name: str, facts: Mapping[str, Any]) -> list[Any]:
         "measured": "{step_ms:.0f} ms",
         "median": "{median_ms:.0f} ms",
         "fastest": "{best_ms:.0f} ms",
+        "processes": "{processes}",
         "collectives": "{collectives}",
         "sent": "{sent_mib:.1f} MiB",
         "not as said": "{differ}",
         "losses apart": "{apart:.1e}",
     }
-    lines: list[Any] = [tables.by_name(name, columns, facts["rows"])]
+    rows = {
+        plan: {**row, "processes": _between(row["processes_ms"], "{:.0f}")}
+        for plan, row in facts["rows"].items()
+    }
+    lines: list[Any] = [tables.by_name(name, columns, rows)]
     lines += [f"Spearman of {depth}: {rank:.3f}" for depth, rank in facts["spearman"].items()]
     ratio = facts["found / best by hand"]
     lines += [f"found / best by hand ({facts['best by hand']}): {ratio:.3f}"]
@@ -65,13 +70,29 @@ def _milliseconds(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
     first = next(iter(told.values()))
     titles = [title for word in told for title in (f'{word}: "trace"', '"partition"', "measured")]
     rows = [
-        [plan, *(f"{rows[plan][key]:.0f}" for rows in told.values() for key in _TIMES)]
+        [plan, *(cell for rows in told.values() for cell in _cells(rows[plan]))]
         for plan in sorted(first, key=lambda plan: first[plan]["step_ms"])
     ]
     return tables.markdown([f"{name}, ms a step", *titles], rows)
 
 
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    """Milliseconds that are told and measured, and between which processes were."""
+    spread = _between(row.get("processes_ms", ()), "{:.0f}")
+    *told, measured = (f"{row[key]:.0f}" for key in _TIMES)
+    return [*told, measured + (f" ({spread})" if spread else "")]
+
+
+def _between(several: Sequence[float], how: str) -> str:
+    """The least and the most; nothing of fewer than two."""
+    ends = (how.format(one) for one in (min(several), max(several))) if len(several) > 1 else ()
+    return " to ".join(ends)
+
+
 def _summed(facts: Mapping[str, Any]) -> dict[str, Any]:
     rows = facts["rows"]
+    ratios = _between(facts.get("found / best, processes", ()), "{:.2f}")
+    twice = _between(facts.get("again, processes", ()), "{:.3f}")
     differ = ", ".join(plan for plan, row in rows.items() if row["differ"]) or "none"
-    return {**facts, "apart": max(row["apart"] for row in rows.values()), "other": differ}
+    more = {"ratios": ratios and f"; {ratios}", "twice": twice and f" ({twice})"}
+    return {**facts, **more, "apart": max(row["apart"] for row in rows.values()), "other": differ}

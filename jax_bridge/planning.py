@@ -98,7 +98,7 @@ def traced_flax_step(
         with contextlib.ExitStack() as stack:
             if plan_speaks(plan) and models:
                 stack.enter_context(constrain_activations(mesh, plan, *models))
-            stack.enter_context(_marked(models))
+            stack.enter_context(marked(models))
             result = function(*call.args, **call.kwargs)
         return {**{name: split(one)[1] for name, one in made.items()}, "result": result}
 
@@ -113,8 +113,12 @@ def traced_flax_step(
 
 
 @contextlib.contextmanager
-def _marked(models: Sequence[Any]) -> Iterator[None]:
-    """For the time of the `with`, the program says which value is the output of which module."""
+def marked(models: Sequence[Any]) -> Iterator[None]:
+    """For the time of the `with`, the program says which value is the output of which module.
+
+    Args:
+        models: NNX modules.
+    """
     modules = [(module, _marking(type(module), name)) for name, module in _modules_of(models)]
     with of_classes(modules):
         yield

@@ -56,7 +56,7 @@ from .activations import Constrained, constrain_activations
 from .create import born
 from .layout import LEFT_OUT, mesh_first, plan_state
 from .optimizers import opt_state_layouts
-from .planning import traced_train_step
+from .planning import marked, traced_train_step
 from .state_checks import check_layout, check_structure
 from .train_state import TrainState
 from .trained_and_rest import ModelParts, join_parts, split_parts
@@ -161,6 +161,7 @@ class TrainStep:
         self._options = options
         self._programs: Bounded[Any, Any] = Bounded(PROGRAMS)
         self._traced = 0
+        self._marks = False  # outputs of modules, in the program that planning takes
 
     def init(self, make: Callable[..., Any], *args: Any) -> TrainState:
         """Create the model and the optimizer's state, each array born in its shards.
@@ -265,7 +266,12 @@ class TrainStep:
         first, *batch = args
         if callable(first):
             first = planned._described(first)
+        planned._marks = True
         return traced_train_step(planned._step, first, batch, mesh, planned._plan)
+
+    def without_plan(self) -> TrainStep:
+        """The same step with all arrays whole: where the search for another plan begins."""
+        return TrainStep(self._loss_fn, self._tx, self._mesh, Plan({"*": None}), self._options)
 
     def _described(self, make: Callable[..., Any]) -> TrainState:
         """The state that `init` would make, with shapes in the place of arrays."""
@@ -356,7 +362,10 @@ class TrainStep:
         model = join_parts(state.parts, params, state.rest)
         models = [model] if state.parts.is_nnx else []
         mesh = self._mesh if self._options["explicit"] else self._auto
-        with constrain_activations(mesh, self._plan, *models) as self.constrained:
+        with (
+            constrain_activations(mesh, self._plan, *models) as self.constrained,
+            marked(models if self._marks else ()),
+        ):
             found = self._loss_fn(model, *batch)
         loss, updates, aux = self._taken_apart(found)
         if state.parts.is_nnx:

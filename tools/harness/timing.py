@@ -55,9 +55,9 @@ def interleave(
 
 
 def turns(
-    contestants: Mapping[str, Callable[[], Any]], *, rounds: int, calls: int
+    contestants: Mapping[str, Callable[[], Any]], *, rounds: int, calls: int, seed: int = 0
 ) -> dict[str, list[float]]:
-    """Time functions in turns of several calls, in random order, the same in each run.
+    """Time functions in turns of several calls, in random order, the same with each seed.
 
     The first call of a turn finds the caches as another function left them, and does not count.
 
@@ -65,12 +65,13 @@ def turns(
         contestants: functions that return when their work is done.
         rounds: turns of each.
         calls: of one turn that count.
+        seed: of the order.
 
     Returns:
         Seconds of each call.
     """
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    order = random.Random(0)
+    order = random.Random(seed)
     for _ in range(rounds):
         for name in order.sample(list(contestants), len(contestants)):
             seconds(contestants[name])

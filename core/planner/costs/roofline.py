@@ -82,6 +82,15 @@ def busy_seconds(compute: float, memory: float, platform: str) -> float:
     return compute + memory if platform == "cpu" else max(compute, memory)
 
 
+def overlaps(chip: Chip) -> bool:
+    """Whether collectives can run beside computing: not where the cores do both.
+
+    Args:
+        chip: any.
+    """
+    return chip.platform != "cpu"
+
+
 def new_memory_seconds(held: float, chip: Chip) -> float:
     """How long a step takes to be given its temporaries anew: of virtual devices, if they are many.
 
@@ -138,7 +147,7 @@ def time_of(program: DeviceProgram, mesh: Mesh) -> tuple[TimeEstimate, tuple[Tim
             collectives["+".join(ordered)] += op.times * one.collective
     serial = busy + sum(collectives.values())
     # The same terms summed in another order: rounding must not make overlap take longer.
-    overlapped = min(serial, _overlapped(ops, times))
+    overlapped = min(serial, _overlapped(ops, times)) if overlaps(chip) else serial
     ideal = sum(op.times * op.flops / chip.rate(op.dtype) for op in ops)
     estimate = TimeEstimate(
         compute,
@@ -164,21 +173,21 @@ def _first_touched(program: DeviceProgram, chip: Chip) -> Iterator[DeviceOp]:
 def _waited(ops: Sequence[DeviceOp], times: list[OpTime], mesh: Mesh, chip: Chip) -> list[OpTime]:
     """Of virtual devices: they come to a meeting from work, and wait for the last of them.
 
-    Each meeting is taken to follow the same part of the step's work. Who met others just before had
+    They come apart by what they worked since the meeting before. Who met others just before had
     waited for these: along one axis after another all wait that both axes join.
     """
-    met = sum(op.times for op in ops if op.is_collective)
-    if not chip.waits or not met:
+    if not chip.waits:
         return times
-    work = sum(op.times * one.busy for op, one in zip(ops, times, strict=True)) / met
-    part = min(1.0, work / chip.between) if chip.between else 1.0
-    found, before = list[OpTime](), frozenset[str]()
+    found, before, work = list[OpTime](), frozenset[str](), 0.0
     for op, one in zip(ops, times, strict=True):
         if op.is_collective:
             axes = frozenset(op.axes)
             size = math.prod(mesh.shape[axis] for axis in axes | before)
+            part = min(1.0, work / chip.between) if chip.between else 1.0
             wait = part * chip.waits.get(size, 0.0)
-            one, before = dataclasses.replace(one, collective=one.collective + wait), axes
+            one, before, work = OpTime(collective=one.collective + wait), axes, 0.0
+        else:
+            work += one.busy
         found.append(one)
     return found
 
@@ -238,7 +247,9 @@ def _assumptions(chip: Chip) -> tuple[str, ...]:
         f"{moved:.0%} of the memory's bandwidth",
         f"collectives get {linked:.0%} of their links and nothing else uses these",
         "overlapped: collectives of a loop run beside its computing, all but those of its first "
-        "iteration and those that wait for what it computes; those outside of loops are exposed",
+        "iteration and those that wait for what it computes; those outside of loops are exposed"
+        if overlaps(chip)
+        else "nothing overlaps: cores compute, and copy what devices send",
         "utilisation counts all operations of the program, recomputed ones too",
         f"rates of {chip.name}: {chip.source}",
         *(new if chip.fresh else ()),

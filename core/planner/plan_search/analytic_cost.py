@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from jax.sharding import Mesh
 
 from ..axes.factor_layouts import ArrayLayout
-from ..costs.roofline import new_memory_seconds
+from ..costs.roofline import new_memory_seconds, overlaps
 from ..machine.topologies import topology_of
 from .axis_parts import AxisParts
 from .condensed_program import CondensedProgram, OpKind, ValueKind
@@ -174,7 +174,8 @@ class AnalyticCost:
         alive = (sum(each[n] * count for n, count in one.items()) for one in program.moments)
         held = max(alive, default=0.0) + largest
         busy[0] += new_memory_seconds(held, self.chip)
-        total = busy[0] + sent_in[0] + max(busy[1], sent_in[1])
+        looped = max if overlaps(self.chip) else sum
+        total = busy[0] + sent_in[0] + looped((busy[1], sent_in[1]))
         resting = sum(size / shares[one] for size, one in zip(program.resting, groups, strict=True))
         return ChoiceCost(total, program.rest + resting + held, sum(busy), talking)
 

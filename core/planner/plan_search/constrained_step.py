@@ -24,7 +24,11 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import NamedSharding
 
+from ..axes.dimension_rules import is_elementwise
 from ..traced.traced_step import GRADIENT, MODULE, TracedStep
+
+_PASSED = frozenset(("sharding_constraint", "jit", "convert_element_type", "optimization_barrier"))
+"""What lies as its operands of the same shape, beside operations element by element."""
 
 
 def constrained(program: Any, layouts: Mapping[str, NamedSharding]) -> Any:
@@ -49,25 +53,24 @@ def module_of(equation: Any, mark: str = MODULE) -> str | None:
 
 
 def with_free_results(step: TracedStep) -> TracedStep:
-    """A step without the constraints that say again how what is updated lies.
+    """A step without the constraints that say again how what is updated, or its gradient, lies.
 
-    A bridge lays out what it stores as it lay before. Under other layouts of its inputs the step is
-    to give results that lie like these.
+    A bridge lays out what it stores as it lay before, and gradients as their parameters. Under
+    other layouts of its inputs the step is to give results that lie like these.
 
     Args:
         step: as traced.
     """
     jaxpr = step.program.jaxpr
-    made = {
-        one.outvars[0]: one for one in jaxpr.eqns if one.primitive.name == "sharding_constraint"
-    }
+    made = {var: one for one in jaxpr.eqns for var in one.outvars}
     free: dict[Any, Any] = {}
     for result, var in zip(step.results, jaxpr.outvars, strict=True):
-        if result.replaces is None or var not in made:
+        if result.replaces is None:
             continue
-        said, before = made[var].params["sharding"], step.inputs[result.replaces].sharding
-        if said.is_equivalent_to(before, var.aval.ndim):
-            free[var] = made[var].invars[0]
+        before = step.inputs[result.replaces].sharding
+        for one in _updating(var, made):
+            if one.params["sharding"].is_equivalent_to(before, one.outvars[0].aval.ndim):
+                free[one.outvars[0]] = one.invars[0]
     if not free:
         return step
 
@@ -83,6 +86,21 @@ def with_free_results(step: TracedStep) -> TracedStep:
     ]
     program = jaxpr.replace(eqns=equations, outvars=[of(var) for var in jaxpr.outvars])
     return dataclasses.replace(step, program=step.program.replace(jaxpr=program))
+
+
+def _updating(result: Any, made: Mapping[Any, Any]) -> Iterator[Any]:
+    """The constraints on the way to what is updated, element by element, from its gradient."""
+    shape, seen, stack = result.aval.shape, set[Any](), [result]
+    while stack:
+        var = stack.pop()
+        one = None if isinstance(var, Literal) or var in seen else made.get(var)
+        if one is None or var.aval.shape != shape:
+            continue
+        seen.add(var)
+        if one.primitive.name == "sharding_constraint":
+            yield one
+        if one.primitive.name in _PASSED or is_elementwise(one.primitive.name):
+            stack += one.invars
 
 
 class _Constraints:

@@ -67,7 +67,7 @@ class PlanChecks:
 
         Args:
             found: all plans that were looked at.
-            wanted: how many.
+            wanted: how many, each the best of its idea.
             leanest: whether what is not expected to fit is checked, too, if nothing else fits.
 
         Returns:
@@ -112,7 +112,7 @@ class PlanChecks:
         }
         fitting = self._fitting(found)
         told = [self.told(one) for one in left.values()]
-        hopeful = [one for one in told if one.cost.fits]
+        hopeful = [one for one in told if one.cost.fits and not _follows(one, fitting)]
         if hopeful:
             best = min(hopeful, key=_order)
             ahead = sum(_order(one) <= _order(best) for one in fitting)
@@ -130,13 +130,21 @@ class PlanChecks:
 
 
 def _expected(changes: Mapping[object, float], idea: object, several: int) -> float:
-    """How a plan of an idea changes: as others of it, or at least as those of several ideas."""
-    common = min(changes.values()) if len(changes) >= several else 1.0
-    return changes.get(idea, common)
+    """How a plan of an idea changes: as others of it, or at least as those of several ideas.
+
+    What made a plan of one idea better may make all better: so that none is passed over.
+    """
+    least = min(changes.values(), default=1.0)
+    return changes.get(idea, least if len(changes) >= several else min(1.0, least))
 
 
 def _idea(one: SeenPlan) -> object:
     return one.candidate.mesh, one.candidate.kind
+
+
+def _follows(one: SeenPlan, others: Sequence[SeenPlan]) -> bool:
+    """Whether another plan of its idea is preferred to it."""
+    return any(_idea(other) == _idea(one) and _order(other) <= _order(one) for other in others)
 
 
 def _order(one: SeenPlan) -> tuple[object, ...]:

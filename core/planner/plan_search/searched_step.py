@@ -17,6 +17,7 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding
 
+from ..machine.topologies import topology_of
 from ..traced.rolled_step import rolled_step
 from ..traced.traced_step import TracedStep
 from .condensed_program import CondensedProgram, condensed
@@ -76,8 +77,9 @@ class SearchedStep:
         if depth == "trace" or self.looped is self.written:
             return cost_of(self.looped, layouts, mesh, capacity, outputs=outputs, depth=depth)
         # What loops carry lies by the layouts of inputs, so each choice has loops of its own.
+        loops = not runs_as_written(mesh)
         return cost_of(
-            self.written, layouts, mesh, capacity, outputs=outputs, depth=depth, loops=True
+            self.written, layouts, mesh, capacity, outputs=outputs, depth=depth, loops=loops
         )
 
     def as_written(
@@ -87,7 +89,7 @@ class SearchedStep:
         mesh: Mesh,
         outputs: Mapping[str, NamedSharding] | None = None,
     ) -> PlanCost:
-        """The same cost with memory for the step as it is written, too.
+        """The same cost with memory for the step as it is written, too; where it runs so, its cost.
 
         Args:
             cost: with loops.
@@ -98,7 +100,21 @@ class SearchedStep:
         if self.looped is self.written:
             return cost
         found = cost_of(self.written, layouts, mesh, cost.capacity, outputs=outputs)
+        if runs_as_written(mesh):
+            return found
         return dataclasses.replace(cost, memory=max(cost.memory, found.memory))
+
+
+def runs_as_written(mesh: Mesh) -> bool:
+    """Whether seconds are told of layers written out: of virtual devices, on which steps are run.
+
+    Loops there copy rows of stacks, and nothing overlaps in them; their gradients are kept until
+    the optimizer's loop, in memory that may be new.
+
+    Args:
+        mesh: over any devices.
+    """
+    return topology_of(mesh).chip.platform == "cpu"
 
 
 def searched(step: TracedStep) -> SearchedStep:

@@ -44,7 +44,7 @@ from .plan_checks import PlanChecks
 from .plan_cost import SearchDepth
 from .search_request import check_request
 from .search_result import NothingFitsError, RunnerUp, SearchResult, nothing_fits, why_lost
-from .searched_step import searched
+from .searched_step import runs_as_written, searched
 
 MESHES = 3
 """So many meshes are looked at closely, those that start best."""
@@ -61,6 +61,8 @@ STEPS, AROUND = 4, 4
 """So often what was found is changed by one thing, and so many changes are looked at closely."""
 PARTITIONED = 2
 """So many plans are given to XLA's partitioner, if they fit."""
+WRITTEN = 4
+"""So many plans are checked with layers written out where they take other seconds so."""
 MARGIN = 0.92
 """Of a device's memory, what a choice may need if the estimate by kinds has the last word."""
 WIDE = 1.05
@@ -87,7 +89,8 @@ def search(
 
     Args:
         step: a training step or another function, as `iso.planner.estimate` takes it; or a
-            `TracedStep`. Its equal layers are followed as one loop.
+            `TracedStep`. Its equal layers are followed as one loop. A plan that it has itself is
+            left out.
         args: its arguments: arrays, or shapes. None of a `TracedStep`.
         mesh: the mesh; or a machine (`iso.planner.topology`, or its text) or a number of devices,
             of which the mesh is found as well, with axes "data", "model" and "expert".
@@ -121,6 +124,8 @@ def search(
     started = time.monotonic()
     check_request(depth, candidates)
     first = meshes_for(mesh)[0]
+    if callable(unplanned := getattr(step, "without_plan", None)):
+        step = unplanned()
     capacity = device_memory(first, memory)
     if isinstance(step, TracedStep):
         traced = step
@@ -165,7 +170,8 @@ def search(
             found |= {one.key: look(one, "kinds") for one in chosen if one.key not in found}
             trace = functools.partial(look, depth="trace")
             found |= _near_best(list(found.values()), trace, checks.told)
-            wanted = PARTITIONED if depth == "partition" else 1
+            wanted = WRITTEN if runs_as_written(first) else 1
+            wanted = PARTITIONED if depth == "partition" else wanted
             ranked = checks.settled(list(found.values()), wanted, leanest=not left)
         best = ranked[0]
         over = [one for one in ranked if not one.cost.fits and one.cost.depth != "kinds"]

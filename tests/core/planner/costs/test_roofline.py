@@ -192,7 +192,8 @@ def test_virtual_devices_wait_for_the_last_that_comes_from_work(monkeypatch):
 
     def of(seconds_of_work, *axes):
         work = dot(seconds_of_work * topology_of(mesh).chip.rate("bfloat16"))
-        time, _ = estimate(work, *(gather(sent, axes=one) for one in axes), mesh=mesh)
+        ops = [op for one in axes for op in (work, gather(sent, axes=one))]
+        time, _ = estimate(*ops, mesh=mesh)
         assert time.assumptions[-1].endswith("wait for the last one of them, 8 of them up to 5 ms")
         return sum(time.collectives.values())
 
@@ -200,8 +201,21 @@ def test_virtual_devices_wait_for_the_last_that_comes_from_work(monkeypatch):
     assert bare[1] - bare[0] == pytest.approx(1e-4)  # four meet, not two
     assert of(0.005, ("data",)) - bare[0] == pytest.approx(0.5e-3)  # half of `between`
     assert of(1.0, ("model",)) - bare[1] == pytest.approx(3e-3)  # as long as it was measured
-    both = of(0.01, ("data",), ("model",))  # half of the work before each; the second joins all
+    both = of(0.005, ("data",), ("model",))  # half of `between` before each; the second joins all
     assert both - sum(bare) == pytest.approx(0.5e-3 + 2.5e-3)
+    work = dot(0.005 * topology_of(mesh).chip.rate("bfloat16"))
+    twice, _ = estimate(work, *[gather(sent, axes=("data",))] * 2, mesh=mesh)
+    assert sum(twice.collectives.values()) - 2 * bare[0] == pytest.approx(0.5e-3)  # met just before
+
+
+def test_virtual_devices_do_not_compute_while_they_talk():
+    mesh = topology("cpu:8").mesh((8,), ("data",))
+    ops = gather(10**9, axes=("data",), times=8, scope=1), dot(10**12, times=8, scope=1)
+    time, _ = estimate(*ops, mesh=mesh)
+    assert time.overlapped == time.serial > time.busy > 0
+    assert any("nothing overlaps" in text for text in time.assumptions)
+    beside, _ = estimate(*ops, mesh=topology("v5e:2x4").mesh((8,), ("data",)))
+    assert beside.overlapped < beside.serial
 
 
 def test_waits_that_do_not_depend_on_work(monkeypatch):

@@ -131,3 +131,26 @@ def test_what_is_updated_by_a_copy_of_another_update_is_free_too():
     assert names(found.program.jaxpr) == ["sub"]
     ran = jax.jit(jax.extend.core.jaxpr_as_fun(found.program))(jnp.ones(8), jnp.ones(8))
     np.testing.assert_array_equal(ran, np.zeros((2, 8)))
+
+
+def test_a_gradient_that_is_laid_out_as_its_parameter_lies_as_others_put_it():
+    layout = NamedSharding(make_mesh((8,), ("data",)), P())
+
+    def step(weight, momentum, x):
+        slope = jax.grad(lambda weight: ((x @ weight) ** 2).sum())(weight)
+        slope = jax.lax.with_sharding_constraint(slope, layout)
+        x = jax.lax.with_sharding_constraint(x, layout)  # no gradient: it stays
+        momentum = jnp.where(momentum > 0, 0.9 * momentum + 0.1 * slope, slope)
+        return weight - 0.1 * momentum, momentum, x.sum()
+
+    given = [np.zeros((8, 8), np.float32)] * 3
+    program = jax.make_jaxpr(step)(*given)
+    roles = {"w": "parameter", "m": "optimizer", "x": "input"}
+    inputs = tuple(StepInput(n, role, (8, 8), np.dtype("float32"), layout)
+                   for n, role in roles.items())  # fmt: skip
+    results = StepResult("w", 0, layout), StepResult("m", 1, layout), StepResult("loss")
+    traced = TracedStep("step", "jax", program, inputs, results, layout.mesh)
+    assert names(program.jaxpr).count("sharding_constraint") == 2
+    free = with_free_results(traced)
+    left = [one for one in free.program.eqns if one.primitive.name == "sharding_constraint"]
+    assert [one.invars[0] for one in left] == [free.program.jaxpr.invars[2]]

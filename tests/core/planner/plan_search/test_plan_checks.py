@@ -146,3 +146,12 @@ def test_what_is_slower_in_all_ideas_does_not_prolong_it():
     found = [plan(f"{one}1", 1.0 + n / 10, 50) for n, one in enumerate(machine.seconds)]
     ranked = PlanChecks(machine.as_written, machine.partitioned).settled(found, 2, leanest=False)
     assert machine.split == ["a1", "b1"] == keys(ranked[:2])
+
+
+def test_what_made_a_plan_faster_is_expected_of_other_ideas_too():
+    machine = Machine({}, {"a": 0.8, "b": 0.6})
+    found = [plan("a1", 1.0, 80), plan("b1", 1.1, 80), plan("a2", 1.15, 80)]
+    checks = PlanChecks(machine.as_written, machine.partitioned)
+    ranked = checks.settled(found, 2, leanest=False)
+    assert machine.split == ["a1", "b1"]
+    assert keys(ranked) == ["b1", "a1", "a2"] and ranked[0].cost.seconds == 1.1 * 0.6

@@ -1,0 +1,93 @@
+"""The sizes of the models of `benchmarks.planned_steps`, chosen by predictions alone.
+
+    python -m benchmarks.planned_steps --sizes
+
+Of eight sizes of each model those count at which the six hand plans are told farthest apart: the
+least relative distance between two that are neighbours in their order is largest (depth "trace",
+torch). No step is measured for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import isoshard as iso
+from benchmarks.planned_training import MODELS, hand_layouts, planned
+from tools.harness import tables
+
+_MLP = ("layers", "width", "inner", "batch")
+_LLAMA = ("layers", "width", "inner", "heads", "kv_heads", "vocabulary", "batch", "length")
+
+TRIED: dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]] = {
+    "MLP": (
+        _MLP,
+        (
+            (4, 1024, 1024, 256),
+            (4, 1024, 1024, 512),
+            (4, 1024, 2048, 256),
+            (4, 1024, 2048, 512),
+            (6, 1024, 1024, 256),
+            (6, 768, 1536, 256),
+            (6, 768, 1536, 512),
+            (8, 512, 2048, 512),
+        ),
+    ),
+    "Llama": (
+        _LLAMA,
+        (
+            (6, 256, 512, 8, 8, 2048, 8, 16),
+            (6, 256, 512, 8, 8, 2048, 16, 16),
+            (6, 256, 512, 8, 8, 2048, 8, 64),
+            (4, 256, 1024, 8, 8, 2048, 16, 32),
+            (4, 256, 512, 8, 8, 4096, 8, 32),
+            (4, 512, 1024, 8, 8, 2048, 8, 16),
+            (4, 512, 1024, 8, 8, 2048, 8, 32),
+            (3, 512, 1536, 8, 8, 4096, 8, 32),
+        ),
+    ),
+}
+"""Names of sizes, and those that are tried."""
+
+
+def apart(seconds: Sequence[float]) -> float:
+    """The least relative distance between neighbours.
+
+    Args:
+        seconds: of several plans.
+
+    Example:
+        >>> apart([4.0, 1.0, 1.5])
+        0.5
+    """
+    return min(b / a - 1 for a, b in itertools.pairwise(sorted(seconds)))
+
+
+def predicted(name: str, sizes: dict[str, int]) -> dict[str, float]:
+    """Seconds of a step of torch by hand plan, at depth "trace".
+
+    Args:
+        name: of the model.
+        sizes: of it.
+    """
+    twins, found = MODELS[name][0](**sizes), dict[str, float]()
+    for plan, layout in hand_layouts(name).items():
+        step, args = planned(twins, "torch", layout)
+        found[plan] = iso.planner.estimate(step, args, layout.mesh, layout.plan).time.serial
+    return found
+
+
+def show() -> None:
+    """Print what each size is told to take, the one that is chosen first."""
+    for name, (words, tried) in TRIED.items():
+        rows = dict[str, Any]()
+        for numbers in tried:
+            sizes = dict(zip(words, numbers, strict=True))
+            told = predicted(name, sizes)
+            said = ", ".join(f"{plan} {one * 1e3:.0f}" for plan, one in told.items())
+            title = " ".join(f"{word} {size}" for word, size in sizes.items())
+            rows[title] = {"apart": apart(list(told.values())), "told": said}
+            print(title, rows[title], flush=True)
+        ordered = dict(sorted(rows.items(), key=lambda one: -one[1]["apart"]))
+        tables.show(tables.by_name(name, {"apart": "{apart:.3f}", "ms": "{told}"}, ordered))

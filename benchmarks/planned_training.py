@@ -1,0 +1,271 @@
+"""What `benchmarks.planned_steps` trains: two models under plans, on virtual devices.
+
+`measured` is called in a process of its own, by `tools.harness.calls`.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import dataclasses
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import optax
+import torch
+from jax.sharding import Mesh
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from benchmarks.models.twins import Twins, adopt, chain, llama
+from isoshard import Plan
+from isoshard.core.planner.programs.device_ops import axes_along
+from isoshard.core.runtime.hlo_collectives import collectives as collectives_of
+from isoshard.jax_bridge import train_step
+from tools.harness import timing
+
+DEVICES, RATE, STEPS, TURN = 8, 1e-4, 5, 3
+AGAIN = "tensor"
+"""The plan that is trained twice."""
+
+MODELS: dict[str, tuple[Callable[..., Twins], dict[str, int], dict[str, int]]] = {
+    "MLP": (
+        chain,
+        {"layers": 4, "width": 1024, "inner": 1024, "batch": 256},
+        {"layers": 2, "width": 64, "inner": 128, "batch": 32},
+    ),
+    "Llama": (
+        llama,
+        {
+            "layers": 6, "width": 256, "inner": 512, "heads": 8, "kv_heads": 8,
+            "vocabulary": 2048, "batch": 8, "length": 16,
+        },
+        {
+            "layers": 1, "width": 128, "inner": 128, "heads": 8, "kv_heads": 8,
+            "vocabulary": 256, "batch": 16, "length": 16,
+        },
+    ),
+}  # fmt: skip
+"""How each is made, its sizes, and those of `--quick`."""
+
+FRAMEWORKS = ("torch", "flax")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """A plan and its mesh.
+
+    Attributes:
+        mesh: over devices that are here.
+        plan: it.
+    """
+
+    mesh: Mesh
+    plan: Plan
+
+
+def hand_layouts(name: str) -> dict[str, Layout]:
+    """The plans that people write by hand, with the batch kept split between layers.
+
+    Args:
+        name: of the model.
+    """
+    line = iso.make_mesh((DEVICES,), ("data",))
+    grid = iso.make_mesh((2, DEVICES // 2), ("data", "model"))
+    whole, tensor = Plan({"*": None}), Plan.tensor_parallel("model")
+    both = Plan.fsdp("data", min_bytes=0) * tensor
+    found = {
+        "data": Layout(line, _over(whole, ("data",))),
+        "FSDP": Layout(line, _over(Plan.fsdp("data", min_bytes=0), ("data",))),
+        "tensor": Layout(grid, _over(tensor.otherwise(whole), ("data",))),
+        "FSDP x tensor": Layout(grid, _over(both, ("data",))),
+        "tensor over all": Layout(
+            iso.make_mesh((DEVICES,), ("model",)), _over(tensor.otherwise(whole), None)
+        ),
+    }
+    if name == "Llama":
+        axes = ("data", "model")
+        found["sequence"] = Layout(grid, _over(Plan.fsdp(axes, min_bytes=0), axes))
+    else:
+        wide = iso.make_mesh((DEVICES // 2, 2), ("data", "model"))
+        found["tensor, 4 x 2"] = Layout(wide, found["tensor"].plan)
+    return found
+
+
+def _over(plan: Plan, spec: tuple[str, ...] | None) -> Plan:
+    """The same with a spec for the batch and for what layers pass on."""
+    between = dict.fromkeys(("*embed_tokens", "*layers.[0-9]"), spec)
+    more = Plan({}, default=None, inputs=spec, activations=between if spec else {})
+    if plan.product:
+        return more * plan
+    return dataclasses.replace(plan, inputs=more.inputs, activations=more.activations)
+
+
+class Training:
+    """A model that trains under a layout.
+
+    Attributes:
+        step: makes one step on one of `STEPS` batches, by its number, and gives the loss.
+        program: gives the text of the program that ran.
+    """
+
+    def __init__(self, twins: Twins, framework: str, layout: Layout):
+        """Make it, with weights of seed 0."""
+        made = _torch_training if framework == "torch" else _flax_training
+        self.step, self.program = made(twins, layout)
+
+    def collectives(self, mesh: Mesh) -> collections.Counter[tuple[Any, ...]]:
+        """Those of the program that ran: kind, axes, bytes -> how often.
+
+        Args:
+            mesh: that it ran on.
+        """
+        found = collections.Counter[tuple[Any, ...]]()
+        for one in collectives_of(self.program()):
+            kind = one.kind.replace("_", "-")
+            if axes := axes_along(kind, one.bytes, one.groups, mesh):
+                found[kind, axes, one.bytes] += one.times
+        return found
+
+
+def _torch_step(twins: Twins, model: torch.nn.Module) -> Callable[[Any], torch.Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = twins.torch_loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def _torch_training(
+    twins: Twins, layout: Layout
+) -> tuple[Callable[..., float], Callable[..., str]]:
+    mesh, plan = layout.mesh, layout.plan
+    model = iso.shard(twins.torch(), mesh, plan)
+    if any(part.activations for part in plan.factors):
+        xs.constrain_activations(model, mesh, plan)
+    step = xs.compile(_torch_step(twins, model))
+
+    given = {str(one): torch.from_numpy(twins.batch(one)) for one in range(STEPS)}
+    batches = iso.shard(given, mesh, plan.for_inputs())
+
+    def run(number: int = 0) -> float:
+        return float(step(batches[str(number)]))
+
+    return run, lambda: xs.program_text(step)
+
+
+def _flax_step(twins: Twins, layout: Layout) -> Any:
+    tx = optax.adamw(RATE, weight_decay=0.01)  # as torch has it
+    return train_step(twins.flax_loss, tx, layout.mesh, layout.plan)
+
+
+def _flax_training(twins: Twins, layout: Layout) -> tuple[Callable[..., float], Callable[..., str]]:
+    step = _flax_step(twins, layout)
+    state = step.start(adopt(twins.flax(), twins.torch()))
+
+    given = {str(one): twins.batch(one) for one in range(STEPS)}
+    batches = iso.shard(given, layout.mesh, layout.plan.for_inputs())
+
+    def run(number: int = 0) -> float:
+        nonlocal state
+        state, loss = step(state, batches[str(number)])
+        return float(loss)
+
+    return run, lambda: step.lower(state, batches["0"]).compile().as_text()
+
+
+def planned(twins: Twins, framework: str, layout: Layout) -> tuple[Any, tuple[Any, ...]]:
+    """A step and its arguments as planning takes them: no weights are made.
+
+    Args:
+        twins: the model.
+        framework: one of `FRAMEWORKS`.
+        layout: of a Flax step, its first; planning gives it others.
+    """
+    batch = twins.batch(0)
+    if framework == "flax":
+        shape = jax.ShapeDtypeStruct(batch.shape, jax.dtypes.canonicalize_dtype(batch.dtype))
+        return _flax_step(twins, layout), (twins.flax, shape)
+    with torch.device("meta"):
+        model = twins.torch()
+    return _torch_step(twins, model), (torch.from_numpy(batch).to("meta"),)
+
+
+def alone(twins: Twins) -> list[float]:
+    """Losses of plain torch on one CPU, in float64: the reference.
+
+    Args:
+        twins: the model.
+    """
+    model = twins.torch().double()
+    step = _torch_step(twins, model)
+    batches = (torch.from_numpy(twins.batch(number)) for number in range(STEPS))
+    return [float(step(b.double() if b.is_floating_point() else b)) for b in batches]
+
+
+def sent(layouts: Mapping[str, Layout]) -> str:
+    """Layouts as a text for another process.
+
+    Args:
+        layouts: by name.
+    """
+    said = {
+        name: (tuple(one.mesh.axis_sizes), one.mesh.axis_names, one.plan)
+        for name, one in layouts.items()
+    }
+    return base64.b64encode(pickle.dumps(said)).decode()
+
+
+def received(text: str) -> dict[str, Layout]:
+    """What `sent` wrote, over the devices of this process.
+
+    Args:
+        text: of a process that ran the same code.
+    """
+    said = pickle.loads(base64.b64decode(text))
+    return {
+        name: Layout(iso.make_mesh(shape, axes), plan) for name, (shape, axes, plan) in said.items()
+    }
+
+
+def measured(
+    name: str, framework: str, sizes: dict[str, int], layouts: str, rounds: int, seed: int
+) -> dict[str, Any]:
+    """Train a model under all layouts, and time their steps in turns.
+
+    Args:
+        name: of the model.
+        framework: one of `FRAMEWORKS`.
+        sizes: of the model.
+        layouts: as `sent` writes them.
+        rounds: timed turns of each, in which `TURN` steps count.
+        seed: of the order of turns.
+
+    Returns:
+        By layout: "losses", "ran" (of each collective of its program kind, axes, bytes and how
+        often) and "seconds" of each step that counts. "again": only these, of `AGAIN` once more.
+    """
+    iso.simulate_devices(DEVICES)
+    made, *_ = MODELS[name]
+    twins, given = made(**sizes), received(layouts)
+    found, runs = dict[str, Any](), dict[str, Callable[[], float]]()
+    for one, layout in given.items():
+        training = Training(twins, framework, layout)
+        losses = [training.step(number) for number in range(STEPS)]
+        ran = training.collectives(layout.mesh)
+        found[one] = {"losses": losses, "ran": [[*key, count] for key, count in ran.items()]}
+        runs[one] = training.step
+    found["again"] = {}
+    runs["again"] = again = Training(twins, framework, given[AGAIN]).step
+    for number in range(STEPS):
+        again(number)
+    for one, seconds in timing.turns(runs, rounds=rounds, calls=TURN, seed=seed).items():
+        found[one]["seconds"] = seconds
+    return found
