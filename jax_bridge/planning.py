@@ -40,18 +40,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan.model_leaves import names_of
 from isoshard.core.planner.traced.jax_steps import traced_jax_step
-from isoshard.core.planner.traced.traced_step import MODULE, Role, TracedStep
+from isoshard.core.planner.traced.traced_step import Role, TracedStep
 
 from .activations import constrain_activations, plan_speaks
 from .call_classes import called_by, of_classes
 from .graphs import is_nnx, is_random_state, is_variable, join, split
 from .layout import named_boxes
+from .output_marks import marked_gradients, with_marks, with_output_mark
+from .trained_and_rest import join_parts
 
 if TYPE_CHECKING:
     from .training import TrainState
@@ -98,7 +99,7 @@ def traced_flax_step(
         with contextlib.ExitStack() as stack:
             if plan_speaks(plan) and models:
                 stack.enter_context(constrain_activations(mesh, plan, *models))
-            stack.enter_context(marked(models))
+            stack.enter_context(marked_modules(models, gradients=plan is None))
             result = function(*call.args, **call.kwargs)
         return {**{name: split(one)[1] for name, one in made.items()}, "result": result}
 
@@ -113,14 +114,15 @@ def traced_flax_step(
 
 
 @contextlib.contextmanager
-def marked(models: Sequence[Any]) -> Iterator[None]:
+def marked_modules(models: Sequence[Any], *, gradients: bool) -> Iterator[None]:
     """For the time of the `with`, the program says which value is the output of which module.
 
     Args:
-        models: NNX modules.
+        models: NNX objects.
+        gradients: whether it says so of gradients, too: without a plan, which lays them out.
     """
-    modules = [(module, _marking(type(module), name)) for name, module in _modules_of(models)]
-    with of_classes(modules):
+    modules = [(one, _marking(type(one), name, gradients)) for name, one in _modules_of(models)]
+    with of_classes(modules), marked_gradients():
         yield
 
 
@@ -134,14 +136,13 @@ def _modules_of(models: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _marking(kind: type, name: str) -> type:
+def _marking(kind: type, name: str, gradients: bool) -> type:
     """A class that calls as `kind` does, and marks what comes out."""
+    mark = with_marks if gradients else with_output_mark
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = kind.__call__(self, *args, **kwargs)
-        return jax.tree.map(
-            lambda x: checkpoint_name(x, MODULE + name) if isinstance(x, jax.Array) else x, result
-        )
+        return jax.tree.map(lambda x: mark(x, name), result)
 
     return called_by(kind, call)
 
@@ -180,10 +181,12 @@ def traced_train_step(
         path_name(path): "buffer" for path, _ in jax.tree.leaves_with_path(state.rest)
     }
     parts = (state.step, state.params, state.rest, state.opt_state)
-    return traced_jax_step(
+    found = traced_jax_step(
         training_step, (*parts, *batch), {}, mesh, plan, axis_names=names, roles=roles,
         framework="flax",
     )  # fmt: skip
+    nnx = [join_parts(state.parts, state.params, state.rest)] if state.parts.is_nnx else []
+    return dataclasses.replace(found, modules=tuple(name for name, _ in _modules_of(nnx)))
 
 
 def _roles(path: tuple[Any, ...], box: Any) -> list[tuple[str, Role]]:

@@ -31,8 +31,10 @@ Explicit axes says so (`explicit=True`), and its values have the layouts that th
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -56,7 +58,7 @@ from .activations import Constrained, constrain_activations
 from .create import born
 from .layout import LEFT_OUT, mesh_first, plan_state
 from .optimizers import opt_state_layouts
-from .planning import marked, traced_train_step
+from .planning import marked_modules, traced_train_step
 from .state_checks import check_layout, check_structure
 from .train_state import TrainState
 from .trained_and_rest import ModelParts, join_parts, split_parts
@@ -161,7 +163,8 @@ class TrainStep:
         self._options = options
         self._programs: Bounded[Any, Any] = Bounded(PROGRAMS)
         self._traced = 0
-        self._marks = False  # outputs of modules, in the program that planning takes
+        self._lays_out = True
+        self._marks: Callable[[list[Any]], AbstractContextManager[Any]] = nullcontext
 
     def init(self, make: Callable[..., Any], *args: Any) -> TrainState:
         """Create the model and the optimizer's state, each array born in its shards.
@@ -261,17 +264,25 @@ class TrainStep:
         Raises:
             PlanError: the plan does not fit.
         """
-        plan = self._plan if plan is None else plan
-        planned = TrainStep(self._loss_fn, self._tx, mesh, plan, self._options)
+        said = self._plan if plan is None else plan
+        planned = TrainStep(self._loss_fn, self._tx, mesh, said, self._options)
+        return planned._traced_for(args, mesh, gradients=False)
+
+    def unplanned_step(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: None = None
+    ) -> TracedStep:
+        """As `traced_step`, to compare plans: nothing is laid out by the step's own."""
+        whole = Plan({}, default=None)
+        planned = TrainStep(self._loss_fn, self._tx, mesh, whole, self._options)
+        planned._lays_out = False
+        return planned._traced_for(args, mesh, gradients=True)
+
+    def _traced_for(self, args: tuple[Any, ...], mesh: Mesh, *, gradients: bool) -> TracedStep:
+        self._marks = functools.partial(marked_modules, gradients=gradients)
         first, *batch = args
         if callable(first):
-            first = planned._described(first)
-        planned._marks = True
-        return traced_train_step(planned._step, first, batch, mesh, planned._plan)
-
-    def without_plan(self) -> TrainStep:
-        """The same step with all arrays whole: where the search for another plan begins."""
-        return TrainStep(self._loss_fn, self._tx, self._mesh, Plan({"*": None}), self._options)
+            first = self._described(first)
+        return traced_train_step(self._step, first, batch, mesh, self._plan)
 
     def _described(self, make: Callable[..., Any]) -> TrainState:
         """The state that `init` would make, with shapes in the place of arrays."""
@@ -332,9 +343,10 @@ class TrainStep:
         check_structure(state.rest, rest)
 
         def updated(state: TrainState, grads: Any, rest: Any) -> TrainState:
-            layouts = plan_state(state.params, self._auto, self._plan)
-            layouts = jax.tree.map(on_device, layouts)
-            grads = jax.tree.map(constrain, grads, layouts)
+            if self._lays_out:
+                layouts = plan_state(state.params, self._auto, self._plan)
+                layouts = jax.tree.map(on_device, layouts)
+                grads = jax.tree.map(constrain, grads, layouts)
             held = brought_in_after(state.opt_state, grads)
             updates, opt_state = self._tx.update(grads, held, state.params)
             params = optax.apply_updates(state.params, updates)
@@ -364,7 +376,7 @@ class TrainStep:
         mesh = self._mesh if self._options["explicit"] else self._auto
         with (
             constrain_activations(mesh, self._plan, *models) as self.constrained,
-            marked(models if self._marks else ()),
+            self._marks(models),
         ):
             found = self._loss_fn(model, *batch)
         loss, updates, aux = self._taken_apart(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -12,9 +13,12 @@ from isoshard import P, Plan
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import PlanError
 from isoshard.core.planner.machine.topologies import topology
+from isoshard.core.planner.plan_search.searching import search
 from isoshard.core.planner.traced.of_step import traced_step
+from isoshard.core.planner.traced.rolled_step import rolled_step
 from isoshard.core.runtime.jaxprs import equations
 from isoshard.jax_bridge import train_step
+from isoshard.jax_bridge.output_marks import marked_gradients, with_marks
 
 MESH = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
 X = jax.ShapeDtypeStruct((16, 32), "float32")
@@ -111,6 +115,125 @@ def test_outputs_of_modules_are_marked_and_classes_stay():
     assert set(names) == {"module:", *(f"module:{one}" for one in ("up", "norm", "drop", "down"))}
     assert set(found.modules) == {"", "up", "norm", "drop", "down"}
     assert [type(module) for _, module in nnx.iter_modules(model)] == kinds
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(32, 64, rngs=rngs)
+        self.down = nnx.Linear(64, 32, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(jax.nn.relu(self.up(x)))
+
+
+class Recomputed(Block):
+    @nnx.remat
+    def __call__(self, x):
+        return super().__call__(x)
+
+
+class Chain(nnx.Module):
+    def __init__(self, depth, kind=Block):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([kind(rngs) for _ in range(depth)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Stacked(nnx.Module):
+    def __init__(self, depth):
+        self.layers = nnx.vmap(Block)(nnx.Rngs(0).split(depth))
+
+    def __call__(self, x):
+        return nnx.scan(lambda layer, x: layer(x), in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(
+            self.layers, x
+        )
+
+
+def trained(model, x):
+    grads = nnx.grad(loss)(model, x)
+    nnx.update(model, jax.tree.map(lambda w, g: w - 0.1 * g, nnx.state(model, nnx.Param), grads))
+
+
+def marks(make, step=trained, plan=None):
+    found = traced_step(step, (nnx.eval_shape(make), X), {}, MESH, plan)
+    return found, [
+        one.params["name"] for one in equations(found.program) if one.primitive.name == "name"
+    ]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("jitted", [False, True])
+def test_without_a_plan_gradients_are_marked_once_for_all_that_gave_the_output(depth, jitted):
+    _, names = marks(lambda: Chain(depth), nnx.jit(trained) if jitted else trained)
+    layers = [f"layers.{number}" for number in range(depth)]
+    forward = [f"module:{one}{part}" for one in layers for part in (".up", ".down", "")]
+    backward = [f"gradient:{one}{part}" for one in layers for part in (".up", f".down,{one}")]
+    assert names == [*forward, "module:", f"{backward.pop()},", *reversed(backward)]
+
+
+def test_under_a_plan_no_gradient_is_marked():
+    _, names = marks(lambda: Chain(2), plan=PLAN)
+    assert names
+    assert not [one for one in names if one.startswith("gradient:")]
+
+
+@pytest.mark.parametrize("make", [lambda: Chain(3, Recomputed), lambda: Stacked(3)])
+def test_gradients_are_marked_in_what_is_computed_again_and_in_loops(make):
+    _, names = marks(make)
+    owners = [one.split(":")[1].split(",") for one in names if one.startswith("gradient:")]
+    assert {"up", "down"} <= {one.rpartition(".")[2] for several in owners for one in several}
+
+
+def test_marked_layers_are_equal():
+    found, _ = marks(lambda: Chain(6))
+    assert "scan" in {one.primitive.name for one in rolled_step(found).program.eqns}
+
+
+def test_a_step_that_isoshard_makes_is_compared_without_its_own_plan():
+    laid = Plan({"*": None}, inputs=("data",), activations={"up": P("data", "model")})
+    step = train_step(loss, optax.adam(1e-3), jax.make_mesh((2, 4), ("data", "model")), laid)
+    for unplanned in (False, True):
+        found = traced_step(step, (made, X), {}, MESH, unplanned=unplanned)
+        program = list(equations(found.program))
+        names = {one.params["name"] for one in program if one.primitive.name == "name"}
+        gradients = {one for one in names if one.startswith("gradient:")}
+        assert ({"gradient:down,", "gradient:up"} <= gradients) == unplanned == bool(gradients)
+        assert set(found.modules) == {"", "up", "norm", "drop", "down"}
+        assert {f"module:{one}" for one in found.modules} <= names
+        constraints = [one for one in program if one.primitive.name == "sharding_constraint"]
+        assert bool(constraints) != unplanned
+
+
+def test_a_search_does_not_depend_on_the_plan_that_a_step_has():
+    whole, split = Plan({"*": None}), Plan({"*": None}, activations={"layers.*": P(None, "data")})
+    real, found = jax.make_mesh((8,), ("data",)), []
+    for plan in (whole, split):
+        step = train_step(loss, optax.sgd(0.1), real, plan)
+        found.append(search(step, (lambda: Chain(2), X), "v5e:2x4"))
+    first, second = ([(one.cost, one.plan) for one in (each, *each.runners_up)] for each in found)
+    assert first == second
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
+def test_marks_compute_nothing(around):
+    def plain(w, x):
+        return (jnp.tanh(jnp.tanh(x @ w) @ w) ** 2).sum()
+
+    def noted(w, x):
+        for number in range(2):
+            x = with_marks(with_marks(jnp.tanh(x @ w), f"{number}.a"), f"{number}")
+        return (x**2).sum()
+
+    w, x = jnp.eye(4) / 2, jnp.ones((3, 4))
+    with marked_gradients():
+        for take in (jax.grad, jax.hessian, jax.jacfwd, lambda f: f):
+            np.testing.assert_array_equal(take(around(noted))(w, x), take(around(plain))(w, x))
+        many = jax.vmap(jax.grad(around(noted)), (None, 0))(w, x[:, None])
+        np.testing.assert_array_equal(many, jax.vmap(jax.grad(plain), (None, 0))(w, x[:, None]))
 
 
 def test_the_batch_is_not_named_where_a_step_says_it_itself():

@@ -124,13 +124,11 @@ def search(
     started = time.monotonic()
     check_request(depth, candidates)
     first = meshes_for(mesh)[0]
-    if callable(unplanned := getattr(step, "without_plan", None)):
-        step = unplanned()
     capacity = device_memory(first, memory)
     if isinstance(step, TracedStep):
         traced = step
     else:
-        traced = traced_step(step, args or (), kwargs or {}, first, batch=batch)
+        traced = traced_step(step, args or (), kwargs or {}, first, batch=batch, unplanned=True)
     followed = searched(traced)
     program = followed.program
     costs = []

@@ -26,11 +26,13 @@ def traced_step(
     plan: Any = None,
     *,
     batch: Collection[str] | None = None,
+    unplanned: bool = False,
 ) -> TracedStep:
     """Trace a step for a mesh and a plan, without data.
 
     Args:
-        step: an object that has a method `traced_step` of its own; a step of a framework: its
+        step: an object that has a method `traced_step` of its own, and `unplanned_step` if it has a
+            plan as well; a step of a framework: its
             arguments, or what its code closes over or names, hold modules or tensors of it; or a
             JAX function.
         args: its arguments.
@@ -40,6 +42,7 @@ def traced_step(
             and the partitioner how what is computed of them does.
         plan: a `Plan`, one spec for every parameter, or None.
         batch: of a JAX function, the names of the arguments that are inputs.
+        unplanned: whether a step that has a plan itself is traced without it, for other plans.
 
     Raises:
         PlanError: the plan does not fit, or is a text.
@@ -66,6 +69,8 @@ def traced_step(
             f"P({mesh.axis_names[0]!r})"
         )
     own = getattr(step, "traced_step", None)
+    if unplanned:
+        own = getattr(step, "unplanned_step", own)
     framework = None if own is not None else framework_of_step(step, args, kwargs)
     if batch is not None and (own is not None or framework is not None):
         raise ShardingError(

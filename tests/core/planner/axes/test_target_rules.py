@@ -189,3 +189,24 @@ def test_hosts_and_gpus_look_up_where_rows_are_read():
     assert count == 0 and 2 * whole <= needed < 3 * whole
     count, needed = made("v5e:2x4")
     assert count == 2 and needed >= rows
+
+
+def test_gpus_gather_what_is_there_while_they_compute():
+    inputs = (((2**17, 64), P("x")), ((64, 1024), P()), ((2**20, 64), P("x")))
+
+    def ops(machine):
+        mesh = topology(machine).mesh((16,), ("x",))
+
+        def step(x, w, table):
+            product = (x @ w).sum(1)
+            whole = jax.lax.with_sharding_constraint(table, NamedSharding(mesh, P()))
+            return product, jnp.sort(whole, 1)[:, 0]
+
+        return program(step, machine, *inputs, dtype="float32").ops
+
+    def order(machine):
+        wanted = ("dot_general", "all-gather")
+        return [one.name for one in ops(machine) if one.name in wanted]
+
+    assert order("v5e:4x4") == ["dot_general", "all-gather"]
+    assert order("h100:2x8") == ["all-gather", "dot_general"]
