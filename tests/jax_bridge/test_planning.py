@@ -246,26 +246,3 @@ def test_the_batch_is_not_named_where_a_step_says_it_itself():
 def test_a_plan_that_does_not_fit_names_the_leaf():
     with pytest.raises(PlanError, match=r"up\.kernel: .*'rows'"):
         traced_step(plain, (*objects(), X), {}, MESH, Plan({"up.kernel": ("rows",), "*": None}))
-
-
-def test_the_search_for_a_plan_begins_without_that_of_the_step():
-    mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
-    plan = Plan({"*": None}, inputs=("data",), activations={"layers.0": (None, "model")})
-
-    def loss(model, x):
-        return (model(x) ** 2).mean()
-
-    def make():
-        return nnx.Sequential(
-            nnx.Linear(8, 8, rngs=nnx.Rngs(0)), nnx.Linear(8, 8, rngs=nnx.Rngs(1))
-        )
-
-    step = train_step(loss, optax.adam(1e-3), mesh, plan)
-    given = (make, jax.ShapeDtypeStruct((16, 8), "float32"))
-    own, free = (
-        str(one.traced_step(given, {}, mesh).program) for one in (step, step.without_plan())
-    )
-    for name in ("layers.0", "layers.1"):
-        assert f"module:{name}" in own and f"module:{name}" in free
-    split = "P(None, 'model')"
-    assert split in own and split not in free
