@@ -17,6 +17,7 @@ def test_depths_lie_by_the_compiler(case):
     row = KEPT[case.name]
     assert row["compile"]["as_counted"] and not row["compile"]["without_line"]
     assert row["partition"]["bytes_as_compiled"]
+    assert row["partition"]["collectives"] == row["compile"]["collectives"]
     assert row["trace_over_compile"] == row["trace"]["peak"] / row["compile"]["peak"]
     assert row["partition_over_compile"] == row["partition"]["peak"] / row["compile"]["peak"]
     assert 0.85 <= row["trace_over_compile"] <= 1.15

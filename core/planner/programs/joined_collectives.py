@@ -6,8 +6,8 @@ sent stays the same; there are fewer operations. libtpu joins all-reduces, by 12
 `xla_jf_crs_combiner_threshold_in_bytes`); the compiler for GPUs also gathers, reduce-scatters and
 permutes, by 30 MiB of results.
 
-Not known here is what the compiler for GPUs has fused before: a fusion with several results may
-need one collective for another one's operand, and then the two are not joined.
+The compiler for GPUs has made kernels of several results before, so one collective may wait for
+what only another result needs; see `kernel_waits`.
 
 Source: collective_combiner_utils.h of XLA.
 """
