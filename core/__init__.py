@@ -37,7 +37,17 @@ from .layout.tiles import Tiles
 from .layout.uneven import UnevenArray
 from .layout.virtual_devices import simulate_devices
 from .pictures.visualize import visualize
-from .plan import Activation, Conv, Experts, Heads, Largest, Linear, Plan, PlanError
+from .plan import (
+    Activation,
+    Conv,
+    Experts,
+    Heads,
+    Largest,
+    Linear,
+    Plan,
+    PlanError,
+    UnusedRuleWarning,
+)
 from .processes import Processes, init_distributed
 from .runtime import metrics as metrics
 from .runtime.compilation_cache import compilation_cache
@@ -70,6 +80,7 @@ __all__ = [
     "UnevenArray",
     "UnevenError",
     "UnrepresentableError",
+    "UnusedRuleWarning",
     "compilation_cache",
     "from_local",
     "full",

@@ -10,14 +10,65 @@ weight: axis 0 has size 6, which 4 shards do not divide
 
 A verb that meets many leaves looks at all of them before it touches one, and reports every fault
 at once: see `raise_collected`.
+
+Each class has a short code, which stands below the traceback and leads to its section of
+docs/troubleshooting.md:
+
+>>> UnevenError.code, UnevenError("..").__notes__
+('ISO003', ['ISO003: cause and way out in docs/troubleshooting.md#iso003-unevenerror'])
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 
-class ShardingError(ValueError):
+class Coded:
+    """What has a short code; a private subclass without one has that of its base.
+
+    A code is given once and never to another class. The message of an error stays as it was
+    raised, since others are made of it; a warning has no traceback for notes, and says it itself.
+
+    Attributes:
+        code: such as "ISO003".
+        section: the title of its section in docs/troubleshooting.md.
+    """
+
+    code: ClassVar[str]
+    section: ClassVar[str]
+
+    def __init_subclass__(cls, *, code: str | None = None, **more: object) -> None:
+        """Take the class's code."""
+        super().__init_subclass__(**more)
+        if code is not None:
+            cls.code, cls.section = code, f"{code} {cls.__name__}"
+
+
+class CodedError(Coded, Exception):
+    """An error with a code, as a note (PEP 678) that tracebacks end with."""
+
+    @property
+    def __notes__(self) -> list[str]:
+        """The line with the code, and what `add_note` adds."""
+        anchor = self.section.lower().replace(" ", "-")
+        line = f"{self.code}: cause and way out in docs/troubleshooting.md#{anchor}"
+        return self.__dict__.setdefault("_notes", [line])
+
+    @__notes__.setter
+    def __notes__(self, notes: list[str]) -> None:
+        self.__dict__["_notes"] = notes
+
+
+class CodedWarning(Coded, UserWarning):
+    """A warning with a code, at the end of its message."""
+
+    def __str__(self) -> str:
+        """The message and the code."""
+        return f"{super().__str__()} [{self.code}]"
+
+
+class ShardingError(CodedError, ValueError, code="ISO001"):
     """A layout, or an argument that asks for one, is not possible as given.
 
     Example:
@@ -31,7 +82,7 @@ class ShardingError(ValueError):
     """
 
 
-class SpecError(ShardingError):
+class SpecError(ShardingError, code="ISO002"):
     """A spec names no axis of the mesh, names one twice, or does not fit the rank.
 
     Example:
@@ -44,7 +95,7 @@ class SpecError(ShardingError):
     """  # noqa: E501
 
 
-class RecompilationWarning(UserWarning):
+class RecompilationWarning(CodedWarning, code="ISO021"):
     """Programs that differ only in a shape or a constant are compiled again and again.
 
     Example:
@@ -54,11 +105,11 @@ class RecompilationWarning(UserWarning):
         ...     warnings.warn("train.py:31: 9 programs were compiled", RecompilationWarning)
         Traceback (most recent call last):
             ...
-        isoshard.core.errors.RecompilationWarning: train.py:31: 9 programs were compiled
+        isoshard.core.errors.RecompilationWarning: train.py:31: 9 programs were compiled [ISO021]
     """
 
 
-class UnevenError(ShardingError):
+class UnevenError(ShardingError, code="ISO003"):
     """A tensor axis cannot be split into equal shards.
 
     Example:
@@ -71,7 +122,7 @@ class UnevenError(ShardingError):
     """  # noqa: E501
 
 
-class UnrepresentableError(ShardingError):
+class UnrepresentableError(ShardingError, code="ISO004"):
     """The layout exists, but the requested notation has no words for it.
 
     Example:
@@ -84,7 +135,7 @@ class UnrepresentableError(ShardingError):
     """  # noqa: E501
 
 
-class CopyError(ShardingError):
+class CopyError(ShardingError, code="ISO005"):
     """A conversion would copy or change values where that was forbidden.
 
     Example:
@@ -98,7 +149,7 @@ class CopyError(ShardingError):
     """  # noqa: E501
 
 
-class DeviceError(RuntimeError):
+class DeviceError(CodedError, RuntimeError, code="ISO010"):
     """There are too few devices, or the backend has started already.
 
     Example:
@@ -110,11 +161,11 @@ class DeviceError(RuntimeError):
     """  # noqa: E501
 
 
-class PrivateNameError(RuntimeError):
+class PrivateNameError(CodedError, RuntimeError, code="ISO012"):
     """The installed torch or JAX lacks a private name that is needed for what was asked."""
 
 
-class DistributedError(RuntimeError):
+class DistributedError(CodedError, RuntimeError, code="ISO011"):
     """The processes of a run cannot be started together, do not agree, or one of them failed.
 
     Example:
@@ -127,7 +178,7 @@ class DistributedError(RuntimeError):
     """
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(CodedError, RuntimeError, code="ISO032"):
     """A checkpoint could not be written, lacks something, or was altered after it was written.
 
     Example:
@@ -158,7 +209,7 @@ def no_sharing(name: str, why: str) -> CopyError:
     )
 
 
-class CaptureError(RuntimeError):
+class CaptureError(CodedError, RuntimeError, code="ISO020"):
     """A compiled step does something that a replay would not repeat.
 
     The message names the line and the way out.

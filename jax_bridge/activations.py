@@ -31,6 +31,7 @@ from jax.sharding import Mesh, NamedSharding
 from isoshard.core.layout.axis_types import beside, constrain
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan, PlanError
+from isoshard.core.plan.unused_rules import check_activation_axes
 
 from .call_classes import called_by, of_classes
 from .graphs import is_nnx
@@ -91,6 +92,7 @@ def constrain_activations(
     call = "constrain_activations(mesh, plan, model)"
     mesh, plan, *named = mesh_first(call, mesh, plan, *models)
     plan = plan if isinstance(plan, Plan) else Plan(activations=plan)
+    check_activation_axes(plan, mesh)
     seen = Constrained()
     if not plan_speaks(plan):
         yield seen

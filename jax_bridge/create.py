@@ -29,13 +29,15 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
+from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.on_auto_axes import axes_of, on_auto_axes
+from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
 
 from .graphs import join, split
-from .layout import LEFT_OUT, mesh_first, plan_state
+from .layout import LEFT_OUT, mesh_first, named_boxes, plan_state
 from .random_bits import write_out
 
 _GROUPS = 16
@@ -78,6 +80,12 @@ def create_sharded(
     """
     call = "iso.create_sharded(fn, mesh, plan, *args)"
     given, plan, *inputs = mesh_first(call, mesh, plan, *args)
+    if framework_of(fn) is not None:
+        raise TypeError(
+            f"create_sharded takes the function that makes the model, and was given the "
+            f"{type(fn).__name__} itself: {call} with fn=lambda: {type(fn).__name__}(..); a model "
+            "that exists is laid out by iso.shard(model, mesh, plan)"
+        )
     graph, mesh = None, as_mesh(given)
 
     def state_of(*args: Any) -> Any:
@@ -85,7 +93,11 @@ def create_sharded(
         graph, state = split(fn(*args))
         return state
 
-    state = born(state_of, lambda shapes: plan_state(shapes, mesh, plan), *inputs)
+    def layouts(shapes: Any) -> Any:
+        warn_unused(plan, named_boxes(shapes))
+        return plan_state(shapes, mesh, plan)
+
+    state = born(state_of, layouts, *inputs)
     return join(graph, state)
 
 

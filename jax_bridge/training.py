@@ -49,6 +49,7 @@ from isoshard.core.layout.mesh import as_mesh, describe_mesh
 from isoshard.core.layout.offload import bring_in, brought_in_after, on_device
 from isoshard.core.layout.on_auto_axes import axes_of, hint, on_auto, on_auto_axes
 from isoshard.core.plan import Plan
+from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime import metrics, serialize_virtual
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
@@ -56,7 +57,7 @@ from isoshard.core.transfer import exchange
 
 from .activations import Constrained, constrain_activations
 from .create import born
-from .layout import LEFT_OUT, mesh_first, plan_state
+from .layout import LEFT_OUT, mesh_first, named_boxes, plan_state
 from .optimizers import opt_state_layouts
 from .planning import marked_modules, traced_train_step
 from .state_checks import check_layout, check_structure
@@ -229,6 +230,12 @@ class TrainStep:
             ShardingError: arrays of the state lie elsewhere than the plan says, or the loss
                 changed the structure of the model.
         """
+        if not isinstance(state.step, Tracer) and state.step.is_deleted():
+            raise RuntimeError(
+                "this state was donated to an earlier step, which has written over its arrays. Go "
+                "on with the state that the step returned: state, loss = step(state, batch); or "
+                "keep states with train_step(.., donate=False)"
+            )
         program = self._program(state)
         serialize_virtual.wait()
         traced, start = self._traced, time.perf_counter()
@@ -305,6 +312,7 @@ class TrainStep:
 
     def _first(self, parts: ModelParts, params: Any, rest: Any) -> TrainState:
         def layouts(shapes: Any) -> Any:
+            warn_unused(self._plan, named_boxes(params), named_boxes(rest), shapes)
             return opt_state_layouts(shapes, params, self._mesh, self._plan)
 
         opt_state = born(self._tx.init, layouts, params)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isoshard.core.errors import ShardingError
+from isoshard.core.errors import CodedError, CodedWarning, ShardingError
 
 
-class AnnotationError(ShardingError):
+class AnnotationError(ShardingError, code="ISO007"):
     """An annotation says what no NamedSharding can, or contradicts itself or its graph.
 
     Args:
@@ -70,7 +70,7 @@ class AnnotationError(ShardingError):
         )
 
 
-class AnnotationWarning(UserWarning):
+class AnnotationWarning(CodedWarning, code="ISO008"):
     """Annotations of a model point at nothing, or other tools will not read them.
 
     Example:
@@ -82,11 +82,11 @@ class AnnotationWarning(UserWarning):
         >>> load(model)
         Traceback (most recent call last):
             ...
-        isoshard.onnx_bridge.errors.AnnotationWarning: this model: annotations point at nothing: the Abs that makes 'y' is annotated for configuration 'gone', which the model does not have: it has none. A tool renamed or dropped what they name; annotate as the last step
+        isoshard.onnx_bridge.errors.AnnotationWarning: this model: annotations point at nothing: the Abs that makes 'y' is annotated for configuration 'gone', which the model does not have: it has none. A tool renamed or dropped what they name; annotate as the last step [ISO008]
     """  # noqa: E501
 
 
-class ModelError(ValueError):
+class ModelError(CodedError, ValueError, code="ISO009"):
     """A file, or a graph in it, cannot be read or run.
 
     Example:

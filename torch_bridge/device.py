@@ -28,7 +28,7 @@ from isoshard.torch_bridge.engine.signatures.shape_checks import strides_for_eac
 from isoshard.torch_bridge.engine.values.metas import Meta
 from isoshard.torch_bridge.engine.values.value import Aval
 
-from . import accelerator
+from . import accelerator, naming
 from .overrides import (
     as_tensor,
     autocast,
@@ -54,7 +54,8 @@ class DeviceModule:
 
     @staticmethod
     def device(index: Any = None) -> contextlib.AbstractContextManager[None]:
-        """A context that changes nothing: there is one logical device."""
+        """A context that changes nothing for the one logical device; another is refused."""
+        naming.check_index(f"jax:{index}" if isinstance(index, int) and index >= 0 else None)
         return contextlib.nullcontext()
 
     @staticmethod
@@ -94,7 +95,8 @@ class DeviceModule:
 
     @staticmethod
     def set_device(device: Any) -> None:
-        """Nothing: there is one logical device."""
+        """Nothing for the one logical device; another is refused."""
+        naming.check_index(f"jax:{device}" if isinstance(device, int) else device)
 
     @staticmethod
     def empty_cache() -> None:
@@ -280,7 +282,7 @@ def _empty(
     pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    return uninitialized.fill(_zeros(size, dtype, memory_format=memory_format))
+    return uninitialized.fill(_zeros(size, dtype, device=device, memory_format=memory_format))
 
 
 def _empty_strided(
@@ -291,6 +293,7 @@ def _empty_strided(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
+    naming.check_index(device)
     strides_for_each(size, stride)
     check_strides("empty_strided", stride)
     dtype = dtype or torch.get_default_dtype()
@@ -305,6 +308,7 @@ def _zeros(
     pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
+    naming.check_index(device)
     dtype = dtype or torch.get_default_dtype()
     meta = torch.empty(size, dtype=dtype, device="meta", memory_format=memory_format)
     return _memory(Meta.of(meta))
@@ -344,6 +348,7 @@ def _factory(func: OpOverload) -> Any:
     handler = generator_argument.honour(func, dispatch.functional_handler(func))
 
     def make(*args: Any, **kwargs: Any) -> Any:
+        naming.check_index(kwargs.get("device"))
         kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory")}
         return handler(args, {k: v for k, v in kwargs.items() if v is not None} | {"device": _JAX})
 

@@ -52,6 +52,7 @@ class Generator(torch.Generator):
 
     def __new__(cls, device: str | torch.device = "jax") -> Generator:
         """See the class."""
+        naming.check_index(device)
         if torch.device(device).type not in naming.OURS:
             raise ValueError(
                 f"isoshard.torch_bridge.Generator is for the jax device, not {str(device)!r}; use "

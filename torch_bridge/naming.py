@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from isoshard.core.errors import DeviceError
+
 OURS = ("jax", "lazy", "xla")
 """Device types that mean the `jax` device: its name, its C++ type, and torch_xla's name."""
 
@@ -20,6 +22,25 @@ def current() -> torch.device:
     if _device is None:
         _device = torch.device("jax", 0)
     return _device
+
+
+def check_index(device: torch.device | str | None) -> None:
+    """Refuse a device `jax` with a number; in scripts of torch_xla any `xla` is the one device.
+
+    Raises:
+        DeviceError: its number is not 0.
+
+    >>> check_index("jax:9")
+    Traceback (most recent call last):
+        ...
+    isoshard.core.errors.DeviceError: there is no device jax:9: to torch all of JAX's devices are one device, jax:0; to lay a tensor out over several, use iso.shard(tensor, mesh, spec)
+    """  # noqa: E501
+    device = torch.device(device) if isinstance(device, str) else device
+    if device is not None and device.type == "jax" and device.index:
+        raise DeviceError(
+            f"there is no device {device}: to torch all of JAX's devices are one device, jax:0; to "
+            "lay a tensor out over several, use iso.shard(tensor, mesh, spec)"
+        )
 
 
 def is_torch_xla() -> bool:

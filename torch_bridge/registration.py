@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from jax.sharding import Mesh
 
 from isoshard.core.checkpoint.manifest import Sum
 from isoshard.core.checkpoint.source import Source
+from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import register
 from isoshard.core.planner.traced.traced_step import TracedStep
+from isoshard.core.runtime._jax_internals import refuse_values
 
 from . import domain
 from .dtensor import spelling, starting
@@ -80,5 +83,14 @@ class RegisteredTorch(StateVerbs, Torch):
         return torch_folder.write(folder, name, leaves)
 
 
+def _no_array(tensor: torch.Tensor) -> NoReturn:
+    raise ShardingError(
+        f"JAX computes with arrays, and was given a torch tensor of shape {tuple(tensor.shape)} on "
+        f"{tensor.device}; give it iso.to_jax(tensor), which shares the memory, or call torch code "
+        "from JAX by iso.jax_function(f)"
+    )
+
+
 register(RegisteredTorch())
+refuse_values(torch.Tensor, _no_array)
 spelling.register()

@@ -91,6 +91,7 @@ def compile(step: Callable[..., Any] | None = None, *, repeat: Repeat = None) ->
 
     Raises:
         ValueError: `repeat` is neither None, "auto" nor "always".
+        TypeError: `step` cannot be called.
         CaptureError: when called, if `step` does something that a replay would not repeat. It names
             the line; parameters, gradients, optimizers and random state are then as before.
 
@@ -112,6 +113,11 @@ def compile(step: Callable[..., Any] | None = None, *, repeat: Repeat = None) ->
     """
     if step is None:
         return functools.partial(CompiledStep, repeat=checked_repeat(repeat))
+    if not callable(step):
+        raise TypeError(
+            f"xs.compile takes the step's function, not what it returns: given was "
+            f"{type(step).__name__}; write xs.compile(step), and call the result"
+        )
     return CompiledStep(step, repeat)
 
 

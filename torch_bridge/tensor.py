@@ -164,6 +164,7 @@ class XLAShardedTensor(LayoutMethods):
             args, kwargs = args[:-1], {**kwargs, "copy": args[-1]}
         options = {name: value for name, value in kwargs.items() if name != "copy"}
         device, dtype, _, memory_format = parse_to(*args, **options)
+        naming.check_index(device)
         if device is not None and device.type not in naming.OURS:
             return super().to(*args, **kwargs)
         wanted = {"copy": kwargs.get("copy", False), "memory_format": memory_format}

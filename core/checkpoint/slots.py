@@ -6,7 +6,7 @@
 Traceback (most recent call last):
     ...
 isoshard.core.errors.CheckpointError: the checkpoint does not fit `like`, and nothing was restored:
-  b: not in the checkpoint
+  b: not in the checkpoint (leave it out of `like`, or map its name with weights=..)
   w: shape (8,) in the checkpoint, (4,) in `like`
   gain: in the checkpoint, and not in `like` (partial=True leaves such leaves out)
 """
@@ -144,7 +144,8 @@ def _wanted_jax(value: Any) -> Wanted:
 
 def _fault(slot: Slot, entry: Entry | None) -> str:
     if entry is None:
-        return f"{slot.name}: not in the checkpoint"
+        way = "leave it out of `like`, or map its name with weights=.."
+        return f"{slot.name}: not in the checkpoint ({way})"
     if isinstance(entry.value, CheckpointError):
         return f"{slot.name}: {entry.value}"
     if slot.wanted is None or entry.is_value:

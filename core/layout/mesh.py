@@ -61,6 +61,11 @@ def make_mesh(
             ...
         isoshard.core.errors.DeviceError: a mesh of (4, 8) needs 32 devices, there are 8 (cpu). Make it smaller, or try it on virtual devices: call iso.simulate_devices(32) before anything else.
     """  # noqa: E501
+    if isinstance(shape, int):
+        raise ShardingError(
+            f"the shape of a mesh is a tuple, one size for each name, not {shape}: "
+            f"iso.make_mesh(({shape},), ('x',))"
+        )
     shape, names = _check_grid(tuple(shape), tuple(names))
     kinds = _check_types(axis_types, names)
     given = list(jax.devices() if devices is None else devices)
@@ -167,7 +172,8 @@ def as_mesh(obj: Any, *, abstract: bool = False) -> Any:
         return convert()
     raise TypeError(
         f"a mesh is a jax.sharding.Mesh, as iso.make_mesh(shape, names) makes it, or has a "
-        f"get_jax_mesh() method; given was {type(obj).__name__}: {obj!r}"
+        f"get_jax_mesh() method; given was {type(obj).__name__}: {obj!r}. It stands before the "
+        "spec: iso.shard(x, mesh, spec)"
     )
 
 

@@ -40,6 +40,10 @@ from isoshard.core.errors import ShardingError
 from .axis_types import constrain, is_typed
 from .partial_sums import stored
 
+_WAY_OUT = (
+    "compute with it in iso.domain.lift(f), where f is written for whole arrays, or gather it "
+    "first: iso.full(u)"
+)
 Sizes = tuple[tuple[int, ...] | None, ...]
 
 
@@ -104,6 +108,20 @@ class UnevenArray:
     def sharding(self) -> Any:
         """The layout of the padded array; of a traced one that with which it was made, or None."""
         return self.layout if isinstance(self.array, Tracer) else self.array.sharding
+
+    def _refuse(self, *_: Any) -> Any:
+        """Refuse what would compute with the padding."""
+        raise TypeError(f"an UnevenArray has padding in its blocks, so {_WAY_OUT}")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __mod__ = __matmul__ = __rmatmul__ = _refuse
+    __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _refuse
+    __array__ = __jax_array__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        """Say how to do what an array does."""
+        hint = "" if name.startswith("_") else f": it has padding in its blocks, so {_WAY_OUT}"
+        raise AttributeError(f"an UnevenArray has no {name!r}{hint}")
 
     def mask(self) -> jax.Array:
         """Which elements are valid.

@@ -9,6 +9,7 @@ from .layout_rules import Conv, Experts, Heads, LayoutRule, Linear, PlanError
 from .plan import Plan
 from .resolved import ResolvedActivation, ResolvedLeaf, ResolvedPlan
 from .size_rules import REPLICATE_BELOW, Largest
+from .unused_rules import UnusedRuleWarning
 
 __all__ = [
     "REPLICATE_BELOW",
@@ -27,4 +28,5 @@ __all__ = [
     "ResolvedActivation",
     "ResolvedLeaf",
     "ResolvedPlan",
+    "UnusedRuleWarning",
 ]

@@ -23,7 +23,7 @@ Axes = str | tuple[str, ...] | None
 Order = Literal["out_in", "in_out"]
 
 
-class PlanError(ShardingError):
+class PlanError(ShardingError, code="ISO006"):
     """A plan is malformed, or says nothing or nonsense about some leaves.
 
     Example:

@@ -93,6 +93,34 @@ def modules_of(tree: Any) -> list[str] | None:
     return None if framework is None else framework.named_modules(tree)
 
 
+def names_in(tree: Any) -> list[str] | None:
+    """The names by which a plan is asked, of all arrays of a tree and of the modules in it.
+
+    Args:
+        tree: as `isoshard.shard` takes it.
+
+    Returns:
+        The names; none of a lone array, which need not have one. None if something has no names
+        that are known, such as an optimizer.
+
+    Example:
+        >>> names_in({"a": [np.ones(2), 1.0]}), names_in(np.ones(2))
+        (['a.0'], [])
+    """
+    found: list[str] = []
+    whole = not hasattr(tree, "shape") and framework_of(tree) is not None
+    for name, leaf in [("", tree)] if whole else boxed_leaves(tree):
+        framework = None if hasattr(leaf, "shape") else framework_of(leaf)
+        if framework is not None:
+            try:
+                found += framework.named_arrays(leaf)
+            except TypeError:
+                return None
+        elif leaf is not tree and hasattr(_array(leaf), "shape"):
+            found.append(name)
+    return found
+
+
 def names_of(leaf: Any) -> tuple[Any, ...] | None:
     """Read the axis names that a leaf carries: Flax boxes and variables do.
 

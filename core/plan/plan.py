@@ -71,7 +71,7 @@ from .memory_rules import memory_for, memory_rules
 from .model_leaves import leaves_of
 from .resolved import ResolvedPlan
 from .resolving import decide, resolve
-from .rule_patterns import check_patterns
+from .rule_patterns import check_patterns, pairs_of
 from .size_rules import REPLICATE_BELOW, Largest
 from .standard_plans import Presets
 
@@ -102,8 +102,8 @@ class Plan(Presets, Imports, Automatic):
         product: the plans of a product; `a * b` makes them.
 
     Raises:
-        PlanError: a pattern is given twice, is no string or no regular expression; or `axes` or
-            `activations` are malformed.
+        PlanError: `rules` are no rules; a pattern is given twice, is no string or no regular
+            expression; or `axes` or `activations` are malformed.
 
     Example:
         >>> Plan([("*.weight", ("x", None)), ("re:.*[.]bias", None)], default=P())
@@ -122,8 +122,7 @@ class Plan(Presets, Imports, Automatic):
 
     def __post_init__(self) -> None:
         """Freeze what was given, and check the patterns."""
-        pairs = self.rules.items() if isinstance(self.rules, Mapping) else self.rules
-        rules = tuple((pattern, frozen(spec)) for pattern, spec in pairs)
+        rules = tuple((pattern, frozen(spec)) for pattern, spec in pairs_of(self.rules))
         check_patterns([pattern for pattern, _ in rules])
         inputs = {"*": self.inputs} if not isinstance(self.inputs, Mapping) else self.inputs
         if self.inputs is UNSAID or isinstance(self.inputs, Pairs):
@@ -330,7 +329,7 @@ class Plan(Presets, Imports, Automatic):
 
         Example:
             >>> Plan({"w": P("x")}).for_state({"w": (8,), "b": (8,)})
-            Plan({'re:(?:.*[.])?w': P('x',), 're:(?:.*[.])?b': None})
+            Plan({'re:(?#w)(?:.*[.])?w': P('x',), 're:(?#b)(?:.*[.])?b': None})
         """
         if self.product:
             factors = tuple(factor.for_state(params) for factor in self.product)
@@ -340,7 +339,8 @@ class Plan(Presets, Imports, Automatic):
             for decision in decide(self, leaf, None):
                 spec = decision.spec
                 spec = spec.settled(leaf.size) if isinstance(spec, Largest) else spec
-                rules[f"re:(?:.*[.])?{re.escape(leaf.name)}"] = spec
+                called = leaf.name.replace(")", "]")
+                rules[f"re:(?#{called})(?:.*[.])?{re.escape(leaf.name)}"] = spec
         return dataclasses.replace(self, rules=rules)
 
     def diff(self, other: Plan, tree: Any, mesh: AnyMesh | None = None) -> PlanDiff:

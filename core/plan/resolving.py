@@ -39,6 +39,7 @@ from .other_orders import check_orders
 from .resolved import BY_DEFAULT, BY_NAMES, BY_SIZE, ResolvedActivation, ResolvedLeaf, ResolvedPlan
 from .rule_patterns import label, matcher
 from .size_rules import Largest
+from .unused_rules import unknown_axes
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -109,6 +110,7 @@ def resolve_leaves(
     resolved: list[ResolvedLeaf] = []
     used: set[str] = set()
     faults: list[str] = []
+    lacking: list[str] = []
     large: list[ModelLeaf] = []
     for leaf in leaves:
         decisions = decide(plan, leaf, mesh)
@@ -124,14 +126,17 @@ def resolve_leaves(
     unused = [p for factor in factors for p, _ in factor.rules if p not in used]
     of_name = {leaf.name: leaf for leaf in leaves}
     for factor in factors if unused else ():
+        silent = [(pattern, spec) for pattern, spec in factor.rules if pattern not in used]
+        wrong = [unknown_axes(*rule, factor.axes.names, mesh) for rule in silent]
+        lacking += [fault for fault in wrong if fault is not None]
 
         def decides(name: str, factor: Plan = factor) -> str | None:
             found = _decide(factor, of_name[name], mesh)
             return None if found is None else found.rule
 
         check_orders(factor.rules, tuple(of_name), used, decides)
-    if faults or large:
-        raise PlanError(_complaint(faults, large, plan.replicate_below)) from None
+    if faults or large or lacking:
+        raise PlanError(_complaint(faults, large, lacking, plan.replicate_below)) from None
     rows, silent = _activations(plan, modules)
     found = ResolvedPlan(
         tuple(resolved), mesh, tuple(map(label, dict.fromkeys(unused))) + silent, rows
@@ -249,11 +254,14 @@ def _activations(
     return tuple(rows), tuple(silent)
 
 
-def _complaint(faults: list[str], large: list[ModelLeaf], limit: int) -> str:
+def _complaint(faults: list[str], large: list[ModelLeaf], lacking: list[str], limit: int) -> str:
     lines = []
     if faults:
         lines.append(f"the specs of {_leaves(len(faults))} do not fit:")
         lines += [f"  {fault}" for fault in faults]
+    if lacking:
+        lines.append("rules that decide for no leaf name axes that the mesh lacks:")
+        lines += [f"  {fault}" for fault in lacking]
     if large:
         verb = "matches" if len(large) == 1 else "match"
         lines.append(f"{_leaves(len(large))} larger than {human_bytes(limit)} {verb} no rule:")

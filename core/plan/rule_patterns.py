@@ -15,8 +15,10 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from jax.sharding import PartitionSpec as P
 
 from .backtracking import MOST_WAYS, TooManyWays, ways
 from .layout_rules import PlanError
@@ -65,6 +67,37 @@ def label(pattern: str) -> str:
     """What a pattern is called in tables: its leading comment, or itself."""
     found = re.match(r"re:\(\?#([^)]*)\)", pattern)
     return found[1] if found else pattern
+
+
+def pairs_of(rules: Any) -> list[tuple[Any, Any]]:
+    """The pairs of a list of rules.
+
+    Args:
+        rules: a mapping, or pairs, of pattern and what it says.
+
+    Raises:
+        PlanError: it is neither.
+
+    Example:
+        >>> pairs_of({"*.bias": None})
+        [('*.bias', None)]
+        >>> pairs_of("model")
+        Traceback (most recent call last):
+            ...
+        isoshard.core.plan.layout_rules.PlanError: rules are a mapping, or pairs, of name patterns and specs, not 'model'; one spec for every leaf is Plan({'*': 'model'})
+    """  # noqa: E501
+    if isinstance(rules, Mapping):
+        return list(rules.items())
+    pairs = () if isinstance(rules, str | P) or not isinstance(rules, Iterable) else tuple(rules)
+    if rules != () and not (
+        pairs and all(isinstance(p, tuple | list) and len(p) == 2 for p in pairs)
+    ):
+        one = rules if isinstance(rules, str | P) else P("x")
+        raise PlanError(
+            f"rules are a mapping, or pairs, of name patterns and specs, not {rules!r}; one spec "
+            f"for every leaf is Plan({{'*': {one!r}}})"
+        )
+    return [(pattern, said) for pattern, said in pairs]
 
 
 def check_patterns(patterns: Iterable[Any]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from jax.sharding import Mesh, Sharding
 
@@ -62,6 +62,13 @@ _lines_kept: Any = NAMES.bind(
     without="XLA may compile for ever where such an operator is split",
 )
 
+_kinds_of_values: Any = NAMES.bind(
+    "jax._src.core.pytype_aval_mappings",
+    otherwise={},
+    why="lets JAX say what to do with a torch tensor that it was given",
+    without="JAX says that it cannot interpret the tensor as an abstract array",
+)
+
 _nameless_key: Any = NAMES.bind(
     "jax._src.config.remove_custom_partitioning_ptr_from_cache_key",
     otherwise=lambda _remove: contextlib.nullcontext(),
@@ -99,6 +106,16 @@ def no_locations() -> contextlib.AbstractContextManager[Any]:
 def cached_without_addresses() -> contextlib.AbstractContextManager[Any]:
     """Context in which the address of an operator is no part of a compiled program's key."""
     return _nameless_key(True)
+
+
+def refuse_values(kind: type, refuse: Callable[[Any], NoReturn]) -> None:
+    """Say what is wrong where JAX is given a value of a class that it does not know.
+
+    Args:
+        kind: the class, with its subclasses.
+        refuse: raises the error, which is no TypeError: JAX has words of its own for these.
+    """
+    _kinds_of_values[kind] = refuse
 
 
 def ask_for_devices(primitive: Primitive) -> None:

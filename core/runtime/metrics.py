@@ -369,6 +369,21 @@ def user_location() -> str:
     return "unknown" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
+def is_calling(package: str) -> bool:
+    """Whether code of a package is running, at any depth; for messages.
+
+    Example:
+        >>> is_calling("doctest"), is_calling("torch.optim")
+        (True, False)
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if (frame.f_globals.get("__name__", "") + ".").startswith(package + "."):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def user_frame() -> FrameType | None:
     """Find the innermost call outside isoshard, torch, jax, flax, optax and numpy, if any."""
     frame = sys._getframe(1)

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 from typing import Any
 
@@ -142,11 +143,17 @@ def named_arrays(x: Any, name: str | None) -> tuple[list[NamedArray], Any]:
             wrong += [f"{called} {hidden}"] if hidden else []
         leaves.append(NamedArray(path or called, called, value, framework))
     if wrong:
-        raise TypeError(
-            f"only arrays can be laid out: {'; '.join(wrong)}. Make it an array with np.asarray, "
-            "or register its class with jax.tree_util."
-        )
+        raise TypeError(f"only arrays can be laid out: {'; '.join(wrong)}. {_way_out(x)}")
     return leaves, structure
+
+
+def _way_out(x: Any) -> str:
+    """How what is no array becomes one."""
+    if isinstance(x, str | os.PathLike):
+        return "Read the file first: iso.load_safetensors, iso.restore or np.load."
+    if hasattr(x, "init") and hasattr(x, "apply"):
+        return "It holds no arrays; lay out what its init returns: iso.shard(x.init(key, ..), ..)."
+    return "Make it an array with np.asarray, or register its class with jax.tree_util."
 
 
 def assign(

@@ -60,6 +60,7 @@ from isoshard.core.layout.spec import is_spec
 from isoshard.core.layout.tree_mesh import one_mesh
 from isoshard.core.layout.uneven import UnevenArray, is_uneven
 from isoshard.core.plan import Plan
+from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
 
 from .array_like import from_literal, hidden_array, is_array, is_literal
@@ -130,6 +131,7 @@ def shard(
             return x if move is x.sharding else jax.device_put(x, move)
     mesh, spec = _mesh_and_spec(mesh, spec)
     _check_uneven(uneven, sizes, memory)
+    warn_unused(spec, x)
     framework = framework_of(x)
     if framework is not None:
         if uneven == "pad":
@@ -188,6 +190,7 @@ def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -
         return block_verbs().reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
     if framework is not None:
+        warn_unused(spec, x)
         if memory is not None:
             mesh = framework.sharding_of(x).mesh if mesh is None else mesh
             spec = in_kind(spec, mesh, getattr(x, "ndim", None), memory, framework.name)

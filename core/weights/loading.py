@@ -42,6 +42,7 @@ from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
+from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.transfer.device_dtypes import device_dtype
 from isoshard.core.transfer.host_memory import ALIGNMENT, aligned_empty, cuts_of
 
@@ -209,7 +210,8 @@ def _targets(
         for name in matching.kept
         if wanted is not None and isinstance(wanted[name], jax.ShapeDtypeStruct)
     ]
-    raise_listed("the files do not fit what is wanted", faults)
+    fix = "Add a rule for each: load_safetensors(.., weights=iso.weights.WeightMap([Rule(..)]))."
+    raise_listed("the files do not fit what is wanted", faults, fix=fix)
     return targets, {name: (wanted or {})[name] for name in matching.kept}
 
 
@@ -252,6 +254,7 @@ def _shardings(targets: Mapping[str, _Target], mesh: Mesh, plan: Any) -> dict[st
         name: jax.ShapeDtypeStruct(target.shape, target.dtype) for name, target in targets.items()
     }
     if isinstance(plan, Plan):
+        warn_unused(plan, shapes)
         return plan.resolve(shapes, mesh).shardings
     if isinstance(plan, dict):
         odd = [f"{name}: no spec" for name in shapes if name not in plan]

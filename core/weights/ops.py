@@ -23,12 +23,14 @@ from typing import Any
 
 import numpy as np
 
+from isoshard.core.errors import CodedError
+
 Shape = tuple[int, ...]
 Entries = tuple[tuple[str, ...], ...]  # for each axis the mesh axes that split it, outermost first
 Sizes = Mapping[str, int]  # of the mesh axes
 
 
-class OpError(Exception):
+class OpError(CodedError, code="ISO022"):
     """An operation does not fit a shape or a layout; told with the leaf's name by who called it."""
 
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from isoshard.core.errors import CodedError
 
-class WeightError(ValueError):
+
+class WeightError(CodedError, ValueError, code="ISO030"):
     """Weights of one model do not become those of the other by the rules given.
 
     Example:
@@ -27,7 +29,7 @@ class WeightError(ValueError):
     """
 
 
-class FileFormatError(ValueError):
+class FileFormatError(CodedError, ValueError, code="ISO031"):
     """A file of weights is damaged, or is not what its name says.
 
     Example:

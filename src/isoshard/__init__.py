@@ -16,6 +16,7 @@ they are named.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,9 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
         return found
-    raise AttributeError(f"module 'isoshard' has no attribute {name!r}")
+    near = difflib.get_close_matches(name, __all__, 1)
+    hint = f"; did you mean isoshard.{near[0]}?" if near else ""
+    raise AttributeError(f"module 'isoshard' has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

@@ -66,6 +66,7 @@ _ABOUT = {
     "conformance": (_HARNESS,),
     "aot": (_HARNESS,),
     "benchmarks": (_HARNESS, "benchmarks"),
+    "newcomer": ("core/plan", "core/transfer", "torch_bridge/interop", "torch_bridge/spmd"),
 }
 
 

@@ -218,7 +218,10 @@ def torch_function(
         [2.0, 2.0, 2.0]
     """
     if not callable(function):
-        raise TypeError(f"torch_function takes a JAX function, not {type(function).__name__}")
+        raise TypeError(
+            f"torch_function takes a function of JAX arrays, not {type(function).__name__}; an "
+            "array becomes a tensor with iso.to_torch"
+        )
     called = name or getattr(function, "__name__", None) or type(function).__name__
     return TorchFunction(function, called, out_specs, copy, types=True)
 

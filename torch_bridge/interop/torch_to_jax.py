@@ -31,7 +31,7 @@ Tensors that are no buffers, such as `torch.arange(n)` made on the CPU, are cons
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -282,7 +282,10 @@ def jax_function(
         ShapedArray(float32[8@x,8])
     """  # noqa: E501
     if not callable(target):
-        raise TypeError(f"jax_function takes a module or a function, not {type(target).__name__}")
+        raise TypeError(
+            f"jax_function takes a module or a function of tensors, not {type(target).__name__}; a "
+            "tensor becomes an array with iso.to_jax"
+        )
     return JaxFunction(target, out_sharding, repeat)
 
 
@@ -298,6 +301,11 @@ def _check_names(module: torch.nn.Module, given: Any, kind: str) -> None:
 
 
 def _check(given: Any, own: Iterable[str], what: str, attribute: str) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{what} are a dictionary of arrays by name, as jax_function(module).{attribute} has "
+            f"them, and come first: f(f.{attribute}, x); given was {type(given).__name__}"
+        )
     unknown, missing = set(given) - set(own), set(own) - set(given)
     if unknown or missing:
         raise KeyError(

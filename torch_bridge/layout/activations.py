@@ -32,6 +32,7 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import ModuleActivations, Side
 from isoshard.core.plan.layout_rules import PlanError
+from isoshard.core.plan.unused_rules import check_activation_axes
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import MeshLike, PlanLike
@@ -73,6 +74,7 @@ class ActivationConstraints:
 
     def __init__(self, module: torch.nn.Module, mesh: Mesh, plan: Plan):
         """See `constrain_activations`."""
+        check_activation_axes(plan, mesh)
         self.modules: dict[str, ModuleActivations] = {}
         self._handles: list[Any] = []
         found = []

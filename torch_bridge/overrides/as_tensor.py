@@ -35,6 +35,7 @@ def _sharing(theirs: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def share(data: Any, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
+        naming.check_index(device)
         if not isinstance(data, lazy_tensor.LazyTensor) or (
             device is not None and torch.device(device).type not in naming.OURS
         ):

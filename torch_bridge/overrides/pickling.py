@@ -84,6 +84,7 @@ def _arrive(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorag
     """What `torch.load(map_location="jax")` does with each storage."""
     if location.partition(":")[0] not in naming.OURS:
         return None
+    naming.check_index(location)
     arriving = _Arriving(storage.nbytes())
     arriving.copy_(storage)
     arriving.tensors = {}

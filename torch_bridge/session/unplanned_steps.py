@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from isoshard.core.errors import CodedWarning
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.engine.recording.lazy_tensor import LazyTensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 
 
-class UnplannedWarning(UserWarning):
+class UnplannedWarning(CodedWarning, code="ISO046"):
     """A layout was to be found automatically, and a step says too little for that."""
 
 

@@ -17,21 +17,21 @@ from __future__ import annotations
 from isoshard.core.errors import DeviceError, ShardingError, SpecError, UnevenError
 
 
-class MarkSpecError(SpecError, AssertionError):
+class MarkSpecError(SpecError, AssertionError, code="ISO050"):
     """A spec does not fit the mesh or the tensor it is to mark."""
 
 
-class MeshShapeError(ShardingError, AssertionError):
+class MeshShapeError(ShardingError, AssertionError, code="ISO051"):
     """Device ids, shape and names of a mesh do not belong together."""
 
 
-class MeshDeviceError(DeviceError, AssertionError):
+class MeshDeviceError(DeviceError, AssertionError, code="ISO052"):
     """A mesh names devices that are not there."""
 
 
-class UnmarkableError(ShardingError, RuntimeError):
+class UnmarkableError(ShardingError, RuntimeError, code="ISO053"):
     """A tensor is on another device, or is marked already."""
 
 
-class MinibatchError(UnevenError, RuntimeError):
+class MinibatchError(UnevenError, RuntimeError, code="ISO054"):
     """A process's part of a batch cannot be divided over its devices."""

@@ -173,6 +173,11 @@ def checked(
     Raises:
         SpecError, ShardingError: as `mark_sharding`.
     """
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(
+            f"{verb} takes the tensor first, then the mesh, then the spec: {verb}(t, mesh, spec); "
+            f"given first was {type(t).__name__}"
+        )
     if not isinstance(t, XLAShardedTensor):
         name = naming.current().type
         raise UnmarkableError(

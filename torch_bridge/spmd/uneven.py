@@ -22,19 +22,19 @@ buffers are of unequal pieces, see `layout.uneven_shards`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import jax
 
-from isoshard.core.errors import UnevenError
+from isoshard.core.errors import CodedWarning, UnevenError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import check_even, named_sharding
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.user_warnings import warn_user
 from isoshard.torch_bridge.layout.marks import Sharding
 
 
-class UnevenWarning(UserWarning):
+class UnevenWarning(CodedWarning, code="ISO055"):
     """A tensor is marked with a split that does not divide it, so its buffers are not split."""
 
 
@@ -53,10 +53,11 @@ def even_part(sharding: Sharding, shape: Sequence[int]) -> tuple[Sharding, Shard
     if not fault:
         return even, None
     metrics.count("uneven_marks")
-    _warn(
+    warn_user(
         f"{fault.removeprefix('tensor: ')} Its buffers stay whole along what does not divide, so "
         "they take more memory than the spec says; xs.mark_sharding(t, mesh, spec, sizes='chunk') "
-        "splits them unequally."
+        "splits them unequally.",
+        UnevenWarning,
     )
     return even, sharding
 
@@ -91,19 +92,3 @@ def _divides(entry: object, mesh: jax.sharding.Mesh, extent: int) -> bool:
     except UnevenError:
         return False
     return True
-
-
-def _warn(message: str) -> None:
-    """Warn of the line of user code that is running; Python shows it once per line."""
-    frame = metrics.user_frame()
-    if frame is None:
-        warnings.warn(message, UnevenWarning, stacklevel=2)
-        return
-    warnings.warn_explicit(
-        message,
-        UnevenWarning,
-        frame.f_code.co_filename,
-        frame.f_lineno,
-        module=frame.f_globals.get("__name__"),
-        registry=frame.f_globals.setdefault("__warningregistry__", {}),
-    )

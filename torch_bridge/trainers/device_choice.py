@@ -10,6 +10,7 @@ import sys
 import warnings
 from typing import Any
 
+from isoshard.core.errors import CodedWarning
 from isoshard.torch_bridge.after_import import after_import
 
 _LIGHTNINGS = (
@@ -18,7 +19,7 @@ _LIGHTNINGS = (
 )
 
 
-class DeviceChoiceWarning(UserWarning):
+class DeviceChoiceWarning(CodedWarning, code="ISO060"):
     """A library has chosen the CPU although the `jax` device is there.
 
     Example:

@@ -24,7 +24,7 @@ NAMES = 4
 """So many patterns that lie alike are printed; `plan.rules` and `plan.activations` have all."""
 
 
-class NothingFitsError(ShardingError):
+class NothingFitsError(ShardingError, code="ISO044"):
     """No plan fits in memory; the message says by how much, and what would help.
 
     Example:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 
 from jax.sharding import AbstractMesh
 
+from isoshard.core.errors import CodedError
 from isoshard.core.plan import Plan
 from isoshard.core.plan.layout_rules import Order
 from isoshard.core.planner.machine.topologies import Topology
@@ -38,7 +39,7 @@ _SHARED = ({"data", "fsdp"}, {"tensor", "sequence"})  # may use one axis togethe
 _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
-class PlanCommandError(Exception):
+class PlanCommandError(CodedError, code="ISO045"):
     """What was asked for on the command line cannot be done; the message says what can."""
 
 

@@ -36,6 +36,27 @@ def test_a_layout_of_the_compilers_is_said_in_the_names_of_a_mesh():
     assert seen == [P("y", "x")] and result.sharding.is_equivalent_to(layout, 2)
 
 
+def test_values_of_a_class_are_refused():
+    """`pytype_aval_mappings`, by every way into JAX."""
+
+    class Odd:
+        """Nothing that JAX knows."""
+
+    def refuse(_):
+        raise RuntimeError("no array")
+
+    for use in (jax.jit(lambda x: x), jax.device_put, jax.vmap(lambda x: x), jax.eval_shape):
+        given = (Odd(),) if use is not jax.eval_shape else (lambda x: x, Odd())
+        with pytest.raises(TypeError):
+            use(*given)
+        internals.refuse_values(Odd, refuse)
+        try:
+            with pytest.raises(RuntimeError, match="no array"):
+                use(*given)
+        finally:
+            del internals._kinds_of_values[Odd]
+
+
 def test_the_devices_have_started():
     jax.devices()
     assert internals.devices_have_started() is True

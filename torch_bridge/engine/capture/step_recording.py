@@ -18,7 +18,7 @@ import torch
 from isoshard.core.errors import CaptureError
 from isoshard.core.runtime.exact_keys import exact
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.engine.compiling import program
+from isoshard.torch_bridge.engine.compiling import poisoned, program
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, visible
@@ -42,6 +42,11 @@ from .step_counts import is_count
 from .tensor_guard import TensorGuard
 from .tracing_flag import compiling
 from .zeroing import Zeroing
+
+_NO_VALUE = (
+    "this tensor was made in a call of a compiled step that was refused, or raised, and so has no "
+    "value. Return it from the step, and use what the call returns."
+)
 
 
 class Recording:
@@ -279,6 +284,7 @@ class Recording:
         self.put_back()
         self.snapshot.restore()
         self.random.restore()
+        poisoned.abandon(self.tape, CaptureError(_NO_VALUE))
         self.tape.forget()
         self.log.clear()
 

@@ -29,12 +29,11 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
 from isoshard.core.runtime.jaxprs import equations
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from isoshard.torch_bridge.engine.recording.recorder import Recorder
 from isoshard.torch_bridge.engine.recording.tape import Tape
+from isoshard.torch_bridge.engine.values import donated
 from isoshard.torch_bridge.engine.values.value import Value
 
 from .execution_plan import CompileRequest
@@ -62,6 +61,20 @@ class Poisoned(Recorder):
         raise self._error.with_traceback(self._trace)
 
 
+def abandon(tape: Tape, error: Exception) -> None:
+    """Give up what a tape has recorded and will not compute.
+
+    Args:
+        tape: before it forgets.
+        error: raised when one of its results is asked for.
+    """
+    held = Poisoned(error)
+    for slot in range(len(tape.slots)):
+        value = tape.value(slot)
+        if value is not None and value.tape is tape and value.array is None:
+            value.tape = held
+
+
 def is_of_an_operation(error: Exception, arrays: Sequence[Any]) -> bool:
     """Whether an error may be one operation's own, and the others can be tried.
 
@@ -70,7 +83,7 @@ def is_of_an_operation(error: Exception, arrays: Sequence[Any]) -> bool:
         arrays: its inputs; where they are gone, there is nothing to compute from.
     """
     exhausted = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
-    return not exhausted and not any(isinstance(x, jax.Array) and x.is_deleted() for x in arrays)
+    return not exhausted and donated.gone(arrays) is None
 
 
 def calls_host(program: Any) -> bool:

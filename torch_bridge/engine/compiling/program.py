@@ -25,6 +25,7 @@ from isoshard.torch_bridge.engine.recording import random_state, regions
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder, replace, wire_execute
 from isoshard.torch_bridge.engine.recording.tape import Tape
+from isoshard.torch_bridge.engine.values import donated
 from isoshard.torch_bridge.engine.values import layout_numbers as layouts
 from isoshard.torch_bridge.engine.values.value import Value, placed_layout
 
@@ -185,6 +186,9 @@ def _computed(tape: Tape, only: Value | None) -> bool:
             results = run(program, plan, arrays, tape.scalars, tape.words)
             _hand_out(tape, plan, results, program)
     except Exception as error:
+        lost = donated.gone(arrays)
+        if lost is not None:
+            raise donated.error(tuple(lost.shape)) from error
         if only is not None or not is_of_an_operation(error, arrays):
             raise
         if not poison(tape, plan, error, lambda part: _fails(part, arrays, tape)):

@@ -40,6 +40,7 @@ def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     array: Any = reading.held(tensor)
     uneven = array if isinstance(array, UnevenArray) else None
     array = array if uneven is None else uneven.array
+    reading.check_readable(array, tensor)
     if not array.is_fully_addressable and not _has_whole(array):
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} lies partly in other processes and cannot be "

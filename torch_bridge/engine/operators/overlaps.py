@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from isoshard.core.runtime import metrics
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
@@ -93,6 +95,13 @@ def _range(tensor: Any) -> tuple[int, int] | None:
 def check_writable(func: Any, tensor: torch.Tensor) -> None:
     """Refuse what torch refuses: writing to a CPU tensor from here, or to a broadcast view."""
     if not isinstance(tensor, lazy_tensor.LazyTensor):
+        if metrics.is_calling("torch.optim"):
+            raise RuntimeError(
+                f"the optimizer's state is on {tensor.device}, and its parameters are on "
+                f"{naming.current()}: it was made before they were moved. Move it as well, with "
+                "optimizer.load_state_dict(optimizer.state_dict()), or make the optimizer after "
+                "the model was moved"
+            )
         raise RuntimeError(
             f"{func} would write values of jax tensors into a tensor on {tensor.device}; move them "
             "with .cpu() first"

@@ -18,10 +18,12 @@ import jax
 from jax.core import Tracer
 
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.memory_log import visible
+from isoshard.torch_bridge.engine.values import donated
 
 
 def array_of(tensor: lazy_tensor.LazyTensor) -> jax.Array:
@@ -34,6 +36,29 @@ def held(tensor: lazy_tensor.LazyTensor) -> Any:
     """As `array_of`; of a tensor in blocks with padding the `UnevenArray`, and nothing moves."""
     array = _part_of(tensor)
     return input_placement.held(lazy_tensor.read(tensor)) if array is None else array
+
+
+def check_readable(array: Any, tensor: lazy_tensor.LazyTensor) -> None:
+    """Refuse to read what JAX traces, or what was donated.
+
+    Args:
+        array: of the tensor.
+        tensor: for the message.
+
+    Raises:
+        ConcretizationTypeError: JAX's own, with the line of torch code.
+        RuntimeError: the array was donated.
+    """
+    if isinstance(array, Tracer):
+        raise jax.errors.ConcretizationTypeError(
+            array,
+            f"{metrics.user_location()}: torch code reads the value of a tensor of shape "
+            f"{tuple(tensor.shape)} while JAX traces it, so there is none. For a branch on a "
+            "tensor (`if x.sum() > 0`) write torch.where or torch.cond, for item() compute with "
+            "the tensor itself; or call the function outside of jax.jit and jax.grad.",
+        )
+    if array.is_deleted():
+        raise donated.error(tuple(array.shape))
 
 
 def _part_of(tensor: lazy_tensor.LazyTensor) -> jax.Array | None:

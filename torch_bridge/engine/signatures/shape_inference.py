@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leaves
 from isoshard.torch_bridge.lowerings import registry
@@ -52,6 +53,7 @@ def infer(
 
     real_kwargs = {name: map_leaves(real, value) for name, value in kwargs.items()}
     if "device" in real_kwargs:
+        naming.check_index(real_kwargs["device"])
         real_kwargs["device"] = "meta"
     real_kwargs.pop("pin_memory", None)
     real_args = tuple(map_leaves(real, arg) for arg in args)
@@ -100,6 +102,11 @@ def _is_list(value: Any) -> bool:
 
 def missing(op: OpOverload) -> str:
     """The message for an operator that cannot be computed."""
+    if "sparse" in op.name():
+        return (
+            f"sparse tensors are not on the jax device ({op}): make the tensor dense before it "
+            "moves, with t.to_dense(), or keep it on the CPU"
+        )
     return (
         f"{op} has no JAX lowering and torch has no decomposition for it. Give one with "
         f"isoshard.torch_bridge.register_lowering({op.name()!r}, function), where function takes "

@@ -1,0 +1,222 @@
+"""Rules that decide nothing: said by name, with the leaves that may have been meant.
+
+>>> from isoshard.core.plan import Plan
+>>> print("\\n".join(unused_rules(Plan({"wieght": P("x"), "*.bias": P("x")}), ["weight", "bias"])))
+'wieght': no leaf is called so; the nearest is 'weight'
+'*.bias': no leaf is called so, as nothing stands before its dot; '*bias' takes 'bias'
+
+A rule behind one that takes all of its leaves decides nothing either; one that keeps leaves whole
+and meets none does no harm:
+
+>>> unused_rules(Plan({"*": None, "bias": P("x")}), ["bias"])
+["'bias': an earlier rule, '*', decides all that it matches; put it first"]
+>>> unused_rules(Plan({"*norm*": None, "*": P("x")}), ["bias"])
+[]
+
+A rule for another framework's name of a leaf, or for a bias that is not there, is no fault where
+another decides for the same layer:
+
+>>> unused_rules(Plan({"*up.kernel": P(None, "x"), "*up.weight": P("x")}), ["0.up.kernel"])
+[]
+
+Ready-made plans know many names, of which a model has some; one that knows none of them is told.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.layout.axis_types import AnyMesh
+from isoshard.core.layout.mesh import describe_mesh
+from isoshard.core.layout.spec_entries import entries_of
+from isoshard.core.runtime.user_warnings import warn_user
+
+from ..errors import CodedWarning
+from .freezing import Pairs
+from .layout_rules import PlanError
+from .model_leaves import names_in
+from .rule_patterns import label, matches
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+_SHOWN = 3
+_SEARCHED = 2000
+_LIKE, _ALMOST = 0.5, 0.8
+_OF_A_LAYER = re.compile(r"(.*?)(?:weight|kernel|bias|embedding|scale)")
+
+
+class UnusedRuleWarning(CodedWarning, code="ISO013"):
+    """A plan's rules decide nothing on a model: misspelt, behind others, or for another model.
+
+    Example:
+        >>> import warnings, numpy as np
+        >>> from isoshard.core.layout.mesh import make_mesh
+        >>> from isoshard.core.plan import Plan
+        >>> from isoshard.core.transfer.place import shard
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("error", UnusedRuleWarning)
+        ...     shard({"w": np.ones(8)}, make_mesh((8,), ("x",)), Plan({"v": P("x"), "*": None}))
+        Traceback (most recent call last):
+            ...
+        isoshard.core.plan.unused_rules.UnusedRuleWarning: the plan has rules that decide nothing here:
+          'v': no leaf is called so; the leaves are 'w'
+        Correct them or take them out; print(plan.resolve(model, mesh)) shows what decides each leaf. [ISO013]
+    """  # noqa: E501
+
+
+def warn_unused(plan: Any, *trees: Any) -> None:
+    """Warn of the rules of a plan that decide for no leaf.
+
+    Args:
+        plan: a Plan; anything else, such as a spec, has no rules.
+        *trees: what is laid out by it, together: modules, or pytrees. A lone array is looked up by
+            a name that it need not have, so it is passed over.
+    """
+    names: list[str] = []
+    for tree in trees if hasattr(plan, "factors") else ():
+        more = names_in(tree)
+        if more is None:
+            return
+        names += more
+    lines = unused_rules(plan, names) if names else []
+    if lines:
+        listed = "".join(f"\n  {line}" for line in lines)
+        warn_user(
+            f"the plan has rules that decide nothing here:{listed}\nCorrect them or take them out; "
+            "print(plan.resolve(model, mesh)) shows what decides each leaf.",
+            UnusedRuleWarning,
+        )
+
+
+def unused_rules(plan: Plan, names: Sequence[str]) -> list[str]:
+    """The rules of a plan that decide for none of some leaves, each with what may be wrong.
+
+    Args:
+        plan: the plan.
+        names: of the leaves.
+    """
+    found = []
+    for factor in plan.factors:
+        patterns = [pattern for pattern, _ in factor.rules]
+        deciding = {name: next((p for p in patterns if matches(p, name)), None) for name in names}
+        used = set(deciding.values())
+        of_layers = {_layer(pattern) for pattern in used if pattern} - {None}
+        unused = [
+            rule
+            for rule in factor.rules
+            if rule[0] not in used and _layer(rule[0]) not in of_layers
+        ]
+        ready_made = [pattern for pattern, _ in unused if label(pattern) != pattern]
+        for pattern, spec in unused:
+            fault = _fault(pattern, any(_names(spec)), names, deciding)
+            if fault is not None and pattern not in ready_made:
+                found.append(f"{pattern!r}: {fault}")
+        if ready_made and ready_made == patterns:
+            labels = ", ".join(map(label, ready_made))
+            found.append(f"{labels}: these know no leaf by its name; {_leaves(names)}")
+    return found
+
+
+def _layer(pattern: str) -> str | None:
+    """What a rule for a leaf of a layer says of the layer.
+
+    A plan may name a layer's leaves for torch and for Flax, and a bias that some layers lack.
+    """
+    found = _OF_A_LAYER.fullmatch(pattern)
+    return found and found[1]
+
+
+def _fault(
+    pattern: str, splits: bool, names: Sequence[str], deciding: dict[str, str | None]
+) -> str | None:
+    """Why a rule decides nothing; None if it only keeps whole what is not there."""
+    taken = [name for name in names if matches(pattern, name)]
+    if taken:
+        by = ", ".join(dict.fromkeys(repr(label(str(deciding[name]))) for name in taken))
+        return f"an earlier rule, {by}, decides all that it matches; put it first"
+    wider = f"*{pattern[2:]}" if pattern.startswith("*.") else pattern
+    meant = next((name for name in names if matches(wider, name)), None)
+    if meant is not None:
+        return f"no leaf is called so, as nothing stands before its dot; {wider!r} takes {meant!r}"
+    words = re.sub(r"[^\w.]", "", pattern.removeprefix("re:"))
+    like = _LIKE if splits else _ALMOST
+    near = difflib.get_close_matches(words, names[:_SEARCHED], _SHOWN, like)
+    if not near:
+        return f"no leaf is called so; {_leaves(names)}" if splits else None
+    verb = "is" if len(near) == 1 else "are"
+    return f"no leaf is called so; the nearest {verb} {', '.join(map(repr, near))}"
+
+
+def _leaves(names: Sequence[str]) -> str:
+    more = ", .." if len(names) > _SHOWN else ""
+    return f"the leaves are {', '.join(map(repr, names[:_SHOWN]))}{more}"
+
+
+def unknown_axes(pattern: str, spec: Any, logical: Sequence[str], mesh: AnyMesh) -> str | None:
+    """What is wrong with a rule that no leaf has shown to be wrong: it names no axis of the mesh.
+
+    Args:
+        pattern: of the rule.
+        spec: of the rule.
+        logical: the names that the plan's own table maps to the mesh.
+        mesh: the mesh.
+
+    Returns:
+        The fault, or None.
+    """
+    known = {*mesh.axis_names, *logical}
+    wrong = [repr(name) for name in dict.fromkeys(_names(spec)) if name not in known]
+    if not wrong:
+        return None
+    return (
+        f"rule {label(pattern)!r}: {spec!r} does not fit: no mesh axis is called "
+        f"{', '.join(wrong)}. The mesh axes are {describe_mesh(mesh)}"
+    )
+
+
+def check_activation_axes(plan: Plan, mesh: AnyMesh) -> None:
+    """Refuse rules for activations that name axes the mesh lacks, before a module is called.
+
+    Args:
+        plan: the plan.
+        mesh: the mesh.
+
+    Raises:
+        PlanError: naming each.
+
+    Example:
+        >>> from isoshard.core.layout.mesh import make_mesh
+        >>> from isoshard.core.plan import Plan
+        >>> check_activation_axes(Plan(activations={"*.mlp": P("x")}), make_mesh((8,), ("x",)))
+    """
+    wrong = []
+    for factor in plan.factors:
+        for pattern, said in factor.activations:
+            for side in (said.output, said.input):
+                specs = [spec for _, spec in side] if isinstance(side, Pairs) else [side]
+                wrong += [unknown_axes(pattern, spec, factor.axes.names, mesh) for spec in specs]
+    lines = [fault for fault in wrong if fault is not None]
+    if lines:
+        raise PlanError("\n  ".join(["activations cannot be laid out on this mesh:", *lines]))
+
+
+def _names(spec: Any) -> Iterator[str]:
+    """The names of axes in a spec or a rule; what has other spellings is looked at with a leaf."""
+    if isinstance(spec, str | P | tuple):
+        entries = entries_of(spec) if isinstance(spec, P) else spec
+        for entry in (entries,) if isinstance(entries, str) else entries:
+            if isinstance(entry, str):
+                yield entry
+            elif isinstance(entry, tuple):
+                yield from (one for one in entry if isinstance(one, str))
+        return
+    for field in ("out", "into", "axis"):
+        axes = getattr(spec, field, None)
+        if isinstance(axes, str | tuple):
+            yield from _names((axes,))
