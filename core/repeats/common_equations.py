@@ -20,7 +20,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.repeats.equation_flow import EquationFlow, readers_of
 from isoshard.core.repeats.repeated_block import RepeatedBlock
 
 _KEPT = frozenset({"optimization_barrier"})
@@ -42,11 +42,12 @@ def computed_once(
     """
     inside = {time for block in blocks for time in range(block.start, block.stop)}
     first_of: dict[Hashable, int] = {}
-    alias = np.arange(len(flow.avals))
-    skipped = set()
+    alias: dict[int, int] = {}
+    skipped: set[int] = set()
     operands = list(flow.operands)
     for time, equation in enumerate(flow.equations):
-        operands[time] = tuple([int(alias[one]) if one >= 0 else one for one in operands[time]])
+        if not alias.keys().isdisjoint(operands[time]):
+            operands[time] = tuple([alias.get(one, one) for one in operands[time]])
         if time in inside or equation.effects or equation.primitive.name in _KEPT:
             continue
         read = tuple([one if one >= 0 else _literal(flow, one) for one in operands[time]])
@@ -54,16 +55,13 @@ def computed_once(
         first = first_of.setdefault(key, time)
         if first != time:
             skipped.add(time)
-            alias[list(flow.outputs[time])] = flow.outputs[first]
-    readers: list[list[int]] = [[] for _ in flow.avals]
-    for time, read in enumerate(operands):
-        if time not in skipped:
-            for one in set(read):
-                if one >= 0:
-                    readers[one].append(time)
-    results = [int(alias[one]) if one >= 0 else one for one in flow.results]
+            alias.update(zip(flow.outputs[time], flow.outputs[first], strict=True))
+    readers = readers_of(operands, len(flow.avals), skipped)
+    results = [alias.get(one, one) for one in flow.results]
     flow = dataclasses.replace(flow, operands=operands, readers=readers, results=results)
-    return flow, [_moved(flow, block, alias) for block in blocks], skipped
+    numbers = np.arange(len(flow.avals))
+    numbers[[*alias]] = [*alias.values()]
+    return flow, [_moved(flow, block, numbers) for block in blocks], skipped
 
 
 def _literal(flow: EquationFlow, operand: int) -> Hashable:

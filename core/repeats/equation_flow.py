@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,16 @@ class EquationFlow:
         ]
         return [(time, some) for time, some in found if len(some) > 1]
 
+    @functools.cached_property
+    def reads(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], ...]:
+        """Which equation reads what which other one makes: the numbers of both."""
+        counts = [len(one) for one in self.operands]
+        times = np.repeat(np.arange(len(counts)), counts)
+        operands = np.array([one for read in self.operands for one in read], dtype=np.int64)
+        makers = np.array([*self.made_by, -1], dtype=np.int64)[np.maximum(operands, -1)]
+        made = (operands >= 0) & (makers >= 0)
+        return times[made], makers[made]
+
     @classmethod
     def of(cls, program: ClosedJaxpr) -> EquationFlow:
         """Number the values of a program.
@@ -75,18 +85,11 @@ class EquationFlow:
         """
         jaxpr = program.jaxpr
         equations = needed(jaxpr.eqns, jaxpr.outvars)
-        numbers: dict[Any, int] = {}
-        avals: list[Any] = []
-        made_by: list[int] = []
-        readers: list[list[int]] = []
+        inputs = [*jaxpr.invars, *jaxpr.constvars]
+        numbers = {variable: number for number, variable in enumerate(inputs)}
+        avals = [variable.aval for variable in inputs]
+        made_by = [-1] * len(inputs)
         literals: list[Any] = []
-
-        def add(variable: Any, equation: int) -> int:
-            numbers[variable] = len(avals)
-            avals.append(variable.aval)
-            made_by.append(equation)
-            readers.append([])
-            return len(avals) - 1
 
         def operand(atom: Any) -> int:
             if isinstance(atom, Literal):
@@ -94,17 +97,17 @@ class EquationFlow:
                 return -len(literals)
             return numbers[atom]
 
-        for variable in (*jaxpr.invars, *jaxpr.constvars):
-            add(variable, -1)
         operands, outputs = [], []
         for time, equation in enumerate(equations):
-            taken = tuple([operand(atom) for atom in equation.invars])
-            for number in set(taken):
-                if number >= 0:
-                    readers[number].append(time)
-            operands.append(taken)
-            outputs.append(tuple([add(variable, time) for variable in equation.outvars]))
+            operands.append(tuple([operand(atom) for atom in equation.invars]))
+            begin = len(avals)
+            for variable in equation.outvars:
+                numbers[variable] = len(avals)
+                avals.append(variable.aval)
+                made_by.append(time)
+            outputs.append(tuple(range(begin, len(avals))))
         results = [operand(atom) for atom in jaxpr.outvars]
+        readers = readers_of(operands, len(avals))
         return cls(
             program, equations, operands, outputs, avals, made_by, readers, literals, results
         )
@@ -141,6 +144,25 @@ class EquationFlow:
         return max(operands) < 0 and len({self.literal(one).tobytes() for one in operands}) == 1
 
 
+def readers_of(
+    operands: Sequence[tuple[int, ...]], values: int, skipped: Collection[int] = ()
+) -> list[list[int]]:
+    """Of each value the equations that read it, in order.
+
+    Args:
+        operands: of each equation.
+        values: how many there are.
+        skipped: equations that do not count.
+    """
+    found: list[list[int]] = [[] for _ in range(values)]
+    for time, read in enumerate(operands):
+        if time not in skipped:
+            for one in read if len(read) < 2 else {*read}:
+                if one >= 0:
+                    found[one].append(time)
+    return found
+
+
 def needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     """The equations that results need, and those with effects.
 
@@ -153,5 +175,5 @@ def needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
     for equation in reversed(equations):
         if equation.effects or not wanted.isdisjoint(equation.outvars):
             kept.append(equation)
-            wanted.update(atom for atom in equation.invars if not isinstance(atom, Literal))
+            wanted.update([atom for atom in equation.invars if not isinstance(atom, Literal)])
     return kept[::-1]

@@ -43,15 +43,15 @@ def equation_keys(
             of their own are equal only if their rules are the same objects.
     """
     keys = _Keys(differentiated)
+    kinds = [keys.aval(one) for one in flow.avals]
+    literals = [keys.aval(one.aval) for one in reversed(flow.literals)]
+    kinds += literals  # operands below 0 count from the end
     numbers: dict[Hashable, int] = {}
     found = []
     for time, equation in enumerate(flow.equations):
         key: Hashable = time, None
         if not equation.effects:
-            key = (
-                keys.of(equation),
-                tuple([keys.aval(flow.aval(one)) for one in flow.operands[time]]),
-            )
+            key = keys.of(equation), tuple([kinds[one] for one in flow.operands[time]])
         found.append(numbers.setdefault(key, len(numbers)))
     return np.array(found, dtype=np.int64)
 
@@ -62,10 +62,24 @@ class _Keys:
     def __init__(self, differentiated: bool) -> None:
         self._differentiated = differentiated
         self._seen: dict[int, tuple[Any, int]] = {}
+        self._parametrized: dict[tuple[int, Any], tuple[Any, int]] = {}
         self._numbers: dict[Hashable, int] = {}
 
     def of(self, equation: Any) -> Hashable:
         """The key of an equation but for its operands."""
+        params, primitive = equation.params, equation.primitive
+        seen = self._parametrized.get((id(params), primitive))
+        if seen is None:
+            number = self._numbers.setdefault(self._params(equation), len(self._numbers))
+            seen = self._parametrized[id(params), primitive] = params, number
+        return (
+            seen[1],
+            tuple([self.aval(variable.aval) for variable in equation.outvars]),
+            self._once(equation.ctx, self._context),
+        )
+
+    def _params(self, equation: Any) -> Hashable:
+        """The key of its primitive and parameters."""
         name = equation.primitive.name
         params = equation.params
         if name == "slice":
@@ -79,8 +93,6 @@ class _Keys:
         return (
             equation.primitive,
             tuple([(key, self._value(params[key])) for key in sorted(params)]),
-            tuple([self.aval(variable.aval) for variable in equation.outvars]),
-            self._once(equation.ctx, self._context),
         )
 
     def aval(self, aval: Any) -> int:

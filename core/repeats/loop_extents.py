@@ -51,6 +51,7 @@ class LoopExtents:
         self._label = label
         self.blocks: list[RepeatedBlock] = []
         self.reasons: list[str] = []
+        self._iterations: dict[int, tuple[int, int]] | None = None
 
     def add(self, block: RepeatedBlock) -> None:
         """Add a block behind those before it, as far as it fits them.
@@ -59,6 +60,7 @@ class LoopExtents:
             block: with a carry.
         """
         self.blocks.append(block)
+        self._iterations = None
         while self._fit_each() or self._fit_inputs():
             pass
 
@@ -67,6 +69,8 @@ class LoopExtents:
 
         What one iteration hands on to the next belongs to both, so it is left out.
         """
+        if self._iterations is not None:
+            return self._iterations
         found: dict[int, tuple[int, int]] = {}
         for number, block in enumerate(self.blocks):
             for members in set(block.outside.values()):
@@ -79,6 +83,7 @@ class LoopExtents:
                 for made in range(block.made):
                     if made not in handed_on:
                         found[first + made] = number, iteration
+        self._iterations = found
         return found
 
     def _fit_each(self) -> bool:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -63,9 +62,12 @@ def _best(keys: Numbers, at_least: int) -> PeriodicRun | None:
     best = None
     saved = 0
     for period in _periods(keys, at_least):
-        for start, length in _matching(keys, period):
+        starts, matching = _matching(keys, period)
+        if len(matching):
+            longest = int(matching.argmax())
+            length = int(matching[longest]) + period
             if length >= at_least * period and length - period > saved:
-                best, saved = PeriodicRun(start, period, length), length - period
+                best, saved = PeriodicRun(int(starts[longest]), period, length), length - period
     return best
 
 
@@ -105,9 +107,8 @@ def _distances(hashes: Numbers) -> Numbers:
     return (order[1:] - order[:-1])[same]
 
 
-def _matching(keys: Numbers, period: int) -> Iterator[tuple[int, int]]:
-    """Where the sequence repeats with a period: (start, length)."""
+def _matching(keys: Numbers, period: int) -> tuple[Numbers, Numbers]:
+    """Where keys equal the ones a period later: begins of stretches, and their lengths."""
     same = np.concatenate(([False], keys[period:] == keys[:-period], [False]))
     borders = np.flatnonzero(same[1:] != same[:-1])
-    for begin, end in zip(borders[::2].tolist(), borders[1::2].tolist(), strict=True):
-        yield begin, end - begin + period
+    return borders[::2], borders[1::2] - borders[::2]

@@ -36,7 +36,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from isoshard.core.repeats.common_equations import computed_once
 from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.equation_keys import equation_keys
-from isoshard.core.repeats.equation_order import ordered
+from isoshard.core.repeats.equation_order import StepOrder
 from isoshard.core.repeats.inlined_calls import inlined
 from isoshard.core.repeats.loop_emission import LoopEmission
 from isoshard.core.repeats.loop_extents import LoopExtents
@@ -138,7 +138,7 @@ def rolled(
     _check(program, at_least, labels, replaces)
     flow = EquationFlow.of(inlined(program))
     laid = {} if layouts is None else layouts(flow.program)
-    lies = [laid.get(one) for one in flow.variables()]
+    lies = [laid.get(one) for one in flow.variables()] if laid else [None] * len(flow.avals)
 
     def label(number: int) -> Hashable:
         return None if labels is None else labels[number]
@@ -151,7 +151,8 @@ def rolled(
         stacks = StackedValues()
         plans = [planned(flow, number, block, stacks, label) for number, block in enumerate(blocks)]
         side = _batched(flow, keys, plans, beside, stacks, label, refused)
-        steps, circle = ordered(flow, blocks, side.batched_in, skipped)
+        order = StepOrder(flow, blocks, side.batched_in, skipped)
+        steps, circle = order.ordered()
         if not circle:
             break
         refused |= {side.batches[number].equations[0] for number in circle}
@@ -161,9 +162,9 @@ def rolled(
     within: dict[int, LoopUpdates] = {}
     given = [one for one, _ in results]
     if updates:
-        within = updates_in(flow, plans, side, given, _new_of(inputs, results, replaces), skipped)
+        within = updates_in(flow, plans, side, given, _new_of(inputs, results, replaces), order)
         loop_of = {batch: loop for loop, one in within.items() for batch in one.batches}
-        steps, _ = ordered(flow, blocks, side.batched_in, skipped, loop_of)
+        steps, _ = StepOrder(flow, blocks, side.batched_in, skipped, loop_of).ordered()
     wanted = wanted_arrays(flow, plans, side, stacks, given, skipped, within)
 
     def run(*given: Any) -> list[Any]:

@@ -13,13 +13,14 @@ Small parameters stay batched: more equations in a loop than over all of their l
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from isoshard.core.repeats.equation_flow import EquationFlow
-from isoshard.core.repeats.equation_order import Step, following
+from isoshard.core.repeats.equation_order import Step, StepOrder
 from isoshard.core.repeats.loop_plans import LoopPlan
 from isoshard.core.repeats.side_by_side import BatchedEquation, SideBySide
 from isoshard.core.repeats.stacked_values import StackedArray
@@ -47,7 +48,7 @@ def updates_in(
     side: SideBySide,
     results: Iterable[int | StackedArray],
     new_of: Mapping[StackedArray, StackedArray],
-    skipped: set[int],
+    order: StepOrder,
 ) -> dict[int, LoopUpdates]:
     """The updates that can run in loops.
 
@@ -57,15 +58,22 @@ def updates_in(
         side: the batched equations.
         results: what the program gives.
         new_of: of arrays that replace an input, that input.
-        skipped: equations that do not run.
+        order: of its steps, with all of these outside of loops.
 
     Returns:
         By the number of the loop.
     """
     found: dict[int, LoopUpdates] = {}
     taken: set[int] = set()
-    for number in range(len(plans)):
-        one = _Updates(flow, plans, side, set(results), new_of, number, skipped)
+    step_of = functools.cache(order.step_of)
+
+    @functools.cache
+    def reading(array: StackedArray) -> frozenset[Step]:
+        return frozenset(step_of(time) for one in array.members for time in flow.readers[one])
+
+    for number, plan in enumerate(plans):
+        after = order.following(("loop", number))
+        one = _Updates(flow, plan, side, set(results), new_of, number, after, step_of, reading)
         batches = one.batches()
         if batches and taken.isdisjoint(batches):
             taken.update(batches)
@@ -79,26 +87,26 @@ class _Updates:
     def __init__(
         self,
         flow: EquationFlow,
-        plans: Sequence[LoopPlan],
+        plan: LoopPlan,
         side: SideBySide,
         results: set[int | StackedArray],
         new_of: Mapping[StackedArray, StackedArray],
         number: int,
-        skipped: set[int],
+        after: set[Step],
+        step_of: Callable[[int], Step],
+        reading: Callable[[StackedArray], frozenset[Step]],
     ) -> None:
         """See what needs the loop."""
         self._flow = flow
-        self._plan = plans[number]
+        self._plan = plan
         self._number = number
         self._side = side
         self._results = results
         self._new_of = new_of
         self._given = set(flow.results)
-        blocks = [plan.block for plan in plans]
-        self._after = following(flow, blocks, side.batched_in, skipped, ("loop", number))
-        self._loop_of = {
-            time: n for n, block in enumerate(blocks) for time in range(block.start, block.stop)
-        }
+        self._after = after
+        self._step = step_of
+        self._reading = reading
 
     def batches(self) -> list[int]:
         """The batched equations that run in the loop, in order."""
@@ -146,8 +154,7 @@ class _Updates:
         if old in self._results:
             return False
         before = self._before(new.owner, inside)
-        for time in {time for value in old.members for time in self._flow.readers[value]}:
-            step = self._step(time)
+        for step in self._reading(old):
             if step == ("loop", self._number):
                 return False
             if step in self._after and not (step[0] == "batch" and step[1] in before):
@@ -186,13 +193,12 @@ class _Updates:
         found = dict.fromkeys(inside)
         for number in reversed(range(len(self._side.batches))):
             batch = self._side.batches[number]
-            readers = [self._readers(one) for one in batch.results]
             if (
                 number not in found
                 and not batch.sliced
                 and len(batch.equations) == self._plan.block.count
-                and all(reading <= found.keys() for reading in readers)
-                and any(readers)
+                and all(self._readers(one) <= found.keys() for one in batch.results)
+                and any(map(self._readers, batch.results))
                 and all(map(self._is_independent, batch.operands))
                 and any(one.origin == "input" for one in _arrays(batch))
             ):
@@ -201,8 +207,7 @@ class _Updates:
 
     def _readers(self, array: StackedArray) -> set[int]:
         """The batched equations that read an array; -1 for whatever else does, but for the loop."""
-        steps = {self._step(time) for one in array.members for time in self._flow.readers[one]}
-        steps.discard(("loop", self._number))
+        steps = self._reading(array) - {("loop", self._number)}
         found = {step[1] if step[0] == "batch" else -1 for step in steps}
         return found | {-1} if not self._given.isdisjoint(array.members) else found
 
@@ -249,13 +254,6 @@ class _Updates:
                     found.add(one.owner)
                     pending.append(one.owner)
         return found
-
-    def _step(self, time: int) -> Step:
-        if time in self._side.batched_in:
-            return "batch", self._side.batched_in[time]
-        if time in self._loop_of:
-            return "loop", self._loop_of[time]
-        return "equation", time
 
 
 def _arrays(batch: BatchedEquation) -> list[StackedArray]:

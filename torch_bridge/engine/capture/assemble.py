@@ -7,7 +7,9 @@ tensor. Whatever fits neither is refused.
 
 from __future__ import annotations
 
+import functools
 import gc
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -163,8 +165,9 @@ class Assembly:
         """Compile the program and describe its surroundings."""
         recording, tape = self._recording, self._recording.tape
         inputs = self.settle(plan)
-        sources = [self._source(value) for value in inputs]
-        targets = [(plan.live.index(s.value.slot), self._place(s)) for s in self.written]
+        sources = self._sources(inputs)
+        numbers = {slot: number for number, slot in enumerate(plan.live)}
+        targets = [(numbers[one.value.slot], self._place(one)) for one in self.written]
         made = [self._made_mark(*one, plan.live) for one in self.made]
         outputs = [self._mark(leaf) for leaf in self._leaves]
         gradients = self._gradient_marks()
@@ -216,28 +219,39 @@ class Assembly:
             checks,
         )
 
-    def _source(self, value: Any) -> Any:
-        """Where a replay finds an input: at a place, or here, if it is a constant."""
-        for storage, first in self._recording.log.storages.values():
-            if first is value:
-                return self._place(storage)
-        if id(value) in self._recording.host.operands:
-            return HostOperand(self._recording.host.operands[id(value)][1])
-        if any(value is upload for upload in self._recording.log.uploads):
-            return value.array
-        raise CaptureError(
-            f"{self._where}: a compiled step reads a value of shape {value.array.shape} that "
-            "belongs to no tensor alive before the step; make it an argument"
-        )
+    def _sources(self, values: Sequence[Value | Taken]) -> list[Any]:
+        """Where a replay finds inputs: at a place, or here, if one is a constant."""
+        log, operands = self._recording.log, self._recording.host.operands
+        memory = {id(first): storage for storage, first in log.storages.values()}
+        uploads = set(map(id, log.uploads))
+        found: list[Any] = []
+        for value in values:
+            if id(value) in memory:
+                found.append(self._place(memory[id(value)]))
+            elif id(value) in operands:
+                found.append(HostOperand(operands[id(value)][1]))
+            elif id(value) in uploads:
+                found.append(value.array)
+            else:
+                raise CaptureError(
+                    f"{self._where}: a compiled step reads a value of shape {value.array.shape} "
+                    "that belongs to no tensor alive before the step; make it an argument"
+                )
+        return found
 
     def _place(self, storage: Storage) -> Any:
-        for number, tensor in enumerate(self._recording.arguments):
-            if tensor._storage is storage:
-                return Argument(number)
-        for number, gradient in enumerate(self.before):
-            if isinstance(gradient, lazy_tensor.LazyTensor) and gradient._storage is storage:
-                return Gradient(number)
-        return storage
+        return self._places.get(id(storage), storage)
+
+    @functools.cached_property
+    def _places(self) -> dict[int, Argument | Gradient]:
+        """The memory of arguments and of gradients from before the step, by id."""
+        found: dict[int, Argument | Gradient] = {}
+        for number, gradient in reversed([*enumerate(self.before)]):
+            if isinstance(gradient, lazy_tensor.LazyTensor):
+                found[id(gradient._storage)] = Gradient(number)
+        for number, tensor in reversed([*enumerate(self._recording.arguments)]):
+            found[id(tensor._storage)] = Argument(number)
+        return found
 
     def _made_mark(
         self, tensor: lazy_tensor.LazyTensor, value: Value, memory: int, live: tuple[int, ...]

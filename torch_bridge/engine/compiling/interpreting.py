@@ -12,7 +12,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from isoshard.core.planner.traced import source_lines
-from isoshard.torch_bridge.engine.recording.recipes import RECIPES
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.lowerings.cse import one_program
 
 from .image_layout import Env, Images
@@ -107,35 +107,62 @@ def interpret(
 def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, notes: Notes) -> Env:
     leaves = iter(inputs)
     env = Env()
-    rewriter, images, resting = Rewriter(env), Images(env), OffloadedInputs(env)
+    entry_values, resting = EntryValues(env), OffloadedInputs(env)
     taken = 0
     for place, (entry, is_needed) in enumerate(zip(entries, needed, strict=True)):
         if not isinstance(entry[0], int):
             env.append(next(leaves))
-            rewriter.note(None, entry, 1)
+            entry_values.note(None, entry, 1)
             resting.note(len(env) - 1)
             continue
         recipe = RECIPES[entry[0]]
-        try:
-            with notes.at(place):
-                floats = [scalars[taken + i] for i in range(recipe.lifted)]
-                taken += recipe.lifted
-                key = next(keys) if recipe.random else None
-                if is_needed:
-                    resting.wake(entry[1:])
-                got = rewriter.rewrite(recipe, entry) if is_needed else [None] * recipe.count
-                if got is None:
-                    got = images.rewrite(recipe, entry, floats)
-                if got is None:
-                    got = recipe.run([env[slot] for slot in entry[1:]], floats, key)
-                if notes.names:
-                    got = notes.all_named(env, list(got))
-        except Exception as error:
-            setattr(error, _PLACE, place)  # of the outermost program, which is the last to say so
-            raise
+        with at(place), notes.at(place):
+            floats = [scalars[taken + i] for i in range(recipe.lifted)]
+            taken += recipe.lifted
+            key = next(keys) if recipe.random else None
+            got: list[Any] = [None] * recipe.count
+            if is_needed:
+                resting.wake(entry[1:])
+                got = entry_values.of(recipe, entry, floats, key)
+            if notes.names:
+                got = notes.all_named(env, got)
         env += got
-        rewriter.note(recipe, entry, len(got))
+        entry_values.note(recipe, entry, len(got))
     return env
+
+
+class EntryValues:
+    """Computes entries of a program, in a cheaper way where there is one.
+
+    Args:
+        env: the value of each slot so far; who calls this puts the results there.
+        makers: what made each of them: recipe and entry, or None for an input.
+        unmerged: of products the value from before its axes were merged, by slot; written, too.
+    """
+
+    def __init__(
+        self, env: Env, makers: Sequence[Any] = (), unmerged: dict[int, Any] | None = None
+    ):
+        """See the class."""
+        self._env = env
+        self._rewriter, self._images = Rewriter(env, makers, unmerged), Images(env)
+        self.note = self._rewriter.note
+
+    def of(self, recipe: Recipe, entry: Sequence[int], floats: Sequence[Any], key: Any) -> Any:
+        """The values of the next slots; None for one that `env` has with channels last.
+
+        Args:
+            recipe: of the entry.
+            entry: the number of the recipe, and the slots it reads.
+            floats: the lifted floats that it takes.
+            key: a PRNG key, if it draws.
+        """
+        got = self._rewriter.rewrite(recipe, entry)
+        if got is None:
+            got = self._images.rewrite(recipe, entry, floats)
+        if got is None:
+            got = recipe.run([self._env[slot] for slot in entry[1:]], floats, key)
+        return list(got)
 
 
 def needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
@@ -157,6 +184,16 @@ def needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
 def place_of(error: Exception) -> int | None:
     """The entry at which a program raised an error while it was traced; None of any other error."""
     return getattr(error, _PLACE, None)
+
+
+@contextlib.contextmanager
+def at(place: int) -> Iterator[None]:
+    """Context of an entry's computation: errors tell its place."""
+    try:
+        yield
+    except Exception as error:
+        setattr(error, _PLACE, place)  # of the outermost program, which is the last to say so
+        raise
 
 
 _PLACE = "_isoshard_place"

@@ -14,6 +14,7 @@ sum that is the gradient of a bias, are computed on the axes as they were before
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from isoshard.torch_bridge.engine.values.views import Chain, forward
@@ -24,6 +25,34 @@ from .products import TURN, Matrix, product
 
 _TURN_LAST = ("permute", (0, 2, 1))
 _REMAKES = frozenset({"aten::clone", "aten::_unsafe_view"})
+
+
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::sum.dim_IntList"})
+
+
+def looked_through(recipe: Any, entry: Sequence[int], makers: Sequence[Any]) -> list[int]:
+    """The slots that a rewrite of an entry may look at: what it reads, and what that is made of.
+
+    Args:
+        recipe: of the entry.
+        entry: the number of the recipe, and the slots it reads.
+        makers: what made each slot so far.
+    """
+    found = dict.fromkeys(entry[1:])
+    turns = isinstance(recipe.detail, Chain) and recipe.detail.ops == (TURN,)
+    if not turns and recipe.name not in _PRODUCTS:
+        return [*found]
+    pending = list(found)
+    for slot in pending:
+        made = makers[slot]
+        if made is None:
+            continue
+        is_turned = turns and slot == entry[1] and made[0].name == "aten::mm"
+        if is_turned or made[0].name in _REMAKES or isinstance(made[0].detail, Chain):
+            new = [one for one in made[1][1:] if one not in found]
+            found.update(dict.fromkeys(new))
+            pending += new
+    return [*found]
 
 
 class MatmulOperand(NamedTuple):
@@ -48,19 +77,26 @@ class Rewriter:
 
     Args:
         env: the value of each slot so far; filled by the interpreter.
+        makers: what made each of them: recipe and entry, or None for an input.
+        unmerged: of products the value from before its axes were merged, by slot; written, too.
     """
 
-    def __init__(self, env: list[Any]):
+    def __init__(
+        self,
+        env: list[Any],
+        makers: Sequence[Any] = (),
+        unmerged: dict[int, Any] | None = None,
+    ):
         """See the class."""
         self._env = env
-        self._makers: list[Any] = []
-        self._unmerged: dict[int, Any] = {}
+        self._makers: list[Any] = [*makers]
+        self._unmerged: dict[int, Any] = {} if unmerged is None else unmerged
 
     def note(self, recipe: Any, entry: Any, count: int) -> None:
         """Remember what made the next `count` slots; recipe None for an input."""
         self._makers += [(recipe, entry) if recipe is not None else None] * count
 
-    def rewrite(self, recipe: Any, entry: tuple[int, ...]) -> list[Any] | None:
+    def rewrite(self, recipe: Any, entry: Sequence[int]) -> list[Any] | None:
         """The results of an entry, or None to run its recipe."""
         if recipe.name == "aten::mm":
             return [self._product(entry[1], entry[2])]

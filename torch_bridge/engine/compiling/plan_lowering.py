@@ -169,12 +169,18 @@ def computed(
     for place, number in enumerate(plan.wanted):
         if number != layout_numbers.UNPLACED:
             with notes.at(place):
-                results[place] = _laid_out(results[place], refined(number))
+                results[place] = laid_out(results[place], number)
     return results
 
 
-def _laid_out(result: Any, number: int) -> Any:
-    """A result in its layout, and in the memory where it rests."""
+def laid_out(result: Any, number: int) -> Any:
+    """A result in its layout, and in the memory where it rests.
+
+    Args:
+        result: traced.
+        number: of the layout; not `UNPLACED`.
+    """
+    number = refined(number)
     found = lay_in_blocks(result, layout_numbers.computed(number))
     return put_back(found, layout_numbers.layout(number))
 

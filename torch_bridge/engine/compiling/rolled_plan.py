@@ -23,7 +23,6 @@ from jax.extend.core import jaxpr_as_fun
 
 from isoshard.core.repeats.rolled_program import Rolled, Stack, rolled
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
-from isoshard.torch_bridge.engine.recording import random_state
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 
@@ -33,13 +32,13 @@ from .loop_copies import loop_copies
 from .loop_layouts import border_layouts, stacked_layout
 from .padded_blocks import has_blocks
 from .plan_lowering import (
-    computed,
     extra_inputs,
     layouts_in,
     note_traced,
     platform_of,
     tracing,
 )
+from .traced_entries import traced_entries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +131,8 @@ def _compiled(
 ) -> tuple[program.Program, Arrangement]:
     _refuse(plan)
     with tracing(plan, arrays):
-        traced = jax.jit(_apart(plan)).trace(*arrays, *_numbers(plan)).jaxpr
-        note_traced(plan, traced)
+        traced, kinds = traced_entries(plan, [*arrays, *_numbers(plan)])
+        note_traced(plan, kinds)
         if plan.calls_host:
             raise NotRolled("it calls Python while it runs")
         labels = _labels(plan, replaced, read)
@@ -182,18 +181,8 @@ def _refuse(plan: CompileRequest) -> None:
         raise NotRolled("it has arrays on a mesh with Explicit axes")
 
 
-def _apart(plan: CompileRequest) -> Callable[..., list[Any]]:
-    """The plan as a function of its leaves, and of each lifted float and random word by itself."""
-    leaves, floats = len(plan.leaves), len(plan.leaves) + plan.lifted
-
-    def isoshard_step(*arguments: Any) -> list[Any]:
-        keys = map(random_state.key_of, arguments[floats:])
-        return computed(plan, arguments[:leaves], arguments[leaves:floats], keys)
-
-    return isoshard_step
-
-
 def _numbers(plan: CompileRequest) -> list[jax.ShapeDtypeStruct]:
+    """Each lifted float and random word by itself."""
     floats, words = extra_inputs(plan)
     return [
         *[jax.ShapeDtypeStruct((), floats.dtype, sharding=floats.sharding)] * plan.lifted,

@@ -77,6 +77,8 @@ class BoundOp:
         ins: one meta per tensor argument.
         images: the same with channels last, for operators that know images.
         plain: every argument is a tensor; the others are as the operator has them by default.
+        args: as given, with `Slot` for tensors and `Lift` for lifted floats.
+        kwargs: likewise.
     """
 
     op: OpOverload
@@ -87,6 +89,8 @@ class BoundOp:
     ins: tuple[Meta, ...]
     images: ImagesOp | None = None
     plain: bool = False
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
     def __call__(
         self,
@@ -138,6 +142,7 @@ def build_call(
             raise NotImplementedError(missing(op))
         return BoundOp(op, outs, (), False, _bind_decomposition(run, args, kwargs, metas), metas)
     plain = not kwargs and all(isinstance(arg, Slot) for arg in args)
+    given = args, kwargs
     args, kwargs = _steer(op, args, kwargs)
     _check_integers(op, args, kwargs, outs)
     check_range(op, _named(op, args, kwargs), outs)
@@ -155,7 +160,7 @@ def build_call(
     run = _bind(lowering, op, args, kwargs, dtype, wide)
     images = _images(lowering, op, args, kwargs, dtype, wide)
     draws = _draws(lowering, op, args, kwargs)
-    return BoundOp(op, outs, written, draws, run, metas, images, plain)
+    return BoundOp(op, outs, written, draws, run, metas, images, plain, *given)
 
 
 def _leaves(values: list[Any]) -> list[Any]:

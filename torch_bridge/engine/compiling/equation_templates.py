@@ -1,0 +1,148 @@
+"""A jaxpr written of templates, each of which is traced once and written as often as it is needed.
+
+>>> writer = TemplateWriter()
+>>> x, y = [writer.known(one) for one in jax.make_jaxpr(lambda x, y: x)(1.0, 2.0).jaxpr.invars]
+>>> template = writer.traced(lambda a, b: [jax.numpy.sin(a) * b], [x, y])
+>>> [z] = writer.write(template, [x, y])
+>>> [z] = writer.write(template, [z, x])
+>>> writer.program([x.atom, y.atom], [z.atom])
+{ lambda ; a:f32[] b:f32[]. let
+    c:f32[] = sin a
+    d:f32[] = mul c b
+    e:f32[] = sin d
+    f:f32[] = mul e a
+  in (f,) }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
+
+from isoshard.core.repeats.inlined_calls import inlined
+
+_NAMES = DebugInfo("isoshard_step", "traced", None, None)
+
+
+class Known(NamedTuple):
+    """A value of the program that is written.
+
+    Attributes:
+        atom: a variable or a literal.
+        aval: the number of its shape and dtype.
+    """
+
+    atom: Any
+    aval: int
+
+
+class EquationTemplate(NamedTuple):
+    """Equations, traced once.
+
+    Attributes:
+        given: variables.
+        equations: in order.
+        results: in terms of its variables.
+    """
+
+    given: Sequence[Any]
+    equations: Sequence[JaxprEqn]
+    results: Sequence[Known]
+
+
+class TemplateWriter:
+    """Traces templates, and writes equations."""
+
+    def __init__(self) -> None:
+        """Nothing is written at first."""
+        self._numbers: dict[Any, int] = {}
+        self._avals: list[Any] = []
+        self._written: list[JaxprEqn] = []
+        self._traced: list[JaxprEqn] = []
+        self._constants: dict[int, tuple[Var, Any]] = {}
+
+    def known(self, atom: Any) -> Known:
+        """What is known of an atom.
+
+        Args:
+            atom: of a jaxpr.
+        """
+        number = self._numbers.setdefault(atom.aval, len(self._avals))
+        if number == len(self._avals):
+            self._avals.append(atom.aval)
+        return Known(atom, number)
+
+    def traced(
+        self, function: Callable[..., Sequence[Any]], given: Sequence[Known]
+    ) -> EquationTemplate:
+        """Trace a template.
+
+        Args:
+            function: gives a list.
+            given: values like those that it will be written with.
+        """
+        program = inlined(jax.make_jaxpr(function)(*[self._struct(one.aval) for one in given]))
+        jaxpr = program.jaxpr
+        names: dict[Any, Any] = {}
+        for variable, value in zip(jaxpr.constvars, program.consts, strict=True):
+            names[variable], _ = self._constants.setdefault(id(value), (variable, value))
+        equations = [one.replace(invars=_named(one.invars, names)) for one in jaxpr.eqns]
+        self._traced += equations
+        results = [self.known(one) for one in _named(jaxpr.outvars, names)]
+        return EquationTemplate(jaxpr.invars, equations, results)
+
+    def write(self, template: EquationTemplate, values: Sequence[Known]) -> list[Known]:
+        """Write the equations of a template once more.
+
+        Args:
+            template: what was traced.
+            values: for its variables.
+
+        Returns:
+            Its results.
+        """
+        names = dict(zip(template.given, [one.atom for one in values], strict=True))
+        for one in template.equations:
+            read = _named(one.invars, names)
+            made = [Var(variable.aval) for variable in one.outvars]
+            names.update(zip(one.outvars, made, strict=True))
+            self._written.append(one.replace(invars=read, outvars=made))
+        atoms = _named([one.atom for one in template.results], names)
+        return [Known(atom, one.aval) for atom, one in zip(atoms, template.results, strict=True)]
+
+    def program(self, inputs: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
+        """All that was written.
+
+        Args:
+            inputs: variables.
+            results: atoms.
+        """
+        return self._jaxpr(inputs, results, self._written)
+
+    def kinds(self) -> ClosedJaxpr:
+        """Every equation that was traced, once; its variables have no meaning."""
+        return self._jaxpr((), (), self._traced)
+
+    def _jaxpr(
+        self, inputs: Sequence[Any], results: Sequence[Any], equations: list[JaxprEqn]
+    ) -> ClosedJaxpr:
+        variables = [variable for variable, _ in self._constants.values()]
+        effects: Any = frozenset().union(*[one.effects for one in self._traced])
+        jaxpr = Jaxpr(variables, inputs, results, equations, effects, _NAMES)
+        return ClosedJaxpr(jaxpr, [value for _, value in self._constants.values()])
+
+    def _struct(self, number: int) -> jax.ShapeDtypeStruct:
+        aval = self._avals[number]
+        layout = getattr(aval, "sharding", None)
+        if layout is not None and layout.mesh.empty:
+            layout = None
+        return jax.ShapeDtypeStruct(
+            aval.shape, aval.dtype, sharding=layout, weak_type=aval.weak_type
+        )
+
+
+def _named(atoms: Sequence[Any], names: Mapping[Any, Any]) -> list[Any]:
+    return [atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in atoms]

@@ -1,0 +1,99 @@
+"""Operators on lists of tensors, taken apart: what each element of the results is computed of.
+
+An optimizer's `_foreach_` operators take the parameters of all layers at once, and do the same to
+each. `elements_of` says which elements of a call are alike, and `call_of` makes the same call on
+some of them.
+
+>>> import torch
+>>> from isoshard.torch_bridge import lowerings
+>>> from isoshard.torch_bridge.engine.signatures.shape_inference import infer
+>>> add = torch.ops.aten._foreach_add.Scalar
+>>> small, large = Meta((2,), (1,), torch.float32), Meta((3,), (1,), torch.float32)
+>>> given = ([Slot(0), Slot(1), Slot(2)], Lift(0)), {}, (small, large, small)
+>>> call = build_call(add, *given, outs=infer(add, *given, [0.5]))
+>>> elements = elements_of(call)
+>>> [one.kind == elements[0].kind for one in elements], elements[2].reads
+([True, False, True], (2,))
+>>> some, reads = call_of(call, [0, 1])
+>>> reads, [out.size for out in some.outs]               # the float comes after all tensors
+([0, 1, 3], [(2,), (3,)])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+from isoshard.torch_bridge.engine.signatures.bound_op import BoundOp, build_call
+from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot
+
+_ON_LISTS = "aten::_foreach_"
+
+
+class Element(NamedTuple):
+    """One element of a call on lists.
+
+    Attributes:
+        kind: equal for elements that differ in values only.
+        reads: numbers of the arguments in its place of the lists: tensors first, then lifted
+            floats, whose numbers come after those of all tensors.
+    """
+
+    kind: Hashable
+    reads: tuple[int, ...]
+
+
+def elements_of(call: Any) -> list[Element]:
+    """The elements of a call, one for each result; none of a call that is not on lists.
+
+    Args:
+        call: the detail of a recipe.
+    """
+    if not isinstance(call, BoundOp) or not call.op.name().startswith(_ON_LISTS):
+        return []
+    count, floats = len(call.outs), len(call.ins)
+    lists = [one for one in (*call.args, *call.kwargs.values()) if _is_list(one)]
+    if not lists or call.written or call.random or any(len(one) != count for one in lists):
+        return []
+    found = []
+    for number, out in enumerate(call.outs):
+        leaves = [one[number] for one in lists]
+        tensors = tuple([one.number for one in leaves if isinstance(one, Slot)])
+        lifts = tuple([floats + one.number for one in leaves if isinstance(one, Lift)])
+        metas = tuple([call.ins[one] for one in tensors])
+        shown = tuple([type(one) if isinstance(one, Slot | Lift) else repr(one) for one in leaves])
+        found.append(Element((out, metas, shown), tensors + lifts))
+    return found
+
+
+def call_of(call: BoundOp, elements: Sequence[int]) -> tuple[BoundOp, list[int]]:
+    """A call on some elements.
+
+    Args:
+        call: with `elements_of`.
+        elements: their numbers.
+
+    Returns:
+        The call; and what it takes, tensors first, then lifted floats, numbered as in `Element`.
+    """
+    tensors: dict[int, int] = {}
+    lifts: dict[int, int] = {}
+
+    def leaf(one: Any) -> Any:
+        if isinstance(one, Slot):
+            return Slot(tensors.setdefault(one.number, len(tensors)))
+        return Lift(lifts.setdefault(one.number, len(lifts))) if isinstance(one, Lift) else one
+
+    def some(one: Any) -> Any:
+        return [leaf(one[number]) for number in elements] if _is_list(one) else leaf(one)
+
+    args = tuple([some(one) for one in call.args])
+    kwargs = {name: some(one) for name, one in call.kwargs.items()}
+    metas: tuple[Meta, ...] = tuple([call.ins[one] for one in tensors])
+    outs = tuple([call.outs[one] for one in elements])
+    reads = [*tensors, *[len(call.ins) + one for one in lifts]]
+    return build_call(call.op, args, kwargs, metas, outs=outs), reads
+
+
+def _is_list(one: Any) -> bool:
+    return type(one) in (list, tuple)
