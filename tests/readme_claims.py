@@ -50,7 +50,10 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/torch_bridge/interop/test_calling_jax.py::"
         "test_gradients_through_torch_and_jax_in_one_program",
     ),
-    "captures a whole step": (f"{_COMPILE}test_a_step_on_a_mesh_is_one_program_and_keeps_layouts",),
+    "captures a whole step": (
+        f"{_COMPILE}test_a_step_on_a_mesh_is_one_program_and_keeps_layouts",
+        "tests/torch_bridge/test_tensor.py::test_a_module_moves_and_keeps_its_parameters",
+    ),
     # Try it.
     "Needs Python 3.11 or later": (
         "tests/test_install.py::test_python_too_old",
