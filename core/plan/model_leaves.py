@@ -104,7 +104,7 @@ def names_in(tree: Any) -> list[str] | None:
         that are known, such as an optimizer.
 
     Example:
-        >>> names_in({"a": [np.ones(2), 1.0]}), names_in(np.ones(2))
+        >>> names_in({"a": [jax.numpy.ones(2), 1.0]}), names_in(jax.numpy.ones(2))
         (['a.0'], [])
     """
     found: list[str] = []

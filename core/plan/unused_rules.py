@@ -9,7 +9,9 @@ A rule behind one that takes all of its leaves decides nothing either; one that 
 and meets none does no harm:
 
 >>> unused_rules(Plan({"*": None, "bias": P("x")}), ["bias"])
-["'bias': an earlier rule, '*', decides all that it matches; put it first"]
+["'bias': an earlier rule, '*', is wider; put it first"]
+>>> unused_rules(Plan({"*.qkv.bias": P("x"), "*.bias": P("x")}), ["0.qkv.bias"])
+[]
 >>> unused_rules(Plan({"*norm*": None, "*": P("x")}), ["bias"])
 []
 
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jax.sharding import PartitionSpec as P
@@ -38,6 +40,7 @@ from isoshard.core.runtime.user_warnings import warn_user
 
 from ..errors import CodedWarning
 from .freezing import Pairs
+from .hf_plan import HfStyle
 from .layout_rules import PlanError
 from .model_leaves import names_in
 from .rule_patterns import label, matches
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
 _SHOWN = 3
 _SEARCHED = 2000
 _LIKE, _ALMOST = 0.5, 0.8
-_OF_A_LAYER = re.compile(r"(.*?)(?:weight|kernel|bias|embedding|scale)")
+_OF_A_LAYER = re.compile(r"(.*?)(weight|kernel|bias|embedding|scale)")
 
 
 class UnusedRuleWarning(CodedWarning, code="ISO013"):
@@ -105,41 +108,46 @@ def unused_rules(plan: Plan, names: Sequence[str]) -> list[str]:
     for factor in plan.factors:
         patterns = [pattern for pattern, _ in factor.rules]
         deciding = {name: next((p for p in patterns if matches(p, name)), None) for name in names}
-        used = set(deciding.values())
-        of_layers = {_layer(pattern) for pattern in used if pattern} - {None}
-        unused = [
-            rule
-            for rule in factor.rules
-            if rule[0] not in used and _layer(rule[0]) not in of_layers
-        ]
-        ready_made = [pattern for pattern, _ in unused if label(pattern) != pattern]
+        used = {pattern for pattern in deciding.values() if pattern is not None}
+        unused = [rule for rule in factor.rules if rule[0] not in used]
+        ready_made = [pattern for pattern, spec in unused if _is_ready_made(pattern, spec)]
         for pattern, spec in unused:
-            fault = _fault(pattern, any(_names(spec)), names, deciding)
-            if fault is not None and pattern not in ready_made:
-                found.append(f"{pattern!r}: {fault}")
+            if pattern not in ready_made and not _is_for_others(pattern, used, names):
+                fault = _fault(pattern, any(_names(spec)), names, deciding)
+                found += [] if fault is None else [f"{pattern!r}: {fault}"]
         if ready_made and ready_made == patterns:
-            labels = ", ".join(map(label, ready_made))
+            labels = ", ".join(map(label, ready_made[:_SHOWN]))
             found.append(f"{labels}: these know no leaf by its name; {_leaves(names)}")
     return found
 
 
-def _layer(pattern: str) -> str | None:
-    """What a rule for a leaf of a layer says of the layer.
+def _is_ready_made(pattern: str, spec: Any) -> bool:
+    """Whether a rule knows names that many models have, and any one need not."""
+    return label(pattern) != pattern or isinstance(spec, HfStyle)
 
-    A plan may name a layer's leaves for torch and for Flax, and a bias that some layers lack.
+
+def _is_for_others(pattern: str, used: Collection[str], names: Sequence[str]) -> bool:
+    """Whether a rule is for another framework's name of a leaf, or a bias that a layer lacks.
+
+    So it is where another rule decides for the same layer, or no leaf of the model is called so.
     """
-    found = _OF_A_LAYER.fullmatch(pattern)
-    return found and found[1]
+    own = _OF_A_LAYER.fullmatch(pattern)
+    others = [found for found in map(_OF_A_LAYER.fullmatch, used) if found is not None]
+    if own is None or not others:
+        return False
+    return any(found[1] == own[1] for found in others) or not any(
+        name.endswith(own[2]) for name in names
+    )
 
 
 def _fault(
     pattern: str, splits: bool, names: Sequence[str], deciding: dict[str, str | None]
 ) -> str | None:
-    """Why a rule decides nothing; None if it only keeps whole what is not there."""
-    taken = [name for name in names if matches(pattern, name)]
-    if taken:
-        by = ", ".join(dict.fromkeys(repr(label(str(deciding[name]))) for name in taken))
-        return f"an earlier rule, {by}, decides all that it matches; put it first"
+    """Why a rule decides nothing; None if it keeps whole what is not there, or is for the rest."""
+    before = {deciding[name] for name in names if matches(pattern, name)} - {None}
+    if before:
+        wider = [repr(label(one)) for one in before if one is not None and matches(one, pattern)]
+        return f"an earlier rule, {', '.join(wider)}, is wider; put it first" if wider else None
     wider = f"*{pattern[2:]}" if pattern.startswith("*.") else pattern
     meant = next((name for name in names if matches(wider, name)), None)
     if meant is not None:

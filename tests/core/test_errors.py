@@ -31,7 +31,7 @@ def test_nothing_collected_raises_nothing():
 
 def test_a_single_fault_is_raised_as_it_is():
     fault = errors.UnevenError("w: size 3")
-    with pytest.raises(errors.UnevenError, match=r"^w: size 3$") as caught:
+    with pytest.raises(errors.UnevenError, match=r"(?m)^w: size 3$") as caught:
         errors.raise_collected([fault])
     assert caught.value is fault
 

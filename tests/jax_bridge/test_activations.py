@@ -202,7 +202,7 @@ class TestRefusals:
                 linen_model.apply(variables, X)
 
     def test_a_spec_that_does_not_fit(self, model, mesh):
-        with pytest.raises(iso.PlanError, match=r"(?s)the output of module 'blocks\.0\.up'.*'z'"):
+        with pytest.raises(iso.PlanError, match=r"(?s)rule 'blocks\.0\.up': .*is called 'z'"):
             with constrain_activations(mesh, {"blocks.0.up": P("z")}, model):
                 model(X)
 

@@ -71,10 +71,10 @@ def test_every_leaf_at_fault_is_named(saved):
     assert str(caught.value).splitlines() == [
         "the checkpoint does not fit `like`, and nothing was restored:",
         "  b: dtype float64 in the checkpoint, float32 in `like`",
-        "  more.a: not in the checkpoint",
+        "  more.a: not in the checkpoint (leave it out of `like`, or map its name with weights=..)",
         "  n: int in the checkpoint, str in `like`",
         "  name: str in the checkpoint, float64[3] in `like`",
-        "  new: not in the checkpoint",
+        "  new: not in the checkpoint (leave it out of `like`, or map its name with weights=..)",
         "  w: shape (32, 16) in the checkpoint, (16, 32) in `like`",
     ]
     with pytest.raises(CheckpointError) as caught:

@@ -21,5 +21,7 @@ def test_all_faults_come_in_one_error():
     faults.per_axis("stride", (1, 2, 3), 2, least=1)
     faults.unless(True, "not this")
     faults.unless(False, "but this")
-    with pytest.raises(ShardingError, match=r"^f: stride \(1, 2, 3\) is no whole .*; but this$"):
+    with pytest.raises(
+        ShardingError, match=r"(?m)^f: stride \(1, 2, 3\) is no whole .*; but this$"
+    ):
         faults.raise_any()

@@ -67,7 +67,9 @@ class TestAlone:
 
     @pytest.mark.parametrize("value", [1 << 64, [1, 1 << 64]])
     def test_integers_that_do_not_fit_64_bits(self, mesh, x64, value):
-        with pytest.raises(CopyError, match=r"ids: .*does not fit 64 bits\. Make it a float\.$"):
+        with pytest.raises(
+            CopyError, match=r"(?m)ids: .*does not fit 64 bits\. Make it a float\.$"
+        ):
             iso.shard(value, mesh, P(), name="ids")
 
     @pytest.mark.parametrize("value", [3, [1.0, 2.0], np.ones(8), np.arange(8)], ids=repr)

@@ -111,7 +111,7 @@ def test_another_interpreter(monkeypatch, tmp_path):
     assert targets.compiler_python("mine") == "mine"
     for machine in ("host", "tpu"):
         with pytest.raises(
-            CompilerMissingError, match=r"none does not run as a Python .*unset it$"
+            CompilerMissingError, match=r"(?m)none does not run as a Python .*unset it$"
         ):
             check(machine)
     assert all("does not run" in row.problem for row in planned())
