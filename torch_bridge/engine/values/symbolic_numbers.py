@@ -104,8 +104,8 @@ class Table:
         self, function: Callable[..., float], nodes: Sequence[SymbolicNode]
     ) -> SymbolicNode:
         """An expression; one that is there already, if it is."""
-        value = function(*(node.value for node in nodes))
-        operands = tuple(node.row for node in nodes)
+        value = function(*[node.value for node in nodes])
+        operands = tuple([node.row for node in nodes])
         return SymbolicNode(self, self._row(function, operands, (function, operands)), value)
 
     def _row(self, function: Any, operands: tuple[int, ...], key: Any) -> int:
