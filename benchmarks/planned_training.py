@@ -33,14 +33,14 @@ AGAIN = "tensor"
 MODELS: dict[str, tuple[Callable[..., Twins], dict[str, int], dict[str, int]]] = {
     "MLP": (
         chain,
-        {"layers": 4, "width": 1024, "inner": 1024, "batch": 256},
+        {"layers": 6, "width": 768, "inner": 1536, "batch": 256},
         {"layers": 2, "width": 64, "inner": 128, "batch": 32},
     ),
     "Llama": (
         llama,
         {
-            "layers": 6, "width": 256, "inner": 512, "heads": 8, "kv_heads": 8,
-            "vocabulary": 2048, "batch": 8, "length": 16,
+            "layers": 4, "width": 256, "inner": 512, "heads": 8, "kv_heads": 8,
+            "vocabulary": 4096, "batch": 8, "length": 32,
         },
         {
             "layers": 1, "width": 128, "inner": 128, "heads": 8, "kv_heads": 8,

@@ -48,18 +48,22 @@ def for_compilers(step: TracedStep) -> TracedStep:
     return rolled_step(step, layouts=functools.partial(border_layouts, step))
 
 
-def border_layouts(step: TracedStep, program: ClosedJaxpr) -> dict[Var, NamedSharding]:
+def border_layouts(
+    step: TracedStep, program: ClosedJaxpr, *, said: bool = False
+) -> dict[Var, NamedSharding]:
     """Layouts of the variables of a step's program, as they spread from its inputs.
 
     Args:
         step: with the layouts of its inputs.
         program: the step's, or an equal one that was written otherwise.
+        said: as for `flattened`.
 
     Returns:
         As of `spread_layouts`.
     """
     inputs = [one.sharding for one in step.inputs]
-    return spread_layouts(program, step.mesh, inputs, [one.sharding for one in step.results])
+    results = [one.sharding for one in step.results]
+    return spread_layouts(program, step.mesh, inputs, results, said=said)
 
 
 def spread_layouts(
@@ -67,6 +71,8 @@ def spread_layouts(
     mesh: Mesh | AbstractMesh,
     inputs: Sequence[NamedSharding | None],
     results: Sequence[NamedSharding | None] = (),
+    *,
+    said: bool = False,
 ) -> dict[Var, NamedSharding]:
     """Layouts of the variables of a program, as they spread from its inputs.
 
@@ -75,6 +81,7 @@ def spread_layouts(
         mesh: of all layouts.
         inputs: how each lies; None is not known.
         results: how each is to lie; None leaves one open, and so do those that are not said.
+        said: as for `flattened`.
 
     Returns:
         Of each variable that some mesh axis splits its layout. Axes that nothing splits are left to
@@ -82,7 +89,7 @@ def spread_layouts(
         passed by: how they split a variable is part of its type.
     """
     layouts = ArrayLayouts(dict(mesh.shape))
-    flat = flattened(program)
+    flat = flattened(program, said=said)
     given = {
         value: layouts.of_spec(one.spec, len(flat.shapes[value]))
         for value, one in zip(flat.inputs, inputs, strict=True)

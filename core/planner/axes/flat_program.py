@@ -31,6 +31,7 @@ from .dimension_rules import dimension_rule, elementwise_rule, is_elementwise
 from .factors import DimensionRule, Factors, Shape
 from .moved_dimensions import broadcast_in_dim
 from .nested_programs import Body, bodies
+from .said_rules import said_rule
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -89,6 +90,7 @@ class FlatProgram:
         inputs: numbers of the program's inputs.
         results: numbers of its results.
         manual: values inside of a `shard_map`, of which only other axes can be split.
+        said: operators that say their rule themselves are one operation.
         variables: of the program's own variables, the number of each.
     """
 
@@ -101,6 +103,7 @@ class FlatProgram:
         self.results: tuple[int, ...] = ()
         self.scope = BodyScope([], "step")
         self.manual: set[int] = set()
+        self.said = False
         self.variables: dict[Any, int] = {}
 
     def value(self, aval: Any) -> int:
@@ -120,13 +123,15 @@ class FlatProgram:
         return math.prod(self.shapes[value])
 
 
-def flattened(program: Any) -> FlatProgram:
+def flattened(program: Any, *, said: bool = False) -> FlatProgram:
     """Write out a program.
 
     Args:
         program: a closed jaxpr.
+        said: operators that say their rule themselves are one operation, not what they compute.
     """
     flat = FlatProgram()
+    flat.said = said
     jaxpr = program.jaxpr
     names: dict[Any, int] = dict.fromkeys(jaxpr.constvars, CONSTANT)
     for variable in jaxpr.invars:
@@ -169,13 +174,14 @@ def _write(
                 names[one] = CONSTANT
                 made[one] = key
             continue
-        inner = bodies(equation)
+        own = said_rule(equation) if flat.said else None
+        inner = () if own else bodies(equation)
         if not inner:
             key = equation_key(equation, operands, made)
             results = seen.get(key) if key is not None else None
             if results is None:
                 results = tuple([flat.value(one.aval) for one in equation.outvars])
-                rule = dimension_rule(equation)
+                rule = own or dimension_rule(equation)
                 if is_elementwise(name):
                     rule, operands = _expanded(flat, scope, equation, rule, operands, results)
                 scope.ops.append(FlatOp(name, equation, rule, operands, results))

@@ -2,9 +2,11 @@
 
 Operators of `custom_partitioning` say how they are split when XLA's partitioner asks them. A
 planned program is compiled in another process, which cannot ask. So they are asked before it is
-exported, with the layouts that spread to them from the step's inputs. Where devices talk in what
-they answer, as in a ring of attention, the answer takes the operator's place, in a `jax.shard_map`.
-Else XLA splits the operation on whole arrays that the operator stands for, to the same end.
+exported, with the layouts that spread to them from the step's inputs, by the rules that they say.
+Where devices talk in what one of them answers, as in a ring of attention, all answers take their
+operators' place, each in a `jax.shard_map`. As XLA asks when layouts have spread, what an answer
+needs does not spread: its operands and results are constrained to the layouts that it was asked
+with. Else XLA splits the operations on whole arrays that they stand for, to the same end.
 
 >>> import numpy as np
 >>> from jax.sharding import PartitionSpec as P
@@ -32,7 +34,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr, Var, jaxprs_in_params
 from jax.extend.core.primitives import closed_call_p
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -49,7 +51,7 @@ _TALK = frozenset("ppermute psum psum_invariant all_gather all_to_all reduce_sca
 
 
 def answered(step: TracedStep) -> ClosedJaxpr:
-    """A step's program in which operators that talk are what they answer.
+    """A step's program in which operators are what they answer, if devices talk in one.
 
     Args:
         step: with the layouts of its inputs.
@@ -61,19 +63,31 @@ def answered(step: TracedStep) -> ClosedJaxpr:
         return step.program
     step = dataclasses.replace(step, mesh=auto(step.mesh))  # an operator is never in a typed part
     program = inlined(step.program, holding=ASKED)
-    laid = border_layouts(step, program)
-    return _mapped(program, lambda equation: _answer(step, laid, equation))
+    laid = border_layouts(step, program, said=True)
+    talking = list[Any]()
+    made = _mapped(program, lambda one, fixed: _answer(step, laid, one, fixed, talking))
+    return made if talking else program
 
 
 def _asks(program: Any) -> bool:
     return any(one.primitive.name == ASKED for one in equations(program))
 
 
-def _answer(step: TracedStep, laid: dict[Any, NamedSharding], equation: Any) -> Any:
+def _answer(
+    step: TracedStep,
+    laid: dict[Any, NamedSharding],
+    equation: Any,
+    fixed: dict[Any, Any],
+    talking: list[Any],
+) -> list[Any]:
+    """What takes the place of an operator; it is noted if devices talk in it.
+
+    What several operators read is laid out once for all: `fixed` has it by variable.
+    """
     params = equation.params
     count = params["in_tree"].num_leaves
     if len(equation.invars) != count:  # it has closed over something
-        return equation
+        return [equation]
     given, wanted = (
         [_laid(variable, laid, step) for variable in some]
         for some in (equation.invars, equation.outvars)
@@ -85,15 +99,27 @@ def _answer(step: TracedStep, laid: dict[Any, NamedSharding], equation: Any) -> 
         answer = thread.submit(params["partition"], *params["static_args"], *asked)
         mesh, local, out, need = answer.result()
     if mesh is not step.mesh:
-        return equation
+        return [equation]
     whole = jax.shard_map(
         local, mesh=mesh, in_specs=_specs(need), out_specs=_specs(out), check_vma=False
     )
+
+    def apart(*operands: Any) -> Any:
+        return _laid_as(asked[2], whole(*operands))
+
     with jax.enable_x64(step.wide):
-        body = jax.make_jaxpr(whole)(*arguments)
-    if all(one.primitive.name not in _TALK for one in equations(body)):
-        return equation
-    return equation.replace(primitive=closed_call_p, params={"call_jaxpr": body})
+        body = jax.make_jaxpr(apart)(*arguments)
+    if any(one.primitive.name in _TALK for one in equations(body)):
+        talking.append(equation)
+    before = list[Any]()
+    for variable, shape in zip(equation.invars, given, strict=True):
+        if not hasattr(variable, "val") and variable not in fixed:
+            (constraint,) = jax.make_jaxpr(lambda x, to=shape: _laid_as(to, x))(shape).eqns
+            fixed[variable] = Var(variable.aval)
+            before.append(constraint.replace(invars=[variable], outvars=[fixed[variable]]))
+    operands = [one if hasattr(one, "val") else fixed[one] for one in equation.invars]
+    call = {"call_jaxpr": body}
+    return [*before, equation.replace(primitive=closed_call_p, params=call, invars=operands)]
 
 
 def _laid(variable: Any, laid: dict[Any, NamedSharding], step: TracedStep) -> jax.ShapeDtypeStruct:
@@ -107,25 +133,35 @@ def _laid(variable: Any, laid: dict[Any, NamedSharding], step: TracedStep) -> ja
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=layout)
 
 
+def _laid_as(shapes: Any, values: Any) -> Any:
+    """Values in the layouts of shapes: what an answer needs does not spread beyond it."""
+    return jax.tree.map(
+        lambda like, x: jax.lax.with_sharding_constraint(x, like.sharding), shapes, values
+    )
+
+
 def _specs(layouts: Any) -> Any:
     return jax.tree.map(lambda one: one.spec, layouts)
 
 
-def _mapped(program: Any, change: Callable[[Any], Any]) -> Any:
+def _mapped(program: Any, change: Callable[[Any, dict[Any, Any]], list[Any]]) -> Any:
     """A jaxpr with operators of `custom_partitioning` changed, at any depth."""
     if isinstance(program, ClosedJaxpr):
         return program.replace(jaxpr=_mapped(program.jaxpr, change))
     if isinstance(program, Jaxpr):
-        return program.replace(eqns=[_changed(one, change) for one in program.eqns])
+        laid = dict[Any, Any]()
+        return program.replace(
+            eqns=[new for one in program.eqns for new in _changed(one, laid, change)]
+        )
     if type(program) in (tuple, list):
         return type(program)(_mapped(one, change) for one in program)
     return program
 
 
-def _changed(equation: Any, change: Callable[[Any], Any]) -> Any:
+def _changed(equation: Any, laid: dict[Any, Any], change: Callable[..., list[Any]]) -> list[Any]:
     if equation.primitive.name == ASKED:
-        return change(equation)
+        return change(equation, laid)
     if not any(_asks(inside) for inside in jaxprs_in_params(equation.params)):
-        return equation
+        return [equation]
     params = {name: _mapped(value, change) for name, value in equation.params.items()}
-    return equation.replace(params=params)
+    return [equation.replace(params=params)]

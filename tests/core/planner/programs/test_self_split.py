@@ -73,3 +73,42 @@ def test_a_program_without_such_operators_stays_as_it_is():
     step = traced(lambda x: x + 1, P("data"))
     assert answered(step) is step.program
     assert exported(step, "cpu").donated == ()
+
+
+def test_what_an_answer_needs_does_not_spread_to_what_is_around_it():
+    mesh = make_mesh((2, 4), ("data", "x"))
+    rows, columns = (NamedSharding(mesh, spec) for spec in (P("data", "x"), P(None, ("data", "x"))))
+    shapes = {"x": (4, 32, 64), "first": (64, 64), "second": (64, 64)}
+    layouts = {"x": rows, "first": columns, "second": columns}
+
+    def attention(x, first, second):
+        mask = jax.numpy.tril(jax.numpy.ones((32, 32), bool))
+        for weight in (first, second):  # heads are split by the weight, the result by what it meets
+            q, k, v = (
+                (x @ one).reshape(4, 32, 8, 8).transpose(0, 2, 1, 3)
+                for one in (weight, -weight, weight)
+            )
+            y = ATTEND(q, k, v, mask)[0].transpose(0, 2, 1, 3).reshape(4, 32, 64)
+            x = jax.lax.with_sharding_constraint(x + y, rows)
+        return x
+
+    def step(x, *weights):
+        return jax.grad(lambda weights: attention(x, *weights).sum())(weights)
+
+    given = [np.full(shape, 0.1, np.float32) for shape in shapes.values()]
+    program = jax.make_jaxpr(step)(*given)
+    inputs = tuple(
+        StepInput(n, "input", shape, np.dtype("float32"), layouts[n]) for n, shape in shapes.items()
+    )
+    traced = TracedStep("step", "jax", program, inputs, (StepResult("a"), StepResult("b")), mesh)
+    assert "ppermute" in names(answered(traced))
+    told = collections.Counter[object]()
+    for op in by_partitioner(traced, progress=False).ops:
+        if op.is_collective:
+            told[op.name, op.axes, op.sent] += op.times
+    placed = [jax.device_put(x, one.sharding) for x, one in zip(given, inputs, strict=True)]
+    ran = collections.Counter[object]()
+    for one in collectives(jax.jit(step).lower(*placed).compile().as_text()):
+        kind = one.kind.replace("_", "-")
+        ran[kind, axes_along(kind, one.bytes, one.groups, mesh), one.bytes] += one.times
+    assert told == ran and told
