@@ -19,6 +19,10 @@ from isoshard.torch_bridge.weights import load_weights, on_arrays
 VOCAB, WIDTH, HEADS, LAYERS = 128, 32, 4, 2
 
 
+pytestmark = pytest.mark.filterwarnings("ignore::isoshard.UnusedRuleWarning")
+"""One plan is for several models, and for both frameworks."""
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     before = torch.get_num_threads()
