@@ -262,8 +262,8 @@ class TrainStep:
         """The step as planning takes it, for another mesh, which may be over described devices.
 
         Args:
-            args: the state and the batch; arrays may be `jax.ShapeDtypeStruct`s. In the place of
-                the state may stand the function that makes the model: nothing is made.
+            args: the state, or the function that makes the model, and the batch; nothing is made,
+                and arrays may be shapes.
             kwargs: none.
             mesh: the mesh.
             plan: the plan; this step's own unless given.
@@ -279,17 +279,14 @@ class TrainStep:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: None = None
     ) -> TracedStep:
         """As `traced_step`, to compare plans: nothing is laid out by the step's own."""
-        whole = Plan({}, default=None)
-        planned = TrainStep(self._loss_fn, self._tx, mesh, whole, self._options)
+        planned = TrainStep(self._loss_fn, self._tx, mesh, Plan({}, default=None), self._options)
         planned._lays_out = False
         return planned._traced_for(args, mesh, gradients=True)
 
     def _traced_for(self, args: tuple[Any, ...], mesh: Mesh, *, gradients: bool) -> TracedStep:
         self._marks = functools.partial(marked_modules, gradients=gradients)
-        first, *batch = args
-        if callable(first):
-            first = self._described(first)
-        return traced_train_step(self._step, first, batch, mesh, self._plan)
+        state = self._described(args[0]) if callable(args[0]) else args[0]
+        return traced_train_step(self._step, state, args[1:], mesh, self._plan)
 
     def _described(self, make: Callable[..., Any]) -> TrainState:
         """The state that `init` would make, with shapes in the place of arrays."""
@@ -399,5 +396,4 @@ class TrainStep:
         loss, more = found
         if not mutable:
             return loss, None, more
-        updates, aux = more if has_aux else (more, None)
-        return loss, updates, aux
+        return (loss, *more) if has_aux else (loss, more, None)
