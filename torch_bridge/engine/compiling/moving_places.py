@@ -55,7 +55,7 @@ class _Mover:
 
 
 @dataclasses.dataclass
-class _Alike:
+class _SeenPlaces:
     """Programs that are one but for the places of views.
 
     Attributes:
@@ -67,7 +67,7 @@ class _Alike:
     moved: set[int] = dataclasses.field(default_factory=set[int])
 
 
-_ALIKE: Bounded[Any, _Alike] = Bounded(PROGRAMS)
+_SEEN_PLACES: Bounded[Any, _SeenPlaces] = Bounded(PROGRAMS)
 _RECIPES: Interned[Any, Recipe] = Interned(CALLS)
 _NOTING = threading.Lock()
 
@@ -94,9 +94,9 @@ def with_moving_places(
         entries[place] = (mover.form, *entries[place][1:])
     key = dataclasses.replace(plan, program=tuple(entries)).key()
     with _NOTING:
-        alike = _ALIKE.get(key)
+        alike = _SEEN_PLACES.get(key)
         if alike is None:
-            alike = _ALIKE[key] = _Alike(starts)
+            alike = _SEEN_PLACES[key] = _SeenPlaces(starts)
         first = alike.starts
         alike.moved.update(n for n in range(len(first)) if starts[n] != first[n])
         moved = set(alike.moved)
