@@ -28,6 +28,11 @@ Nor is one for another model, where others split this one. A name that is almost
 >>> unused_rules(Plan({"*up.*": P("x"), "*dwn.bias": P("x")}), ["0.up.bias", "0.down.bias"])
 ["'*dwn.bias': no leaf is called so; the nearest is '0.down.bias'"]
 
+A rule behind a wider one splits nothing, so it does not speak for the others:
+
+>>> len(unused_rules(Plan({"b*": None, "bias": P("x"), "v": P("x")}), ["bias", "w"]))
+2
+
 Ready-made plans know many names, of which a model has some; one that knows none of them is told.
 """
 
@@ -111,27 +116,32 @@ def unused_rules(plan: Plan, names: Sequence[str]) -> list[str]:
         plan: the plan.
         names: of the leaves.
     """
-    found = []
-    splitting = any(
-        any(_names(spec)) and any(matches(pattern, name) for name in names)
-        for factor in plan.factors
+    decided = [_deciding(factor, names) for factor in plan.factors]
+    alone = not any(
+        any(_names(spec)) and pattern in deciding.values()
+        for factor, deciding in zip(plan.factors, decided, strict=True)
         for pattern, spec in factor.rules
     )
-    for factor in plan.factors:
+    found = []
+    for factor, deciding in zip(plan.factors, decided, strict=True):
         patterns = [pattern for pattern, _ in factor.rules]
-        deciding = {name: next((p for p in patterns if matches(p, name)), None) for name in names}
         used = {pattern for pattern in deciding.values() if pattern is not None}
         unused = [rule for rule in factor.rules if rule[0] not in used]
         ready_made = [pattern for pattern, spec in unused if _is_ready_made(pattern, spec)]
         for pattern, spec in unused:
             if pattern not in ready_made and not _is_for_others(pattern, used, names):
-                splits = any(_names(spec)) and not splitting
-                fault = _fault(pattern, splits, names, deciding)
+                fault = _fault(pattern, any(_names(spec)) and alone, names, deciding)
                 found += [] if fault is None else [f"{pattern!r}: {fault}"]
         if ready_made and ready_made == patterns:
             labels = ", ".join(map(label, ready_made[:_SHOWN]))
             found.append(f"{labels}: these know no leaf by its name; {_leaves(names)}")
     return found
+
+
+def _deciding(factor: Plan, names: Sequence[str]) -> dict[str, str | None]:
+    """Which pattern decides for each leaf; None if none does."""
+    patterns = [pattern for pattern, _ in factor.rules]
+    return {name: next((p for p in patterns if matches(p, name)), None) for name in names}
 
 
 def _is_ready_made(pattern: str, spec: Any) -> bool:
