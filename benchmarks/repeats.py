@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,10 +32,16 @@ import torch
 import isoshard.torch_bridge as xs
 from benchmarks.models.hf_step import training_step
 from isoshard import metrics
-from tools.harness import calls, timing
+from tools.harness import calls, tables, timing
 from tools.harness.command import Benchmark
 
 MODELS = ("gpt2", "llama", "bert", "vit")
+TITLES = {
+    "gpt2": "GPT-2",
+    "llama": "Llama (SmolLM2-135M)",
+    "bert": "BERT-base",
+    "vit": "ViT-base",
+}
 VARIANTS = {"unrolled": None, "rolled": "auto"}
 NARROW = (192, 3, 4, 512)
 """Width, heads, batch and length of "compile"."""
@@ -239,9 +245,50 @@ def _agree(what: str, off: float) -> None:
         raise SystemExit(f"{what}: the losses are {off:.1e} apart")
 
 
+def markdown(found: Mapping[str, Any]) -> str:
+    """The tables of docs/benchmarks.md: steps of both variants, and compilation by depth.
+
+    Args:
+        found: results by title, of all models.
+    """
+    few, many = 4, 48
+    steps, deep = [], []
+    for name, title in TITLES.items():
+        _, _, batch, length = PUBLISHED[name]
+        step = found[f"{name}: steps of {DEPTH} layers"]
+        ratios = [f"{step[one]:.2f}" for one in ("ratio", "cpu_ratio")]
+        steps.append([title, str(batch * length), *ratios])
+        row = [title.split("-base")[0].split(" (")[0]]
+        for what in ("xla_s", "compile_cpu_s"):
+            flat, stacked = (
+                found[f"{name}: rolled, {layers} layers"][what] for layers in (few, many)
+            )
+            row.append(f"{stacked / flat:.1f} ({flat:.1f} s, {stacked:.1f} s)")
+        row += [
+            f"{found[f'{name}: unrolled, {what} of {many} / {few} layers']:.1f}"
+            for what in ("xla_s", "compile_cpu_s")
+        ]
+        deep.append(row)
+    return "\n\n".join(
+        [
+            tables.markdown(["model", "tokens a step", "step", "processor time"], steps),
+            tables.markdown(
+                [
+                    "model",
+                    "tracing and XLA",
+                    "first call (processor time)",
+                    "unrolled: tracing and XLA",
+                    "first call",
+                ],
+                deep,
+            ),
+        ]
+    )
+
+
 def main() -> None:
     """Measure each model's compilation and steps; results are written as they come."""
-    benchmark = Benchmark("repeats", __doc__, rounds=8, quick=2)
+    benchmark = Benchmark("repeats", __doc__, rounds=8, quick=2, docs=("benchmarks.md", markdown))
     benchmark.add_workloads(MODELS)
     benchmark.add("--part", choices=PARTS, help="one of both; default: both")
     benchmark.add(

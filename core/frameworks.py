@@ -63,9 +63,11 @@ class Framework:
 
     Attributes:
         name: of the framework, e.g. "torch"; what `require` looks for.
+        warns_of_rules: whether `shard` itself tells the rules of a plan that decide nothing.
     """
 
     name: str = "unknown"
+    warns_of_rules: bool = False
 
     def owns(self, obj: Any) -> bool:
         """Whether `obj` is one of this framework's arrays or modules. Called often: be quick."""

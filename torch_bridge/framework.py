@@ -56,6 +56,7 @@ class Torch(Framework):
     """Core's verbs for torch tensors and modules."""
 
     name = "torch"
+    warns_of_rules = True
 
     def owns(self, obj: Any) -> bool:
         """Tensors, modules and optimizers."""

@@ -13,6 +13,7 @@ from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import ModelLeaf
 from isoshard.core.plan.resolving import resolve_leaves
+from isoshard.core.plan.unused_rules import warn_unused
 
 from .loops.by_layer import ByLayer
 from .loops.stacked import StackedLayers
@@ -33,7 +34,7 @@ def named_arrays(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def layout(
-    module: torch.nn.Module, mesh: Mesh, spec: Any, name: str | None = None
+    module: torch.nn.Module, mesh: Mesh, spec: Any, name: str | None = None, *, warn: bool = False
 ) -> dict[str, NamedSharding]:
     """Where every parameter and buffer of a module goes.
 
@@ -42,6 +43,7 @@ def layout(
         mesh: the mesh.
         spec: a Plan, a dictionary of specs by name, or one spec for all.
         name: of the module, put before the names of its tensors in messages.
+        warn: whether rules that decide nothing are told.
 
     Returns:
         A sharding for each name.
@@ -51,8 +53,8 @@ def layout(
     """
     if any(isinstance(child, StackedLayers) for child in module.modules()):
         layers = ByLayer(module)
-        return layers.together(_decided(module, layers.tensors, mesh, spec, name))
-    return _decided(module, dict(tensors(module)), mesh, spec, name)
+        return layers.together(_decided(module, layers.tensors, mesh, spec, name, warn))
+    return _decided(module, dict(tensors(module)), mesh, spec, name, warn)
 
 
 def _decided(
@@ -61,11 +63,14 @@ def _decided(
     mesh: Mesh,
     spec: Any,
     name: str | None,
+    warn: bool,
 ) -> dict[str, NamedSharding]:
     """What a spec says of named tensors."""
     if isinstance(spec, Plan):
-        leaves = resolve_leaves(spec, [_leaf(*item) for item in found.items()], mesh).leaves
-        return {leaf.name: leaf.sharding for leaf in leaves}
+        resolved = resolve_leaves(spec, [_leaf(*item) for item in found.items()], mesh)
+        if warn and resolved.unused:
+            warn_unused(spec, module)
+        return {leaf.name: leaf.sharding for leaf in resolved.leaves}
     if isinstance(spec, dict):
         unknown = [key for key in spec if key not in found]
         if unknown:
@@ -119,7 +124,7 @@ def shard_module(
         `isoshard.torch_bridge.overrides.swap_parameters`.
     """
     named = list(tensors(module))
-    shardings = layout(module, mesh, spec, name)
+    shardings = layout(module, mesh, spec, name, warn=True)
     moved: dict[int, Any] = {}
     for key, tensor in named:
         new = place(tensor, shardings[key], copy, key)

@@ -69,7 +69,7 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.op_sharding import parse_op_sharding
 from isoshard.core.layout.partial_sums import stored, unreduced
 from isoshard.core.layout.spec import named_sharding
-from isoshard.core.layout.spec_entries import axis_names
+from isoshard.core.layout.spec_entries import axis_names, entries_of
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.layout.uneven import Sizes, UnevenArray, is_uneven
 from isoshard.core.layout.virtual_devices import Device
@@ -206,7 +206,7 @@ def _of_sharding(
     drawing = _drawing(repr(spec), tiles, where, shape, dtype, notes, sizes, terms, devices=ids)
     if drawing.held is None:
         return drawing
-    split = [name for entry in spec for name in axis_names(entry)]
+    split = [name for entry in entries_of(spec) for name in axis_names(entry)]
     received = [(name, drawing.held.most * (mesh.shape[name] - 1)) for name in split]
     return dataclasses.replace(drawing, received=tuple(received))
 

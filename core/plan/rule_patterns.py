@@ -88,10 +88,9 @@ def pairs_of(rules: Any) -> list[tuple[Any, Any]]:
     """  # noqa: E501
     if isinstance(rules, Mapping):
         return list(rules.items())
-    pairs = () if isinstance(rules, str | P) or not isinstance(rules, Iterable) else tuple(rules)
-    if rules != () and not (
-        pairs and all(isinstance(p, tuple | list) and len(p) == 2 for p in pairs)
-    ):
+    is_one = isinstance(rules, str | P) or not isinstance(rules, Iterable)
+    pairs = () if is_one else tuple(rules)
+    if is_one or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
         one = rules if isinstance(rules, str | P) else P("x")
         raise PlanError(
             f"rules are a mapping, or pairs, of name patterns and specs, not {rules!r}; one spec "

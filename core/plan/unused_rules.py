@@ -21,6 +21,18 @@ another decides for the same layer:
 >>> unused_rules(Plan({"*up.kernel": P(None, "x"), "*up.weight": P("x")}), ["0.up.kernel"])
 []
 
+Nor is one for another model, where others split this one. A name that is almost a leaf's is told:
+
+>>> unused_rules(Plan({"*up.*": P("x"), "*down.*": P("x"), "*": None}), ["0.up.weight"])
+[]
+>>> unused_rules(Plan({"*up.*": P("x"), "*dwn.bias": P("x")}), ["0.up.bias", "0.down.bias"])
+["'*dwn.bias': no leaf is called so; the nearest is '0.down.bias'"]
+
+A rule behind a wider one splits nothing, so it does not speak for the others:
+
+>>> len(unused_rules(Plan({"b*": None, "bias": P("x"), "v": P("x")}), ["bias", "w"]))
+2
+
 Ready-made plans know many names, of which a model has some; one that knows none of them is told.
 """
 
@@ -104,21 +116,32 @@ def unused_rules(plan: Plan, names: Sequence[str]) -> list[str]:
         plan: the plan.
         names: of the leaves.
     """
+    decided = [_deciding(factor, names) for factor in plan.factors]
+    alone = not any(
+        any(_names(spec)) and pattern in deciding.values()
+        for factor, deciding in zip(plan.factors, decided, strict=True)
+        for pattern, spec in factor.rules
+    )
     found = []
-    for factor in plan.factors:
+    for factor, deciding in zip(plan.factors, decided, strict=True):
         patterns = [pattern for pattern, _ in factor.rules]
-        deciding = {name: next((p for p in patterns if matches(p, name)), None) for name in names}
         used = {pattern for pattern in deciding.values() if pattern is not None}
         unused = [rule for rule in factor.rules if rule[0] not in used]
         ready_made = [pattern for pattern, spec in unused if _is_ready_made(pattern, spec)]
         for pattern, spec in unused:
             if pattern not in ready_made and not _is_for_others(pattern, used, names):
-                fault = _fault(pattern, any(_names(spec)), names, deciding)
+                fault = _fault(pattern, any(_names(spec)) and alone, names, deciding)
                 found += [] if fault is None else [f"{pattern!r}: {fault}"]
         if ready_made and ready_made == patterns:
             labels = ", ".join(map(label, ready_made[:_SHOWN]))
             found.append(f"{labels}: these know no leaf by its name; {_leaves(names)}")
     return found
+
+
+def _deciding(factor: Plan, names: Sequence[str]) -> dict[str, str | None]:
+    """Which pattern decides for each leaf; None if none does."""
+    patterns = [pattern for pattern, _ in factor.rules]
+    return {name: next((p for p in patterns if matches(p, name)), None) for name in names}
 
 
 def _is_ready_made(pattern: str, spec: Any) -> bool:
@@ -141,9 +164,13 @@ def _is_for_others(pattern: str, used: Collection[str], names: Sequence[str]) ->
 
 
 def _fault(
-    pattern: str, splits: bool, names: Sequence[str], deciding: dict[str, str | None]
+    pattern: str, alone: bool, names: Sequence[str], deciding: dict[str, str | None]
 ) -> str | None:
-    """Why a rule decides nothing; None if it keeps whole what is not there, or is for the rest."""
+    """Why a rule decides nothing; None if it does no harm.
+
+    A rule for what is not there does none where it keeps leaves whole, and where others split some:
+    the plan may be for several models. A name that is almost a leaf's is told always.
+    """
     before = {deciding[name] for name in names if matches(pattern, name)} - {None}
     if before:
         wider = [repr(label(one)) for one in before if one is not None and matches(one, pattern)]
@@ -153,10 +180,10 @@ def _fault(
     if meant is not None:
         return f"no leaf is called so, as nothing stands before its dot; {wider!r} takes {meant!r}"
     words = re.sub(r"[^\w.]", "", pattern.removeprefix("re:"))
-    like = _LIKE if splits else _ALMOST
+    like = _LIKE if alone else _ALMOST
     near = difflib.get_close_matches(words, names[:_SEARCHED], _SHOWN, like)
     if not near:
-        return f"no leaf is called so; {_leaves(names)}" if splits else None
+        return f"no leaf is called so; {_leaves(names)}" if alone else None
     verb = "is" if len(near) == 1 else "are"
     return f"no leaf is called so; the nearest {verb} {', '.join(map(repr, near))}"
 

@@ -16,6 +16,7 @@ def warn_user(message: str, category: type[Warning]) -> None:
 
     Example:
         >>> with warnings.catch_warnings(record=True) as heard:
+        ...     warnings.simplefilter("always")
         ...     warn_user("rows are padded", UserWarning)
         >>> print(heard[0].message)
         rows are padded

@@ -131,8 +131,9 @@ def shard(
             return x if move is x.sharding else jax.device_put(x, move)
     mesh, spec = _mesh_and_spec(mesh, spec)
     _check_uneven(uneven, sizes, memory)
-    warn_unused(spec, x)
     framework = framework_of(x)
+    if framework is None or uneven == "pad" or not framework.warns_of_rules:
+        warn_unused(spec, x)
     if framework is not None:
         if uneven == "pad":
             return framework.shard_padded(x, mesh, spec, sizes, copy=copy, name=name)

@@ -4,6 +4,7 @@ torch_xla's `_XLAC.lowering.LoweringContext` is for scripts that hand a program 
 
 >>> import torch, isoshard.torch_bridge as xs
 >>> a, b = torch.ones(2, 3).to("jax"), torch.ones(3).to("jax")
+>>> xs.sync()  # whatever waits would be lowered with it
 >>> context = LoweringContext("sum_of_two")
 >>> context.build([a + b])
 >>> context.hlo_text().splitlines()[0].split(",")[0]

@@ -8,6 +8,16 @@ from .dimension_rules import is_elementwise
 from .local_program import LocalOp
 from .operand_copies import REORDER
 
+MOVES = frozenset(
+    "broadcast_in_dim iota slice pad rev transpose row dynamic_slice concatenate random_bits "
+    "split reorder".split()
+)
+"""What is fused into its readers beside what is computed element by element."""
+REDUCTIONS = frozenset(
+    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce argmax argmin "
+    "reduce_window reduce_window_sum reduce_window_max".split()
+)
+
 
 @dataclasses.dataclass(slots=True, eq=False)
 class FusedKernel:
@@ -37,6 +47,15 @@ class FusedKernel:
         """Whether it makes its results element by element, perhaps in another order."""
         several = self.together or (self,)
         return all(is_elementwise(one.op.name) or one.op.name == REORDER for one in several)
+
+    @property
+    def is_fusion(self) -> bool:
+        """Whether the compiler writes it by itself: no loop, collective or call of a library."""
+        if self.together:
+            return all(one.is_fusion for one in self.together)
+        name = self.op.name
+        known = is_elementwise(name) or name in MOVES or name in REDUCTIONS or name == "gather"
+        return known and not self.op.axes and not self.op.bodies
 
     @property
     def in_place(self) -> bool:

@@ -13,7 +13,7 @@ from .combining import combined
 from .common_expressions import CONSTANT
 from .dimension_rules import is_elementwise
 from .flops import is_product
-from .fused_kernels import FusedKernel
+from .fused_kernels import MOVES, REDUCTIONS, FusedKernel
 from .local_program import LocalOp, LocalProgram, LocalScope
 from .operand_copies import REORDER
 from .sibling_kernels import siblings_joined
@@ -24,14 +24,7 @@ _SAME_BYTES = frozenset(
     "stop_gradient device_put copy bitcast_convert_type random_wrap random_unwrap result "
     "layout_constraint".split()
 )
-_FUSED = frozenset(
-    "broadcast_in_dim iota slice pad rev transpose row dynamic_slice concatenate random_bits "
-    "split reorder".split()
-)
-_READERS = frozenset(
-    "stack dynamic_update_slice reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or "
-    "reduce argmax argmin reduce_window reduce_window_sum reduce_window_max".split()
-)
+_READERS = REDUCTIONS | {"stack", "dynamic_update_slice"}
 _PARTS = frozenset(("row", "slice", "dynamic_slice", "gather"))
 """What reads a part of what it is given."""
 _EXPENSIVE = frozenset(
@@ -169,7 +162,7 @@ class Fusion:
     def _can_be_fused(self, op: LocalOp) -> bool:
         if op.name == "gather":
             return self.rules.lookups_fuse
-        return op.name in _FUSED or is_elementwise(op.name)
+        return op.name in MOVES or is_elementwise(op.name)
 
     def _users(
         self, value: int, readers: dict[int, list[LocalOp]], kept: set[int]
@@ -241,7 +234,7 @@ def _can_read(user: LocalOp, op: LocalOp, rules: TargetRules) -> bool:
         return op.name == "transpose" or rules.products_fuse
     if user.name in _READERS or is_elementwise(user.name):
         return True
-    if user.name in _FUSED:
+    if user.name in MOVES:
         # A broadcast would compute it again for each copy.
         return user.name != "broadcast_in_dim" or op.name not in _EXPENSIVE
     return False

@@ -8,7 +8,7 @@ body needs beside what it carries.
 Compilers of TPUs and GPUs run products and collectives that loops do not need behind these. There,
 and without loops, they order kernels so that little is alive: of the program's order and the one
 that at each step takes the kernel that frees most, the better counts. The host's takes kernels
-breadth first.
+breadth first. Over a limit what can be is computed again (`rematerializing`), in either order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from .common_expressions import CONSTANT
 from .fused_kernels import FusedKernel
 from .fusion import Fusion
 from .kernel_orders import behind_loops, breadth_first, frees_most, is_loop, started_early
-from .local_program import LocalProgram, LocalScope
+from .local_program import LocalScope
+from .rematerializing import computed_again
 
 
 @dataclasses.dataclass
@@ -48,6 +49,7 @@ def liveness(
     fusion: Fusion,
     replaced: Mapping[int, int] | None = None,
     seconds: Callable[[FusedKernel], float] | None = None,
+    limit: int | None = None,
 ) -> Liveness:
     """What is alive while a program runs.
 
@@ -55,35 +57,9 @@ def liveness(
         fusion: of the program.
         replaced: results that are donated an input: its number.
         seconds: how long a kernel runs; not asked of a machine that starts no collectives early.
+        limit: bytes over which what can be is computed again; None if nothing is.
     """
-    return _AliveKernels(fusion, replaced or {}, seconds).step()
-
-
-def computed_again(program: LocalProgram, alive: Liveness, limit: int) -> Liveness:
-    """The same where more than a limit is alive, and what can be is computed again instead.
-
-    That is what one kernel makes element by element of inputs, or of values that are alive as well.
-
-    Args:
-        program: of one device.
-        alive: as it is without.
-        limit: bytes.
-    """
-    there = {*alive.values, *program.inputs}
-    maker = {one: kernel for kernel in alive.order for one in kernel.writes}
-    spared = sum(
-        [
-            program.bytes[one]
-            for one in alive.values
-            if maker[one].by_element
-            and set(maker[one].reads) & there
-            and maker[one] is not alive.order[alive.place]
-        ]
-    )
-    most = max(limit, alive.peak - spared)
-    return dataclasses.replace(
-        alive, at=[min(one, max(0, most)) for one in alive.at], peak=min(alive.peak, max(0, most))
-    )
+    return _AliveKernels(fusion, replaced or {}, seconds).step(limit)
 
 
 class _AliveKernels:
@@ -103,7 +79,7 @@ class _AliveKernels:
         self.replaced = {memory(new): memory(old) for new, old in replaced.items()}
         self.seconds = seconds
 
-    def step(self) -> Liveness:
+    def step(self, limit: int | None) -> Liveness:
         """Of the whole step."""
         kernels = self.fusion.kernels
         inside = {id(one): self._inside(one) for one in kernels if one.op.bodies}
@@ -120,6 +96,11 @@ class _AliveKernels:
             if self.rules.hides_collectives and self.seconds is not None:
                 inputs = self.program.inputs
                 orders = [started_early(one, inputs, self.seconds) for one in orders]
+        if limit is not None:
+            within = {key: one.peak for key, one in inside.items() if one is not None}
+            orders += [
+                computed_again(self.program, one, self.fixed, limit, within) for one in orders
+            ]
         found = [self._simulated(one, self.fixed, self.ends, inside) for one in orders]
         return min(found, key=lambda one: one.peak)
 

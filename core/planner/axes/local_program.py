@@ -92,6 +92,17 @@ class LocalProgram:
         self.makers.append(None)
         return len(self.bytes) - 1
 
+    def copy(self, value: int) -> int:
+        """Add a value like another one.
+
+        Args:
+            value: a number.
+        """
+        found = self.value(self.shapes[value], 0, self.dtypes[value])
+        self.bytes[found] = self.bytes[value]
+        self.makers[found] = self.makers[value]
+        return found
+
 
 def as_read(op: LocalOp) -> LocalOp:
     """A loop with the operands that its bodies read.

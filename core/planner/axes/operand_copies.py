@@ -39,7 +39,7 @@ def _reorder(program: LocalProgram, scope: LocalScope) -> None:
         ops.append(made)
         if out:
             (result,) = op.results
-            made.results = (_like(program, result),)
+            made.results = (program.copy(result),)
             program.makers[made.results[0]] = made
             ops.append(LocalOp(REORDER, op.equation, made.results, (result,)))
             program.makers[result] = ops[-1]
@@ -50,15 +50,9 @@ def _reorder(program: LocalProgram, scope: LocalScope) -> None:
 
 
 def _copy(program: LocalProgram, ops: list[LocalOp], op: LocalOp, value: int) -> int:
-    new = _like(program, value)
+    new = program.copy(value)
     ops.append(LocalOp(REORDER, op.equation, (value,), (new,)))
     program.makers[new] = ops[-1]
-    return new
-
-
-def _like(program: LocalProgram, value: int) -> int:
-    new = program.value(program.shapes[value], 0, program.dtypes[value])
-    program.bytes[new] = program.bytes[value]
     return new
 
 

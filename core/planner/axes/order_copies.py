@@ -68,10 +68,7 @@ class _Orders:
                 return value
             found = self.copies.get((value, order))
             if found is None:
-                found = self.program.value(
-                    self.program.shapes[value], 0, self.program.dtypes[value]
-                )
-                self.program.bytes[found] = self.program.bytes[value]
+                found = self.program.copy(value)
                 self.copies[value, order] = found
                 if is_elementwise(reader.name):
                     self.latest[value] = found

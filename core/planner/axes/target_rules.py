@@ -29,8 +29,8 @@ class TargetRules:
             made by one kernel; copies in another order are made from what their operand is made of.
         summed_last: products want operands with what is summed at the end of memory; values lie in
             the order in which they are made, and are copied into others (`order_copies`).
-        schedules_for: share of a device's memory that a step may take before what is computed
-            element by element is computed again rather than kept; 0 if that is never.
+        schedules_for: share of a device's memory that a step may take before what can be
+            (`rematerializing`) is computed again rather than kept; 0 if that is never.
         breadth_first: each operation runs as soon as its operands are there, in the order in which
             they are; else products and collectives that loops do not need run behind these, and
             without loops an order is looked for in which little is alive.

@@ -37,7 +37,7 @@ from .factor_layouts import ArrayLayout
 from .flat_program import FlatProgram, flattened
 from .fused_kernels import FusedKernel
 from .fusion import Fusion
-from .liveness import Liveness, computed_again, liveness
+from .liveness import Liveness, liveness
 from .local_program import LocalProgram
 from .localizing import localized
 from .operand_copies import reorder
@@ -100,7 +100,7 @@ def by_tracing(step: TracedStep, *, scatters: bool | None = None) -> DeviceProgr
     limit = rules.scheduled_bytes(chip.memory, always)
     if limit is not None and always + alive.peak > limit:
         needed = always + alive.peak
-        alive = computed_again(local, alive, limit - always)
+        alive = liveness(fusion, replaced, seconds, limit - always)
         notes = (*notes, limit_note(needed, limit, always + alive.peak))
     ops = tuple(_ops(local, layouts, alive, always))
     memory = _memory(step, local, alive, always)

@@ -62,6 +62,6 @@ def limit_note(needed: int, limit: int, left: int) -> str:
     end = "" if left <= limit else f", and {human_bytes(left)} are left"
     return (
         f"the step needs {human_bytes(needed)}, more than the {human_bytes(limit)} that XLA's "
-        "compiler for GPUs schedules for: it is taken to compute again what is made element by "
-        f"element{end}"
+        "compiler for GPUs schedules for: it is taken to compute again what one kernel makes of "
+        f"what is there{end}"
     )

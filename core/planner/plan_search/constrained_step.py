@@ -94,7 +94,8 @@ def _updating(result: Any, made: Mapping[Any, Any]) -> Iterator[Any]:
     while stack:
         var = stack.pop()
         one = None if isinstance(var, Literal) or var in seen else made.get(var)
-        if one is None or var.aval.shape != shape:
+        aval: Any = var.aval
+        if one is None or aval.shape != shape:
             continue
         seen.add(var)
         if one.primitive.name == "sharding_constraint":

@@ -141,7 +141,8 @@ def _siblings(
             for second in several[number + 1 :]:
                 ours, other = graph[first], graph[second]
                 fits = not ours.reduced or not other.reduced or ours.reduced == other.reduced
-                if ours.rank and fits and ours.size == other.size and not {first, second} & gone:
+                there = first not in gone and second not in gone
+                if ours.rank and fits and ours.size == other.size and there:
                     yield first, second
 
 

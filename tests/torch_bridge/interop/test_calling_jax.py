@@ -236,7 +236,7 @@ def test_mistakes():
         f(torch.ones(2, device="jax"), {1, 2})
     with pytest.raises(TypeError, match="keys gives a result that torch cannot hold"):
         torch_function(lambda: jax.random.key(0), name="keys")()
-    with pytest.raises(TypeError, match="torch_function takes a JAX function, not int"):
+    with pytest.raises(TypeError, match="torch_function takes a function of JAX arrays, not int"):
         torch_function(3)
     with pytest.raises(TypeError, match=r"got incompatible shapes"):
         torch_function(jnp.add)(torch.ones(2, device="jax"), torch.ones(3, device="jax"))

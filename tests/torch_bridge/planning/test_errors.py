@@ -12,7 +12,7 @@ from isoshard.core.planner.machine.topologies import topology
 MESH = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
 X = torch.empty(8, 16, device="meta")
 VALUE = (
-    r"^test_errors.py:\d+ \(step\): the step needs the value of a tensor here .* has no data\. "
+    r"(?m)^test_errors.py:\d+ \(step\): the step needs the value of a tensor here .* has no data\. "
     r"Return the tensor from the step and read it outside; for a branch use torch\.where\.$"
 )
 

@@ -222,7 +222,9 @@ class Assembly:
     def _sources(self, values: Sequence[Value | Taken]) -> list[Any]:
         """Where a replay finds inputs: at a place, or here, if one is a constant."""
         log, operands = self._recording.log, self._recording.host.operands
-        memory = {id(first): storage for storage, first in log.storages.values()}
+        memory: dict[int, Storage] = {}
+        for storage, first in log.storages.values():  # a clone may begin with the same value
+            memory.setdefault(id(first), storage)
         uploads = set(map(id, log.uploads))
         found: list[Any] = []
         for value in values:

@@ -5,7 +5,7 @@ it whatever else was waiting. The operation at fault is looked for: an error whi
 traced tells it; for any other, the program is bisected. Its results and those that depend on them
 are poisoned: asking for one raises the error again. The rest is computed.
 
->>> import torch, isoshard
+>>> import jax, torch, isoshard
 >>> def refuses(_):
 ...     raise ValueError("not today")
 >>> refused = isoshard.torch_function(
