@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import isoshard as iso
 from isoshard import Plan
@@ -50,8 +51,9 @@ def arguments():
     return params, jax.ShapeDtypeStruct((8, 128), "int32")
 
 
-def mesh_of():
-    return iso.planner.topology("cpu:8").mesh((8,), ("data",))
+def mesh_of(machine="cpu:8"):
+    topology = iso.planner.topology(machine)
+    return topology.mesh((topology.size,), ("data",))
 
 
 def sent(report):
@@ -71,14 +73,16 @@ def test_a_loop_sends_and_keeps_no_more_than_its_layers_written_out():
     assert looped.flops < 1.1 * written.flops
 
 
-def test_the_search_asks_the_partitioner_for_the_same_loops():
-    mesh = mesh_of()
+@pytest.mark.parametrize(("machine", "repeats"), [("v5e:2x4", True), ("cpu:8", False)])
+def test_the_search_asks_the_partitioner_for_the_same_loops(machine, repeats):
+    """Virtual devices run layers written out, and so the search tells them there."""
+    mesh = mesh_of(machine)
     traced = traced_step(step, arguments(), {}, mesh, PLAN)
     found = searched(traced)
     assert found.looped is not found.written
     layouts = {one.name: one.sharding for one in traced.inputs}
-    looped = found.cost(layouts, mesh, 1 << 40, depth="partition")
-    how = {"depth": "partition", "progress": False}
+    cost = found.cost(layouts, mesh, 1 << 40, depth="partition")
+    how = {"depth": "partition", "progress": False, "repeats": repeats}
     report = estimate(step, arguments(), mesh, PLAN, **how)
-    assert looped.memory == report.memory.peak
-    assert looped.seconds == report.time.overlapped
+    assert cost.memory == report.memory.peak
+    assert cost.seconds == report.time.overlapped

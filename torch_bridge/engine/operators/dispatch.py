@@ -105,6 +105,8 @@ def is_only_recorded(func: Any, types: Sequence[type]) -> bool:
     if type(recorder()) is not Tape or any(kind is not lazy_tensor._CLASS for kind in types):
         return False
     if id(func) not in _HANDLERS:
+        if not isinstance(func, OpOverload):  # torch.cond and its like: no schema, other code runs
+            return False
         _keep_handler(func)
     return id(func) in _RECORDED
 
