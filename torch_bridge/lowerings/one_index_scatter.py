@@ -73,7 +73,7 @@ def leading(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
 
 
 def write_slice(
-    x: jax.Array, part: jax.Array, dim: int, start: int, stop: int, step: int = 1
+    x: jax.Array, part: jax.Array, dim: int, start: Any, stop: Any, step: int = 1
 ) -> jax.Array:
     """`x` with `start:stop:step` along an axis replaced by `part`.
 
@@ -81,7 +81,8 @@ def write_slice(
         x: at least 1-d.
         part: with as many places along the axis as the slice has.
         dim: the axis.
-        start: the first place; at least 0, likewise `stop`, which is at most the size.
+        start: the first place; at least 0, likewise `stop`, which is at most the size. Both may be
+            traced, without a step; on a mesh if the slice is one place.
         stop: behind the last place.
         step: from one place to the next.
 

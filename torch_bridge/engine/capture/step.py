@@ -38,6 +38,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.ambient import ambient
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.engine.values.moving_views import all_apart
 
 from .assemble import Assembly, line_of
 from .guards import Change, is_plain
@@ -93,6 +94,7 @@ class CompiledStep:
         self._places: dict[tuple[int, Any], Holder] = {}
         self._fixed: set[tuple[int, Any]] = set()
         self._reasons: collections.Counter[str] = collections.Counter()
+        self._starts: dict[Any, set[tuple[int, ...]]] = {}
         self._last: Replay | None = None
         self._placing: Placing | None = None
 
@@ -192,6 +194,7 @@ class CompiledStep:
             raise
         recording.numbers.put_back()
         self._keep(key, replay)
+        self._note_places(arguments)
         del recording, assembly
         return replay.run(arguments)
 
@@ -242,6 +245,26 @@ class CompiledStep:
                 "tensor, or keep a float there, which becomes an input",
             )
 
+    def _note_places(self, arguments: list[lazy_tensor.LazyTensor]) -> None:
+        """Warn of arguments that view their memory at another place in each call."""
+        views = [all_apart(argument._chain.ops) for argument in arguments]
+        starts = tuple([start for _, places in views for start in places])
+        if not starts:
+            return
+        kind = tuple([argument._aval for argument in arguments]), tuple([ops for ops, _ in views])
+        seen = self._starts.setdefault(kind, set())
+        if len(seen) < PATIENCE:
+            seen.add(starts)
+            if len(seen) == PATIENCE:
+                self._say(
+                    f"a compiled step was captured {PATIENCE} times because an argument was "
+                    f"another part of a tensor each time, last at {metrics.user_location()}. Which "
+                    "part of its memory an argument shows belongs to the program: pass "
+                    "data[i].clone(), which is one program for every i, or let "
+                    "isoshard.data.loader bring the batches",
+                    stacklevel=5,
+                )
+
     def _note_change(self, change: Change | None) -> None:
         """Let a number that changes be an input from the next capture on."""
         if change is None or change.address in self._fixed:
@@ -276,7 +299,11 @@ class CompiledStep:
         """Count a reason, and warn when it comes again and again."""
         self._reasons[reason] += 1
         if self._reasons[reason] == PATIENCE:
-            warnings.warn(f"{line_of(self.step)}: {text}.", RecompilationWarning, stacklevel=5)
+            self._say(text, stacklevel=6)
+
+    def _say(self, text: str, *, stacklevel: int) -> None:
+        where = line_of(self.step)
+        warnings.warn(f"{where}: {text}.", RecompilationWarning, stacklevel=stacklevel)
 
 
 def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:

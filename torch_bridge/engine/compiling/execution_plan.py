@@ -42,6 +42,7 @@ class CompileRequest:
         calls_host: it calls Python while it runs, which may raise; likewise.
         options: those of the compiler; likewise.
         notes: what to say of its entries while it is traced; no part of the key.
+        moved: how many of its lifted floats are places of views; see `moving_places`.
     """
 
     program: tuple[Any, ...]
@@ -58,6 +59,7 @@ class CompileRequest:
     calls_host: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])
     notes: Notes | None = None
+    moved: int = 0
 
     def whole(self) -> jax.sharding.Sharding | None:
         """The layout of lifted floats and random words: replicated over the program's devices."""

@@ -33,6 +33,7 @@ from . import mmap_pressure, recompile_reasons
 from .execution_plan import Blocks, CompileRequest, plan_of
 from .input_placement import place
 from .interrupts import Uninterrupted
+from .moving_places import with_moving_places
 from .padded_blocks import padded, wrapped
 from .plan_lowering import lowered
 from .poisoned import is_of_an_operation, poison
@@ -165,7 +166,7 @@ def _execute(tape: Tape, only: Value | None) -> None:
 
 
 def _computed(tape: Tape, only: Value | None) -> bool:
-    """Compute a tape; False if an operation failed, and what does not depend on it is left."""
+    """Compute a tape; False if it is to be tried again: without an operation that failed."""
     with tape.lock:
         tape.done = True
         plan = plan_of(tape)
@@ -174,16 +175,21 @@ def _computed(tape: Tape, only: Value | None) -> bool:
     if not plan.live:
         tape.forget()
         return True
-    tape.failed = True
+    again, tape.failed = tape.failed, True
     also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
     inputs = tape.inputs()
     arrays = padded(place(inputs, also))
     plan.placed = tuple(one.layout for one in inputs)
     recorder().check_process()
+    asked, scalars = plan, tape.scalars
     try:
-        program = program_of(plan, arrays)
+        program = _kept_before(plan.key())
+        if program is None:
+            if not again:
+                asked, scalars = with_moving_places(plan, scalars)
+            program = program_of(asked, arrays)
         with Uninterrupted():  # from here on, donated inputs are gone
-            results = run(program, plan, arrays, tape.scalars, tape.words)
+            results = run(program, asked, arrays, scalars, tape.words)
             _hand_out(tape, plan, results, program)
     except Exception as error:
         lost = donated.gone(arrays)
@@ -191,6 +197,8 @@ def _computed(tape: Tape, only: Value | None) -> bool:
             raise donated.error(tuple(lost.shape)) from error
         if only is not None or not is_of_an_operation(error, arrays):
             raise
+        if asked is not plan:  # what fails is found in the program as it was recorded
+            return False
         if not poison(tape, plan, error, lambda part: _fails(part, arrays, tape)):
             raise
         tape.fault = tape.fault or error
@@ -245,11 +253,20 @@ def kept(key: Any, compiled: Callable[[], Program]) -> Program:
         compiled: makes it.
     """
     with _EXECUTING:
-        program = _PROGRAMS.pop(key, None)
+        program = _kept_before(key)
         if program is None:
             program = compiled()
             _make_room()
-        _PROGRAMS[key] = program  # last again: the first is the one not used for longest
+            _PROGRAMS[key] = program
+    return program
+
+
+def _kept_before(key: Any) -> Program | None:
+    """The program of a key, if it is kept."""
+    with _EXECUTING:
+        program = _PROGRAMS.pop(key, None)
+        if program is not None:
+            _PROGRAMS[key] = program  # last again: the first is the one not used for longest
     return program
 
 

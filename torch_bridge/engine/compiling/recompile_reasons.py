@@ -17,9 +17,12 @@ from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge.engine.recording import regions
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 
+from .moving_places import is_only_moved
+
 _SEEN: list[tuple[Any, Family]] = []
 _KEPT = 64  # plans remembered for comparison
 MANY, LONG = 8, 30.0  # programs of one family, and the seconds they took, that are worth a warning
+ENDLESS = 1.0  # the seconds where only a place differs, of which there is always another one
 
 
 @dataclasses.dataclass
@@ -35,7 +38,16 @@ class Family:
     seconds: float = 0.0
 
 
-_SHAPES = ("new input shape", "new shape")
+_SHAPES = ("new input shape", "new shape", "another place")
+_PAD = (
+    "Every new shape or static argument is another program: pad to a few sizes, keep what grows on "
+    "the CPU, or give what changes as a tensor."
+)
+_INDEX = (
+    "A Python number as the place along an axis that is split over devices is part of the program: "
+    "index with a tensor (data[torch.tensor([i])]), split another axis, or let "
+    "isoshard.data.loader bring the batches."
+)
 _FAMILIES: Bounded[int, Family] = Bounded(PROGRAMS)
 
 
@@ -56,15 +68,16 @@ def report(plan: Any, seconds: float) -> None:
     metrics.record_compilation(what, cause, where, seconds)
     if plan.donated:
         samples.observe("donated_inputs", len(plan.donated))
-    short = family.seconds < LONG or family.programs < MANY
+    moves = cause.startswith("another place")
+    long = ENDLESS if moves else LONG
+    short = family.seconds < long or family.programs < MANY
     family.programs += grows
     family.seconds += seconds * grows
-    if short and family.programs >= MANY and family.seconds >= LONG:
+    if short and family.programs >= MANY and family.seconds >= long:
         warnings.warn(
             f"{where}: {family.programs} programs of the same {operations} operations were "
-            f"compiled in {family.seconds:.0f} s; the last because of: {cause}. Every new shape or "
-            "static argument is another program: pad to a few sizes, keep what grows on the CPU, "
-            "or give what changes as a tensor. isoshard.metrics.report() lists them all.",
+            f"compiled in {family.seconds:.0f} s; the last because of: {cause}. "
+            f"{_INDEX if moves else _PAD} isoshard.metrics.report() lists them all.",
             RecompilationWarning,
             stacklevel=2,
         )
@@ -72,6 +85,8 @@ def report(plan: Any, seconds: float) -> None:
 
 def _cause(plan: Any, family: Family) -> str:
     """Compare with the most similar plan compiled before."""
+    if plan.moved:
+        return "a place that changed: an input from now on"
     if not _SEEN:
         return "first program"
     alike = [earlier for earlier, its in reversed(_SEEN) if its is family]
@@ -96,13 +111,19 @@ def _entries(plan: Any) -> list[Any]:
 
 
 def _difference(plan: Any, earlier: Any) -> str:
+    moved = ""
     for new, old in zip(_entries(plan), _entries(earlier), strict=True):
         if new != old:
             if not isinstance(new[0], int):
                 return f"new input shape or dtype: {_shape(new)}, before {_shape(old)}"
+            if new[1:] == old[1:] and is_only_moved(RECIPES[new[0]], RECIPES[old[0]]):
+                moved = moved or f"another place in {_name(new)}"
+                continue
             if new[0] != old[0]:
                 return f"new shape or static argument in {_name(new)}"
             return f"other operands of {_name(new)}"
+    if moved:
+        return moved
     if plan.placed != earlier.placed:
         return "new sharding of an input"
     if plan.wanted != earlier.wanted:

@@ -7,7 +7,7 @@ Users meet its subclass `XLAShardedTensor`; the engine makes tensors of whicheve
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -155,15 +155,26 @@ def read(tensor: LazyTensor) -> Value:
     known = here.view(value, chain)
     if known is not None:
         return known
-    recipe = chain.recipes.get("read")
-    if recipe is None:
-        made = Recipe(
-            "view", lambda arrays, _scalars, _key: [chain.read(arrays[0])], 1, detail=chain
-        )
-        recipe = chain.recipes.setdefault("read", made)
+    recipe = chain.recipes.get("read") or reading(chain)
     part = here.record(recipe, (value,))[0]
     recorder().keep_view(value, chain, part)
     return part
+
+
+def reading(chain: Chain) -> Recipe:
+    """What an entry computes that reads a view."""
+    made = Recipe("view", lambda arrays, _scalars, _key: [chain.read(arrays[0])], 1, detail=chain)
+    return chain.recipes.setdefault("read", made)
+
+
+class WrittenView(NamedTuple):
+    """The detail of a recipe that writes to a view.
+
+    Attributes:
+        chain: the view.
+    """
+
+    chain: Chain
 
 
 def write(tensor: LazyTensor, value: Value, here: Recorder | None = None) -> None:
@@ -180,6 +191,7 @@ def write(tensor: LazyTensor, value: Value, here: Recorder | None = None) -> Non
                 "write",
                 lambda arrays, _scalars, _key: [chain.write(arrays[0], arrays[1])],
                 1,
+                detail=WrittenView(chain),
             )
             recipe = chain.recipes.setdefault("write", made)
         whole = here.record(recipe, (visible(storage), value))[0]

@@ -165,7 +165,7 @@ class Chain:
         for op in self.ops[:-1]:
             stages.append(forward(op, stages[-1], self.base))
         for op, stage in zip(reversed(self.ops), reversed(stages), strict=True):
-            part = _backward(op, stage, part, self.base)
+            part = backward(op, stage, part, self.base)
         return part
 
     def __repr__(self) -> str:
@@ -242,7 +242,8 @@ def forward(op: ViewOp, x: jax.Array, base: Aval) -> jax.Array:
     raise ValueError(f"unknown view operation {op}")
 
 
-def _backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval) -> jax.Array:
+def backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval) -> jax.Array:
+    """`whole` with what one view operation shows of it replaced by `part`."""
     kind = op[0]
     if kind == "reshape":
         return part.reshape(whole.shape)

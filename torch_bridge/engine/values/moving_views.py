@@ -1,0 +1,128 @@
+"""Views at places that a program takes as numbers.
+
+`x[3]` and `x[4]` are two chains, and programs with them two programs. With its place apart, a view
+operation is the same for both: `("index", 0, 3)` is `("index_at", 0)` and 3, and
+`("slice", 0, 6, 12, 2)` is `("slice_at", 0, 3, 2)` and 6: three elements, every other one.
+
+>>> operation, start = apart(("index", 0, 1))
+>>> operation, start
+(('index_at', 0), 1)
+>>> x = jax.numpy.arange(6.0).reshape(2, 3)
+>>> base = Aval.contiguous((2, 3), torch.float32)
+>>> read((operation,), base, x, [jax.numpy.array(start)]).tolist()
+[3.0, 4.0, 5.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch  # noqa: F401  (for the doctest)
+from jax import lax
+
+from isoshard.torch_bridge.lowerings.argument_forms import whole_dtype
+from isoshard.torch_bridge.lowerings.one_index_scatter import write_slice
+from isoshard.torch_bridge.lowerings.unsharded_axes import whole as with_whole
+
+from .value import Aval
+from .views import ViewOp, backward, forward
+
+_AT = frozenset({"index_at", "slice_at"})
+_SCATTERED = frozenset({"unfold", "strided", "taken", "expand"})
+
+
+def apart(op: ViewOp) -> tuple[ViewOp, int] | None:
+    """A view operation without its place, and that; None of one that has none, or shows nothing."""
+    if op[0] == "index":
+        return ("index_at", op[1]), op[2]
+    if op[0] == "slice":
+        _, dim, start, stop, step = op
+        count = -(-(stop - start) // step)
+        if count > 0:
+            return ("slice_at", dim, count, step), start
+    return None
+
+
+def all_apart(ops: Sequence[ViewOp]) -> tuple[tuple[ViewOp, ...], tuple[int, ...]]:
+    """The operations of a view without their places, and these.
+
+    >>> all_apart((("permute", (1, 0)), ("index", 0, 3)))
+    ((('permute', (1, 0)), ('index_at', 0)), (3,))
+    """
+    found = [apart(op) or (op, None) for op in ops]
+    return tuple([op for op, _ in found]), tuple([at for _, at in found if at is not None])
+
+
+def is_one(op: ViewOp) -> bool:
+    """Whether an operation that stands apart from its place shows one place along the axis."""
+    return op[0] == "index_at" or op[2] == 1
+
+
+def can_write(ops: Sequence[ViewOp]) -> bool:
+    """Whether `write` can write through a chain: one element is not seen at several places."""
+    return all(op[0] not in _SCATTERED for op in ops[:-1])
+
+
+def read(ops: Sequence[ViewOp], base: Aval, x: jax.Array, starts: Sequence[Any]) -> jax.Array:
+    """What a view shows.
+
+    Args:
+        ops: its operations, some apart from their places.
+        base: the storage that it views.
+        x: the value of that.
+        starts: the places, one number each.
+    """
+    left = iter(starts)
+    for op in ops:
+        x = _forward(op, x, base, left)
+    return x
+
+
+def write(
+    ops: Sequence[ViewOp], base: Aval, x: jax.Array, part: jax.Array, starts: Sequence[Any]
+) -> jax.Array:
+    """The storage's value after `part` is written to a view; arguments as of `read`."""
+    left = iter(starts)
+    stages = [x]
+    for op in ops[:-1]:
+        stages.append(_forward(op, stages[-1], base, left))
+    right = iter(reversed(starts))
+    for op, stage in zip(reversed(ops), reversed(stages), strict=True):
+        if op[0] in _AT:
+            part = put_at(op, stage, part, next(right))
+        else:
+            part = backward(op, stage, part, base)
+    return part
+
+
+def put_at(op: ViewOp, x: jax.Array, part: jax.Array, start: Any) -> jax.Array:
+    """`x` with what an operation shows of it at a place replaced by `part`.
+
+    On a mesh only of one that `is_one`, and of a slice only without steps.
+    """
+    dim = op[1]
+    if op[0] == "index_at":
+        part = jnp.expand_dims(part, dim)
+    start = _number(start, x.shape[dim])
+    return write_slice(x, part, dim, start, start + part.shape[dim])
+
+
+def _forward(op: ViewOp, x: jax.Array, base: Aval, starts: Any) -> jax.Array:
+    if op[0] not in _AT:
+        return forward(op, x, base)
+    dim = op[1]
+    count, step = (1, 1) if op[0] == "index_at" else op[2:]
+    extent = (count - 1) * step + 1
+    start = _number(next(starts), x.shape[dim])
+    x = lax.dynamic_slice_in_dim(with_whole(x, [dim]), start, extent, dim)
+    if op[0] == "index_at":
+        return jnp.squeeze(x, dim)
+    return x if step == 1 else lax.slice_in_dim(x, 0, extent, step, dim)
+
+
+def _number(start: Any, size: int) -> jax.Array:
+    """A place along an axis, which came as a float, as an integer."""
+    return start.astype(whole_dtype(size))
