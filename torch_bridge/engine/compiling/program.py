@@ -183,7 +183,7 @@ def _computed(tape: Tape, only: Value | None) -> bool:
     recorder().check_process()
     asked, scalars = plan, tape.scalars
     try:
-        program = _kept_before(plan.key())
+        program = _known(plan)
         if program is None:
             if not again:
                 asked, scalars = with_moving_places(plan, scalars)
@@ -243,6 +243,16 @@ def program_of(plan: CompileRequest, arrays: Sequence[jax.Array]) -> Program:
         return program
 
     return kept(plan.key(), lean)
+
+
+def _known(plan: CompileRequest) -> Program | None:
+    """The program of a plan, or of one that differs in entries of no use, if it was compiled."""
+    key = plan.key()
+    program = _kept_before(key)
+    if program is None:
+        lean = _LEAN.get(plan.lean().key())
+        program = None if lean is None else kept(key, lambda: lean)
+    return program
 
 
 def kept(key: Any, compiled: Callable[[], Program]) -> Program:
