@@ -31,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding
 from isoshard.core.layout.axis_types import beside, constrain
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan, PlanError
-from isoshard.core.plan.unused_rules import check_activation_axes
+from isoshard.core.plan.unused_rules import check_activation_axes, warn_unused_activations
 
 from .call_classes import called_by, of_classes
 from .graphs import is_nnx
@@ -127,6 +127,9 @@ def _subclassed(model: Any, mesh: Mesh, plan: Plan, seen: Constrained) -> Iterat
         for path, module in nnx.iter_modules(model)
         if callable(module)
     ]
+    if any(said is not None for _, _, said in asked):
+        names = [".".join(map(str, path)) for path, _ in nnx.iter_modules(model)]
+        warn_unused_activations(plan, names)
     changed = [
         (module, _subclass(kind, said, mesh)) for module, kind, said in asked if said is not None
     ]

@@ -44,6 +44,7 @@ class OnnxModels(Framework):
     """The verbs for `onnx.ModelProto`."""
 
     name = "onnx"
+    warns_of_rules = True
 
     def owns(self, obj: Any) -> bool:
         """Whether this is a model."""

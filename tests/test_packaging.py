@@ -228,6 +228,18 @@ def test_a_users_program_holds_in_a_strict_checker(clean, tmp_path):
     assert faults == [("wrong.py", "reportAssignmentType")]
 
 
+def test_a_users_program_holds_in_mypy(clean, tmp_path):
+    """Strictly. JAX's P has no annotations, so mypy refuses calls of it without isoshard too."""
+    shutil.copy(ROOT / "tests" / "typing" / "consumer.py", tmp_path)
+    wrong = "import isoshard as iso\n\nx: int = iso.make_mesh((2,), ('x',))\n"
+    (tmp_path / "wrong.py").write_text(wrong)
+    options = ["--strict", "--untyped-calls-exclude=jax", "--no-error-summary"]
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(clean), *options, "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    [fault] = done.stdout.splitlines()
+    assert fault.startswith("wrong.py:3: error:") and fault.endswith("[assignment]")
+
+
 def test_the_sdist_is_installed_in_a_clean_environment(built, clean):
     """Built by pip without a network, over the wheel."""
     _install(clean, _only(built, "*.tar.gz"))

@@ -29,6 +29,7 @@ from isoshard.core.layout.axis_types import on_mesh, same_grid
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
+from isoshard.core.plan.unused_rules import warn_unused
 
 from .leaf_groups import Group, named_groups
 from .slots import Slot, is_key, slots_of, wanted_of
@@ -124,7 +125,7 @@ def _by_plan(
     """What `shard` would do. Modules are asked by their own names; an optimizer's state follows."""
     by_name = {slot.name: slot for slot in slots}
     places: dict[str, NamedSharding] = {}
-    arrays = {}
+    arrays, asked = {}, []
     for group in groups:
         if not group.whole:
             wanted = by_name[group.name].wanted
@@ -133,6 +134,7 @@ def _by_plan(
             continue
         if any(part.follows is not None for part in group.parts.values()):
             continue
+        asked.append(group.value)
         parts = {inner: by_name[group.called(inner)].wanted for inner in group.parts}
         blocks = {
             inner: _asked(wanted, mesh)
@@ -148,6 +150,7 @@ def _by_plan(
                 places[group.called(inner)] = found.get(inner, place)
     if arrays:
         places.update(plan.resolve(arrays, mesh).shardings)
+    warn_unused(plan, *asked, {name: leaf for name, leaf in arrays.items() if name})
     return {name: _laid(by_name[name], mesh, place.spec) for name, place in places.items()}
 
 

@@ -109,6 +109,42 @@ def warn_unused(plan: Any, *trees: Any) -> None:
         )
 
 
+def warn_unused_activations(plan: Plan, modules: Sequence[str]) -> None:
+    """Warn of the rules for activations that lay out nothing of a model, of whose modules some are.
+
+    One for a module that is not there does no harm, as the plan may be for several models; a name
+    that is almost a module's, and a rule behind a wider one, are told.
+
+    Args:
+        plan: the plan.
+        modules: the names of the modules.
+
+    Example:
+        >>> import warnings
+        >>> from isoshard.core.plan import Plan
+        >>> with warnings.catch_warnings(record=True) as heard:
+        ...     warnings.simplefilter("always")
+        ...     plan = Plan(activations={"up": P("x"), "dwn": P("x")})
+        ...     warn_unused_activations(plan, ["up", "down"])
+        >>> print(str(heard[0].message).splitlines()[1])
+          'dwn': no module is called so; the nearest is 'down'
+    """
+    deciding = {name: said.rule for name in modules if (said := plan.activation_for(name))}
+    deciding = {name: deciding.get(name) for name in modules}
+    lines = []
+    for factor in plan.factors:
+        for pattern, _ in factor.activations:
+            if pattern not in deciding.values() and label(pattern) == pattern:
+                fault = _fault(pattern, False, modules, deciding, "module")
+                lines += [] if fault is None else [f"\n  {pattern!r}: {fault}"]
+    if lines:
+        warn_user(
+            f"the plan has rules for activations that decide nothing here:{''.join(lines)}\n"
+            "Correct them or take them out.",
+            UnusedRuleWarning,
+        )
+
+
 def unused_rules(plan: Plan, names: Sequence[str]) -> list[str]:
     """The rules of a plan that decide for none of some leaves, each with what may be wrong.
 
@@ -164,7 +200,11 @@ def _is_for_others(pattern: str, used: Collection[str], names: Sequence[str]) ->
 
 
 def _fault(
-    pattern: str, alone: bool, names: Sequence[str], deciding: dict[str, str | None]
+    pattern: str,
+    alone: bool,
+    names: Sequence[str],
+    deciding: dict[str, str | None],
+    kind: str = "leaf",
 ) -> str | None:
     """Why a rule decides nothing; None if it does no harm.
 
@@ -178,14 +218,16 @@ def _fault(
     wider = f"*{pattern[2:]}" if pattern.startswith("*.") else pattern
     meant = next((name for name in names if matches(wider, name)), None)
     if meant is not None:
-        return f"no leaf is called so, as nothing stands before its dot; {wider!r} takes {meant!r}"
+        return (
+            f"no {kind} is called so, as nothing stands before its dot; {wider!r} takes {meant!r}"
+        )
     words = re.sub(r"[^\w.]", "", pattern.removeprefix("re:"))
     like = _LIKE if alone else _ALMOST
     near = difflib.get_close_matches(words, names[:_SEARCHED], _SHOWN, like)
     if not near:
-        return f"no leaf is called so; {_leaves(names)}" if alone else None
+        return f"no {kind} is called so; {_leaves(names)}" if alone else None
     verb = "is" if len(near) == 1 else "are"
-    return f"no leaf is called so; the nearest {verb} {', '.join(map(repr, near))}"
+    return f"no {kind} is called so; the nearest {verb} {', '.join(map(repr, near))}"
 
 
 def _leaves(names: Sequence[str]) -> str:

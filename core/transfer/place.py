@@ -43,19 +43,18 @@ Objects of a framework with a bridge (torch tensors and modules, Flax modules) a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.leaf_paths import path_name
-from isoshard.core.layout.mesh import ambient_mesh, as_mesh, describe_mesh
 from isoshard.core.layout.spec import is_spec
 from isoshard.core.layout.tree_mesh import one_mesh
 from isoshard.core.layout.uneven import UnevenArray, is_uneven
@@ -68,16 +67,70 @@ from .leaf_specs import NamedArray, assign, named_arrays
 from .memory_kinds import in_kind, kind_of
 from .relayout import lay_out
 from .remembered_moves import known_move
+from .shard_arguments import LEFT_OUT, check_uneven, mesh_and_spec
 from .unequal_blocks import block_verbs
 
-_LEFT_OUT: Any = object()
 _AS_IT_IS: Any = object()
 
+_Array = jax.Array | np.ndarray[Any, Any] | np.generic | bool | int | float | complex
+_Tree = UnevenArray | Mapping[Any, Any] | tuple[Any, ...] | list[Any] | None
+"""Whose leaves may become others."""
+_Kept = TypeVar("_Kept")
+"""A tensor, a module, a struct, and what else stays of its class."""
 
+
+@overload
+def shard(
+    x: _Array,
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: Literal["error"] = "error",
+    sizes: Any = None,
+    memory: str | None = None,
+) -> jax.Array: ...
+@overload
+def shard(
+    x: _Tree,
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: str = "error",
+    sizes: Any = None,
+    memory: str | None = None,
+) -> Any: ...
+@overload
+def shard(
+    x: _Kept,
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: Literal["error"] = "error",
+    sizes: Any = None,
+    memory: str | None = None,
+) -> _Kept: ...
+@overload
 def shard(
     x: Any,
     mesh: Any = None,
-    spec: Any = _LEFT_OUT,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: str,
+    sizes: Any = None,
+    memory: str | None = None,
+) -> Any: ...
+def shard(
+    x: Any,
+    mesh: Any = None,
+    spec: Any = LEFT_OUT,
     *,
     copy: bool | None = None,
     name: str | None = None,
@@ -129,8 +182,8 @@ def shard(
         move = known_move(x, mesh, spec)
         if move is not None:
             return x if move is x.sharding else jax.device_put(x, move)
-    mesh, spec = _mesh_and_spec(mesh, spec)
-    _check_uneven(uneven, sizes, memory)
+    mesh, spec = mesh_and_spec(mesh, spec)
+    check_uneven(uneven, sizes, memory)
     framework = framework_of(x)
     if framework is None or uneven == "pad" or not framework.warns_of_rules:
         warn_unused(spec, x)
@@ -161,6 +214,12 @@ def shard(
     return jax.tree.unflatten(structure, [leaf.place(mesh, copy) for leaf in leaves])
 
 
+@overload
+def reshard(x: _Array, spec: Any, mesh: Any = None, *, memory: str | None = None) -> jax.Array: ...
+@overload
+def reshard(x: _Tree, spec: Any, mesh: Any = None, *, memory: str | None = None) -> Any: ...
+@overload
+def reshard(x: _Kept, spec: Any, mesh: Any = None, *, memory: str | None = None) -> _Kept: ...
 def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -> Any:
     """Change the layout of `x`; data moves between devices as needed.
 
@@ -202,6 +261,10 @@ def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -
     return shard(x, mesh, spec, memory=memory)
 
 
+@overload
+def full(x: jax.Array | UnevenArray) -> jax.Array: ...
+@overload
+def full(x: _Kept) -> _Kept: ...
 def full(x: Any) -> Any:
     """Gather `x` whole to every device of its mesh; counted as "gathers" in `metrics`.
 
@@ -251,35 +314,6 @@ def sharding_of(x: Any) -> Any:
     if framework is not None:
         return framework.sharding_of(x)
     return _map_arrays(_sharding_of, x, "sharding_of")
-
-
-def _mesh_and_spec(mesh: Any, spec: Any) -> tuple[Any, Any]:
-    """Both, where one may have been left out."""
-    if spec is _LEFT_OUT:
-        if isinstance(mesh, Mesh | AbstractMesh) or hasattr(mesh, "get_jax_mesh"):
-            raise TypeError(
-                f"how is it to lie over the mesh {describe_mesh(as_mesh(mesh, abstract=True))}? "
-                "Give a spec as well: iso.shard(x, mesh, P('x')), or P() for whole copies"
-            )
-        mesh, spec = None, mesh
-    if mesh is None:
-        mesh = spec.mesh if isinstance(spec, NamedSharding) else ambient_mesh()
-    return mesh if isinstance(mesh, Mesh) else as_mesh(mesh, abstract=True), spec
-
-
-def _check_uneven(uneven: str, sizes: Any, memory: str | None) -> None:
-    if uneven not in ("error", "pad"):
-        raise ShardingError(f"uneven is 'error' or 'pad', given was {uneven!r}")
-    if uneven == "error" and sizes is not None:
-        raise ShardingError(
-            f"sizes {sizes} are of blocks with padding; say that it is wanted: "
-            "iso.shard(x, mesh, spec, uneven='pad', sizes=..)"
-        )
-    if uneven == "pad" and memory is not None:
-        raise ShardingError(
-            f"memory={memory!r} with uneven='pad': blocks of other sizes rest in the memory that "
-            "their devices compute in. Leave one of the two out."
-        )
 
 
 def _map_arrays(function: Callable[[Any], Any], x: Any, verb: str) -> Any:

@@ -33,12 +33,14 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
+from isoshard.core.plan.unused_rules import warn_unused
 
 from ..errors import AnnotationError, raise_annotations
 from ..layouts.meshes import NumberedMesh
 from ..layouts.writing import to_sharding_spec
 from ..reading.graph import Graph
 from ..reading.mesh_record import MeshRecord, write_mesh
+from ..reading.parameters import named_leaves
 from ..reading.stages import stages_of
 from .choosing import Specs, specs_of
 from .staging import Stages, said_stages, stage_parts
@@ -101,6 +103,7 @@ def annotate(
     parts, record = stage_parts(mesh, sorted(set(stage_of)) or [0], stage_axis)
     chosen = specs_of(graph, specs, next(iter(parts.values())).mesh)
     protos = _write(graph, chosen, stage_of, parts)
+    warn_unused(specs, named_leaves(graph))
     _clear(copied, config)
     _configure(copied, config, mesh, record)
     for node in graph.nodes:

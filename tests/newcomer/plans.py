@@ -1,7 +1,10 @@
 """Mistakes in plans."""
 
+import tempfile
+
 import jax
 import numpy as np
+import onnx
 import optax
 import torch
 from flax import nnx
@@ -61,6 +64,49 @@ def a_glob_that_wants_a_dot_before(at):
 @mistake(UnusedRuleWarning, "'kernl'", "'kernel'")
 def a_misspelt_rule_of_a_created_model(at):
     iso.create_sharded(flax_linear, at.mesh, Plan({"kernl": P("x")}))
+
+
+@mistake(UnusedRuleWarning, "'wieght'", "'weight'")
+def a_misspelt_rule_of_a_restored_model(at):
+    with tempfile.TemporaryDirectory() as folder:
+        iso.save(folder, {"model": linear()})
+        iso.restore(folder, {"model": linear()}, mesh=at.mesh, plan=Plan({"wieght": P("x")}))
+
+
+@mistake(UnusedRuleWarning, "'rtes'", "'rates'")
+def a_misspelt_rule_of_a_restored_tree(at):
+    tree = {"rates": np.ones((8, 8), np.float32)}
+    with tempfile.TemporaryDirectory() as folder:
+        iso.save(folder, tree)
+        iso.restore(folder, tree, mesh=at.mesh, plan=Plan({"rtes": P("x")}))
+
+
+@mistake(UnusedRuleWarning, "'wieght'", "'weight'")
+def a_misspelt_rule_of_an_annotated_model(at):
+    weight = onnx.helper.make_tensor("weight", 1, [8, 4], [0.0] * 32)
+    x = onnx.helper.make_tensor_value_info("x", 1, [2, 8])
+    y = onnx.helper.make_tensor_value_info("y", 1, [2, 4])
+    node = onnx.helper.make_node("MatMul", ["x", "weight"], ["y"])
+    graph = onnx.helper.make_graph([node], "g", [x], [y], [weight])
+    model = onnx.helper.make_model(graph, ir_version=11)
+    iso.onnx.annotate(model, at.mesh, Plan({"wieght": P("x")}))
+
+
+@mistake(UnusedRuleWarning, "'dwn': no module is called so", "nearest is 'down'")
+def a_misspelt_rule_for_activations_in_torch(at):
+    model = torch.nn.Sequential()
+    model.add_module("up", linear())
+    model.add_module("down", linear())
+    rules = {"up": P("x"), "dwn": P("x")}
+    xs.constrain_activations(model, at.mesh, rules)
+
+
+@mistake(UnusedRuleWarning, "'layers.00': no module is called so", "'layers.0'")
+def a_misspelt_rule_for_activations_in_flax(at):
+    model = nnx.Sequential(flax_linear(), flax_linear())
+    rules = {"layers.1": P("x"), "layers.00": P("x")}
+    with iso.jax_bridge.constrain_activations(at.mesh, rules, model):
+        pass
 
 
 @mistake(UnusedRuleWarning, "'kernl'", "'kernel'")

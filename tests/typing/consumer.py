@@ -1,5 +1,5 @@
 # pyright: strict
-"""A user's program, for the type checker: pyright reads it against the installed wheel, strictly.
+"""A user's program, for the type checkers: pyright and mypy read it against the wheel, strictly.
 
 It is never run. A public name that loses its type, or an argument that changes, fails `make types`.
 """
@@ -20,7 +20,8 @@ from isoshard import P
 def lay_out(rows: np.ndarray) -> None:
     mesh = iso.make_mesh((2, 4), ("x", "y"))
     assert_type(mesh, Mesh)
-    array = iso.shard(rows, mesh, P("x", None))
+    array: jax.Array = iso.shard(rows, mesh, P("x", None))
+    assert_type(iso.full(iso.reshard(array, P())), jax.Array)
     assert_type(iso.local_shards(array), list[iso.Shard])
     sharding: NamedSharding = iso.sharding_of(array)
     picture: str = iso.visualize(array)
@@ -60,7 +61,8 @@ def train(model: torch.nn.Module, batches: list[torch.Tensor]) -> list[float]:
         optimizer.zero_grad()
         loss = model(x).square().mean()
         loss.backward()
-        return loss.detach()
+        value: torch.Tensor = loss.detach()
+        return value
 
     return [step(x).item() for x in batches]
 
@@ -77,3 +79,20 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
     function = iso.torch_function(jax.nn.gelu)
     result: torch.Tensor = function(x)
     return result
+
+
+def place_tensor(x: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    return iso.reshard(iso.shard(x, mesh, P("x")), P())
+
+
+def predict(params: dict[str, jax.Array]) -> iso.planner.Report:
+    mesh = iso.planner.topology("v5e:16x16").mesh((16, 16), ("x", "y"))
+
+    def step(params: dict[str, jax.Array]) -> jax.Array:
+        return params["w"]
+
+    return iso.planner.estimate(step, (params,), mesh, iso.Plan({"w": P("x", None)}))
+
+
+def count() -> int:
+    return len(iso.metrics.compilations())

@@ -32,7 +32,7 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import ModuleActivations, Side
 from isoshard.core.plan.layout_rules import PlanError
-from isoshard.core.plan.unused_rules import check_activation_axes
+from isoshard.core.plan.unused_rules import check_activation_axes, warn_unused_activations
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import MeshLike, PlanLike
@@ -89,6 +89,7 @@ class ActivationConstraints:
                 f"no activation rule of the plan matches a module of {type(module).__name__}; its "
                 f"modules are {', '.join(names[:_SHOWN])}{', ..' if len(names) > _SHOWN else ''}"
             )
+        warn_unused_activations(plan, [name for name, _ in module.named_modules()])
         for child, said in found:
             if said.says("input"):
                 before: Any = functools.partial(_before, said=said, mesh=mesh)

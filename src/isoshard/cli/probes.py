@@ -245,7 +245,7 @@ def _flax() -> str:
     layer = nnx.Linear(size, size, rngs=nnx.Rngs(0))
     placed = iso.shard(layer, _mesh(), iso.Plan({"kernel": iso.P(None, "x"), "*": iso.P()}))
     placed(jnp.ones((1, size))).block_until_ready()
-    return f"a Plan placed an NNX layer: kernel {placed.kernel[...].sharding.spec}"
+    return f"a Plan placed an NNX layer: kernel {iso.sharding_of(placed.kernel[...]).spec}"
 
 
 def _checkpoint() -> str:
