@@ -151,7 +151,7 @@ def test_wrong_parameter_names_are_listed():
     f = iso.jax_function(torch.nn.Linear(2, 2))
     with pytest.raises(KeyError, match=r"unknown are \['wieght'\], missing are \['weight'\]"):
         f({"wieght": f.params["weight"], "bias": f.params["bias"]}, jnp.ones((1, 2)))
-    with pytest.raises(TypeError, match=r"module or a function, not int"):
+    with pytest.raises(TypeError, match=r"module or a function of tensors, not int"):
         iso.jax_function(3)
 
 
