@@ -182,8 +182,10 @@ def shard(
         move = known_move(x, mesh, spec)
         if move is not None:
             return x if move is x.sharding else jax.device_put(x, move)
-    mesh, spec = mesh_and_spec(mesh, spec)
-    check_uneven(uneven, sizes, memory)
+    if spec is LEFT_OUT or not isinstance(mesh, Mesh):
+        mesh, spec = mesh_and_spec(mesh, spec)
+    if uneven != "error" or sizes is not None:
+        check_uneven(uneven, sizes, memory)
     framework = framework_of(x)
     if framework is None or uneven == "pad" or not framework.warns_of_rules:
         warn_unused(spec, x)

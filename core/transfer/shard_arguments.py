@@ -1,4 +1,4 @@
-"""What `shard` is given beside `x`: a mesh and a spec, of which one may be left out, and blocks."""
+"""What `shard` is given beside `x`, where that is more than a mesh and a spec."""
 
 from __future__ import annotations
 

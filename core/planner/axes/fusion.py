@@ -1,7 +1,7 @@
 """Which values get memory: chains of elementwise operations are one kernel.
 
-A value is fused away if whoever reads it can compute it, and it is read once or cheap to compute
-from one value. What only looks at the same bytes differently has its operand's memory. It is the
+A value is fused away if whoever reads it can compute it, and it is read in one kernel or cheap to
+compute from one value. What only looks at the same bytes differently has its operand's memory. It is the
 rule of XLA's fusion without its many cases.
 """
 
@@ -140,6 +140,7 @@ class Fusion:
         """Operations whose results get no memory; readers are decided before what they read."""
         found: set[LocalOp] = set()
         looked: set[LocalOp] = set()  # at by products, which read their operands in memory
+        kernels: dict[LocalOp, LocalOp | None] = {}  # of what is fused; None: it is in several
         unread = self.same
         for op in reversed(ops):
             if op.axes or op.bodies or not self._can_be_fused(op):
@@ -152,9 +153,12 @@ class Fusion:
                 for user in users
             ):
                 continue
-            if len(users) > 1 and not self._cheap(op):
+            within = {kernels.get(user, user) for user in users if user}
+            in_one = len(within) == 1 and None not in within
+            if len(users) > 1 and not in_one and not self._cheap(op):
                 continue
             found.add(op)
+            kernels[op] = within.pop() if in_one else None
             if not self.rules.products_fuse and any(is_product(one.name) for one in users if one):
                 looked.add(op)
         return found
