@@ -102,7 +102,7 @@ def test_under_jax_function(mesh):
 
 def test_in_a_compiled_step(mesh):
     blocks = model()
-    plan = {"*": P("x"), "*.up": P("x", "y")}
+    plan = {"*.up": P("x", "y"), "*": P("x")}
     want = model()
     xs.constrain_activations(blocks, mesh, plan)
 
