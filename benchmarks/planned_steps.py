@@ -185,11 +185,14 @@ def measure(
         "found / best, processes": ratios,
         "again": statistics.median(twice),
         "again, processes": twice,
-        "rates": {
-            one: dict(rate) if isinstance(rate, Mapping) else rate
-            for one, rate in vars(host_rates()).items()
-        },
+        "rates": _plain(vars(host_rates())),
     }
+
+
+def _plain(rates: Any) -> Any:
+    if not isinstance(rates, Mapping):
+        return rates
+    return {one: _plain(rate) for one, rate in rates.items()}
 
 
 def _ratio(run: Mapping[str, Any], one: str, other: str) -> float:

@@ -1,8 +1,8 @@
 """Which values get memory: chains of elementwise operations are one kernel.
 
 A value is fused away if whoever reads it can compute it, and it is read in one kernel or cheap to
-compute from one value. What only looks at the same bytes differently has its operand's memory. It is the
-rule of XLA's fusion without its many cases.
+compute from one value. What only looks at the same bytes differently has its operand's memory. It
+is the rule of XLA's fusion without its many cases.
 """
 
 from __future__ import annotations

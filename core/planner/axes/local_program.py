@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from .factor_layouts import Split
+from .resharding import LayoutExchange
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -21,6 +22,7 @@ class LocalOp:
         flops: of one device.
         axes: of a collective, the numbers of the mesh axes.
         sent: of a collective, bytes.
+        inner: of an all-gather, as of `LayoutExchange`.
         bodies: of a loop or branches.
     """
 
@@ -32,6 +34,20 @@ class LocalOp:
     axes: Split = ()
     sent: int = 0
     bodies: tuple[LocalScope, ...] = ()
+    inner: bool = False
+
+
+def exchange_op(step: LayoutExchange, equation: Any, operand: int, result: int) -> LocalOp:
+    """A collective between two layouts of a value.
+
+    Args:
+        step: which one.
+        equation: that it comes from.
+        operand: number of the local value.
+        result: likewise.
+    """
+    axes, sent = step.axes, step.sent
+    return LocalOp(step.kind, equation, (operand,), (result,), 0.0, axes, sent, inner=step.inner)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -19,7 +19,7 @@ from .division import Division, divided
 from .factor_layouts import ArrayLayout, Split
 from .flat_program import BodyScope, FlatOp, FlatProgram
 from .flops import flops_of, is_product
-from .local_program import LocalOp, LocalProgram, LocalScope
+from .local_program import LocalOp, LocalProgram, LocalScope, exchange_op
 from .resharding import LayoutExchange, moves, shard_bytes, shard_shape
 from .spreading import ArrayLayouts
 from .target_rules import TargetRules
@@ -215,8 +215,7 @@ class _Writer:
         key = (value, layout)
         if key in brought:
             return brought[key]
-        flat = self.flat
-        shape = flat.shapes[value]
+        flat, shape = self.flat, self.flat.shapes[value]
         for move in self._between(self.laid[value], layout, shape, flat.itemsizes[value]):
             number = self._collective(move, number, equation, scope)
         end = shard_shape(shape, layout, self.mesh)
@@ -233,7 +232,7 @@ class _Writer:
         local = self.local
         itemsize = max(1, local.bytes[number] // max(1, math.prod(local.shapes[number])))
         new = local.value((move.sent // itemsize,), itemsize, local.dtypes[number])
-        self._add(scope, LocalOp(move.kind, equation, (number,), (new,), 0.0, move.axes, move.sent))
+        self._add(scope, exchange_op(move, equation, number, new))
         return new
 
     def _made(
@@ -252,20 +251,20 @@ class _Writer:
         flat = self.flat
         shape, itemsize, dtype = flat.shapes[value], flat.itemsizes[value], flat.dtypes[value]
         first = self.local.value(shard_shape(shape, layout, self.mesh), itemsize, dtype)
-        steps: list[tuple[str, Split, int]] = []
+        steps: list[LayoutExchange] = []
         now = layout
         if summed:
             steps, now = self._summed(layout, wanted, summed, shape, itemsize)
         moved, _ = moves(now, wanted, shape, itemsize, self.mesh)
-        steps += [(move.kind, move.axes, move.sent) for move in moved]
+        steps += moved
         last = first
         end = shard_bytes(shape, wanted, itemsize, self.mesh)
-        for kind, axes, sent in steps:
+        for step in steps:
             here = number
-            size = end if kind == "reduce-scatter" else sent
-            if (kind, axes, sent) != steps[-1] or size != end:
+            size = end if step.kind == "reduce-scatter" else step.sent
+            if step != steps[-1] or size != end:
                 here = self.local.value((size // max(1, itemsize),), itemsize, dtype)
-            pending.append(LocalOp(kind, op.equation, (last,), (here,), 0.0, axes, sent))
+            pending.append(exchange_op(step, op.equation, last, here))
             last = here
         if last != number:
             pending.append(LocalOp("slice", op.equation, (last,), (number,)))
@@ -278,7 +277,7 @@ class _Writer:
         summed: Split,
         shape: tuple[int, ...],
         itemsize: int,
-    ) -> tuple[list[tuple[str, Split, int]], ArrayLayout]:
+    ) -> tuple[list[LayoutExchange], ArrayLayout]:
         """The reductions that add up terms, and the layout after them."""
         sent = shard_bytes(shape, layout, itemsize, self.mesh)
         scattered = [
@@ -287,16 +286,18 @@ class _Writer:
             for one in split
             if one in summed and self.rules.scatters
         ]
-        steps: list[tuple[str, Split, int]] = []
+        steps: list[LayoutExchange] = []
         now = [list(split) for split in layout]
         for axis, one in scattered:
             now[axis].append(one)
         if scattered:
-            steps.append(("reduce-scatter", tuple(one for _, one in scattered), sent))
+            split = tuple(one for _, one in scattered)
+            steps.append(LayoutExchange("reduce-scatter", split, sent))
         end = tuple(map(tuple, now))
         rest = tuple(one for one in summed if one not in {one for _, one in scattered})
         if rest:
-            steps.append(("all-reduce", rest, shard_bytes(shape, end, itemsize, self.mesh)))
+            sent = shard_bytes(shape, end, itemsize, self.mesh)
+            steps.append(LayoutExchange("all-reduce", rest, sent))
         return steps, end
 
     def _neighbours(

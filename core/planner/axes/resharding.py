@@ -27,11 +27,14 @@ class LayoutExchange:
         kind: as HLO calls it.
         axes: numbers of the mesh axes along which devices talk.
         sent: bytes of its result on one device; of a reduce-scatter, of its operand.
+        inner: of an all-gather, whether axes of the array lie outside the one that is gathered.
+            The host's compiler puts the gathered axis outside first, and back afterwards.
     """
 
     kind: str
     axes: Split
     sent: int
+    inner: bool = False
 
     def __repr__(self) -> str:
         """Short, as it is written."""
@@ -122,7 +125,8 @@ def moves(
         if gone:
             for one in gone:
                 now[axis].remove(one)
-            found.append(LayoutExchange("all-gather", tuple(gone), size()))
+            inner = math.prod(shard_shape(shape[:axis], tuple(map(tuple, now[:axis])), mesh)) > 1
+            found.append(LayoutExchange("all-gather", tuple(gone), size(), inner))
     turned = [one for axis, split in enumerate(after) if tuple(now[axis]) != split for one in split]
     if turned:
         found.append(LayoutExchange("collective-permute", tuple(turned), end))

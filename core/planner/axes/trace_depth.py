@@ -40,7 +40,7 @@ from .fusion import Fusion
 from .liveness import Liveness, liveness
 from .local_program import LocalProgram
 from .localizing import localized
-from .operand_copies import reorder
+from .operand_copies import REORDER, reorder
 from .order_copies import order_copies
 from .split_heads import split_heads
 from .spreading import ArrayLayouts, spread
@@ -184,6 +184,12 @@ def _op(
     elif op.name in ("stack", "dynamic_update_slice"):
         update = op.operands[0] if op.name == "stack" else op.operands[1]
         moved = 2 * local.bytes[update] if update != CONSTANT else 0
+    several = kernel.together or (kernel,)
+    if op.axes:
+        inner = [one.op for one in several if one.op.inner]
+        reordered = 2 * sum([one.sent + local.bytes[one.operands[0]] for one in inner])
+    else:
+        reordered = moved if op.name in (REORDER, "transpose") else 0
     return DeviceOp(
         op.name,
         line_of(op.equation) if op.equation is not None else "",
@@ -192,10 +198,11 @@ def _op(
         _computed_in([local.dtypes[one] for one in values]),
         times,
         layouts.axes(op.axes),
-        sum([one.op.sent for one in kernel.together or (kernel,)]),
+        sum([one.op.sent for one in several]),
         live,
         scope,
         waits,
+        reordered=float(reordered),
     )
 
 

@@ -15,7 +15,7 @@ inside it left: of `m` devices inside, each brings its m-th of the bytes across.
 once, on chunks, so the slowest one counts; their latencies add up.
 
 Virtual devices of a CPU meet once, and each is given all bytes of its result by copies, at the rate
-that was measured for the kind.
+that was measured for the kind and for so many devices.
 
 Sources: ring, torus and all-to-all on it: "How to Scale Your Model", chapter on sharding
 (https://jax-ml.github.io/scaling-book/sharding); switches and hosts: its chapter on GPUs
@@ -89,7 +89,8 @@ def seconds(
     if run_on.size == 1 or sent <= 0:
         return 0.0
     if run_on.kind == "memory":
-        rate = topology_of(mesh).chip.copied.get(name, run_on.bandwidth)
+        rates = topology_of(mesh).chip.copied.get(name, {})
+        rate = rates.get(run_on.size, run_on.bandwidth)
         return sent / (rate * (reach or 1.0)) + run_on.latency
     if reach is None:
         reach = LINKS_REACH

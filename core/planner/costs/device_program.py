@@ -31,6 +31,8 @@ class DeviceOp:
         waits: of a collective in a loop, whether its operand is computed in the same run of the
             loop (activations), so that it cannot start a run earlier, as one of what the loop is
             given can (weights).
+        reordered: bytes that are read or written to lie in another order in memory; those of an
+            operation are among `bytes`, those of a collective are besides.
         fresh: bytes of memory that is new to the process, touched for the first time.
     """
 
@@ -46,6 +48,7 @@ class DeviceOp:
     scope: int = 0
     waits: bool = False
     fresh: int = 0
+    reordered: float = 0.0
 
     @property
     def is_collective(self) -> bool:

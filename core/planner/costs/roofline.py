@@ -113,10 +113,14 @@ def op_time(op: DeviceOp, mesh: Mesh, chip: Chip | None = None) -> OpTime:
         ShardingError: it is a collective that there is not, or along axes that there are not.
     """
     chip = chip or topology_of(mesh).chip
+    turns = op.reordered if chip.reordered else 0.0
+    turned = turns / chip.reordered if turns else 0.0
     if op.is_collective:
-        return OpTime(collective=collective_times.seconds(op.name, op.sent, op.axes, mesh))
+        talking = collective_times.seconds(op.name, op.sent, op.axes, mesh)
+        return OpTime(collective=talking + turned)
     rate = chip.rate(op.dtype) * COMPUTE_REACH.get(chip.platform, 1.0)
-    compute, memory = op.flops / rate, op.bytes / (chip.bandwidth * MEMORY_REACH[chip.platform])
+    straight = chip.bandwidth * MEMORY_REACH[chip.platform]
+    compute, memory = op.flops / rate, (op.bytes - turns) / straight + turned
     memory += op.fresh / chip.fresh if op.fresh else 0.0
     return OpTime(compute, memory, busy=busy_seconds(compute, memory, chip.platform))
 

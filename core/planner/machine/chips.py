@@ -52,7 +52,9 @@ class Chip:
         network_latency: seconds before the first byte from another host (slice) arrives.
         also: other values of `Device.device_kind` for the same chip.
         copied: of virtual devices, bytes a second that a collective gives one, by HLO's name of the
-            kind; `link` for those that are not named.
+            kind and by how many talk; `link` for those that are not named.
+        reordered: of virtual devices, bytes a second, read or written, of copies in another order;
+            0: `bandwidth`.
         meetings: of virtual devices, seconds in which so many meet; `latency` for numbers that are
             not named.
         waits: of virtual devices, seconds that so many wait for each other besides, if each comes
@@ -87,7 +89,10 @@ class Chip:
     domain: int = 0
     network_latency: float = 1e-5
     also: tuple[str, ...] = ()
-    copied: Mapping[str, float] = dataclasses.field(default_factory=dict[str, float], hash=False)
+    copied: Mapping[str, Mapping[int, float]] = dataclasses.field(
+        default_factory=dict[str, Mapping[int, float]], hash=False
+    )
+    reordered: float = 0.0
     meetings: Mapping[int, float] = dataclasses.field(default_factory=dict[int, float], hash=False)
     waits: Mapping[int, float] = dataclasses.field(default_factory=dict[int, float], hash=False)
     between: float = 0.0

@@ -5,7 +5,9 @@ is measured with some devices at work at once, as XLA runs them:
 
 - a matrix product and both of its gradients, which read their operands in other orders;
 - an update of arrays that are larger than caches, as an optimizer makes it;
-- each kind of collective, which is copies in memory;
+- each kind of collective, which is copies in memory, by how many devices talk: of eight one part
+  of a gathered array is read by all, so caches serve it; in pairs each half is read by two;
+- a copy in another order, as of an array that was gathered along an inner axis;
 - collectives of few numbers, by how many devices meet: one after the other, and between layers of
   small operations, from which devices come at different times, so that cores idle until the last
   one is there;
@@ -57,7 +59,9 @@ class HostRates:
         flops: float32 operations a second in matrix products.
         bandwidth: bytes a second, read or written, in large arrays.
         copied: bytes a second that collectives give all devices together, by HLO's name of the
-            kind; of a reduce-scatter those of the operands. Empty if there is one device.
+            kind and by how many talk; of a reduce-scatter those of the operands. Empty if there is
+            one device.
+        reordered: bytes a second, read or written, of copies in another order.
         meetings: seconds of a meeting of devices that did nothing before, by how many meet.
         waits: seconds that they wait for each other besides, after `between` of work, by how many.
         between: seconds of that work.
@@ -68,7 +72,8 @@ class HostRates:
 
     flops: float
     bandwidth: float
-    copied: Mapping[str, float]
+    copied: Mapping[str, Mapping[int, float]]
+    reordered: float
     meetings: Mapping[int, float]
     waits: Mapping[int, float]
     between: float
@@ -88,8 +93,11 @@ def cpu_chip(devices: int) -> Chip:
     """
     host = host_rates()
     rate, bandwidth = host.flops / devices, host.bandwidth / devices
-    copied = {kind: rate / devices for kind, rate in host.copied.items()}
-    link = min(copied.values(), default=bandwidth)
+    copied = {
+        kind: {size: of_size(rates, size, grows=False) / devices for size in _sizes(devices)}
+        for kind, rates in host.copied.items()
+    }
+    link = min((rates[devices] for rates in copied.values() if rates), default=bandwidth)
     meetings, waits = (
         {size: of_size(measured, size) for size in _sizes(devices)}
         for measured in (host.meetings, host.waits)
@@ -98,16 +106,18 @@ def cpu_chip(devices: int) -> Chip:
         "cpu", "cpu", "cpu", {"float32": rate, "bfloat16": rate, "float64": rate / 2},
         host.memory // devices, bandwidth, link, 0, devices, link, meetings.get(devices, 0.0),
         f"measured: {host.cores} cores shared by {devices} devices", copied=copied,
+        reordered=host.reordered / devices,
         meetings=meetings, waits=waits, between=host.between, fresh=host.fresh / devices, kept=KEPT,
     )  # fmt: skip
 
 
-def of_size(measured: Mapping[int, float], size: int) -> float:
-    """What was measured for groups of a size, or for the next larger; beyond, it grows with it.
+def of_size(measured: Mapping[int, float], size: int, *, grows: bool = True) -> float:
+    """What was measured for groups of a size, or for the next larger.
 
     Args:
         measured: by size.
         size: of a group.
+        grows: whether it grows with the size beyond what was measured.
 
     Example:
         >>> of_size({2: 1.0, 4: 3.0}, 3), of_size({2: 1.0, 4: 3.0}, 8), of_size({}, 8)
@@ -117,7 +127,7 @@ def of_size(measured: Mapping[int, float], size: int) -> float:
         return 0.0
     largest = max(measured)
     next_size = min((one for one in measured if one >= size), default=largest)
-    return measured[next_size] * max(1, size / largest)
+    return measured[next_size] * (max(1, size / largest) if grows else 1)
 
 
 @functools.cache
@@ -137,13 +147,14 @@ def _measured(devices: list[Any]) -> HostRates:
     count = len(devices)
     bench = _Bench(devices)
     changed = bench.seconds(_updated, (_CHANGED // 4 // count,), arrays=3)
-    copied = dict[str, float]()
+    copied: dict[str, dict[int, float]] = {kind: {} for kind in _COLLECTIVES if count > 1}
     meetings, waits, between = _meetings(devices)
-    if count > 1:
-        once = bench.seconds(_summed_once, (count,))
-        for kind in _COLLECTIVES:
-            taken = bench.seconds(_once(kind, count), (_SENT // 4,))
-            copied[kind] = count * _SENT / max(taken - once, 1e-6)
+    for size in _sizes(count):
+        group = _Bench(devices, size)
+        once = group.seconds(_summed_once, (count,))
+        for kind, rates in copied.items():
+            taken = group.seconds(_once(kind, size), (_SENT // 4,))
+            rates[size] = count * _SENT / max(taken - once, 1e-6)
     small, large = (bench.seconds(_held(bytes_), (count,)) for bytes_ in (KEPT // 2, 2 * KEPT))
     new = large - 4 * small
     products = bench.seconds(_products, (_SIDE, _SIDE))
@@ -151,6 +162,7 @@ def _measured(devices: list[Any]) -> HostRates:
         3 * count * 2 * _SIDE**3 / products,
         5 * _CHANGED / changed,
         MappingProxyType(copied),
+        2 * count * _SENT / bench.seconds(_turned, (_SENT // 4,)),
         MappingProxyType(meetings),
         MappingProxyType(waits),
         between,
@@ -222,6 +234,11 @@ def _layer(y: jax.Array, x: jax.Array) -> jax.Array:
 
 def _summed_once(x: jax.Array) -> jax.Array:
     return 0.5 * jax.lax.psum(x, _Bench.axis)
+
+
+def _turned(x: jax.Array) -> jax.Array:
+    """As eight parts of rows of 64 numbers lie that were gathered one behind the other."""
+    return x.reshape(8, -1, 64).swapaxes(0, 1).reshape(-1)
 
 
 def _held(bytes_: int) -> Callable[[jax.Array], jax.Array]:

@@ -21,6 +21,7 @@ from isoshard.core.runtime.hlo_collectives import (
 from .hlo_costs import FREE, Costs, costs_of, operand_arrays
 from .hlo_text import Computation, HloModule, Instruction
 from .joined_collectives import SentBy, joined
+from .layout_moves import is_reordered
 from .loop_trips import trips
 from .nearest_lines import nearest_line
 from .target_rewrites import is_narrowed, is_sliced, joined_reductions
@@ -142,9 +143,10 @@ class _Reader:
                 yield from self._collective(within, inner, times, scope, said, live, waits)
         costs = costs_of(self.module, inside, one)
         if costs.flops or costs.bytes:
+            reordered = costs.bytes if is_reordered(self.module, inside, one) else 0.0
             yield DeviceOp(
                 one.opcode, line, costs.flops, costs.bytes, dtype_name(costs.dtype), times,
-                live=live, scope=scope,
+                live=live, scope=scope, reordered=reordered,
             )  # fmt: skip
 
     def _collectives_in(self, one: Instruction) -> Iterator[tuple[Computation, Instruction]]:

@@ -60,6 +60,25 @@ def is_move(module: HloModule, one: Instruction) -> bool:
     return all(inner.opcode in _MOVES | {"parameter"} for inner in body.instructions.values())
 
 
+def is_reordered(module: HloModule, inside: Computation, one: Instruction) -> bool:
+    """Whether it is a move that puts an operand's elements into another order in memory.
+
+    Args:
+        module: its program.
+        inside: the computation that it stands in.
+        one: the instruction.
+    """
+    if not is_move(module, one):
+        return False
+    if one.opcode == "fusion":
+        body = module.computations[one.called[0]]
+        return any(is_reordered(module, body, inner) for inner in body.instructions.values())
+    source = inside.instructions.get(one.operands[0]) if one.operands else None
+    if one.opcode == "copy" and source is not None:
+        return _strides(source, True) != _strides(one, True)
+    return one.opcode == "transpose"
+
+
 def axis_after(module: HloModule, inside: Computation, one: Instruction, axis: int) -> int | None:
     """Where an axis of an operand is after a move.
 

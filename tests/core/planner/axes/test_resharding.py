@@ -16,6 +16,7 @@ WHOLE = 16 * 8 * 4
         (((), ()), ((0,), (1,)), ()),
         (((0,), ()), ((), ()), (LayoutExchange("all-gather", (0,), WHOLE),)),
         (((0,), (1,)), ((), (1,)), (LayoutExchange("all-gather", (0,), WHOLE // 2),)),
+        (((0,), (1,)), ((0,), ()), (LayoutExchange("all-gather", (1,), WHOLE // 4, inner=True),)),
         (((0, 1), ()), ((), ()), (LayoutExchange("all-gather", (0, 1), WHOLE),)),
         (((0,), ()), ((), (0,)), (LayoutExchange("all-to-all", (0,), WHOLE // 4),)),
         (((0, 1), ()), ((1, 0), ()), (LayoutExchange("collective-permute", (1, 0), WHOLE // 8),)),
@@ -32,3 +33,8 @@ def test_moves(before, after, expected):
 
 def test_an_axis_that_does_not_divide_counts_as_its_largest_block():
     assert shard_shape((10, 3), ((0,), (1,)), MESH) == (3, 2)
+
+
+def test_parts_of_an_inner_axis_lie_apart_unless_there_is_one_row():
+    (found,), _ = moves(((0, 1), (2,)), ((0, 1), ()), (8, 4), 4, (4, 2, 2))
+    assert found == LayoutExchange("all-gather", (2,), 4 * 4)

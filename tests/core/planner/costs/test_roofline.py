@@ -208,6 +208,24 @@ def test_virtual_devices_wait_for_the_last_that_comes_from_work(monkeypatch):
     assert sum(twice.collectives.values()) - 2 * bare[0] == pytest.approx(0.5e-3)  # met just before
 
 
+def test_virtual_devices_copy_slowly_into_another_order(monkeypatch):
+    monkeypatch.setattr(chips, "_CHIPS", {**chips._CHIPS})
+    straight = dataclasses.replace(chips.chip("cpu"), name="turning", bandwidth=1e9)
+    op = DeviceOp("copy", "", bytes=3e6, reordered=2e6)
+    sent = gather(1000, axes=("data",))
+    inner = dataclasses.replace(sent, reordered=2e6)
+
+    def taken(chip, op):
+        chips.add_chip(chip)
+        return estimate(op, mesh=topology("turning:8").mesh((8,), ("data",)))[0].serial
+
+    slow = dataclasses.replace(straight, reordered=1e8)
+    assert taken(straight, op) == pytest.approx(3e6 / 1e9)
+    assert taken(slow, op) == pytest.approx(1e6 / 1e9 + 2e6 / 1e8)
+    assert taken(straight, inner) == taken(straight, sent)  # a chip whose gathers lay them out
+    assert taken(slow, inner) - taken(slow, sent) == pytest.approx(2e6 / 1e8)
+
+
 def test_virtual_devices_do_not_compute_while_they_talk():
     mesh = topology("cpu:8").mesh((8,), ("data",))
     ops = gather(10**9, axes=("data",), times=8, scope=1), dot(10**12, times=8, scope=1)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.planner.costs.collective_times import seconds
 from isoshard.core.planner.machine.links import links, links_of
 from isoshard.core.planner.machine.measured_cpu import host_rates
 from isoshard.core.planner.machine.topologies import topology, topology_of
@@ -106,6 +107,11 @@ def test_devices_that_are_here_have_the_rates_of_this_host():
     assert topology_of(make_mesh((4,), ("a",))).chip.rate("float32") == host_rates().flops / 4
     rates = host_rates()
     assert sorted(rates.meetings) == sorted(rates.waits) == [2, 4, 8]
+    assert all(sorted(sizes) == [2, 4, 8] for sizes in rates.copied.values())
+    assert seconds("all-gather", 8, ("a",), mesh) == pytest.approx(
+        64 / rates.copied["all-gather"][2] + rates.meetings[2]
+    )
+    assert rates.reordered > 0 and machine.chip.reordered == rates.reordered / 8
     assert rates.meetings[2] < rates.meetings[8] and rates.between > 0
     assert links(mesh)["a"].latency == rates.meetings[2]
     assert links_of(mesh, ("a", "b")).latency == rates.meetings[8]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import collections
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from isoshard import make_mesh
+from isoshard import P, Plan, make_mesh
+from isoshard.core.planner.estimating import device_program
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.device_ops import axes_along, device_ops, total
 from isoshard.core.planner.programs.hlo_costs import costs_of
 from isoshard.core.planner.programs.hlo_text import parsed
+from isoshard.core.planner.traced.of_step import traced_step
 from tests.core.planner.programs.test_hlo_text import read
 
 MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))
@@ -228,3 +232,39 @@ def test_bytes_of_a_slice_are_those_of_the_slice():
         "  ROOT %f = f32[1,8] fusion(%s, %i), kind=kLoop, calls=%slice\n}\n"
     )
     assert costs_of(module, module.entry, module.root).bytes == 32 + 32 + 4
+
+
+def test_copies_into_another_order_are_told_from_others():
+    """As the host's compiler writes an array that was gathered along an inner axis."""
+    module = parsed("""
+HloModule step
+%turned (p: f32[8,64]) -> f32[8,64] {
+  %p = f32[8,64]{0,1} parameter(0)
+  ROOT %c = f32[8,64]{1,0} copy(%p)
+}
+%same (q: f32[8,64]) -> f32[8,64] {
+  %q = f32[8,64]{1,0} parameter(0)
+  ROOT %d = f32[8,64]{1,0} copy(%q)
+}
+ENTRY %main (a: f32[8,64]) -> f32[64,8] {
+  %a = f32[8,64]{0,1} parameter(0)
+  %f = f32[8,64]{1,0} fusion(%a), kind=kLoop, calls=%turned
+  %g = f32[8,64]{1,0} fusion(%f), kind=kLoop, calls=%same
+  %h = f32[8,64]{1,0} negate(%g)
+  ROOT %t = f32[64,8]{1,0} transpose(%h), dimensions={1,0}
+}""")
+    moved = 2 * 8 * 64 * 4
+    assert [op.reordered for op in device_ops(module, MESH, {})] == [moved, 0, 0, moved]
+
+
+@pytest.mark.parametrize(("axis", "turned"), [(0, 0), (1, 2 * 512 * (256 + 32) * 4)])
+def test_gathers_along_an_inner_axis_are_put_in_order_at_both_depths(axis, turned):
+    mesh = make_mesh((8,), ("data",))
+    spec = P("data", None) if axis == 0 else P(None, "data")
+    plan = Plan({"w": spec}, inputs=P("data", None))
+    w, x = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((512, 256), (4096, 512)))
+    step = traced_step(lambda w, x: jnp.tanh(x @ w["w"]), ({"w": w}, x), {}, mesh, plan)
+    for depth in ("trace", "partition"):
+        ops = device_program(step, depth, progress=False).ops
+        assert [op.name for op in ops if op.is_collective] == ["all-gather"]
+        assert sum(op.reordered for op in ops) == turned
