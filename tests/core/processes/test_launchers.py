@@ -229,5 +229,7 @@ def test_jax_tells_of_a_tpu_slice_under_gke(bare):
     bare.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
     bare.setenv("TPU_WORKER_HOSTNAMES", "localhost,n1")
     bare.setenv("TPU_WORKER_ID", "1")
+    for name, value in (("COORDINATOR_ADDRESS", ""), ("NUM_SLICES", "1"), ("SLICE_ID", "0")):
+        bare.setenv(f"MEGASCALE_{name}", value)  # else JAX asks the metadata server
     launch = launch_from({})
     assert launch == Launch("gke tpu", 1, 2) and coordinator(launch, 3) == "localhost:8482"
