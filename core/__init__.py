@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from .errors import (
     CheckpointError,
+    ClusterWarning,
     CopyError,
     DeviceError,
     DistributedError,
@@ -58,6 +59,7 @@ from .transfer.process_local import from_local
 __all__ = [
     "Activation",
     "CheckpointError",
+    "ClusterWarning",
     "Conv",
     "CopyError",
     "DeviceError",

@@ -178,6 +178,15 @@ class DistributedError(CodedError, RuntimeError, code="ISO011"):
     """
 
 
+class ClusterWarning(CodedWarning, code="ISO014"):
+    """A process runs alone where there may be others, or what differs between machines may harm.
+
+    Example:
+        >>> print(ClusterWarning("the clock of rank 1 is 60 s behind"))
+        the clock of rank 1 is 60 s behind [ISO014]
+    """
+
+
 class CheckpointError(CodedError, RuntimeError, code="ISO032"):
     """A checkpoint could not be written, lacks something, or was altered after it was written.
 

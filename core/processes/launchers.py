@@ -1,29 +1,43 @@
-"""Who started this process, and as which of how many: read from the environment.
+"""Who started this process, and as which of how many: one table, read from the environment.
 
-| launcher | variables |
-|---|---|
-| torchrun, or whoever speaks as it does | RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK |
-| SLURM's srun | SLURM_JOB_ID, SLURM_NTASKS, SLURM_PROCID, SLURM_LOCALID, SLURM_STEP_NODELIST |
-| Open MPI's mpirun | OMPI_COMM_WORLD_SIZE, .._RANK, .._LOCAL_RANK, OMPI_MCA_orte_hnp_uri |
+| launcher | variables | who knows the coordinator |
+|---|---|---|
+| Ray's TorchTrainer | RAY_JOB_ID, and torchrun's | MASTER_ADDR, MASTER_PORT |
+| torchrun, or whoever speaks as it does | RANK, WORLD_SIZE, LOCAL_RANK | MASTER_ADDR, MASTER_PORT |
+| Open MPI's mpirun | OMPI_COMM_WORLD_RANK, .._SIZE, .._LOCAL_RANK | JAX, or mpi4py |
+| mpiexec of MPICH and Intel | PMI_RANK, PMI_SIZE, MPI_LOCALRANKID | mpi4py |
+| MVAPICH | MV2_COMM_WORLD_RANK, .._SIZE, .._LOCAL_RANK | mpi4py |
+| SLURM's srun | SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, .. | JAX |
+| Cloud TPU, alone and under GKE | asked by JAX: the metadata server, TPU_WORKER_HOSTNAMES | JAX |
+| Kubernetes, an indexed Job or a JobSet | JOB_COMPLETION_INDEX | JAX, which asks the cluster |
 
-torchrun's variables come first: torchrun may itself run below SLURM.
+"JAX" is its class for that cluster; JAX_COORDINATOR_ADDRESS takes the place of all of them, and
+JAX_COORDINATOR_PORT that of their port. The first launcher that is there counts: torchrun may run
+below SLURM, and mpirun starts its own steps by srun.
 
 >>> launch_from({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "n0", "MASTER_PORT": "29500"})
 Launch(launcher='torchrun', rank=1, size=4, local_rank=None, address='n0:29500')
 >>> launch_from({}) is None
 True
+
+A process that nobody has started as one of several, where there may be several, is told of:
+
+>>> signs_of_others({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"})
+[('SLURM', ['SLURM_NTASKS=4'], 'start the script by srun: srun python train.py')]
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from isoshard.core.errors import DistributedError
+from isoshard.core.runtime._jax_internals import CLUSTERS
 
-_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_SLURM = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST")
-_OPEN_MPI = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+Find = Callable[[str], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +45,11 @@ class Launch:
     """What the environment says of this process.
 
     Attributes:
-        launcher: "torchrun", "slurm" or "open mpi".
+        launcher: the name in `LAUNCHERS`, such as "torchrun", "slurm" or "open mpi".
         rank: number of this process.
         size: number of processes.
         local_rank: its number on this machine, or None if that is not said.
-        address: "host:port" of the launcher's meeting point, if there is one.
+        address: "host:port" of the meeting point, if the variables say it.
     """
 
     launcher: str
@@ -45,11 +59,100 @@ class Launch:
     address: str | None = None
 
 
-def launch_from(env: Mapping[str, str]) -> Launch | None:
+@dataclasses.dataclass(frozen=True)
+class Launcher:
+    """How a launcher tells a process its place.
+
+    Attributes:
+        name: what `Processes.launcher` says.
+        fix: what to do if variables are missing, or nobody knows the coordinator.
+        marks: alternatives, each of variables that are there together; none: JAX's class is asked.
+        rank: variable of the number of a process; "": JAX's class knows it.
+        size: likewise of how many there are.
+        local: likewise of the number on its machine; "" if that is not said.
+        needs: variables that must be there.
+        meets: variables of the coordinator's host and port, if the launcher has some.
+        clusters: JAX's classes that may know the coordinator; the first that is at home counts.
+    """
+
+    name: str
+    fix: str
+    marks: tuple[tuple[str, ...], ...] = ()
+    rank: str = ""
+    size: str = ""
+    local: str = ""
+    needs: tuple[str, ...] = ()
+    meets: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
+
+
+_BY_HAND = (
+    "Start the script with torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT (and "
+    "LOCAL_RANK on machines with several GPUs) in every process; without RANK and WORLD_SIZE the "
+    "script runs as one process"
+)
+_ADDRESS = "Set JAX_COORDINATOR_ADDRESS=HOST:PORT, of rank 0's machine, in every process"
+_OR_MPI4PY = f"{_ADDRESS}, or pip install mpi4py"
+_PLACE = ("RANK", "SIZE", "LOCAL_RANK")
+
+
+def _torch(name: str, *marks: tuple[str, ...]) -> Launcher:
+    place, meets = ("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("MASTER_ADDR", "MASTER_PORT")
+    return Launcher(name, _BY_HAND, marks, *place, needs=(*place[:2], *meets), meets=meets)
+
+
+def _mpi(name: str, rank: str, size: str, local: str, *clusters: str) -> Launcher:
+    needs = (rank, size, local)
+    return Launcher(name, _OR_MPI4PY, (needs,), *needs, needs, (), (*clusters, "Mpi4pyCluster"))
+
+
+LAUNCHERS = (
+    _torch("ray", ("RAY_JOB_ID", "RANK", "WORLD_SIZE")),
+    _torch("torchrun", ("RANK",), ("WORLD_SIZE",)),
+    dataclasses.replace(
+        _mpi("open mpi", *(f"OMPI_COMM_WORLD_{x}" for x in _PLACE), "OmpiCluster"),
+        marks=(("OMPI_COMM_WORLD_RANK",),),
+    ),
+    _mpi("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    _mpi("mvapich", *(f"MV2_COMM_WORLD_{x}" for x in _PLACE)),
+    Launcher(
+        "slurm",
+        f"Start the script by srun. {_ADDRESS}, if the first machine of the step is not rank 0's",
+        (("SLURM_STEP_NODELIST", "SLURM_PROCID"),),
+        *("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+        needs=("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_LOCALID"),
+        clusters=("SlurmCluster",),
+    ),
+    Launcher("gke tpu", _ADDRESS, clusters=("GkeTpuCluster",)),
+    Launcher("cloud tpu", _ADDRESS, clusters=("GceTpuCluster",)),
+    Launcher("kubernetes", _BY_HAND, rank="JOB_COMPLETION_INDEX", clusters=("K8sCluster",)),
+)
+"""In the order in which they are looked for."""
+
+
+def jax_cluster(name: str) -> Any:
+    """JAX's class for a cluster, if the installed JAX has it and it is at home in this process.
+
+    Args:
+        name: such as "SlurmCluster".
+
+    Returns:
+        The class, whose methods tell number, count and coordinator; or None.
+    """
+    found = CLUSTERS.get(name)
+    if found is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what is not installed; `signs_of_others` says more
+        return found if found.is_env_present() else None
+
+
+def launch_from(env: Mapping[str, str], find: Find = jax_cluster) -> Launch | None:
     """Read a launcher's variables.
 
     Args:
         env: the environment, `os.environ` as a rule.
+        find: gives a class of JAX by its name, or None, as `jax_cluster` does.
 
     Returns:
         What they say, or None if no launcher has left any.
@@ -68,62 +171,147 @@ def launch_from(env: Mapping[str, str]) -> Launch | None:
 LOCAL_RANK on machines with several GPUs) in every process; without RANK and WORLD_SIZE the \
 script runs as one process
     """
-    if "RANK" in env or "WORLD_SIZE" in env:
-        return _torchrun(env)
-    if "SLURM_STEP_NODELIST" in env and "SLURM_PROCID" in env:
-        return _numbered(env, "slurm", _SLURM, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
-    if "OMPI_COMM_WORLD_RANK" in env:
-        size, rank, local = _OPEN_MPI
-        return _numbered(env, "open mpi", _OPEN_MPI, rank, size, local)
+    for launcher in LAUNCHERS:
+        if any(all(name in env for name in group) for group in launcher.marks):
+            return _read(launcher, env, None)
+        if launcher.marks or (launcher.rank and launcher.rank not in env):
+            continue
+        cluster = find(launcher.clusters[0])
+        if cluster is not None and (launch := _read(launcher, env, cluster)).size > 1:
+            return launch
     return None
 
 
-def _torchrun(env: Mapping[str, str]) -> Launch:
-    faults = [f"{name} is not set" for name in _TORCHRUN if not env.get(name)]
-    rank, size = _count(env, "RANK", faults), _count(env, "WORLD_SIZE", faults)
-    local = _count(env, "LOCAL_RANK", faults)
-    port = _count(env, "MASTER_PORT", faults)
-    _in_range(rank, size, "RANK", "WORLD_SIZE", faults)
-    if port is not None and not 0 < port < 65536:
-        faults.append(f"MASTER_PORT={port} is no port: give 1 to 65535")
+def coordinator(launch: Launch, timeout: float, find: Find = jax_cluster) -> str | None:
+    """Where the processes of a launch meet.
+
+    Args:
+        launch: from `launch_from`.
+        timeout: seconds that JAX may wait for the coordinator's name to be known.
+        find: as for `launch_from`.
+
+    Returns:
+        "host:port", or None for a run of one whose launcher says none.
+
+    Raises:
+        DistributedError: nobody knows it.
+    """
+    if launch.address:
+        return launch.address
+    if given := os.environ.get("JAX_COORDINATOR_ADDRESS"):
+        return given
+    launcher = next(one for one in LAUNCHERS if one.name == launch.launcher)
+    cluster = next(filter(None, map(find, launcher.clusters)), None)
+    if cluster is not None:
+        port = os.environ.get("JAX_COORDINATOR_PORT")
+        return _asked(launcher, cluster.get_coordinator_address, max(1, round(timeout)), port)
+    if launch.size == 1:
+        return None
+    raise DistributedError(
+        f"rank {launch.rank} of {launch.size} was started by {launch.launcher}, whose variables do "
+        f"not say where the processes meet. {launcher.fix}"
+    )
+
+
+def signs_of_others(env: Mapping[str, str]) -> list[tuple[str, list[str], str]]:
+    """What tells that there may be other processes, where no launcher has started this one.
+
+    Args:
+        env: the environment.
+
+    Returns:
+        For each cluster: its name, the variables as "NAME=value", and what to do.
+    """
+    found = []
+    for cluster, names, advice in _SIGNS:
+        said = [f"{name}={env[name]}" for name, tells in names.items() if tells(env.get(name, ""))]
+        if said:
+            found.append((cluster, said, advice))
+    return found
+
+
+def _several(value: str) -> bool:
+    """Whether a variable counts more than one, or lists them."""
+    return int(value) > 1 if value.isdecimal() else "," in value
+
+
+_SIGNS: tuple[tuple[str, Mapping[str, Callable[[str], bool]], str], ...] = (
+    (
+        "SLURM",
+        {"SLURM_NTASKS": _several, "SLURM_JOB_NUM_NODES": _several},
+        "start the script by srun: srun python train.py",
+    ),
+    (
+        "MPI",
+        {"OMPI_COMM_WORLD_SIZE": _several, "PMI_SIZE": _several, "PMIX_RANK": bool},
+        "start the script by torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in "
+        "every process",
+    ),
+    (
+        "Cloud TPU",
+        {
+            "TPU_WORKER_HOSTNAMES": _several,
+            "TPU_PROCESS_ADDRESSES": _several,
+            "MEGASCALE_NUM_SLICES": _several,
+        },
+        "JAX finds no TPU in this process: pip install 'jax[tpu]', and let the container see the "
+        "chips",
+    ),
+    (
+        "Kubernetes",
+        {"JOB_COMPLETION_INDEX": bool},
+        "pip install 'jax[k8s]' and give the pods a service account that may read pods and jobs, "
+        "or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the manifest",
+    ),
+    (
+        "Ray",
+        {"RAY_JOB_ID": bool},
+        "let Ray Train start the processes: a TorchTrainer, or a JaxTrainer on TPUs and GPUs",
+    ),
+)
+"""Cluster, its variables and which values of them tell of several processes, what to do."""
+
+
+def _read(launcher: Launcher, env: Mapping[str, str], cluster: Any) -> Launch:
+    faults = [f"{name} is not set" for name in launcher.needs if not env.get(name)]
+    rank, size = _count(env, launcher.rank, faults), _count(env, launcher.size, faults)
+    local = _count(env, launcher.local, faults)
+    address = ":".join(env.get(name, "") for name in launcher.meets) or None
+    if cluster is not None:
+        rank = _asked(launcher, cluster.get_process_id) if rank is None else rank
+        size = _asked(launcher, cluster.get_process_count)
+        local = _asked(launcher, cluster.get_local_process_id)
+    if rank is not None and size is not None and rank >= size:
+        said = (launcher.rank or "number", launcher.size or "count")
+        faults.append(f"{said[0]}={rank} is not below {said[1]}={size}")
+    for name in launcher.meets[1:]:
+        port = _count(env, name, faults)
+        if port is not None and not 0 < port < 65536:
+            faults.append(f"{name}={port} is no port: give 1 to 65535")
     if faults or rank is None or size is None:
+        listed = "".join(f"  {fault}\n" for fault in faults)
         raise DistributedError(
-            "the environment of torchrun is not complete:\n"
-            + "".join(f"  {fault}\n" for fault in faults)
-            + f"Start the script with torchrun, or set {', '.join(_TORCHRUN)} (and LOCAL_RANK on "
-            "machines with several GPUs) in every process; without RANK and WORLD_SIZE the script "
-            "runs as one process"
+            f"the environment of {launcher.name} is not complete:\n{listed}{launcher.fix}"
         )
-    return Launch("torchrun", rank, size, local, f"{env['MASTER_ADDR']}:{port}")
+    return Launch(launcher.name, rank, size, local, address)
 
 
-def _numbered(
-    env: Mapping[str, str], launcher: str, names: tuple[str, ...], rank: str, size: str, local: str
-) -> Launch:
-    faults = [f"{name} is not set" for name in names if not env.get(name)]
-    number, count = _count(env, rank, faults), _count(env, size, faults)
-    place = _count(env, local, faults)
-    _in_range(number, count, rank, size, faults)
-    if faults or number is None or count is None:
+def _asked(launcher: Launcher, ask: Callable[..., Any], *arguments: Any) -> Any:
+    """What JAX's class says; it asks servers, files and other packages, which all may fail."""
+    try:
+        return ask(*arguments)
+    except Exception as error:
         raise DistributedError(
-            f"the environment of {launcher} is not complete:\n"
-            + "\n".join(f"  {fault}" for fault in faults)
-        )
-    return Launch(launcher, number, count, place)
+            f"JAX's {ask.__qualname__}, asked since this looks like a process of {launcher.name}, "
+            f"failed: {type(error).__name__}: {error}. {launcher.fix}"
+        ) from error
 
 
 def _count(env: Mapping[str, str], name: str, faults: list[str]) -> int | None:
-    given = env.get(name)
+    given = env.get(name) if name else None
     if not given:
         return None
     if not given.isdecimal():
         faults.append(f"{name}={given!r} is not a whole number")
         return None
     return int(given)
-
-
-def _in_range(
-    rank: int | None, size: int | None, rank_name: str, size_name: str, faults: list[str]
-) -> None:
-    if rank is not None and size is not None and rank >= size:
-        faults.append(f"{rank_name}={rank} is not below {size_name}={size}")

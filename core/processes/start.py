@@ -19,20 +19,23 @@ import importlib.util
 import os
 import socket
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from isoshard.core.errors import DistributedError
+from isoshard.core.errors import ClusterWarning, DistributedError
 from isoshard.core.frameworks import Framework, require
 
 from . import coordination
-from .launchers import Launch, launch_from
+from .launchers import LAUNCHERS, Launch, coordinator, launch_from, signs_of_others
+from .notes import note_of
+from .roll_call import call_by_port, call_through_service
 from .watch import Watch
 from .watch_connections import connect
 
-_BY_TORCH = ("torchrun", "torch.distributed")  # where torch's ranks meet before JAX's
+_BY_SCRIPT = ("jax.distributed", "torch.distributed")  # what runs already
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +46,9 @@ class Processes:
         rank: number of this process, in JAX and in torch.
         size: number of processes.
         local_rank: its number on this machine; 0 if nobody says.
-        launcher: "torchrun", "slurm", "open mpi", "jax.distributed" or "torch.distributed" (the
-            script itself had started that one); None: nobody, this process is alone.
+        launcher: a name of `isoshard.core.processes.launchers.LAUNCHERS`, such as "torchrun" or
+            "slurm"; "jax.distributed" or "torch.distributed" if the script itself had started that
+            one; None: nobody, this process is alone.
 
     Example:
         >>> Processes(rank=1, size=4, local_rank=1, launcher="torchrun").size
@@ -72,10 +76,15 @@ def init_distributed(
     """Start JAX's distributed runtime and torch's process group, with the same ranks in both.
 
     How the processes find each other is read from the environment: torchrun's variables (where
-    they are set by others too), SLURM's, or Open MPI's. What the script has started itself,
-    `jax.distributed.initialize` or `torch.distributed.init_process_group`, is kept and the other
-    one started beside it. With none of these the process is a run of one: torch gets a group of
-    size 1, JAX is left as it is. Without torch only JAX is started. A second call does nothing.
+    they are set by others too), or those of SLURM, MPI, Cloud TPU and Kubernetes, of which JAX
+    knows the coordinator. What the script has started itself, `jax.distributed.initialize` or
+    `torch.distributed.init_process_group`, is kept and the other one started beside it. With none
+    of these the process is a run of one: torch gets a group of size 1, JAX is left as it is; where
+    it looks as if there were others, a `ClusterWarning` says what to do. Without torch only JAX is
+    started. A second call does nothing.
+
+    First the processes tell rank 0 who they are, in one exchange: a port that is taken, a rank too
+    many or too few, and other versions of isoshard, JAX or torch are errors in all of them.
 
     On CPUs both communicate by gloo. On GPUs torch gets gloo for CPU and NCCL for CUDA tensors, and
     a process has the one GPU that LOCAL_RANK names, in both frameworks.
@@ -104,7 +113,8 @@ def init_distributed(
 
     Raises:
         DistributedError: the environment is incomplete, JAX's devices have started already, a
-            process has another number of devices, or not all processes came in time.
+            process has another number of devices or other versions, the coordinator cannot be
+            reached, or not all processes came in time.
 
     Example:
         >>> init_distributed()                             # no launcher: a run of one process
@@ -117,18 +127,21 @@ def init_distributed(
     global _started
     if _started is not None:
         return _started
-    launch = _launch()
-    torch = _torch()
-    if launch is None:
-        if torch is not None and torch.processes_joined() is None:
-            torch.start_processes(0, 1, timeout=timeout)
-        _started = Processes(0, 1, 0, None)
-        return _started
+    torch, launch = _torch(), _launch()
+    address = _meeting(launch, timeout)
+    if launch is None or address is None:
+        return _alone(launch, torch, timeout)
+    called = launch.size == 1
     if launch.launcher != "jax.distributed":
         _prepare(local_devices, preemption)
-        if launch.launcher == "torchrun" and torch is not None:
+        if launch.launcher != "torch.distributed" and launch.size > 1 and not _agent_listens():
+            call_by_port(note_of(launch), address, timeout)
+            called = True
+        if launch.address and torch is not None and torch.processes_joined() is None:
             torch.start_processes(launch.rank, launch.size, timeout=timeout, device=_gpu(launch))
-        _start_jax(launch, torch, timeout, heartbeat, patience, local_devices)
+        _start_jax(launch, address, torch, timeout, heartbeat, patience, local_devices)
+    if not called:
+        call_through_service(note_of(launch), timeout)
     host = _host(coordination.address())
     if launch.size > 1 and watch_failures:
         _watch(launch, torch, host, timeout, patience)
@@ -153,12 +166,40 @@ def _launch() -> Launch | None:
     return launch_from(os.environ)
 
 
+def _meeting(launch: Launch | None, timeout: float) -> str | None:
+    """Where the processes meet; None: this one is alone."""
+    if launch is None or launch.launcher in _BY_SCRIPT:
+        return None if launch is None else launch.address or ""
+    return coordinator(launch, timeout)
+
+
+def _agent_listens() -> bool:
+    """Whether the port of torchrun's variables is that of its agent, which stays there."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _alone(launch: Launch | None, torch: Framework | None, timeout: float) -> Processes:
+    global _started
+    for cluster, said, advice in signs_of_others(os.environ) if launch is None else ():
+        warnings.warn(
+            f"this process runs alone, and {', '.join(said)} looks like {cluster} with others: "
+            f"{advice}. If it is meant to run alone: "
+            "warnings.simplefilter('ignore', isoshard.ClusterWarning)",
+            ClusterWarning,
+            stacklevel=3,
+        )
+    if torch is not None and torch.processes_joined() is None:
+        torch.start_processes(0, 1, timeout=timeout)
+    _started = Processes(0, 1, 0, launch.launcher if launch else None)
+    return _started
+
+
 def _torch() -> Framework | None:
     return require("torch") if importlib.util.find_spec("torch") is not None else None
 
 
 def _local_rank() -> int | None:
-    names = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+    names = (launcher.local for launcher in LAUNCHERS)
     return next((int(os.environ[name]) for name in names if name in os.environ), None)
 
 
@@ -183,27 +224,25 @@ def _prepare(local_devices: int | None, preemption: bool) -> None:
 
 def _start_jax(
     launch: Launch,
+    address: str,
     torch: Framework | None,
     timeout: float,
     heartbeat: float,
     patience: float,
     local_devices: int | None,
 ) -> None:
-    arguments: dict[str, Any] = {}
-    if launch.launcher in _BY_TORCH:
-        address = launch.address
-        if torch is not None:
-            own = _address(_host(address), _free_port()) if launch.rank == 0 else None
-            address = torch.tell_processes(own)
-        arguments = {
-            "coordinator_address": address,
-            "num_processes": launch.size,
-            "process_id": launch.rank,
-            "cluster_detection_method": "deactivate",
-        }
-        gpu = _gpu(launch)
-        if local_devices == 1 and gpu is not None:
-            arguments["local_device_ids"] = [gpu]
+    if torch is not None and (launch.address or launch.launcher in _BY_SCRIPT):
+        own = _address(_host(address), _free_port()) if launch.rank == 0 else None
+        address = torch.tell_processes(own)
+    arguments: dict[str, Any] = {
+        "coordinator_address": address,
+        "num_processes": launch.size,
+        "process_id": launch.rank,
+        "cluster_detection_method": "deactivate",
+    }
+    gpu = _gpu(launch)
+    if local_devices == 1 and gpu is not None:
+        arguments["local_device_ids"] = [gpu]
     arguments["initialization_timeout"] = round(timeout) + 60  # isoshard's own error comes first
     arguments["heartbeat_timeout_seconds"] = max(1, round(heartbeat))
     arguments["shutdown_timeout_seconds"] = round(patience) + 10  # as above
@@ -278,6 +317,8 @@ def _check(launch: Launch, torch: Framework | None, local_devices: int | None) -
 
 
 def _way_out(platform: str, count: int) -> str:
+    if platform == "tpu":
+        return f"a process drives all chips of its machine: give local_devices={count}, or None"
     if platform != "cpu":
         return f"show it one by CUDA_VISIBLE_DEVICES, or give local_devices={count}"
     return (

@@ -76,6 +76,23 @@ _nameless_key: Any = NAMES.bind(
     without="programs with such operators are compiled anew in each process",
 )
 
+CLUSTERS: dict[str, Any] = {
+    name: NAMES.bind(
+        f"jax._src.clusters.{name}",
+        otherwise=None,
+        why=f"tells the number of a process and the coordinator {where}",
+        without="as where JAX is not at home: `iso.init_distributed` warns, or says what to set",
+    )
+    for name, where in (
+        ("OmpiCluster", "below Open MPI's mpirun"),
+        ("SlurmCluster", "below SLURM's srun"),
+        ("Mpi4pyCluster", "below an MPI, where mpi4py is installed"),
+        ("GkeTpuCluster", "on Cloud TPU under GKE"),
+        ("GceTpuCluster", "on a Cloud TPU pod slice"),
+        ("K8sCluster", "in a Job of Kubernetes"),
+    )
+}
+
 
 def layout_entries(layout: Sharding, mesh: Mesh) -> tuple[Any, ...]:
     """The axes of a mesh in a layout that the compiler chose.

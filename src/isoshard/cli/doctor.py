@@ -27,6 +27,7 @@ from rich.text import Text
 
 from isoshard.core.planner.programs.targets import Planned, planned
 
+from . import cluster
 from .probes import FAILS, MISSING, PROBES, WORKS, Result
 from .survey import survey
 
@@ -77,9 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command line after `isoshard doctor`; None reads it from `sys.argv`.
 
     Returns:
-        0 if arrays can be sharded here, else 1.
+        0 if arrays can be sharded here, or the ranks of a run can run together, else 1.
     """
     options = _options(argv)
+    if options.cluster:
+        return cluster.examine(options)
     console = Console(stderr=options.json)
     found, results, targets = packages(), [], planned()
     with console.status("trying what works here ..") as status:
@@ -194,14 +197,20 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="isoshard doctor",
         description="What is installed, which devices there are, and what works here.",
-        epilog="Exit status: 0 if arrays can be sharded here, else 1.",
+        epilog="Exit status: 0 if arrays can be sharded here, or the ranks can run together, "
+        "else 1.",
     )
     parser.add_argument("--json", action="store_true", help="print data instead of tables")
     parser.add_argument(
         "--devices", type=_positive, metavar="N", help="simulate N CPU devices for the checks"
     )
     parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="S", help="seconds per check (60)"
+        "--cluster",
+        action="store_true",
+        help="in every rank of a run: whether they reach each other, how fast, what differs",
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="seconds per check or step (60)"
     )
     return parser.parse_args(argv)
 
