@@ -110,6 +110,25 @@ def test_distributed_again(mesh):
         distribute_tensor(here, init_device_mesh("jax", (8,)), [Shard(1)])
 
 
+def test_a_tensor_of_the_device_stays_as_it_is(mesh):
+    """As a plain tensor does in torch: nothing of two layouts of it is shared, nor of its own."""
+    source = data(8, 16).to("jax").requires_grad_()
+    rows = distribute_tensor(source, mesh, [Replicate(), Shard(0)])
+    again = distribute_tensor(source, mesh, [Replicate(), Shard(0)])
+    columns = distribute_tensor(source, mesh, [Shard(1), Replicate()])
+    whole = distribute_tensor(source.detach().clone(), mesh)
+    assert source.placements is None and whole.placements == (Replicate(), Replicate())
+    assert rows.placements == again.placements == (Replicate(), Shard(0))
+    assert columns.placements == (Shard(1), Replicate())
+    (rows * 2 + columns * 5).sum().backward()
+    assert source.grad is None and again.grad is None
+    assert rows.grad.sum().item() == 2 * 128 and columns.grad.sum().item() == 5 * 128
+    with torch.no_grad():
+        rows.zero_()
+    for other in (source, again, columns, whole):
+        torch.testing.assert_close(other.detach().cpu(), data(8, 16))
+
+
 def test_a_part_of_a_mesh_is_the_same_along_the_rest(mesh):
     here = distribute_tensor(data(8, 4), mesh["tp"], [Shard(0)])
     assert here.placements == (Shard(0),) and here.device_mesh == mesh["tp"]
