@@ -88,7 +88,7 @@ class Question:
         key: under which the answer is kept.
         said: what this rank means, in words.
         ranks: who has to mean the same.
-        find: works it out, or raises a ShardingError.
+        find: works it out, or raises.
     """
 
     key: Any
@@ -127,7 +127,7 @@ def settle(questions: Sequence[Question]) -> None:
         DistributedError: the ranks mean different things.
     """
     found: dict[Any, Any] = {}
-    faults = []
+    faults: list[Exception] = []
     groups: dict[tuple[int, ...], list[str]] = {}
     for question in questions:
         if question.key in _kept or question.key in found:
@@ -135,14 +135,17 @@ def settle(questions: Sequence[Question]) -> None:
         said = question.said
         try:
             found[question.key] = question.find()
-        except ShardingError as error:
+        except Exception as error:  # raised when the others know of it
             faults.append(error)
             said += f", but {error}"
         groups.setdefault(question.ranks, []).append(said)
     for ranks, lines in groups.items():
         if len(ranks) > 1 and jax.process_index() in ranks:
             agree("an exchange between torch and JAX", "\n".join(lines), ranks=ranks)
-    raise_collected(faults)
+    for fault in faults:
+        if not isinstance(fault, ShardingError):
+            raise fault
+    raise_collected([fault for fault in faults if isinstance(fault, ShardingError)])
     for question in questions:
         if question.key in found:
             _keep(question.key, question.ranks, found.pop(question.key))
