@@ -326,7 +326,7 @@ def fault_lines(error: Exception) -> list[str]:
         >>> fault_lines(ValueError("no rows"))
         ['ValueError: no rows']
     """
-    return without_addresses([f"{type(error).__name__}: {error}"])
+    return without_addresses([f"{type(error).__name__}: {' '.join(str(error).split())}"])
 
 
 def without_addresses(lines: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 
 import isoshard as iso
 from isoshard import P
+from tests.multi_process.exchanging import device_mesh
 
 LIMIT = 2.0
 """Seconds in which every rank has its error."""
@@ -18,17 +19,25 @@ def start():
     iso.init_distributed(timeout=60)
 
 
-def refused(world, culprit, told, function, *, seconds=LIMIT):
-    """Every rank gets an error that names the culprit and what it gave, in time."""
+def refused(world, culprit, told, function, own=None):
+    """Every rank gets an error that names the culprit and what it gave, in time.
+
+    Where the culprit has an error of its `own`, what the ranks said is a note of that.
+    """
     start = time.monotonic()
     try:
         function()
     except iso.DistributedError as error:
+        assert own is None or world.rank != culprit, error
         text = str(error)
+    except Exception as error:
+        if own is None or not isinstance(error, own) or world.rank != culprit:
+            raise
+        text = "\n".join(error.__notes__)
     else:
         raise AssertionError("nobody noticed")
     took = time.monotonic() - start
-    assert took < seconds, f"{took:.2f} s: {text}"
+    assert took < LIMIT, f"{took:.2f} s: {text}"
     lines = [line for line in text.splitlines() if line.startswith("  rank")]
     named = [line for line in lines if line.startswith(f"  rank {culprit}")]
     assert named and re.search(told, named[0]), text
@@ -130,12 +139,16 @@ def shard_cases(world):
     }
 
 
-def check_shard(world):
-    for name, (told, call) in shard_cases(world).items():
+def refuse_all(world, cases):
+    for name, case in cases.items():
         try:
-            refused(world, 1, told, call)
-        except AssertionError as error:
+            refused(world, 1, *case)
+        except Exception as error:
             raise AssertionError(f"{name}: {error}") from error
+
+
+def check_shard(world):
+    refuse_all(world, shard_cases(world))
     mesh = grid(*range(world.size))
     array = iso.shard(host(8, 4), mesh, P("x"))  # life goes on
     assert array.shape == (8, 4)
@@ -172,3 +185,170 @@ def check_off(world):
         assert "check is 'values' or 'off', given was 'maybe'" in str(error)
     else:
         raise AssertionError("check='maybe' was taken")
+
+
+def check_exchange(world):
+    import jax
+    import torch
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    odd = world.rank == 1
+    mesh = device_mesh(world.size)
+    named = device_mesh(world.size, names=("z",))
+
+    def dtensor(local, placement=None, on=mesh, **whole):
+        return DTensor.from_local(local, on, [placement or Shard(0)], run_check=False, **whole)
+
+    def of(usual, other):
+        return other if odd else usual
+
+    array = iso.to_jax(dtensor(torch.ones(4, 9)))
+    other = iso.shard(host(4 * world.size, 9), grid(*range(world.size), names=("0",)), P("0"))
+    whole = {"shape": torch.Size((4 * world.size, 5)), "stride": (5, 1)}
+    cases = {
+        "shape": (r"\(\d+, 4\) of", lambda: iso.to_jax(dtensor(torch.ones(4, of(3, 4))))),
+        "dtype": (
+            "of torch.float16",
+            lambda: iso.to_jax(dtensor(torch.ones(4, 6, dtype=of(torch.float32, torch.float16)))),
+        ),
+        "placements": (
+            r"\(Replicate\(\),\)",
+            lambda: iso.to_jax(dtensor(torch.ones(4, 7), of(Shard(0), Replicate()))),
+        ),
+        "names": (
+            r"named \('z',\)",
+            lambda: iso.to_jax(dtensor(torch.ones(4, 8), on=of(mesh, named))),
+        ),
+        "local tensor": (
+            "torch.chunk",
+            lambda: iso.to_jax(dtensor(torch.ones(of(4, 5), 5), **whole)),
+        ),
+        "mesh of the result": (
+            "to its own mesh",
+            lambda: iso.to_dtensor(array, of(mesh, None)),
+        ),
+        "an array of one rank": (
+            "ShardingError: .*no mesh of processes",
+            lambda: iso.to_dtensor(of(other, jax.numpy.ones(3)), mesh),
+            iso.ShardingError,
+        ),
+        "a tree": (
+            "TypeError: .*b is str",
+            lambda: iso.to_dtensor({"a": other, "b": of(other, "b")}, mesh),
+            TypeError,
+        ),
+    }
+    refuse_all(world, cases)
+    assert iso.to_dtensor(array, mesh).shape == (4 * world.size, 9)
+
+
+def check_torch_function(world):
+    import jax.numpy as jnp
+    import torch
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    odd = world.rank == 1
+    mesh = device_mesh(world.size, names=("x",))
+
+    def of(usual, other):
+        return other if odd else usual
+
+    def x(placement=None, grad=False, dtype=torch.float32):
+        values = torch.arange(32.0).reshape(8, 4).to(dtype)
+        made = distribute_tensor(values, mesh, [placement or Shard(0)], src_data_rank=None)
+        return made.requires_grad_(grad)
+
+    def fails(x):
+        if odd:
+            raise ValueError("no such case")
+        return x * 2
+
+    power = iso.torch_function(lambda x, n: x**n, name="power")
+    cases = {
+        "constant": ("the program of power", lambda: power(x(), of(2, 3))),
+        "function": ("program", lambda: iso.torch_function(of(jnp.sin, jnp.cos), name="f")(x())),
+        "gradient": (
+            r"gradients of operands \[0\]",
+            lambda: iso.torch_function(jnp.sin)(x(grad=odd)),
+        ),
+        "placements": (
+            "Replicate",
+            lambda: iso.torch_function(jnp.tan)(x(of(Shard(1), Replicate()))),
+        ),
+        "dtype": (
+            "float16",
+            lambda: iso.torch_function(jnp.exp)(x(dtype=of(torch.float32, torch.half))),
+        ),
+        "out_specs": (
+            "program",
+            lambda: iso.torch_function(jnp.cosh, out_specs=of(P("x"), P()))(x()),
+        ),
+        "one more": (
+            "program",
+            lambda: iso.torch_function(lambda *all_: sum(all_), name="g")(*[x()] * of(1, 2)),
+        ),
+        "a plain tensor": (
+            "TypeError: .*plain tensor",
+            lambda: iso.torch_function(jnp.add)(x(), of(x(), torch.ones(8, 4))),
+            TypeError,
+        ),
+        "an error": (
+            "ValueError: no such case",
+            lambda: iso.torch_function(fails)(x()),
+            ValueError,
+        ),
+    }
+    refuse_all(world, cases)
+    assert power(x(), 2).shape == (8, 4)
+
+
+def check_save_and_restore(world):
+    import torch
+
+    odd = world.rank == 1
+    mesh = grid(*range(world.size))
+    folder = world.scratch / "saved"
+    w = iso.shard(host(8, 4), mesh, P("x"))
+    turned = iso.shard(host(8, 4), mesh, P(None, "x"))
+
+    def of(usual, other):
+        return other if odd else usual
+
+    def model(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Linear(2, 2)
+
+    def save(tree=None, path=folder, **options):
+        return iso.save(path, {"w": w} if tree is None else tree, **options)
+
+    cases = {
+        "path": ("other, step", lambda: save(path=of(folder, world.scratch / "other"))),
+        "step": ("step 2", lambda: save(step=of(1, 2))),
+        "no step": ("ValueError: step is", lambda: save(step=of(1, -1))),
+        "keep": ("keep 3", lambda: save(keep=of(2, 3))),
+        "one more leaf": (r"b: \(8, 4\)", lambda: save({"w": w, **of({}, {"b": w * 2})})),
+        "layout": ("w: .*parts of", lambda: save({"w": of(w, turned)})),
+        "host values": ("h: .*values", lambda: save({"w": w, "h": host(3) + odd})),
+        "a number": ("n = 2", lambda: save({"w": w, "n": of(1, 2)})),
+        "module": ("m.weight: .*values", lambda: save({"w": w, "m": model(of(0, 1))})),
+        "what cannot be saved": ("TypeError", lambda: save({"w": w, **of({}, {"f": print})})),
+    }
+    refuse_all(world, cases)
+    for step in (1, 2):
+        save({"w": w, "n": step}, step=step)
+
+    def restore(like=None, path=folder, **options):
+        return iso.restore(path, {"w": w, "n": 0} if like is None else like, **options)
+
+    cases = {
+        "which step": ("the checkpoint .*1|n = 1", lambda: restore(step=of(2, 1))),
+        "no such step": ("CheckpointError", lambda: restore(step=of(2, 3))),
+        "no such folder": ("CheckpointError", lambda: restore(path=of(folder, folder / "none"))),
+        "layout": ("w: .*None, 'x'", lambda: restore({"w": of(w, turned), "n": 0})),
+        "plan": ("w: .*None, 'x'", lambda: restore(mesh=mesh, plan=of(P("x"), P(None, "x")))),
+        "shape": (r"CheckpointError.*\(2, 4\)", lambda: restore({"w": of(w, w[:2]), "n": 0})),
+        "a leaf": ("CheckpointError.*more", lambda: restore({"w": w, **of({"n": 0}, {"more": 0})})),
+    }
+    refuse_all(world, cases)
+    found = restore()
+    assert found["n"] == 2 and found["w"].sharding == w.sharding
