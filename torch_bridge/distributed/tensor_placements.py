@@ -221,7 +221,9 @@ def mesh_of_tensor(tensor: DeviceTensor) -> DeviceMesh | None:
 
 def is_placed(tensor: DeviceTensor) -> bool:
     """Whether a tensor lies on a mesh, or will by the program that computes it."""
-    return mesh_of_tensor(tensor) is not None or mesh_of_program(tensor) is not None
+    if mesh_of_tensor(tensor) is not None:
+        return True
+    return marks.is_recorded(tensor) and mesh_of_program(tensor) is not None
 
 
 def mesh_of_program(tensor: DeviceTensor) -> DeviceMesh | None:

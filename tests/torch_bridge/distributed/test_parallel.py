@@ -178,7 +178,8 @@ def test_a_meta_module_becomes_empty_in_pieces(mesh):
         model[3].bias = model[2].bias
     styles = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
     parallel.parallelize_module(model, mesh["tp"], styles)
-    assert model[0].weight.placements == (Shard(0),) and model[2].weight.placements == (Shard(1),)
+    assert model[0].weight.placements == (Replicate(), Shard(0))
+    assert model[2].weight.placements == (Replicate(), Shard(1))
     assert {t.device.type for t in model.state_dict().values()} == {"jax"}
     assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in model.parameters())
     for layer in (model[0], model[2], model[3]):
