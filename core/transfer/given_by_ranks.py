@@ -100,7 +100,7 @@ def _compare(
         if options["uneven"] == "pad" and isinstance(spec, Plan):
             said.append(f"{spec!r}")  # it refuses what does not divide, which is padded here
             spec = None
-        leaves = _Leaves(x, mesh, spec, copy, name)
+        leaves = _GivenLeaves(x, mesh, spec, copy, name)
         if not leaves.data:
             return
         lines, moving = [*leaves.lines(), *said], leaves.moving
@@ -114,7 +114,7 @@ def _compare(
             known[tuple(lines)] = True
 
 
-class _Leaves:
+class _GivenLeaves:
     """What a process is given, leaf by leaf.
 
     Attributes:
