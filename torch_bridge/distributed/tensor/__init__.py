@@ -9,7 +9,7 @@
 >>> t = distribute_tensor(torch.ones(8, 6), mesh, [Shard(0), Replicate()])
 >>> isinstance(t, DTensor), t.placements, t.to_local().shape
 (True, (Shard(dim=0), Replicate()), torch.Size([4, 6]))
->>> isinstance(torch.ones(2, device="jax"), DTensor)
+>>> isinstance(torch.ones(2).to("jax"), DTensor)
 False
 >>> DTensor.from_local(t.to_local(), mesh, [Partial(), Replicate()]).shape    # summed over dp
 torch.Size([4, 6])

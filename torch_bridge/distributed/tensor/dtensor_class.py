@@ -30,10 +30,9 @@ class DTensor(XLAShardedTensor, metaclass=_OnMesh):
     Example:
         >>> from isoshard.torch_bridge.distributed import init_device_mesh
         >>> from isoshard.torch_bridge.distributed.tensor import distribute_tensor
-        >>> plain = torch.ones(8, device="jax")
+        >>> plain = torch.ones(8).to("jax")
         >>> isinstance(plain, DTensor)
         False
-        >>> placed = distribute_tensor(plain, init_device_mesh("jax", (8,)))
-        >>> isinstance(placed, DTensor), isinstance(placed * 2, DTensor)
-        (True, True)
+        >>> isinstance(distribute_tensor(plain, init_device_mesh("jax", (8,))), DTensor)
+        True
     """
