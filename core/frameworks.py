@@ -155,6 +155,13 @@ class Framework:
         """A step of this framework as planning takes it; see `isoshard.core.planner.traced`."""
         self._lacks("traced_step", step)
 
+    def elements(self, x: Any) -> Mapping[str, Any]:
+        """The arrays in `x` by name, that of an array under "": NumPy's or JAX's, as they lie.
+
+        Nothing is computed or copied; what has no values here is a `jax.ShapeDtypeStruct`.
+        """
+        return {}
+
     def forward_hooks(self, x: Any) -> list[dict[int, Any]]:
         """The dictionaries of hooks around the computation of a module, which may be changed."""
         return []

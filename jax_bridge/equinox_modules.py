@@ -53,6 +53,10 @@ class Equinox(Framework):
         """The arrays by name."""
         return _arrays(x)
 
+    def elements(self, x: Any) -> dict[str, Any]:
+        """The arrays by name."""
+        return _arrays(x)
+
     def sharding_of(self, x: Any) -> dict[str, NamedSharding]:
         """The layout of each array, by name."""
         return place.sharding_of(_arrays(x))

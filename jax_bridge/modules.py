@@ -174,6 +174,10 @@ class Flax(Framework):
         """The variables that a plan speaks of, which say how their axes are called, by name."""
         return named_boxes(split(x)[1])
 
+    def elements(self, x: Any) -> dict[str, Any]:
+        """The arrays by name."""
+        return _arrays(x)
+
     def named_modules(self, x: Any) -> list[str] | None:
         """The names of the modules in a module; None for states and variables."""
         if not isinstance(x, nnx.Module):

@@ -196,6 +196,12 @@ class Torch(Framework):
         named = x.named_modules() if isinstance(x, torch.nn.Module) else ()
         return [name for name, _ in named] or None
 
+    def elements(self, x: Any) -> dict[str, Any]:
+        """A tensor's memory, or that of each in a module; of optimizers nothing."""
+        if isinstance(x, torch.nn.Module):
+            return {name: _memory(tensor) for name, tensor in modules.tensors(x)}
+        return {"": _memory(x)} if isinstance(x, torch.Tensor) else {}
+
     def forward_hooks(self, x: Any) -> list[dict[int, Any]]:
         """Those before and those after `forward` of a module."""
         return [forward_pre_hooks(x), forward_hooks(x)] if isinstance(x, torch.nn.Module) else []
@@ -353,3 +359,16 @@ def _mesh_of(x: Any) -> Any:
         if isinstance(tensor, XLAShardedTensor) and tensor.mesh is not None:
             return tensor.mesh
     return ambient_mesh("iso.reshard(x, spec, mesh)")
+
+
+def _memory(x: torch.Tensor) -> Any:
+    """The elements of a tensor as they lie; a struct where none are here, or not yet."""
+    if isinstance(x, XLAShardedTensor):
+        array = None if x._chain.ops else x._storage.value.array
+        if isinstance(array, jax.Array | np.ndarray):
+            return array
+    elif x.device.type == "cpu" and not is_dtensor(x):
+        return to_numpy(x.detach())
+    elif x.device.type != "meta" and not is_dtensor(x):
+        return jnp.from_dlpack(x.detach().contiguous())
+    return jax.ShapeDtypeStruct(tuple(x.shape), physical_dtype(x.dtype))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from isoshard.core.checkpoint.source import Entry, Source
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh
+from isoshard.core.processes.agreement import agree, fault_lines
 
+from .given_to_processes import GIVEN, ranks_of_slots, sharing_ranks, slot_lines
 from .leaf_groups import Group, named_groups
 from .mapped_restore import function_of, mapped_entries, read_mapped
 from .opening import opened
 from .restored_layouts import placed
 from .shard_reading import read_arrays
-from .slots import compare, slots_of
+from .slots import Slot, compare, slots_of
 
 
 def restore(
@@ -58,6 +63,8 @@ def restore(
     Raises:
         CheckpointError: there is no checkpoint, it was altered, or it does not fit: every leaf that
             is missing, not wanted, or of another shape, dtype or kind is named.
+        DistributedError: processes were given different things, or found another checkpoint. They
+            compare where an array is laid out over several.
         ShardingError: a spec does not fit the mesh; every such leaf is named. Or there is a plan,
             and no mesh.
 
@@ -71,26 +78,64 @@ def restore(
         >>> found["w"].sharding.spec, found["epoch"]
         (P('x', 'y'), 3)
     """
-    if mesh is None and plan is not None:
-        mesh = ambient_mesh("iso.restore(path, like, mesh=mesh, plan=plan)")
-    mesh = None if mesh is None else as_mesh(mesh)
-    source = opened(path, step)
-    apply, saved = None, source.entries
-    if weights is not None:
-        asked = {slot.name: slot.wanted for slot in slots_of(named_groups(like)[0]) if slot.wanted}
-        apply = function_of(weights, asked)
-        saved = mapped_entries(saved, apply)
-    groups, structure = named_groups(like, saved)
-    slots = slots_of(groups)
-    compare(slots, saved, partial=partial)
-    slots = placed(groups, slots, saved, mesh, plan)
-    compare(slots, saved, partial=partial)  # the places may want other dtypes
-    if apply is None:
-        values: dict[str, Any] = read_arrays(source, slots, saved)
+    ranks = sharing_ranks(like, mesh)
+    try:
+        found = _Prepared.of(path, like, mesh, plan, step, weights, partial)
+    except Exception as error:
+        if ranks:
+            agree(GIVEN, fault_lines(error), ranks)
+        raise
+    ranks = ranks or ranks_of_slots(found.slots)
+    if ranks:
+        agree(GIVEN, slot_lines(found.source.where, found.slots, found.saved), ranks)
+    if found.apply is None:
+        values: dict[str, Any] = read_arrays(found.source, found.slots, found.saved)
     else:
-        values = read_mapped(source, slots, saved, apply)
-    values |= {slot.name: saved[slot.name].value for slot in slots if slot.wanted is None}
-    return structure.unflatten([_filled(group, values) for group in groups])
+        values = read_mapped(found.source, found.slots, found.saved, found.apply)
+    values |= {one.name: found.saved[one.name].value for one in found.slots if one.wanted is None}
+    return found.structure.unflatten([_filled(group, values) for group in found.groups])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """What is to be read, all of it checked.
+
+    Attributes:
+        source: the checkpoint.
+        saved: its entries, under the names of the tree.
+        apply: the map from its names, if there is one.
+        groups: the leaves of the tree.
+        structure: the tree.
+        slots: what is to be filled, each at its place.
+    """
+
+    source: Source
+    saved: Mapping[str, Entry]
+    apply: Any
+    groups: list[Group]
+    structure: Any
+    slots: list[Slot]
+
+    @classmethod
+    def of(
+        cls, path: Any, like: Any, mesh: Any, plan: Any, step: Any, weights: Any, partial: bool
+    ) -> _Prepared:
+        """Find the checkpoint and see that it fits; the arguments are those of `restore`."""
+        if mesh is None and plan is not None:
+            mesh = ambient_mesh("iso.restore(path, like, mesh=mesh, plan=plan)")
+        mesh = None if mesh is None else as_mesh(mesh)
+        source = opened(path, step)
+        apply, saved = None, source.entries
+        if weights is not None:
+            slots = slots_of(named_groups(like)[0])
+            apply = function_of(weights, {one.name: one.wanted for one in slots if one.wanted})
+            saved = mapped_entries(saved, apply)
+        groups, structure = named_groups(like, saved)
+        slots = slots_of(groups)
+        compare(slots, saved, partial=partial)
+        slots = placed(groups, slots, saved, mesh, plan)
+        compare(slots, saved, partial=partial)  # the places may want other dtypes
+        return cls(source, saved, apply, groups, structure, slots)
 
 
 def _filled(group: Group, values: dict[str, Any]) -> Any:

@@ -24,10 +24,11 @@ from isoshard.core.checkpoint.storage import LocalStorage, local
 from isoshard.core.errors import CheckpointError, ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of, require
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.processes import agree
+from isoshard.core.processes.agreement import prepare_alike
 
 from . import array_folder as folders
 from . import orbax_format, zarr_arrays
+from .given_to_processes import given_lines
 from .leaf_groups import Group, is_value, named_groups, nested
 from .savers import Team
 from .stored_shards import Content
@@ -104,6 +105,7 @@ def save(
         ValueError: two leaves have one name, or an argument is none of those above.
         ShardingError: leaves have no elements to save; all are named.
         CheckpointError: an earlier asynchronous save to `path` failed.
+        DistributedError: processes were given different things: who was given what.
         OSError: the storage refused something.
 
     Example:
@@ -115,24 +117,33 @@ def save(
         ...     iso.latest(folder), iso.restore(folder, {"w": np.zeros(4)}, step=20)["w"].sum()
         (30, np.float64(4.0))
     """  # noqa: E501
+    team = Team.gathered()
+    prepare = functools.partial(_prepared, path, tree, step, keep, asynchronous, format)
+    if team.size > 1:
+        said = functools.partial(given_lines, {"step": step, "keep": keep, "format": format})
+        root, leaves = prepare_alike("what iso.save is given", prepare, lambda made: said(*made))
+    else:
+        root, leaves = prepare()
+    if asynchronous:
+        leaves = leaves.copied()
+    write = functools.partial(_write, root, step, keep, _FORMATS[format], leaves, team)
+    return _start(root, step, write, asynchronous)
+
+
+def _prepared(
+    path: Any, tree: Any, step: int, keep: int, asynchronous: bool, format: str
+) -> tuple[str, _Leaves]:
+    """The folder, and what is saved there; nothing is written."""
     _check(step, keep, asynchronous, format)
     root = os.path.abspath(local(path))  # noqa: PTH100 (links stay as they are)
     if (Path(root) / manifests.NAME).exists():
         raise ValueError(f"{root} is a checkpoint itself; give the folder that it stands in")
     if format == "zarr":
         zarr_arrays.imported()
-    groups, structure = named_groups(tree)
-    leaves = _leaves(groups, structure)
-    team = Team.gathered()
-    if team.size > 1:
-        laid = [(name, content.entry, content.shard) for name, content in leaves.contents.items()]
-        agree("the checkpoint", (root, step, laid, list(leaves.values), leaves.same))
+    leaves = _leaves(*named_groups(tree))
     if format == "orbax":
         _check_orbax(leaves)
-    if asynchronous:
-        leaves = leaves.copied()
-    write = functools.partial(_write, root, step, keep, _FORMATS[format], leaves, team)
-    return _start(root, step, write, asynchronous)
+    return root, leaves
 
 
 def _start(root: str, step: int, work: Callable[[], None], asynchronous: bool) -> Saving:

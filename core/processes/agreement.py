@@ -9,7 +9,11 @@ notes first, once per new layout:
 The lowest of the ranks collects what the others say and tells them the verdict, so a rank speaks
 and listens once, whatever their number. Each set of ranks numbers its own agreements: ranks that
 have nothing to do with each other need no common order, ranks of one set do. What is compared is
-`repr`, with the subject.
+`repr`, with the subject; of a list of strings those that differ are told.
+
+Ranks that mean different sets, as those that lay out over different meshes do, would wait for each
+other. A rank that has waited for `_PATIENCE` says where; one that it waits for, and that waits for
+it elsewhere, ends both agreements.
 
 A process that is alone agrees with itself:
 
@@ -18,17 +22,22 @@ A process that is alone agrees with itself:
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
+import re
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from isoshard.core.errors import DistributedError
 
 from . import coordination
 
 _LONGEST = 2000
+_MOST_LINES = 8
+_PATIENCE = 0.4
 _rounds: dict[tuple[int, ...], int] = {}
 _lock = threading.Lock()
 
@@ -59,36 +68,159 @@ def agree(
     with _lock:
         number = _rounds.get(team, 0)
         _rounds[team] = number + 1
-    root = f"agree/{hashlib.sha256(repr(team).encode()).hexdigest()[:16]}"
-    room = f"{root}/{number}"
-    said = f"{subject}: {_short(repr(value))}"
-    coordination.put(f"{room}/{me}", said)
-    if me == team[0]:
-        verdict = _collect(room, team, said, timeout)
-        coordination.put(f"{room}/verdict", verdict or "agreed")
-        if not verdict and number:
-            coordination.forget(f"{root}/{number - 1}")  # all are in this round: all have left it
-    else:
-        verdict = _listen(room, team, subject, timeout)
-    if verdict:
-        raise DistributedError(verdict)
+    _Round(team, number, me, subject, value, time.monotonic() + timeout, timeout).hold()
 
 
-def _collect(room: str, team: tuple[int, ...], mine: str, timeout: float) -> str:
-    """What is wrong between the ranks, in words; empty if nothing is."""
-    deadline = time.monotonic() + timeout
-    said: dict[int, str | None] = {team[0]: mine}
-    for rank in team[1:]:
-        said[rank] = coordination.take(f"{room}/{rank}", max(0.0, deadline - time.monotonic()))
-    missing = [rank for rank in team if said[rank] is None]
-    if missing:
-        subject = mine.partition(":")[0]
-        return _silent(missing, subject, timeout)
-    if len({*said.values()}) == 1:
-        return ""
+@dataclasses.dataclass
+class _Round:
+    """One agreement, as one of its ranks takes part in it."""
+
+    team: tuple[int, ...]
+    number: int
+    me: int
+    subject: str
+    value: Any
+    deadline: float
+    timeout: float
+    waits: bool = False
+
+    @property
+    def room(self) -> str:
+        return _room(self.team, self.number)
+
+    @property
+    def said(self) -> str:
+        return f"{self.subject}: {_short(_text(self.value))}"
+
+    def hold(self) -> None:
+        """Speak, and raise the verdict if it is none of agreement."""
+        coordination.put(f"{self.room}/{self.me}", self.said)
+        try:
+            verdict = self._collect() if self.me == self.team[0] else self._listen()
+        except _CrossedError as crossed:
+            verdict = crossed.verdict
+        finally:
+            if self.waits:
+                coordination.forget(f"waits/{self.me}")
+        if verdict:
+            raise DistributedError(verdict)
+
+    def _collect(self) -> str:
+        """Hear the others and tell them what is wrong between the ranks; empty if nothing is."""
+        said: dict[int, str | None] = {self.team[0]: self.said}
+        for rank in self.team[1:]:
+            said[rank] = self._wait(f"{self.room}/{rank}", [rank])
+        missing = [rank for rank in self.team if said[rank] is None]
+        if missing:
+            verdict = _silent(missing, self.subject, self.timeout)
+        elif len({*said.values()}) == 1:
+            verdict = ""
+        elif _is_lines(self.value):
+            return self._differences(said)
+        else:
+            verdict = _told({rank: str(words) for rank, words in said.items()})
+        coordination.put(f"{self.room}/verdict", verdict or "agreed")
+        if not verdict and self.number:
+            coordination.forget(_room(self.team, self.number - 1))  # all have left it
+        return verdict
+
+    def _listen(self) -> str:
+        """The verdict of the first rank; empty if all agree."""
+        key, first = f"{self.room}/verdict", self.team[0]
+        self.deadline += 1.0
+        verdict = self._wait(key, self.team)
+        if verdict is None and coordination.take(f"{self.room}/{first}", 0.0) is not None:
+            self.deadline = time.monotonic() + self.timeout + 1.0  # it came late, and waits
+            verdict = self._wait(key, self.team)
+        if verdict == _DIFFER:
+            coordination.put(f"{self.room}/lines/{self.me}", json.dumps(_lines(self.value)))
+            verdict = coordination.take(f"{self.room}/told", self.timeout + 1.0)
+        if verdict is None:
+            return _silent([first], self.subject, self.timeout)
+        return "" if verdict == "agreed" else verdict
+
+    def _differences(self, said: dict[int, str | None]) -> str:
+        """Who said which lines that not all said; the others send theirs whole for it."""
+        coordination.put(f"{self.room}/verdict", _DIFFER)
+        lines: dict[int, list[str]] = {self.me: _lines(self.value)}
+        for rank in self.team[1:]:
+            found = coordination.take(f"{self.room}/lines/{rank}", 10.0)
+            lines[rank] = ["it said no more"] if found is None else json.loads(found)
+        common = set.intersection(*map(set, lines.values()))
+        own = {
+            rank: f"{str(said[rank]).partition(':')[0]}: {_shown(all_, common)}"
+            for rank, all_ in lines.items()
+        }
+        verdict = _told(own)
+        coordination.put(f"{self.room}/told", verdict)
+        return verdict
+
+    def _wait(self, key: str, whom: Sequence[int]) -> str | None:
+        """The words under a key, or None if they do not come in time."""
+        while True:
+            left = self.deadline - time.monotonic()
+            found = coordination.take(key, max(0.0, min(left, _PATIENCE)))
+            if found is not None or left <= _PATIENCE:
+                return found
+            self._look_for_crossing(whom)
+
+    def _look_for_crossing(self, whom: Sequence[int]) -> None:
+        """Say where this rank waits, and end it if one of `whom` waits for it elsewhere."""
+        if not self.waits:
+            self.waits = True
+            mine = {"team": self.team, "number": self.number, "said": self.said}
+            coordination.forget(f"waits/{self.me}")
+            coordination.put(f"waits/{self.me}", json.dumps(mine))
+        ended = coordination.take(f"{self.room}/crossed", 0.0)
+        for rank in whom if ended is None else ():
+            found = None if rank == self.me else coordination.take(f"waits/{rank}", 0.0)
+            other = json.loads(found) if found else None
+            if other is None or self.me not in other["team"] or tuple(other["team"]) == self.team:
+                continue
+            team, number = tuple(other["team"]), other["number"]
+            with _lock:
+                passed = _rounds.get(team, 0) > number
+            if passed or coordination.take(f"{self.room}/{rank}", 0.0) is not None:
+                continue
+            words = {
+                self.me: f"{self.said} (of {_list(self.team)})",
+                rank: f"{other['said']} (of {_list(team)})",
+            }
+            rooms = [(self.team, self.number), (team, number)]
+            ended = json.dumps({"told": _told(dict(sorted(words.items()))), "rooms": rooms})
+            for room in rooms:
+                coordination.put_if_free(f"{_room(*room)}/crossed", ended)
+            ended = coordination.take(f"{self.room}/crossed", 1.0) or ended
+            break
+        if ended is not None:
+            raise _CrossedError(ended, self.me)
+
+
+class _CrossedError(Exception):
+    """Two agreements of different ranks wait for each other; this rank leaves both."""
+
+    def __init__(self, ended: str, me: int):
+        super().__init__()
+        found = json.loads(ended)
+        self.verdict = str(found["told"])
+        for team, number in found["rooms"]:
+            if me in team:
+                with _lock:
+                    _rounds[tuple(team)] = max(_rounds.get(tuple(team), 0), number + 1)
+
+
+_DIFFER = "say all"
+
+
+def _room(team: tuple[int, ...], number: int) -> str:
+    return f"agree/{hashlib.sha256(repr(team).encode()).hexdigest()[:16]}/{number}"
+
+
+def _told(words: dict[int, str]) -> str:
+    """The verdict, where not all have said the same."""
     speakers: dict[str, list[int]] = {}
-    for rank in team:
-        speakers.setdefault(str(said[rank]), []).append(rank)
+    for rank, said in words.items():
+        speakers.setdefault(said, []).append(rank)
     lines = "".join(f"\n  {_list(who)}: {what}" for what, who in speakers.items())
     return (
         f"the ranks do not agree:{lines}\n"
@@ -96,14 +228,23 @@ def _collect(room: str, team: tuple[int, ...], mine: str, timeout: float) -> str
     )
 
 
-def _listen(room: str, team: tuple[int, ...], subject: str, timeout: float) -> str:
-    """The verdict of the first rank; empty if all agree."""
-    verdict = coordination.take(f"{room}/verdict", timeout + 1.0)
-    if verdict is None and coordination.take(f"{room}/{team[0]}", 0.0) is not None:
-        verdict = coordination.take(f"{room}/verdict", timeout + 1.0)  # it came late, and waits
-    if verdict is None:
-        return _silent([team[0]], subject, timeout)
-    return "" if verdict == "agreed" else verdict
+def _text(value: Any) -> str:
+    return "; ".join(value) if _is_lines(value) else repr(value)
+
+
+def _lines(value: Any) -> list[str]:
+    return value if _is_lines(value) else [repr(value)]
+
+
+def _is_lines(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(line, str) for line in value)
+
+
+def _shown(lines: Sequence[str], common: set[str]) -> str:
+    """What of its lines a rank alone said, or those in their order if all said the same ones."""
+    found = [line for line in lines if line not in common] or [*lines]
+    more = f"; and {len(found) - _MOST_LINES} more" if len(found) > _MOST_LINES else ""
+    return "; ".join(map(_short, found[:_MOST_LINES])) + more
 
 
 def _silent(missing: Sequence[int], subject: str, timeout: float) -> str:
@@ -122,3 +263,77 @@ def _short(text: str) -> str:
 
 def _list(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+T = TypeVar("T")
+
+
+def prepare_alike(
+    subject: str,
+    prepare: Callable[[], T],
+    lines: Callable[[T], list[str]],
+    ranks: Sequence[int] | None = None,
+) -> T:
+    """Prepare something in every rank, and compare it before anything is done with it.
+
+    Args:
+        subject: what it is, for the message.
+        prepare: makes it, and asks no other rank. What it raises the others are told.
+        lines: what of it all ranks must have alike.
+        ranks: as for `agree`.
+
+    Returns:
+        What `prepare` made.
+
+    Raises:
+        DistributedError: in every rank: who has what. What `prepare` raised, if all say the same.
+
+    Example:
+        >>> prepare_alike("the batch", lambda: [1, 2], lambda made: [f"{len(made)} rows"])
+        [1, 2]
+    """
+    try:
+        made = prepare()
+        said = lines(made)
+    except Exception as error:
+        agree(subject, fault_lines(error), ranks)
+        raise
+    agree(subject, without_addresses(said), ranks)
+    return made
+
+
+def tell_fault(subject: str, error: Exception, ranks: Sequence[int] | None = None) -> None:
+    """Tell ranks that are about to agree on something that this one cannot, for it has failed.
+
+    They are not waited for long, as they may know already what they would have agreed on; what they
+    were told is noted in the error, which the caller raises.
+
+    Args:
+        subject: what the others agree on.
+        error: what this rank is about to raise.
+        ranks: as for `agree`.
+    """
+    try:
+        agree(subject, fault_lines(error), ranks, timeout=1.5)
+    except DistributedError as told:
+        error.add_note(str(told))
+
+
+def fault_lines(error: Exception) -> list[str]:
+    """What a rank says that has failed.
+
+    Example:
+        >>> fault_lines(ValueError("no rows"))
+        ['ValueError: no rows']
+    """
+    return without_addresses([f"{type(error).__name__}: {' '.join(str(error).split())}"])
+
+
+def without_addresses(lines: Sequence[str]) -> list[str]:
+    """The same without addresses in memory, which differ between processes.
+
+    Example:
+        >>> without_addresses(["<function f at 0x7f12ab>"])
+        ['<function f at 0x..>']
+    """
+    return [re.sub(r"\b0x[0-9a-f]+", "0x..", line) for line in lines]

@@ -65,6 +65,23 @@ def put(key: str, value: str) -> None:
         raise DistributedError(f"the coordination service did not take {key!r}: {error}") from None
 
 
+def put_if_free(key: str, value: str) -> None:
+    """Leave `value` under `key`, unless somebody has left another one there.
+
+    Args:
+        key: as for `put`.
+        value: as for `put`.
+
+    Raises:
+        DistributedError: there is no coordination service, or it is gone.
+    """
+    try:
+        put(key, value)
+    except DistributedError:
+        if take(key, 0.0) is None:
+            raise
+
+
 def take(key: str, timeout: float) -> str | None:
     """Wait for the value of `key`.
 

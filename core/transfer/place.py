@@ -23,12 +23,6 @@ isoshard.core.errors.SpecError: 2 leaves cannot be laid out, and nothing was cha
   b: spec P('z',) does not fit: no mesh axis is called 'z'. The mesh axes are 'x' (2), 'y' (4): name them, or give their indices 0..1.
   w: spec P('z',) does not fit: no mesh axis is called 'z'. The mesh axes are 'x' (2), 'y' (4): name them, or give their indices 0..1.
 
-Under `jax.set_mesh` the mesh may be left out, and a spec is enough:
-
->>> with jax.set_mesh(jax.make_mesh((2, 4), ("x", "y"))):
-...     jax.typeof(shard(np.ones((8, 4), np.float32), P("x", "y")))
-ShapedArray(float32[8@x,4@y])
-
 What `jnp.asarray` takes for an array is one: NumPy's float64, a list of numbers, a number. Inside a
 tree, what is no array stays what it is, and a `jax.ShapeDtypeStruct` gets the layout that its array
 would have:
@@ -38,12 +32,13 @@ would have:
 >>> placed["step"], placed["w"].dtype, placed["ema"].sharding.spec
 (0, dtype('float32'), P('x', 'y'))
 
-Objects of a framework with a bridge (torch tensors and modules, Flax modules) are handed to it.
+Objects of a framework with a bridge (torch tensors, modules of torch and Flax) are handed to it.
 """  # noqa: E501
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 import jax
@@ -61,8 +56,10 @@ from isoshard.core.layout.uneven import UnevenArray, is_uneven
 from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals import distributed_state
 
 from .array_like import from_literal, hidden_array, is_array, is_literal
+from .given_by_ranks import place_alike
 from .leaf_specs import NamedArray, assign, named_arrays
 from .memory_kinds import in_kind, kind_of
 from .relayout import lay_out
@@ -71,6 +68,7 @@ from .shard_arguments import LEFT_OUT, check_uneven, mesh_and_spec
 from .unequal_blocks import block_verbs
 
 _AS_IT_IS: Any = object()
+Check = Literal["values", "off"]
 
 _Array = jax.Array | np.ndarray[Any, Any] | np.generic | bool | int | float | complex
 _Tree = UnevenArray | Mapping[Any, Any] | tuple[Any, ...] | list[Any] | None
@@ -90,6 +88,7 @@ def shard(
     uneven: Literal["error"] = "error",
     sizes: Any = None,
     memory: str | None = None,
+    check: Check = "values",
 ) -> jax.Array: ...
 @overload
 def shard(
@@ -102,6 +101,7 @@ def shard(
     uneven: str = "error",
     sizes: Any = None,
     memory: str | None = None,
+    check: Check = "values",
 ) -> Any: ...
 @overload
 def shard(
@@ -114,6 +114,7 @@ def shard(
     uneven: Literal["error"] = "error",
     sizes: Any = None,
     memory: str | None = None,
+    check: Check = "values",
 ) -> _Kept: ...
 @overload
 def shard(
@@ -126,6 +127,7 @@ def shard(
     uneven: str,
     sizes: Any = None,
     memory: str | None = None,
+    check: Check = "values",
 ) -> Any: ...
 def shard(
     x: Any,
@@ -137,6 +139,7 @@ def shard(
     uneven: str = "error",
     sizes: Any = None,
     memory: str | None = None,
+    check: Check = "values",
 ) -> Any:
     """Lay `x` out over a mesh.
 
@@ -153,12 +156,15 @@ def shard(
         copy: None may share memory with `x` or copy (a later write to a NumPy array then shows),
             False shares or raises, True copies.
         name: of `x`, for messages; a tree's leaves are called `name.path`.
-        uneven: what becomes of arrays of which an axis does not divide: "error", or "pad" for an
-            `UnevenArray`, or a torch tensor over one. What divides is laid out as ever.
+        uneven: of axes that do not divide: "error", or "pad" for an `UnevenArray`, or a torch
+            tensor over one. What divides is laid out as ever.
         sizes: with uneven="pad", of one array: the elements of each block, where one axis is split;
             or per axis None or that. By default as `torch.chunk`.
         memory: in which memory of the devices, as JAX names it: "pinned_host" is the host's. By
             default that of a NamedSharding or of the plan, else the one they compute in.
+        check: over several processes, "values" has those of the mesh compare what they are given,
+            by one short message: names, shapes, dtypes, layout and a sum over the values' bits,
+            so all of them call this. With "off" nobody is asked, and nobody looks.
 
     Returns:
         The same kind of object, on the mesh that was given: NumPy and JAX arrays give a jax.Array,
@@ -170,6 +176,7 @@ def shard(
     Raises:
         ShardingError: a spec does not fit its leaf (SpecError, UnevenError), memory cannot be
             shared (CopyError), or `jax.shard_map` runs over the axes. Nothing has been changed.
+        DistributedError: the processes were given different things, or one did not come.
         TypeError: `x` is no array, nor a tree.
 
     Example:
@@ -182,6 +189,10 @@ def shard(
         move = known_move(x, mesh, spec)
         if move is not None:
             return x if move is x.sharding else jax.device_put(x, move)
+    if check != "off" and (check != "values" or distributed_state.num_processes > 1):
+        options = {"uneven": uneven, "sizes": sizes, "memory": memory, "check": check}
+        place = partial(shard, x, mesh, spec, **{**options, "check": "off"}, copy=copy, name=name)
+        return place_alike(x, mesh, spec, options, copy, name, place)
     if spec is LEFT_OUT or not isinstance(mesh, Mesh):
         mesh, spec = mesh_and_spec(mesh, spec)
     if uneven != "error" or sizes is not None:

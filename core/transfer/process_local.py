@@ -255,19 +255,20 @@ def _compare(
             new[key] = f"{leaf.name}: global {shape} {leaf.dtype} by {_told(sharding)}"
     if new:
         mesh = next(iter(new))[2].mesh
-        agree("local data of one array", [*new.values()], _owners(mesh))
+        agree("local data of one array", [*new.values()], owners_of(mesh))
         for key in new:
             _agreed_by(key[2])[key] = True
 
 
 @functools.lru_cache(maxsize=256)
-def _owners(mesh: Mesh) -> tuple[int, ...]:
+def owners_of(mesh: Mesh) -> tuple[int, ...]:
+    """The processes that own devices of a mesh, ascending. Cached."""
     return tuple(sorted({device.process_index for device in mesh.devices.flat}))
 
 
 def _agreed_by(sharding: NamedSharding) -> Bounded[Any, bool]:
     """What the processes of a mesh agreed on, the newest; all of them forget the same."""
-    return _agreed.setdefault(_owners(mesh_of(sharding)), Bounded(4096))
+    return _agreed.setdefault(owners_of(mesh_of(sharding)), Bounded(4096))
 
 
 _agreed: dict[tuple[int, ...], Bounded[Any, bool]] = {}

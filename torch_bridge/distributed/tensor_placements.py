@@ -187,8 +187,12 @@ def dtensor_spec(tensor: DeviceTensor, cached: Opaque = None) -> Any:
 
 
 def found(tensor: DeviceTensor) -> MeshPlacements | None:
-    """The layout of a tensor by the mesh it was given, else by the whole mesh; None if unknown."""
-    asked = view_layouts.sharding_of_view(tensor)
+    """The layout of a tensor by the mesh it was given, else by the whole mesh; None if unknown.
+
+    A view that shows a part of a split axis, as `t[:4]`, is gathered along that axis, as DTensor
+    gathers it; nothing moves before somebody uses it.
+    """
+    asked = view_layouts.sharding_of_view(tensor, gathered=True)
     if asked is None:
         return None
     laid = None if tensor._chain.ops else _GIVEN.get(tensor._storage)
@@ -213,6 +217,13 @@ def mesh_of_tensor(tensor: DeviceTensor) -> DeviceMesh | None:
     """What `tensor.device_mesh` is."""
     laid = found(tensor)
     return laid.mesh if laid else None
+
+
+def is_placed(tensor: DeviceTensor) -> bool:
+    """Whether a tensor lies on a mesh, or will by the program that computes it."""
+    if mesh_of_tensor(tensor) is not None:
+        return True
+    return marks.is_recorded(tensor) and mesh_of_program(tensor) is not None
 
 
 def mesh_of_program(tensor: DeviceTensor) -> DeviceMesh | None:

@@ -29,6 +29,7 @@ can hold them and pass them on, and must leave computing with them to the ranks 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -148,19 +149,11 @@ def to_dtensor(
         return _dtensor(array, device_mesh, copy, "array")
     leaves, structure = jax.tree.flatten_with_path(array, is_leaf=_is_array)
     named = [(jax.tree_util.keystr(p, simple=True, separator="."), leaf) for p, leaf in leaves]
-    wrong = [f"{name or 'it'} is {type(a).__name__}" for name, a in named if not _is_array(a)]
-    if wrong:
-        raise TypeError(
-            "to_dtensor takes a jax.Array, an UnevenArray, or a container of those: "
-            + "; ".join(wrong)
-        )
-    questions, faults = [], []
-    for name, leaf in named:
-        try:
-            questions.append(routes.inbound(leaf, device_mesh, name))
-        except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
+    try:
+        questions = _questions(named, device_mesh)
+    except (ShardingError, TypeError) as error:
+        routes.tell(error, device_mesh)
+        raise
     routes.settle(questions)
     made = [_dtensor(leaf, device_mesh, copy, name) for name, leaf in named]
     return jax.tree.unflatten(structure, made)
@@ -255,7 +248,11 @@ def _dtensor(
     if not isinstance(inner, Tracer):
         found = routes.known((inner.sharding, array.shape, sizes, routes.place(device_mesh)))
     if found is None:
-        question = routes.inbound(array, device_mesh, name)
+        try:
+            question = routes.inbound(array, device_mesh, name)
+        except ShardingError as error:
+            routes.tell(error, device_mesh)
+            raise
         routes.settle([question])
         found = routes.known(question.key)
     with torch.no_grad():
@@ -267,6 +264,25 @@ def _dtensor(
             shape=found.shape,
             stride=found.stride,
         )
+
+
+def _questions(
+    named: Sequence[tuple[str, Any]], device_mesh: DeviceMesh | None
+) -> list[routes.Question]:
+    wrong = [f"{name or 'it'} is {type(a).__name__}" for name, a in named if not _is_array(a)]
+    if wrong:
+        raise TypeError(
+            "to_dtensor takes a jax.Array, an UnevenArray, or a container of those: "
+            + "; ".join(wrong)
+        )
+    questions, faults = [], []
+    for name, leaf in named:
+        try:
+            questions.append(routes.inbound(leaf, device_mesh, name))
+        except ShardingError as error:
+            faults.append(error)
+    raise_collected(faults)
+    return questions
 
 
 def reduced(x: Leaf) -> Any:

@@ -29,7 +29,9 @@ import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.errors import DistributedError, ShardingError
 from isoshard.core.layout.spec import SpecLike
+from isoshard.core.processes.agreement import tell_fault
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge.interop.jax_operands import TENSOR, of_operands, sorted_out, surroundings
@@ -78,7 +80,12 @@ class DistributedFunction:
         args, kwargs = jax.tree.map(_opened, (tuple(args), kwargs))
         leaves, structure = jax.tree.flatten((args, kwargs))
         mesh = next(leaf.device_mesh for leaf in leaves if is_dtensor(leaf))
-        fitting.check(self.name, mesh, leaves, (args, kwargs))
+        try:
+            fitting.check(self.name, mesh, leaves, (args, kwargs))
+        except (ShardingError, TypeError) as error:
+            if not self._known:  # the others compile, and compare what
+                tell_fault(f"the call of {self.name}", error, mesh.mesh.flatten().tolist())
+            raise
         operands = [_Given.of(leaf, mesh) for leaf in leaves]
         fixed = tuple([operand.kind for operand in operands])
         operands = [operand for operand in operands if operand.array is not None]
@@ -96,7 +103,13 @@ class DistributedFunction:
             ) from None
         if program is None:
             flat = of_operands(self._function, structure, fixed)
-            program = RankProgram(flat, arrays, wanted, mesh, self.name, self._out_specs)
+            try:
+                program = RankProgram(flat, arrays, wanted, mesh, self.name, self._out_specs)
+            except DistributedError:
+                raise  # they know
+            except Exception as error:
+                tell_fault(f"the program of {self.name}", error, mesh.mesh.flatten().tolist())
+                raise
             self._known[key] = program
         if any(wanted):
             results = _RankCall.apply(program, arrays, *tensors)

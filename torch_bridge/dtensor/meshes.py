@@ -10,18 +10,24 @@ devices, it is `jax.devices()[r]`.
 (('dp', 'tp'), (2, 4))
 >>> device_mesh_of(jax_mesh(mesh)) == mesh
 True
+
+Among several processes ranks ascend along each dimension of a mesh. Of one where they do not, as
+`[[3, 0], [2, 1]]`, torch says two things: a rank's coordinate is its place in the mesh, but its
+collectives put parts together by ascending rank, so `full_tensor()` is no inverse of
+`distribute_tensor`. No layout in JAX is both, and such meshes are refused.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from isoshard.core.errors import DeviceError
+from isoshard.core.errors import DeviceError, UnrepresentableError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.runtime.bounded import Bounded
 from isoshard.torch_bridge.argument_types import MeshLike
@@ -39,6 +45,7 @@ def jax_mesh(device_mesh: MeshLike) -> Mesh:
 
     Raises:
         DeviceError: there is no device for a rank, or a process has several.
+        UnrepresentableError: ranks of several processes do not ascend along a dimension.
 
     Example:
         >>> import torch
@@ -58,6 +65,7 @@ def jax_mesh(device_mesh: MeshLike) -> Mesh:
             "else."
         )
     names = device_mesh.mesh_dim_names or tuple(map(str, range(ranks.ndim)))
+    _check_ascending(ranks, names)
     grid = np.array(devices, object)[ranks]
     mesh = Mesh(grid, tuple(names), axis_types=(AxisType.Auto,) * ranks.ndim)
     _remember(mesh, device_mesh)
@@ -81,6 +89,7 @@ def device_mesh_of(mesh: Mesh, device_type: str | None = None) -> Any:
 
     Raises:
         DeviceError: torch's process group is not there, or a process has several devices.
+        UnrepresentableError: they are of ranks that do not ascend along an axis.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
@@ -176,7 +185,27 @@ def _new_device_mesh(mesh: Mesh, device_type: str | None) -> Any:
             "a DeviceMesh over several processes needs torch's process group, and there is none: "
             "call iso.init_distributed() first, in every process"
         )
+    _check_ascending(ranks.numpy(), mesh.axis_names)
     return DeviceMesh(device_type or _device_type(mesh), ranks, mesh_dim_names=names)
+
+
+def _check_ascending(ranks: np.ndarray, names: Sequence[str]) -> None:
+    """Refuse a mesh of processes of which torch itself says two things; see the module."""
+    if jax.process_count() == 1:
+        return
+    for axis, name in enumerate(names):
+        lines = np.moveaxis(ranks, axis, -1).reshape(-1, ranks.shape[axis])
+        wrong = [line.tolist() for line in lines if (np.diff(line) < 0).any()]
+        if wrong:
+            ascending = ranks
+            for each in range(ranks.ndim):
+                ascending = np.sort(ascending, axis=each)
+            raise UnrepresentableError(
+                f"the mesh {ranks.tolist()} has the ranks {wrong[0]} along its dimension {name!r}, "
+                "which do not ascend: torch's DTensor splits by the place in the mesh and gathers "
+                "by ascending rank, so parts would change places. Make the mesh of ranks that "
+                f"ascend along each dimension, as {ascending.tolist()}"
+            )
 
 
 def _device_type(mesh: Mesh) -> str:

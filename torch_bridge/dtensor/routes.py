@@ -20,7 +20,7 @@ from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.processes.agreement import agree
+from isoshard.core.processes.agreement import agree, tell_fault
 from isoshard.core.runtime.bounded import Bounded
 from isoshard.torch_bridge.argument_types import Opaque
 
@@ -88,7 +88,7 @@ class Question:
         key: under which the answer is kept.
         said: what this rank means, in words.
         ranks: who has to mean the same.
-        find: works it out, or raises a ShardingError.
+        find: works it out, or raises.
     """
 
     key: Any
@@ -100,6 +100,7 @@ class Question:
 _kept: dict[Any, Any] = {}
 _keys: dict[tuple[int, ...], Bounded[Any, bool]] = {}
 _KEPT = 8192
+_SUBJECT = "an exchange between torch and JAX"
 
 
 def _keep(key: Any, ranks: tuple[int, ...], answer: Any) -> None:
@@ -127,7 +128,7 @@ def settle(questions: Sequence[Question]) -> None:
         DistributedError: the ranks mean different things.
     """
     found: dict[Any, Any] = {}
-    faults = []
+    faults: list[Exception] = []
     groups: dict[tuple[int, ...], list[str]] = {}
     for question in questions:
         if question.key in _kept or question.key in found:
@@ -135,17 +136,31 @@ def settle(questions: Sequence[Question]) -> None:
         said = question.said
         try:
             found[question.key] = question.find()
-        except ShardingError as error:
+        except Exception as error:  # raised when the others know of it
             faults.append(error)
             said += f", but {error}"
         groups.setdefault(question.ranks, []).append(said)
     for ranks, lines in groups.items():
         if len(ranks) > 1 and jax.process_index() in ranks:
-            agree("an exchange between torch and JAX", "\n".join(lines), ranks=ranks)
-    raise_collected(faults)
+            agree(_SUBJECT, lines, ranks=ranks)
+    for fault in faults:
+        if not isinstance(fault, ShardingError):
+            raise fault
+    raise_collected([fault for fault in faults if isinstance(fault, ShardingError)])
     for question in questions:
         if question.key in found:
             _keep(question.key, question.ranks, found.pop(question.key))
+
+
+def tell(error: Exception, device_mesh: DeviceMesh | None) -> None:
+    """Tell the ranks of a mesh, or all, that this one has no question to settle: it has failed.
+
+    Args:
+        error: which the caller raises.
+        device_mesh: whose ranks are told.
+    """
+    if jax.process_count() > 1:
+        tell_fault(_SUBJECT, error, device_mesh and device_mesh.mesh.flatten().tolist())
 
 
 def route_of(mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) -> Route:

@@ -157,7 +157,8 @@ class LayoutMethods(lazy_tensor.LazyTensor):
         Args:
             local_tensor: what each device holds: a tensor of `to_local()`, or computed from one;
                 a list of one tensor per device, in the order of the mesh; or one ordinary tensor,
-                which stands for every device's own, as if all ranks had made the same.
+                which stands for every device's own, as if all ranks had made the same; its
+                gradient is then the mean of theirs.
             device_mesh: a mesh in any form; the current one if not given.
             placements: one per mesh dimension; copies on every device if not given. A `Partial`
                 is summed (`avg`: averaged, ..) at once, so the whole is replicated there.

@@ -4,9 +4,10 @@
 >>> import torch
 >>> t = shard(torch.zeros(8, 6), make_mesh((4,), ("x",)), P("x"))
 >>> t.t().placements, t[:, 2:].placements, t[:4].placements
-((Shard(dim=1),), (Shard(dim=0),), None)
+((Shard(dim=1),), (Shard(dim=0),), (Replicate(),))
 
-A slice of an axis that is split lies as the compiler wants it, which is not known before.
+A slice of an axis that is split lies as the compiler wants it, which is not known before; its
+placements are those that DTensor gives it, which gathers the axis.
 """
 
 from __future__ import annotations
@@ -26,8 +27,15 @@ from . import marks
 Origins = tuple[int | None, ...]
 
 
-def sharding_of_view(tensor: lazy_tensor.LazyTensor) -> NamedSharding | None:
-    """The layout of a tensor, or of the view that it is; None where it is not known."""
+def sharding_of_view(
+    tensor: lazy_tensor.LazyTensor, *, gathered: bool = False
+) -> NamedSharding | None:
+    """The layout of a tensor, or of the view that it is; None where it is not known.
+
+    Args:
+        tensor: on the `jax` device.
+        gathered: a view that shows only a part of an axis that is split counts as whole along it.
+    """
     chain = tensor._chain
     if not chain.ops:
         return marks.asked(tensor)
@@ -38,7 +46,9 @@ def sharding_of_view(tensor: lazy_tensor.LazyTensor) -> NamedSharding | None:
     entries = [*found.spec, *[None] * (count - len(found.spec))]
     split = [axis for axis, entry in enumerate(entries) if axis_names(entry)]
     axes = axes_shown(chain)
-    if axes is None or not {*split} <= {*axes}:
+    if gathered and axes is None:
+        axes = (None,) * tensor.dim()
+    if axes is None or not (gathered or {*split} <= {*axes}):
         return None
     seen = [None if axis is None else entries[axis] for axis in axes]
     while seen and seen[-1] is None:

@@ -14,6 +14,7 @@ def start():
 
 
 check_a_storage_of_the_padded_size_is_shared = layouts.check_a_storage_of_the_padded_size_is_shared
+check_meshes_whose_ranks_do_not_ascend = layouts.check_meshes_whose_ranks_do_not_ascend
 check_other_orders_and_shapes_of_the_mesh = layouts.check_other_orders_and_shapes_of_the_mesh
 check_sub_meshes = layouts.check_sub_meshes
 check_sums_to_be_taken = layouts.check_sums_to_be_taken

@@ -119,27 +119,53 @@ def check_other_orders_and_shapes_of_the_mesh(world):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     values = torch.randn(8, 12, generator=torch.Generator().manual_seed(7))
-    ranks = [3, 1, 0, 2] if world.size == 4 else [1, 0]
+    ranks = [0, 2, 1, 3] if world.size == 4 else [0, 1]
     odd = device_mesh(2, world.size // 2, ranks=ranks, names=("a", "b"))
-    flat = device_mesh(world.size, ranks=ranks)
-    straight = device_mesh(world.size)
+    flat = device_mesh(world.size)
     x = distribute_tensor(values, odd, (Shard(0), Shard(1)), src_data_rank=None)
     array = iso.to_jax(x)
     assert [d.process_index for d in array.sharding.mesh.devices.flat] == ranks
-    assert (whole(array) == values.numpy()).all()
+    assert (whole(array) == values.numpy()).all() and torch.equal(x.full_tensor(), values)
     assert iso.to_dtensor(array).device_mesh == odd
     rows = iso.to_jax(distribute_tensor(values, odd, (Shard(0), Shard(0)), src_data_rank=None))
-    on_flat = iso.to_dtensor(rows, flat, copy=False)
-    assert on_flat.placements == (Shard(0),)
-    # not full_tensor(): torch gathers by ascending rank, whatever the order of the mesh
-    own = distribute_tensor(values, flat, (Shard(0),), src_data_rank=None)
-    assert torch.equal(on_flat.to_local(), own.to_local())
-    assert on_flat.to_local().data_ptr() == pointer(rows)
-    with raises(iso.UnrepresentableError, "reshard"):
-        iso.to_dtensor(rows, straight)
+    assert (whole(rows) == values.numpy()).all()
+    if world.size == 4:
+        with raises(iso.UnrepresentableError, "reshard"):
+            iso.to_dtensor(rows, flat)
     same = distribute_tensor(values, odd, (Replicate(), Replicate()), src_data_rank=None)
-    anywhere = iso.to_dtensor(iso.to_jax(same), straight)
+    anywhere = iso.to_dtensor(iso.to_jax(same), flat)
     assert anywhere.placements == (Replicate(),) and torch.equal(anywhere.to_local(), values)
+
+
+def check_meshes_whose_ranks_do_not_ascend(world):
+    """Torch splits by place there and gathers by rank, so its own tensors come back in disorder."""
+    import jax
+    import numpy as np
+    import torch
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    values = torch.arange(16.0).reshape(8, 2)
+    odd = device_mesh(world.size, ranks=[*reversed(range(world.size))], names=("x",))
+    x = distribute_tensor(values, odd, (Shard(0),), src_data_rank=None)
+    assert not torch.equal(x.full_tensor(), values)
+    told = "do not ascend", "along its dimension 'x'", f"as {list(range(world.size))}"
+    with raises(iso.UnrepresentableError, *told):
+        iso.to_jax(x)
+    with raises(iso.UnrepresentableError, *told):
+        iso.torch_function(jax.numpy.cumsum)(x)
+    mesh = jax.sharding.Mesh(np.array(jax.devices())[::-1], ("x",))
+    array = iso.shard(values.numpy(), mesh, iso.P("x"))
+    assert (whole(array) == values.numpy()).all()  # JAX goes by the place alone
+    for given in (None, odd):
+        with raises(iso.UnrepresentableError, *told):
+            iso.to_dtensor(array, given)
+    if world.size == 4:
+        square = device_mesh(2, 2, ranks=[3, 0, 2, 1], names=("a", "b"))
+        y = DTensor.from_local(torch.ones(2), square, (Shard(0), Shard(0)))
+        with raises(
+            iso.UnrepresentableError, "[3, 2] along its dimension 'a'", "as [[0, 2], [1, 3]]"
+        ):
+            iso.to_jax(y)
 
 
 def check_sub_meshes(world):

@@ -351,3 +351,30 @@ def check_all_faults_in_one_error(world):
         iso.shard(model, whole_mesh.mesh, iso.P())
     with raises(TypeError, "SGD"):
         iso.shard(optimizer, whole_mesh.mesh, iso.P())
+
+
+def check_rows_that_the_ranks_do_not_divide(world):
+    """As the vocabulary of GPT-2: a loss for whole arrays is lifted to arrays in blocks."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    def model():
+        torch.manual_seed(3)
+        rows = 4 * world.size + 1
+        return torch.nn.Sequential(torch.nn.Embedding(rows, 8), torch.nn.Linear(8, rows))
+
+    alone, model_ = model(), fully_shard(model(), mesh=device_mesh(world.size))
+    tokens = torch.arange(7)
+    wanted = alone(tokens).square().mean()
+    wanted.backward()
+    twin = iso.jax_function(model())
+    loss = iso.domain.lift(lambda params, tokens: jnp.mean(twin(params, tokens) ** 2))
+    params = iso.to_jax(model_)
+    assert all(isinstance(array, iso.UnevenArray) for array in params.values())
+    found, gradients = jax.value_and_grad(loss)(params, np.arange(7))
+    np.testing.assert_allclose(found.addressable_data(0), wanted.detach(), rtol=1e-6)
+    for name, parameter in alone.named_parameters():
+        np.testing.assert_allclose(whole(gradients[name]), parameter.grad, atol=1e-6)

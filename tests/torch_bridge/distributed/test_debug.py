@@ -33,6 +33,19 @@ def product(mesh):
     return a, b
 
 
+def test_counts_under_torchs_names(mesh):
+    a, b = product(mesh)
+    comm_mode = CommDebugMode()
+    with comm_mode:
+        total = a @ b
+    assert comm_mode.comm_counts == comm_mode.get_comm_counts() == {"all_reduce": 1}
+    assert comm_mode.comm_counts[funcol.all_reduce] == 1
+    assert comm_mode.comm_counts[funcol.all_gather_into_tensor] == 0
+    whole = comm_mode.comm_module_counts["Global"]
+    assert whole["forward"][funcol.all_reduce] == 1 and whole["backward"][funcol.all_reduce] == 0
+    assert total.shape == (8, 4)
+
+
 def test_each_run_counts(mesh):
     a, b = product(mesh)
     step = xs.compile(torch.mm)

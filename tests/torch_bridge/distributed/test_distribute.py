@@ -58,7 +58,7 @@ def test_every_device_holds_what_dtensors_rank_holds(placements, mesh):
     for given in (whole, whole.to("jax")):
         here = distribute_tensor(given, mesh, placements)
         assert here.placements == want_placements and here.device_mesh == mesh
-        assert isinstance(here, DTensor) and DTensor is XLAShardedTensor
+        assert isinstance(here, DTensor) and issubclass(DTensor, XLAShardedTensor)
         for got, wanted in zip(pieces(here), want, strict=True):
             assert torch.equal(got, wanted)
 
@@ -108,6 +108,71 @@ def test_distributed_again(mesh):
         distribute_tensor(here, mesh, [Shard(1), Replicate()])
     with pytest.raises(ValueError, match=r"laid out already"):
         distribute_tensor(here, init_device_mesh("jax", (8,)), [Shard(1)])
+
+
+def test_a_tensor_of_the_device_stays_as_it_is(mesh):
+    """As a plain tensor does in torch: nothing of two layouts of it is shared, nor of its own."""
+    source = data(8, 16).to("jax").requires_grad_()
+    rows = distribute_tensor(source, mesh, [Replicate(), Shard(0)])
+    again = distribute_tensor(source, mesh, [Replicate(), Shard(0)])
+    columns = distribute_tensor(source, mesh, [Shard(1), Replicate()])
+    whole = distribute_tensor(source.detach().clone(), mesh)
+    assert source.placements is None and whole.placements == (Replicate(), Replicate())
+    assert rows.placements == again.placements == (Replicate(), Shard(0))
+    assert columns.placements == (Shard(1), Replicate())
+    (rows * 2 + columns * 5).sum().backward()
+    assert source.grad is None and again.grad is None
+    assert rows.grad.sum().item() == 2 * 128 and columns.grad.sum().item() == 5 * 128
+    with torch.no_grad():
+        rows.zero_()
+    for other in (source, again, columns, whole):
+        torch.testing.assert_close(other.detach().cpu(), data(8, 16))
+
+
+def test_what_lies_on_a_mesh_is_a_dtensor(mesh):
+    plain = data(8, 16).to("jax")
+    xs.sync()
+    rows = distribute_tensor(plain, mesh, [Replicate(), Shard(0)])
+    for one in (rows, rows * 2, rows.t(), rows[:2], (rows + 1).view(2, 4, 16)):
+        assert isinstance(one, DTensor)
+    assert isinstance(nn.Parameter(rows), DTensor)
+    xs.sync()
+    for other in (plain, plain.t(), data(2, 2), rows.to_local(), 3, None):
+        assert not isinstance(other, DTensor)
+
+
+def test_views_tell_how_they_lie(mesh):
+    """What shows a part of a split axis is gathered along it, as in torch."""
+    whole = data(8, 16)
+    views = {
+        "t": (lambda t: t.t(), [Replicate(), Shard(1)]),
+        "unsqueeze": (lambda t: t.unsqueeze(0), [Replicate(), Shard(1)]),
+        "expand": (lambda t: t[None].expand(3, 8, 16), [Replicate(), Shard(1)]),
+        "columns": (lambda t: t[:, 4:], [Replicate(), Shard(0)]),
+        "rows": (lambda t: t[:4], [Replicate(), Replicate()]),
+        "a row": (lambda t: t[3], [Replicate(), Replicate()]),
+        "some": (lambda t: t[2:6, 1:].t(), [Replicate(), Replicate()]),
+        "view": (lambda t: t.view(2, 4, 16), [Replicate(), Replicate()]),
+        "flat": (lambda t: t.view(128), [Replicate(), Replicate()]),
+        "diagonal": (lambda t: t.diagonal(), [Replicate(), Replicate()]),
+    }
+    for given in (lambda t: t, lambda t: t * 1):
+        t = given(distribute_tensor(whole, mesh, [Replicate(), Shard(0)]))
+        assert t.placements == (None if t.named_sharding is None else (Replicate(), Shard(0)))
+        xs.sync()
+        for name, (of, placements) in views.items():
+            view = of(t)
+            assert view.placements == tuple(placements), name
+            assert view.device_mesh == mesh, name
+            local = view.to_local()
+            split = [p.dim for p in placements if p.is_shard()]
+            want = [n // 4 if axis in split else n for axis, n in enumerate(of(whole).shape)]
+            assert list(local.shape) == want, name
+            again = DTensor.from_local(local * 2, view.device_mesh, view.placements)
+            assert torch.equal(again.cpu(), of(whole) * 2), name
+            moved = view.redistribute(view.device_mesh, [Replicate(), Replicate()])
+            assert moved.placements == (Replicate(), Replicate()), name
+            assert torch.equal(moved.cpu(), of(whole)), name
 
 
 def test_a_part_of_a_mesh_is_the_same_along_the_rest(mesh):

@@ -210,17 +210,23 @@ def test_one_tensor_per_device(placements, mesh):
 def test_one_tensor_for_every_device(placements, mesh):
     part = data(2, 4)
     with oracle.ranks(SHAPE, NAMES) as torch_mesh:
-        parts = [part.clone() for _ in range(4)]
-        want = oracle.one(
-            TorchDTensor.from_local(oracle.local(parts), torch_mesh, placements).full_tensor()
-        )
+        theirs = oracle.local([part.clone() for _ in range(4)]).requires_grad_()
+        there = TorchDTensor.from_local(theirs, torch_mesh, placements).full_tensor()
+        (there * 3).sum().backward()
+        want, wanted_gradient = oracle.one(there.detach()), oracle.parts_of(theirs.grad)[0]
     for given in (part.clone().requires_grad_(), part.to("jax").requires_grad_()):
         whole = DTensor.from_local(given, mesh, placements)
         torch.testing.assert_close(whole.detach().cpu(), want)
-        whole.sum().backward()
-        factor = want.numel() / part.numel()
-        factor *= torch.tensor([2.0 for p in placements if p.is_partial("sum")]).prod()
-        torch.testing.assert_close(given.grad.cpu(), torch.full_like(part, float(factor)))
+        (whole * 3).sum().backward()
+        torch.testing.assert_close(given.grad.cpu(), wanted_gradient)
+
+
+def test_the_gradient_of_one_tensor_for_every_device_is_the_mean_of_theirs(mesh):
+    x = data(2, 4).requires_grad_()
+    weights = data(8, 4, seed=1)
+    whole = DTensor.from_local(x, mesh, [Shard(0), Shard(0)])
+    (whole * weights.to("jax")).sum().backward()
+    torch.testing.assert_close(x.grad, weights.reshape(4, 2, 4).mean(0))
 
 
 def test_unequal_pieces_as_a_list():

@@ -191,9 +191,10 @@ def test_uneven_pieces_are_refused(line):
 def test_implicit_replication_is_always_so(line):
     x, ours = given(line, ROW, 8)
     plain = torch.arange(8.0).to("jax")
+    assert isinstance(ours, DTensor) and not isinstance(plain, DTensor)
     with implicit_replication():
         close(ours + plain, x + torch.arange(8.0))
-    assert isinstance(plain, DTensor)
+    assert isinstance(plain, DTensor)  # now it lies there, too
 
 
 def test_register_sharding_says_what_to_do_instead():

@@ -172,6 +172,26 @@ def test_a_one_dimensional_mesh_and_one_style():
     torch.testing.assert_close(out.cpu(), expected, **CLOSE)
 
 
+def test_a_meta_module_becomes_empty_in_pieces(mesh):
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16))
+        model[3].bias = model[2].bias
+    styles = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+    parallel.parallelize_module(model, mesh["tp"], styles)
+    assert model[0].weight.placements == (Replicate(), Shard(0))
+    assert model[2].weight.placements == (Replicate(), Shard(1))
+    assert {t.device.type for t in model.state_dict().values()} == {"jax"}
+    assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in model.parameters())
+    for layer in (model[0], model[2], model[3]):
+        layer.reset_parameters()
+    xs.sync()
+    assert {tuple(s.data.shape) for s in model[0].weight.local_shards} == {(8, 16)}
+    x = torch.randn(4, 16)
+    plain = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16))
+    plain.load_state_dict({name: t.cpu() for name, t in model.state_dict().items()})
+    torch.testing.assert_close(model(x.to("jax")).detach().cpu(), plain(x).detach(), **CLOSE)
+
+
 def test_the_current_mesh_is_used():
     with init_device_mesh("jax", (4,)):
         linear = parallel.parallelize_module(nn.Linear(8, 8), None, parallel.ColwiseParallel())

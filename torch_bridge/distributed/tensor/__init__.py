@@ -1,7 +1,7 @@
 """torch.distributed.tensor's names, for tensors on the `jax` device.
 
-`DTensor` is the class of every tensor there, `XLAShardedTensor`; `Placement`, `Shard`, `Replicate`
-and `Partial` are torch's own.
+`DTensor` stands for those that lie on a mesh; the class of all is `XLAShardedTensor`. `Placement`,
+`Shard`, `Replicate` and `Partial` are torch's own.
 
 >>> import torch
 >>> from isoshard.torch_bridge.distributed import init_device_mesh
@@ -9,6 +9,8 @@ and `Partial` are torch's own.
 >>> t = distribute_tensor(torch.ones(8, 6), mesh, [Shard(0), Replicate()])
 >>> isinstance(t, DTensor), t.placements, t.to_local().shape
 (True, (Shard(dim=0), Replicate()), torch.Size([4, 6]))
+>>> isinstance(torch.ones(2).to("jax"), DTensor)
+False
 >>> DTensor.from_local(t.to_local(), mesh, [Partial(), Replicate()]).shape    # summed over dp
 torch.Size([4, 6])
 """
@@ -18,9 +20,8 @@ if __name__ != "isoshard.torch_bridge.distributed.tensor":
 
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
 
-from isoshard.torch_bridge.tensor import XLAShardedTensor as DTensor
-
 from .distributing import distribute_module, distribute_tensor
+from .dtensor_class import DTensor
 from .factories import empty, full, ones, rand, randn, zeros
 
 __all__ = [

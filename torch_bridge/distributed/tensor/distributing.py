@@ -38,8 +38,9 @@ def distribute_tensor(
 ) -> XLAShardedTensor:
     """Lay a tensor out over a mesh.
 
-    A CPU tensor goes to the devices piece by piece. One on the `jax` device is laid out where it
-    is: the result shares its memory. A meta tensor becomes an `empty` one, made in pieces.
+    A CPU tensor goes to the devices piece by piece. One on the `jax` device stays as it is: the
+    result has memory of its own, and a gradient of its own, as DTensor's has. So one tensor can be
+    laid out in several ways. A meta tensor becomes an `empty` one, made in pieces.
 
     Args:
         tensor: a leaf, on any device.
@@ -49,8 +50,8 @@ def distribute_tensor(
         src_data_rank: makes no difference: one process has the data.
 
     Returns:
-        A new leaf, which requires a gradient if `tensor` does; `tensor` itself if it is laid out so
-        already.
+        A new leaf, which requires a gradient if `tensor` does; `tensor` itself if it is laid out
+        so already, as DTensor gives back a DTensor.
 
     Raises:
         RuntimeError: `tensor` is no leaf, or a tensor of `to_local()`; no mesh is given or current.
@@ -78,6 +79,8 @@ def distribute_tensor(
         return tensor_placements.remember(tensor, laid)
     if tensor.is_meta:
         here = torch.empty(tensor.shape, dtype=tensor.dtype, device="jax")
+    elif isinstance(tensor, XLAShardedTensor):
+        here = tensor.detach().clone()
     else:
         here = tensor.detach().to("jax")
     result = tensor_placements.mark(here, laid).requires_grad_(tensor.requires_grad)

@@ -138,6 +138,20 @@ class CommDebugMode:
         """How often each kind of collective ran: all_reduce, all_gather, reduce_scatter, ..."""
         return self._sums(lambda found: found.times)
 
+    @property
+    def comm_counts(self) -> CommCounts:
+        """As `get_comm_counts`."""
+        return self.get_comm_counts()
+
+    @property
+    def comm_module_counts(self) -> dict[str, dict[str, CommCounts]]:
+        """The counts of all as torch tells them: those of "Global", under "forward".
+
+        A program computes many modules, forward and backward together, so no module has counts of
+        its own, and "backward" has none.
+        """
+        return {"Global": {"forward": self.get_comm_counts(), "backward": CommCounts()}}
+
     def get_comm_bytes(self) -> CommCounts:
         """Bytes of the results of each kind of collective, on one device."""
         return self._sums(lambda found: found.times * found.bytes)

@@ -40,7 +40,8 @@ def parallelize_module(
     """Lay the parameters of a module out by styles, and have them constrain its activations.
 
     Args:
-        module: changed in place; one on another device is moved to the `jax` device.
+        module: changed in place; one on another device is moved to the `jax` device. Of one on
+            `meta` parameters and buffers become `empty` ones, made in pieces.
         device_mesh: of one dimension, as `mesh["tp"]`; then the others keep what they have. The
             current mesh if not given.
         parallelize_plan: a style, or styles by the names of submodules, whose parts may be patterns
@@ -80,7 +81,7 @@ def parallelize_module(
         if isinstance(one, style.LayerStyle):
             one.parts(target)
     if any(tensor.device.type not in naming.OURS for tensor in _tensors(module)):
-        module.to(naming.current())
+        _to_device(module)
     for one, target in chosen:
         one.src_data_rank = src_data_rank
         APPLY_STYLE.of(one)(target, mesh)
@@ -106,6 +107,24 @@ def _chosen(
             )
         for target in found:
             yield _ours(one), target
+
+
+def _to_device(module: torch.nn.Module) -> None:
+    """Move a module to the `jax` device; what is on `meta` becomes `empty` there."""
+    made: dict[torch.Tensor, torch.Tensor] = {}  # a tensor that two modules share stays one
+    for child in module.modules():
+        for name, tensor in list(child.named_parameters(recurse=False, remove_duplicate=False)):
+            if tensor.is_meta:
+                if tensor not in made:
+                    empty = torch.empty_like(tensor, device=naming.current())
+                    made[tensor] = torch.nn.Parameter(empty, tensor.requires_grad)
+                child.register_parameter(name, made[tensor])  # pyright: ignore[reportArgumentType]
+        for name, tensor in list(child.named_buffers(recurse=False, remove_duplicate=False)):
+            if tensor.is_meta:
+                if tensor not in made:
+                    made[tensor] = torch.empty_like(tensor, device=naming.current())
+                setattr(child, name, made[tensor])
+    module.to(naming.current())
 
 
 def _tensors(module: torch.nn.Module) -> Any:

@@ -1,0 +1,129 @@
+"""What the processes that save or restore one checkpoint together must be given alike.
+
+Of an array that lies on several processes each writes its own part, and must lay it out alike. Of
+what each process has for itself, host memory, arrays on its own devices and numbers, the first one
+writes its own for all: were the others' not the same, they would be lost without a word.
+
+A checkpoint is restored together where an array of it is laid out over several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
+
+from isoshard.core.checkpoint.source import Entry, Memory
+from isoshard.core.frameworks import framework_of
+from isoshard.core.processes.coordination import rank_and_size
+from isoshard.core.transfer.value_sums import value_sum
+
+from .slots import Slot
+
+GIVEN = "what iso.restore is given"
+
+
+def given_lines(options: Mapping[str, Any], root: str, leaves: Any) -> list[str]:
+    """A line for a save, and one for each leaf.
+
+    Args:
+        options: of the call, by name.
+        root: the folder.
+        leaves: what is saved; see `saving`.
+
+    Returns:
+        The lines; of what a process has whole, with a sum over its values.
+    """
+    lines = [f"{root}, " + ", ".join(f"{key} {value!r}" for key, value in options.items())]
+    for name, content in leaves.contents.items():
+        entry, array = content.entry, content.array
+        told = f"{name}: {entry.shape} {entry.dtype} as {entry.stored}"
+        if isinstance(array, np.ndarray) or getattr(array, "is_fully_addressable", False):
+            told += f", values {value_sum(array)}"
+        else:
+            told += f" by {entry.spec} in parts of {content.shard}"
+        lines.append(told)
+    lines += [f"{name} = {entry.value!r}" for name, entry in leaves.values.items()]
+    return lines + [f"{name} is {other}" for name, other in leaves.same.items()]
+
+
+def sharing_ranks(like: Any, mesh: Any) -> tuple[int, ...]:
+    """The processes over which a tree is to be laid out, as far as its arrays say so.
+
+    Args:
+        like: as for `iso.restore`.
+        mesh: likewise.
+
+    Returns:
+        Their numbers; none if there is only one.
+
+    Example:
+        >>> sharing_ranks({"w": np.ones(3)}, None)
+        ()
+    """
+    if rank_and_size()[1] == 1:
+        return ()
+    if isinstance(mesh, Mesh):
+        return _several({device.process_index for device in mesh.devices.flat})
+    found: list[Any] = []
+    for leaf in jax.tree.leaves(like):
+        framework = framework_of(leaf)
+        found += [leaf] if framework is None else framework.elements(leaf).values()
+    return _ranks([getattr(one, "sharding", None) for one in found])
+
+
+def ranks_of_slots(slots: Sequence[Slot]) -> tuple[int, ...]:
+    """The processes over which slots are laid out; none if there is only one.
+
+    Args:
+        slots: each at its place.
+    """
+    if rank_and_size()[1] == 1:
+        return ()
+    return _ranks([_layout(slot) for slot in slots])
+
+
+def slot_lines(where: str, slots: Sequence[Slot], saved: Mapping[str, Entry]) -> list[str]:
+    """A line for the checkpoint, and one for each leaf that is to be filled.
+
+    Args:
+        where: the checkpoint is.
+        slots: each at its place.
+        saved: what the checkpoint has.
+
+    Returns:
+        The lines.
+    """
+    lines = [f"the checkpoint {where}"]
+    for slot in slots:
+        if slot.wanted is None:
+            lines.append(f"{slot.name} = {saved[slot.name].value!r}")
+            continue
+        layout = _layout(slot)
+        own = "host memory" if slot.wanted.place is Memory.HOST else "its own devices"
+        place = own if layout is None or layout.is_fully_addressable else f"{slot.wanted.place}"
+        lines.append(f"{slot.name}: {slot.wanted.shape} {slot.wanted.dtype} in {place}")
+    return lines
+
+
+def _layout(slot: Slot) -> Sharding | None:
+    place = None if slot.wanted is None else slot.wanted.place
+    layout = getattr(place, "sharding", place)
+    return layout if isinstance(layout, Sharding) else None
+
+
+def _ranks(layouts: Sequence[Any]) -> tuple[int, ...]:
+    laid = [one for one in layouts if isinstance(one, Sharding) and not _is_abstract(one)]
+    shared = [one for one in laid if not one.is_fully_addressable]
+    return _several({device.process_index for one in shared for device in one.device_set})
+
+
+def _is_abstract(layout: Sharding) -> bool:
+    return isinstance(layout, NamedSharding) and isinstance(layout.mesh, AbstractMesh)
+
+
+def _several(ranks: set[int]) -> tuple[int, ...]:
+    return tuple(sorted(ranks)) if len(ranks) > 1 else ()
