@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 
 import pytest
 
@@ -68,12 +67,9 @@ def test_sigterm_of_one_rank_saves_and_others_go_on_with_it(undisturbed, tmp_pat
     command = training.script(tmp_path, *STEPS, "--grace", str(GRACE))
     with training.started([command] * 4, tmp_path, [own(rank) for rank in range(4)]) as run:
         run.until(lambda lines: _reached(lines, 5), 120)
-        asked = time.monotonic()
         os.kill(run.started[3].pid, signal.SIGTERM)
-        codes = run.wait(GRACE + 5)
-        seconds = time.monotonic() - asked
+        codes = run.wait(GRACE)
     assert codes == [iso.Termination.STATUS] * 4, run.log.read_text()[-6000:]
-    assert seconds < GRACE
     *_, last, end = run.lines()
     assert (end["saved"], end["status"]) == (last["step"] + 1, 75)
     assert iso.latest(tmp_path) == end["saved"]

@@ -67,12 +67,18 @@ class Training:
         return seconds
 
     def wait(self, timeout: float) -> list[int]:
-        """The exit codes of what was started, after its end."""
-        end = time.monotonic() + timeout
-        try:
-            return [one.wait(max(0.1, end - time.monotonic())) for one in self.started]
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"hangs: {self.log.read_text()[-6000:]}") from None
+        """The exit codes of what was started, after its end.
+
+        Args:
+            timeout: seconds to wait, without those in which this process was stopped as well.
+        """
+        seconds, last = 0.0, time.monotonic()
+        while any(one.poll() is None for one in self.started):
+            assert seconds < timeout, f"hangs: {self.log.read_text()[-6000:]}"
+            time.sleep(0.02)
+            last, before = time.monotonic(), last
+            seconds += min(last - before, 1.0)
+        return [int(one.returncode) for one in self.started]
 
     def rank_pids(self) -> dict[int, int]:
         """The process of each rank, by the variables that the launcher gave it."""
