@@ -163,7 +163,7 @@ $(VENV)/.clusters-installed: $(VENV)/.dev-installed
 	  echo "installing Debian's slurm-wlm, munge and openmpi-bin (160 MB) .."; \
 	  apt-get update -qq && apt-get install -qq -y --no-install-recommends slurm-wlm munge openmpi-bin; break; done
 	@sh tools/install.sh environment $(PYTHON) $(VENV)-clusters
-	@$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+	@$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
 	  > "$$($(VENV)-clusters/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
 	@sh tools/install.sh packages $(VENV)-clusters/bin/python "Ray, and the types of JobSet and Kubernetes" \
 	  --constraint constraints.txt 'ray[train]>=2.50' kubernetes-validate kubeflow-trainer-api pyyaml

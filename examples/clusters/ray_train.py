@@ -34,10 +34,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, required=True, help="ranks; with --tpu, TPU hosts")
     parser.add_argument("--gpu", action="store_true", help="one GPU for each worker")
     parser.add_argument("--tpu", help="topology:type of a slice, as 4x4:TPU-V6E")
+    parser.add_argument("--cpus", type=int, help="of a cluster that is started here, if not all")
     parser.add_argument("--restarts", type=int, default=5, help="how often workers may be lost")
     parser.add_argument("arguments", nargs="*", help="of train.py")
     args = parser.parse_args()
-    ray.init()
+    ray.init(num_cpus=args.cpus)
     trainer_of, scaling = _kind(args)
     trainer = trainer_of(
         train,

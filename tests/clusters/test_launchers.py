@@ -66,10 +66,9 @@ def test_ray_train(undisturbed, tmp_path):
     assert RAY_PYTHON.exists(), f"{RAY_PYTHON}: make test-clusters makes it"
     command = [
         *(str(RAY_PYTHON), str(RECIPES / "ray_train.py"), "--workers", str(RANKS)),
-        *("--restarts", "0", "--", *training.options(tmp_path, *STEPS)),
+        *("--cpus", str(RANKS + 1), "--restarts", "0", "--", *training.options(tmp_path, *STEPS)),
     ]
-    variables = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_NUM_CPUS": str(RANKS + 1)}
-    _launched([command], tmp_path, "torch.distributed", undisturbed, **variables)
+    _launched([command], tmp_path, "torch.distributed", undisturbed)
 
 
 def test_jax_alone_on_processes_of_several_devices(tmp_path):

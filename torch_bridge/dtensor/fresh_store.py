@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from isoshard.core.errors import DistributedError
 
+_c10d: Any = dist  # type checkers take this name of it for private
 _ROOM = "isoshard/start"
 _PAUSE = 0.02
 
@@ -52,7 +53,7 @@ def fresh_store(store: Any, rank: int, size: int, timeout: float) -> Any:
             f"rank {rank} of {size} heard nothing of rank 0 within {timeout:g} s, with which all "
             "begin; has that rank failed, and does MASTER_ADDR lead to torchrun's first machine?"
         )
-    return dist.PrefixStore(f"{_ROOM}/{name}", store)
+    return _c10d.PrefixStore(f"{_ROOM}/{name}", store)
 
 
 def _name_all(store: Any, size: int, end: float, timeout: float) -> str:
