@@ -28,7 +28,8 @@ INSTALL := @sh tools/install.sh packages $(BIN)/python
 
 .DEFAULT_GOAL := help
 .PHONY: help demo domain notebooks docs docs-browser test test-all conformance aot fuzz bench
-.PHONY: bench-peers test-newest test-oldest test-torch-xla test-torch-xla-if-changed test-torchrun lint types wheel clean
+.PHONY: bench-peers test-newest test-oldest test-torch-xla test-torch-xla-if-changed test-torchrun
+.PHONY: test-clusters lint types wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -61,6 +62,7 @@ test-all: lint types docs-browser  ## everything there is, and note what passed 
 	$(BIN)/pytest --sweeps note -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 	AXIS_TYPES=Explicit $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TYPED)
 	$(BIN)/pytest --sweeps note tests/multi_process
+	$(MAKE) test-clusters
 	$(BIN)/python -m examples.notebooks --all --note
 	$(BIN)/python -m tests.conformance --write
 	$(BIN)/python -m tests.fuzz
@@ -97,6 +99,9 @@ bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` meas
 
 test-torchrun: $(VENV)/.dev-installed  ## DTensor ranks and JAX's runtime, in 2 and 4 processes
 	$(BIN)/pytest --sweeps $(SWEEPS) tests/multi_process $(PYTEST_ARGS)
+
+test-clusters: $(VENV)/.clusters-installed  ## the training script under torchrun, SLURM, Open MPI and Ray
+	CLUSTERS_PYTHON=$(CURDIR)/$(VENV)-clusters/bin/python $(BIN)/pytest tests/clusters $(PYTEST_ARGS)
 
 test-newest: $(VENV)/.dev-installed  ## the engine's tests with the newest torch and jax (6 GB)
 	$(BIN)/python -m benchmarks.environments newest --test
@@ -149,6 +154,19 @@ $(VENV)/.notebooks-installed: $(VENV)/.demo-installed
 $(VENV)/.docs-installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(INSTALL) "setuptools, which builds isoshard" $(PINNED) setuptools
 	$(INSTALL) "isoshard, jax and Sphinx" $(PINNED) --editable '.[docs]'
+	@touch $@
+
+# Ray and the types of Kubernetes' manifests, apart from what users of isoshard install; torch, JAX
+# and isoshard are those of $(VENV). Munge, SLURM and Open MPI are Debian's.
+$(VENV)/.clusters-installed: $(VENV)/.dev-installed
+	@for one in slurmctld slurmd munged mpirun; do command -v $$one >/dev/null && continue; \
+	  echo "installing Debian's slurm-wlm, munge and openmpi-bin (160 MB) .."; \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends slurm-wlm munge openmpi-bin; break; done
+	@sh tools/install.sh environment $(PYTHON) $(VENV)-clusters
+	@$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	  > "$$($(VENV)-clusters/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
+	@sh tools/install.sh packages $(VENV)-clusters/bin/python "Ray, and the types of JobSet and Kubernetes" \
+	  --constraint constraints.txt 'ray[train]>=2.50' kubernetes-validate kubeflow-trainer-api pyyaml
 	@touch $@
 
 # Apart, for tests/ecosystem: torchvision does not load beside torch's CPU build, and transformers

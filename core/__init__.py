@@ -49,7 +49,7 @@ from .plan import (
     PlanError,
     UnusedRuleWarning,
 )
-from .processes import Processes, init_distributed
+from .processes import Processes, Termination, init_distributed
 from .runtime import metrics as metrics
 from .runtime.compilation_cache import compilation_cache
 from .transfer.exchange import to_jax, to_torch
@@ -78,6 +78,7 @@ __all__ = [
     "Shard",
     "ShardingError",
     "SpecError",
+    "Termination",
     "Tiles",
     "UnevenArray",
     "UnevenError",

@@ -17,5 +17,6 @@ if __name__ != "isoshard.core.checkpoint":
 from .opening import latest, opened
 from .restoring import restore
 from .saving import Saving, save
+from .storage_check import StorageCheck, check_storage
 
-__all__ = ["Saving", "latest", "opened", "restore", "save"]
+__all__ = ["Saving", "StorageCheck", "check_storage", "latest", "opened", "restore", "save"]

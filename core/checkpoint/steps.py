@@ -35,7 +35,7 @@ from .storage import LocalStorage, Storage, remove_tree
 
 _FOLDER = re.compile(r"(0|[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
 _MARK = ".saving"
-_TEMPORARY = ".saving-"
+TEMPORARY = ".saving-"
 _DOOMED = ".removing-"
 _TORCH_XLA = ".manager_metadata"
 """What torch_xla's manager writes last."""
@@ -184,7 +184,7 @@ class Steps:
     def _remove_leftover(self, name: str, all_of_them: bool) -> None:
         if name.startswith(_DOOMED):
             remove_tree(self.storage, name)
-        elif name.startswith(_TEMPORARY) and isinstance(self.storage, LocalStorage):
+        elif name.startswith(TEMPORARY) and isinstance(self.storage, LocalStorage):
             with contextlib.suppress(FileNotFoundError), self.storage.claimed(name) as dead:
                 if dead:
                     remove_tree(self.storage, name)
@@ -232,7 +232,7 @@ class Steps:
     def _claim(self, step: int, storage: LocalStorage, stack: contextlib.ExitStack) -> str:
         """A folder whose lock shows as long as this process saves."""
         while True:
-            folder = f"{_TEMPORARY}{step}-{uuid.uuid4().hex[:8]}"
+            folder = f"{TEMPORARY}{step}-{uuid.uuid4().hex[:8]}"
             storage.make_folder(folder)
             # A manager that starts at this very moment may take the folder for a leftover.
             with contextlib.suppress(FileNotFoundError):

@@ -5,5 +5,6 @@ if __name__ != "isoshard.core.processes":
 
 from .agreement import agree
 from .start import Processes, init_distributed
+from .termination import Termination
 
-__all__ = ["Processes", "agree", "init_distributed"]
+__all__ = ["Processes", "Termination", "agree", "init_distributed"]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from isoshard import data, jax_bridge, planner, torch_bridge, weights
     from isoshard import onnx_bridge as onnx
     from isoshard.core import domain
-    from isoshard.core.checkpoint import latest, restore, save
+    from isoshard.core.checkpoint import check_storage, latest, restore, save
     from isoshard.core.weights import load_safetensors, save_safetensors
     from isoshard.jax_bridge import create_sharded
     from isoshard.torch_bridge import jax_function, torch_function, torch_module
@@ -49,7 +49,7 @@ __all__ += [
     "torch_function",
     "torch_module",
 ]
-__all__ += ["latest", "restore", "save"]
+__all__ += ["check_storage", "latest", "restore", "save"]
 __all__ += ["load_safetensors", "save_safetensors", "weights"]
 __all__ += core.__all__
 
@@ -69,6 +69,7 @@ _MODULES = {
     "weights": "isoshard.weights",
 }
 _LAZY = {
+    "check_storage": "isoshard.core.checkpoint",
     "create_sharded": "isoshard.jax_bridge",
     "jax_function": "isoshard.torch_bridge",
     "latest": "isoshard.core.checkpoint",

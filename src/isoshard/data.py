@@ -8,6 +8,6 @@
 [P('data',)]
 """
 
-from isoshard.core.data import Batches, Loader, loader
+from isoshard.core.data import Batches, BatchOrder, Loader, loader
 
-__all__ = ["Batches", "Loader", "loader"]
+__all__ = ["BatchOrder", "Batches", "Loader", "loader"]

@@ -226,6 +226,7 @@ def test_test_all_leaves_nothing_out():
         "-m tests.conformance --write",
         "-m tests.fuzz",
         "-m benchmarks.environments torch-xla --test",
+        "pytest tests/clusters",
         "ruff format --check",
         "pyright",
         "-m tools.site.browser",
@@ -240,5 +241,10 @@ def test_folders_that_pytest_does_not_enter_have_a_step_of_their_own():
     (line,) = re.findall(
         r"^norecursedirs = (.*?)    #", (ROOT / "pyproject.toml").read_text(), re.M
     )
-    assert set(re.findall(r'"([a-z_]+)"', line)) == {"build", "with_torch_xla", "multi_process"}
+    assert set(re.findall(r'"([a-z_]+)"', line)) == {
+        "build",
+        "clusters",
+        "with_torch_xla",
+        "multi_process",
+    }
     assert Path(ROOT / "tests" / "with_torch_xla").is_dir()

@@ -37,7 +37,7 @@ FILES_ONE_IN = {"sample": 4, "part": 12}
 MOST_REACHED = 1 / 8
 """Where a change reaches a larger share of all test files than this, it reaches none whole."""
 
-APART = ("tests/multi_process/", "tests/with_torch_xla/")
+APART = ("tests/multi_process/", "tests/with_torch_xla/", "tests/clusters/")
 """Folders that pytest enters only where they are named."""
 
 MARKS = {
@@ -59,6 +59,7 @@ _ABOUT = {
     "jax_pages": ("torch_bridge/interop",),
     "torch_bridge/engine/capture/changes": ("torch_bridge/engine/capture", "torch_bridge/loops"),
     "multi_process": ("core/processes", "torch_bridge/dtensor", "tests/multi_process/jobs"),
+    "clusters": ("core/processes", "examples/clusters", "tests/multi_process"),
     "notebooks": ("examples/notebooks",),
     "tiers": ("tools/tiers",),
     "harness": (_HARNESS,),

@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from isoshard.core.errors import DistributedError
 
+from .fresh_store import fresh_store
+
 _c10d: Any = dist  # type checkers take some documented names of it for private
 
 
@@ -88,7 +90,10 @@ def _store(
     host: str,
 ) -> Any:
     if post is None:
-        return _c10d.HashStore() if size == 1 else next(_by_environment(rank, size, span))[0]
+        if size == 1:
+            return _c10d.HashStore()
+        found = next(_by_environment(rank, size, span))[0]
+        return fresh_store(found, rank, size, span.total_seconds())
     if rank == 0:
         store = _c10d.TCPStore(host, 0, size, is_master=True, timeout=span, wait_for_workers=False)
         post(str(store.port))

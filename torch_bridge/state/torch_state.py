@@ -129,23 +129,39 @@ def _optimizer_parts(
 ) -> dict[str, NamedState]:
     params = dtensor_modules.named_params(optimizer)
     arrays: dict[str, Any] = {}
+    leaders: Mapping[str, Any] = params
     if any(map(is_dtensor, params.values())):
         arrays = dtensor_modules.state_to_jax(optimizer)
+        leaders = _on_one_mesh(params)
     found: dict[str, NamedState] = {}
     for name, param in params.items():
         for kind, value in optimizer.state.get(param, {}).items():
             value = arrays.get(kind, {}).get(name, value)
-            found[f"state.{name}.{kind}"] = NamedState(value, param)
+            found[f"state.{name}.{kind}"] = NamedState(value, leaders[name])
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key not in _SKIPPED:
                 found[f"param_groups.{number}.{key}"] = NamedState(value)
     for name, entry in saved.items():  # made at the first step
         start, _, kind = name.rpartition(".")
-        param = params.get(start.removeprefix("state."))
-        if name not in found and start.startswith("state.") and param is not None:
-            found[name] = NamedState(entry, param)
+        leader = leaders.get(start.removeprefix("state."))
+        if name not in found and start.startswith("state.") and leader is not None:
+            found[name] = NamedState(entry, leader)
     return found
+
+
+def _on_one_mesh(params: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """What state is laid out like: parameters, also those on a slice, on the mesh of all."""
+    whole = dtensor_modules.largest_mesh(params.values(), "the optimizer")
+    leaders: dict[str, Any] = {}
+    for name, param in params.items():
+        layout = dtensor_modules.held_on(name, param, whole).route().layout
+        dtype = physical_dtype(param.dtype).name
+        leaders[name] = param
+        if layout.is_even:
+            shape = tuple(param.shape)
+            leaders[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding)
+    return leaders
 
 
 def _place(x: torch.Tensor) -> Place:

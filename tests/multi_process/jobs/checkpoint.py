@@ -133,6 +133,57 @@ def check_fsdp(world):
         assert torch.equal(full[name], parameter)
 
 
+def check_fsdp_over_tensor_parallelism(world):
+    """Parameters that tensor parallelism left alone lie on a slice of the mesh of the others."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (world.size // 2, 2), mesh_dim_names=("dp", "tp"))
+
+    def made():
+        styles = {"0": ColwiseParallel(), "2": RowwiseParallel()}  # and "4" whole
+        model = parallelize_module(plain(), mesh["tp"], styles)
+        model = fully_shard(model, mesh=mesh["dp"])
+        return model, torch.optim.AdamW(model.named_parameters(), lr=1e-2)
+
+    folder = world.scratch / "both"
+    model, optimizer = made()
+    torch.manual_seed(1)
+    model(torch.randn(4, 16)).square().mean().backward()
+    optimizer.step()
+    iso.save(folder, {"model": model, "optimizer": optimizer})
+    again, fresh = made()  # whose optimizer has no state yet
+    iso.restore(folder, {"model": again, "optimizer": fresh})
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        for kind in ("exp_avg", "exp_avg_sq"):
+            kept, found = optimizer.state[one][kind], fresh.state[other][kind]
+            assert found.placements == other.placements == kept.placements
+            assert torch.equal(found.to_local(), kept.to_local()), kind
+        assert torch.equal(fresh.state[other]["step"], optimizer.state[one]["step"])
+
+
+def check_storage(world):
+    folder = world.scratch / "storage"
+    found = iso.check_storage(folder, 10**6)
+    assert found.needed == 3 * 10**6 and found.rate > 0
+    with raises(iso.CheckpointError, "of 1.0 TB (keep=2", "free there"):
+        iso.check_storage(folder, 10**12)
+    with raises(
+        iso.CheckpointError,
+        "process 1: CheckpointError"
+        if world.rank != 1
+        else "not the folder that the first process writes to",
+    ):
+        iso.check_storage(folder.with_name(f"own{world.rank == 1}"), 10**6)
+    assert [*folder.iterdir()] == []
+
+
 def check_faults(world):
     import numpy as np
 

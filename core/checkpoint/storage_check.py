@@ -1,0 +1,154 @@
+"""Whether checkpoints will fit, before any time is spent on what they are to keep.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     check_storage(folder, 10**6, keep=2).needed
+3000000
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+
+from isoshard.core.checkpoint.steps import TEMPORARY, Steps
+from isoshard.core.checkpoint.storage import LocalStorage, local, remove_tree
+from isoshard.core.errors import CheckpointError
+
+from .savers import Team
+
+_PROBE = 32 * 2**20
+_PIECE = 2**20
+_SEEN = 5.0
+"""Seconds that a file system may take to show one process what another has written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageCheck:
+    """What was found of a folder for checkpoints.
+
+    Attributes:
+        needed: bytes that will be written there before anything is removed.
+        free: bytes that are free.
+        rate: bytes per second that one process writes, the file synced.
+    """
+
+    needed: int
+    free: int
+    rate: float
+
+
+def check_storage(
+    path: str | os.PathLike[str], nbytes: int, *, keep: int = 2, seconds: float | None = None
+) -> StorageCheck:
+    """Refuse to train towards a checkpoint that the storage will not take.
+
+    Where there are several processes, all call this; the first one writes a file of at most 32 MiB
+    and removes it, and the others look whether they see it.
+
+    Args:
+        path: the folder that `iso.save` will be given; it is made if need be.
+        nbytes: of one checkpoint. An optimizer has its state after its first step only: with Adam
+            a checkpoint is three times the parameters.
+        keep: as for `iso.save`; one more has to fit, which is written before another is removed.
+            Checkpoints that are there already count.
+        seconds: the most that writing one may take, by the rate that is measured here; None: any.
+
+    Returns:
+        What was found; the same in every process.
+
+    Raises:
+        CheckpointError: it does not fit, it would take too long, or a process sees another folder
+            under that path.
+        ValueError: `keep` is 0, which keeps all, so that nobody knows what is needed.
+        OSError: the folder cannot be made or written to.
+
+    Example:
+        >>> import tempfile, isoshard as iso
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     try:
+        ...         iso.check_storage(folder, 10**18)
+        ...     except iso.CheckpointError as error:
+        ...         print("keep=2, and the one that is being written) need" in str(error))
+        True
+    """
+    if keep < 1:
+        raise ValueError(f"keep={keep} keeps every checkpoint; give how many are to stay")
+    root = os.path.abspath(local(path))  # noqa: PTH100 (links stay as they are)
+    team = Team.gathered()
+    probe, written, rate = team.first(lambda: _written(root, nbytes))
+    try:
+        team.each(lambda: _seen(root, probe, written))
+    finally:
+        found = team.first(lambda: _removed(root, probe, nbytes, keep))
+    check = StorageCheck(*found, rate)
+    team.first(lambda: _judge(root, check, nbytes, keep, seconds))
+    return check
+
+
+def _written(root: str, nbytes: int) -> tuple[str, int, float]:
+    storage = LocalStorage(root)
+    folder = f"{TEMPORARY}{uuid.uuid4().hex[:8]}"  # the next save removes it if this is killed
+    probe = f"{folder}/probe"
+    storage.make_folder(folder)
+    size = max(1, min(nbytes, _PROBE, shutil.disk_usage(root).free // 2))
+    piece = os.urandom(_PIECE)  # a file system that compresses gains nothing
+    start = time.perf_counter()
+    with storage.writing(probe) as file:
+        for first in range(0, size, _PIECE):
+            file.write(piece[: min(_PIECE, size - first)])
+    return probe, size, size / max(time.perf_counter() - start, 1e-9)
+
+
+def _seen(root: str, probe: str, size: int) -> None:
+    path, end = Path(root, probe), time.monotonic() + _SEEN
+    while not path.exists() or path.stat().st_size != size:
+        if time.monotonic() > end:
+            raise CheckpointError(
+                f"{root} is not the folder that the first process writes to: its file {probe} is "
+                "not there. All processes save into one folder; give one on a file system that "
+                "all machines mount"
+            )
+        time.sleep(0.05)
+
+
+def _removed(root: str, probe: str, nbytes: int, keep: int) -> tuple[int, int]:
+    storage = LocalStorage(root)
+    remove_tree(storage, probe.partition("/")[0])
+    steps = Steps(storage)
+    there = 0
+    for step in steps.all():
+        manifest = steps.manifest(steps.folder(step))
+        there += sum(one.size for one in manifest.files.values()) if manifest else 0
+    needed = max(nbytes, (keep + 1) * nbytes - there)
+    return needed, shutil.disk_usage(root).free
+
+
+def _judge(root: str, found: StorageCheck, nbytes: int, keep: int, seconds: float | None) -> None:
+    wrong = []
+    if found.needed > found.free:
+        wrong.append(
+            f"{keep + 1} checkpoints of {_size(nbytes)} (keep={keep}, and the one that is being "
+            f"written) need {_size(found.needed)}, and {_size(found.free)} are free there. Free "
+            "some, or give another folder or a smaller keep"
+        )
+    if seconds is not None and nbytes / found.rate > seconds:
+        wrong.append(
+            f"a checkpoint of {_size(nbytes)} would take {nbytes / found.rate:.0f} s from one "
+            f"process, at the {_size(found.rate)} per second that were measured, and seconds="
+            f"{seconds:g} are allowed. Give a faster storage, or more seconds"
+        )
+    if wrong:
+        raise CheckpointError(f"{root} will not do for this run: {'; '.join(wrong)}")
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"

@@ -1,0 +1,256 @@
+"""SIGTERM as a request: all processes of a run stop at the same step, save, and end in time.
+
+Schedulers take machines away by SIGTERM, and kill what is still there some time later. One process
+may hear of it, or all. `Termination` notes the signal, has the processes agree on a step that none
+of them has begun, and ends a process that has not ended within its grace:
+
+    with iso.Termination(grace=20) as termination:
+        for step in range(start, steps):
+            ..
+            if termination.reached():        # in every process after the same step
+                iso.save("run", ..)
+                termination.leave()          # exit status 75: not done, start me again
+
+How they agree: a thread of every process waits for a word in JAX's coordination service. When it
+comes, each says how many steps it has ended and begins no other; the first process takes the most
+of them, and one step later is the last. Nothing is exchanged while nobody asks.
+
+>>> import os
+>>> with Termination() as termination:
+...     before = termination.reached()
+...     os.kill(os.getpid(), signal.SIGTERM)
+...     before, termination.reached()
+(False, True)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from isoshard.core.errors import DistributedError
+
+from . import coordination
+
+_HOUR = 3600.0
+_ENDED, _ASKED = "ended", "asked"
+_numbers = itertools.count()
+
+
+class Termination:
+    """A watch for SIGTERM; all processes make one, in the main thread, after `init_distributed`.
+
+    The handlers that were there are put back by `close`, or at the end of a `with`. In a thread,
+    where Python lets nobody handle signals, give `signals=()` and call `request` when whoever runs
+    the thread says so.
+
+    Args:
+        grace: seconds from the request after which a process that has not ended is ended, with
+            status 143. Less than the scheduler waits: torchrun, SLURM and Kubernetes give 30.
+        signals: that ask for it; of processes that take part, any may get one.
+
+    Attributes:
+        STATUS: the exit status of `leave`, 75: EX_TEMPFAIL of sysexits.h, "try again".
+
+    Raises:
+        ValueError: `grace` is not more than 0.
+        RuntimeError: signals are to be handled, and this is not the main thread, or a handler is
+            there that Python cannot call: JAX's, of `init_distributed(preemption=True)`.
+
+    Example:
+        >>> termination = Termination(grace=5, signals=())
+        >>> termination.reached()
+        False
+        >>> termination.request()
+        >>> termination.reached()
+        True
+        >>> termination.close()
+    """
+
+    STATUS = 75
+
+    def __init__(
+        self, *, grace: float = 20.0, signals: Sequence[signal.Signals] = (signal.SIGTERM,)
+    ) -> None:
+        """See the class."""
+        if grace <= 0:
+            raise ValueError(f"grace is a number of seconds above 0, not {grace!r}")
+        if signals and threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "only the main thread can handle signals; make the Termination there, or give "
+                "signals=() and call its request() when the run is to end"
+            )
+        if foreign := [one.name for one in signals if signal.getsignal(one) is None]:
+            raise RuntimeError(
+                f"{', '.join(foreign)} has a handler that Python cannot put back. Is it that of "
+                "JAX's preemption service? iso.init_distributed(preemption=False) leaves it out"
+            )
+        self._grace = grace
+        self._count = 0
+        self._leaving = False
+        self._last: int | None = None  # the count of the step after which all stop
+        self._asked = threading.Event()
+        self._lock = threading.Lock()
+        self._deadline: threading.Timer | None = None
+        self._rank, self._size = coordination.rank_and_size()
+        self._room = f"termination/{next(_numbers)}"
+        self._listener: threading.Thread | None = None
+        if self._size > 1:
+            self._listener = _started(self._listen, "isoshard-termination")
+        self._bell = _Bell(signals, self.request)
+
+    def reached(self) -> bool:
+        """Whether this step is the last. Every process asks once a step.
+
+        Returns:
+            True in all processes at the same call, and from then on.
+        """
+        with self._lock:
+            self._count += 1
+            if self._size == 1:
+                return self._asked.is_set()
+            return self._last is not None and self._count >= self._last
+
+    def request(self) -> None:
+        """Ask for the end, as a signal does; in any thread, of any of the processes."""
+        if self._asked.is_set():
+            return
+        self._asked.set()
+        self._begin_deadline()
+        if self._size > 1:
+            # not here, where a signal may have come in the midst of anything
+            _started(lambda: _put(f"{self._room}/word", _ASKED), "isoshard-request")
+
+    def leave(self) -> NoReturn:
+        """End this process with `STATUS`, after what is in its `finally` blocks.
+
+        Raises:
+            SystemExit: always.
+        """
+        self._leaving = True
+        raise SystemExit(self.STATUS)
+
+    def close(self) -> None:
+        """Watch no longer. Once a process has, the others are asked for nothing any more."""
+        self._bell.close()
+        if self._listener is not None:
+            # A thread that waits in JAX's service while Python ends would take the process with it.
+            _put(f"{self._room}/word", _ENDED)
+            self._listener.join(self._grace)
+            self._listener = None
+        if self._deadline is not None and not self._leaving:
+            self._deadline.cancel()
+
+    def __enter__(self) -> Termination:
+        """Itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _listen(self) -> None:
+        """Wait, in a thread of its own, until any process asks; then settle the last step."""
+        with contextlib.suppress(DistributedError):  # the service has gone: the watch ends us
+            word = None
+            while word is None:
+                word = coordination.take(f"{self._room}/word", _HOUR)
+            if word == _ASKED:
+                self._begin_deadline()
+                self._settle()
+
+    def _settle(self) -> None:
+        with self._lock:  # no step ends meanwhile
+            _put(f"{self._room}/{self._rank}", str(self._count))
+            if self._rank == 0:
+                counts = [self._heard(str(rank)) for rank in range(self._size)]
+                if None in counts:
+                    return  # the deadline is for this
+                _put(f"{self._room}/last", str(max(int(count) for count in counts if count) + 1))
+            last = self._heard("last")
+            self._last = None if last is None else int(last)
+
+    def _heard(self, what: str) -> str | None:
+        return coordination.take(f"{self._room}/{what}", self._grace)
+
+    def _begin_deadline(self) -> None:
+        if self._deadline is None:
+            self._deadline = threading.Timer(self._grace, self._end)
+            self._deadline.daemon = True
+            self._deadline.start()
+
+    def _end(self) -> None:
+        text = (
+            f"isoshard: rank {self._rank} was asked to end {self._grace:g} s ago and has not; it "
+            "ends now. Checkpoints that were committed are whole. A step and a checkpoint have to "
+            "fit into the grace of iso.Termination\n"
+        )
+        os.write(2, text.encode())  # not sys.stderr, whose lock a hung thread may hold
+        os._exit(128 + signal.SIGTERM)
+
+
+class _Bell:
+    """Calls a function as soon as a signal comes, also while the main thread is in C code.
+
+    Python runs handlers between two instructions of the main thread, which may be a whole step
+    later; the byte that it writes for whoever has set `signal.set_wakeup_fd` comes at once.
+    """
+
+    def __init__(self, signals: Sequence[signal.Signals], action: Callable[[], None]) -> None:
+        self._action = action
+        self._before: dict[signal.Signals, Any] = {}
+        self._ends: tuple[socket.socket, socket.socket] | None = None
+        if not signals:
+            return
+        hear, ring = self._ends = socket.socketpair()
+        ring.setblocking(False)
+        self._fd = signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
+        self._signals = frozenset(int(one) for one in signals)
+        self._thread = _started(lambda: self._wait(hear), "isoshard-signals")
+        for one in signals:
+            self._before[one] = signal.signal(one, self._handle)
+
+    def close(self) -> None:
+        """Put back what was there."""
+        if self._ends is None:
+            return
+        for one, before in self._before.items():
+            signal.signal(one, before)
+        signal.set_wakeup_fd(self._fd)
+        hear, ring = self._ends
+        ring.close()  # ends the thread
+        self._thread.join()
+        hear.close()
+        self._ends = None
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self._action()
+        before = self._before[signal.Signals(number)]
+        if callable(before):
+            before(number, frame)
+
+    def _wait(self, hear: socket.socket) -> None:
+        while numbers := hear.recv(64):
+            if self._fd != -1:  # asyncio's, for instance
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._fd, numbers)
+            if self._signals.intersection(numbers):
+                self._action()
+
+
+def _started(action: Callable[[], Any], name: str) -> threading.Thread:
+    thread = threading.Thread(target=action, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _put(key: str, value: str) -> None:
+    """Leave a word; the first one counts, and where the service has gone nobody listens."""
+    with contextlib.suppress(DistributedError):
+        coordination.put(key, value)

@@ -1,0 +1,1 @@
+"""One training script, and how each cluster starts it: docs/clusters.md."""

@@ -1,0 +1,105 @@
+"""A run that loses ranks, or its machines, trains on as if nothing had been: same batches and losses.
+
+The decoder of examples/clusters/train.py, FSDP2 over tensor parallelism, steps by torch and by JAX.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import pytest
+
+import isoshard as iso
+from tests.multi_process import ranks, training
+
+STEPS = ("--steps", "16", "--every", "4", "--turn", "4")
+BACK = 60.0
+"""Seconds within which a run computes again after a rank was killed."""
+GRACE = 20.0
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return training.plain(tmp_path_factory.mktemp("plain"), *STEPS)
+
+
+def _killed(out, size, kills, *args, timeout):
+    """Train, and kill a rank whenever a step was reached: pairs of step and rank."""
+    seconds = []
+    with training.started(training.torchrun(out, size, *args, restarts=len(kills)), out) as run:
+        for step, rank in kills:
+            run.until(lambda lines, at=step: _reached(lines, at), timeout)
+            starts = _starts(run.lines())
+            training.kill(run.rank_pids()[rank])
+            seconds.append(run.until(lambda lines, n=starts: _computes(lines, n + 1), 4 * BACK))
+        assert run.wait(timeout) == [0], run.log.read_text()[-6000:]
+    return seconds
+
+
+def _starts(lines):
+    return sum("start" in line for line in lines)
+
+
+def _reached(lines, step):
+    return bool(lines) and "step" in lines[-1] and lines[-1]["step"] >= step
+
+
+def _computes(lines, starts):
+    return _starts(lines) == starts and "step" in lines[-1]
+
+
+def test_a_killed_rank_costs_a_restart_and_nothing_else(undisturbed, tmp_path):
+    kills = [(11, 2)]  # its line is written, and the checkpoint of step 12 begins
+    (seconds,) = _killed(tmp_path, 4, kills, *STEPS, timeout=120)
+    assert seconds < BACK
+    training.assert_as_undisturbed(tmp_path, undisturbed)
+    starts = [line["start"] for line in training.lines(tmp_path) if "start" in line]
+    assert starts[0] == 0 and starts[1] in (8, 12)
+    kept = [path.name for path in tmp_path.iterdir() if path.is_dir()]
+    assert sorted(kept) == ["12", "16"]  # and nothing of the save that was cut off
+    assert f"isoshard: rank 2 {'ended without a word'}" in (tmp_path / "output.log").read_text()
+
+
+def test_sigterm_of_one_rank_saves_and_others_go_on_with_it(undisturbed, tmp_path):
+    own = ranks.as_torchrun(4)
+    command = training.script(tmp_path, *STEPS, "--grace", str(GRACE))
+    with training.started([command] * 4, tmp_path, [own(rank) for rank in range(4)]) as run:
+        run.until(lambda lines: _reached(lines, 5), 120)
+        os.kill(run.started[3].pid, signal.SIGTERM)
+        codes = run.wait(GRACE)
+    assert codes == [iso.Termination.STATUS] * 4, run.log.read_text()[-6000:]
+    *_, last, end = run.lines()
+    assert (end["saved"], end["status"]) == (last["step"] + 1, 75)
+    assert iso.latest(tmp_path) == end["saved"]
+
+    fewer = training.torchrun(tmp_path, 2, *STEPS, "--tp", "1")  # another mesh: (2, 1) after (2, 2)
+    with training.started(fewer, tmp_path) as run:
+        assert run.wait(180) == [0], run.log.read_text()[-6000:]
+    assert [line["start"] for line in run.lines() if "start" in line] == [0, end["saved"]]
+    numbers = [line["step"] for line in run.lines() if "step" in line]
+    assert numbers == [*range(16)]  # no batch twice, none lost
+    training.assert_as_undisturbed(tmp_path, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("size", [4, 8])
+def test_five_random_ranks_are_killed_in_200_steps(size, tmp_path):
+    args = ("--steps", "200", "--every", "20")
+    chance = random.Random(size)
+    kills = [(step, chance.randrange(size)) for step in sorted(chance.sample(range(3, 197), 5))]
+    with training.started(
+        training.torchrun(tmp_path / "calm", size, *args), tmp_path / "calm"
+    ) as run:
+        assert run.wait(400) == [0], run.log.read_text()[-6000:]
+    undisturbed = training.steps(tmp_path / "calm")
+    assert len(undisturbed) == 200
+    seconds = _killed(tmp_path / "killed", size, kills, *args, timeout=400)
+    far = training.assert_as_undisturbed(tmp_path / "killed", undisturbed)
+    final = [training.steps(tmp_path / name)[199]["loss"] for name in ("calm", "killed")]
+    back = [round(one, 1) for one in seconds]
+    print(f"{size} ranks: kills {kills}, back after {back} s, {far=}, {final=}")
+    assert abs(final[0] - final[1]) < training.NEAR
+    assert max(seconds) < BACK
