@@ -29,7 +29,7 @@ _ROOM = "isoshard/start"
 _PAUSE = 0.02
 
 
-def fresh_store(store: dist.Store, rank: int, size: int, timeout: float) -> Any:
+def fresh_store(store: Any, rank: int, size: int, timeout: float) -> Any:
     """A part of torchrun's store in which no earlier start has left anything.
 
     Args:
