@@ -7,7 +7,7 @@ without it. `docs/compatibility.md` is made of the rows, and
 >>> devices_have_started() in (True, False)
 True
 >>> sorted(row.path.rpartition(".")[2] for row in NAMES)[:3]
-['_hlo_sharding', 'backends_are_initialized', 'global_state']
+['GceTpuCluster', 'GkeTpuCluster', 'K8sCluster']
 """
 
 from __future__ import annotations

@@ -23,13 +23,14 @@ from typing import Any
 import torch.distributed as dist
 
 from isoshard.core.errors import DistributedError
+from isoshard.torch_bridge.argument_types import Opaque
 
 _c10d: Any = dist  # type checkers take this name of it for private
 _ROOM = "isoshard/start"
 _PAUSE = 0.02
 
 
-def fresh_store(store: Any, rank: int, size: int, timeout: float) -> Any:
+def fresh_store(store: Opaque, rank: int, size: int, timeout: float) -> Any:
     """A part of torchrun's store in which no earlier start has left anything.
 
     Args:
