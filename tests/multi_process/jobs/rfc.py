@@ -108,10 +108,11 @@ def check_from_a_local_tensor_and_redistributed(world):
     keep(world, "from-local", torch.stack(numbers))
     weights = distribute_tensor(rfc_model.weights(), device_mesh, [Replicate()])
     (replica_tensor * weights).sum().backward()
-    # Each rank has a leaf of its own here; on one process the one leaf stands for all of them.
+    # Each rank has a leaf of its own here; on one process the one leaf stands for all of them, and
+    # its gradient is the mean of theirs.
     parts = DTensor.from_local(local_tensor.grad[None], device_mesh, [Shard(0)])
     total = parts.sum(0).redistribute(device_mesh, [Replicate()])
-    keep(world, "from-local-gradient", weighted(handed_over(total)))
+    keep(world, "from-local-gradient", weighted(handed_over(total / device_mesh.size())))
 
 
 def check_a_module_by_a_function(world):
