@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -36,7 +37,7 @@ from isoshard.torch_bridge.engine.values.value import Aval, Value
 from . import modules
 from .dtensor import dtensor_exchange as dtensors
 from .dtensor import dtensor_modules as dtensor_modules
-from .dtensor import resharding
+from .dtensor import resharding, routes
 from .dtensor.recognition import has_dtensors, is_dtensor, refuse_shard
 from .dtypes import logical_dtype, physical_dtype
 from .exchange import shard_to_torch, share_with_cpu, to_numpy
@@ -50,6 +51,7 @@ _CUT = (
     "{} was computed from tensors that require grad, and moving it would cut the graph; move the "
     "inputs instead, or pass x.detach()"
 )
+_OWN = "{}: {} of {}, a tensor of its own"
 
 
 class Torch(Framework):
@@ -272,6 +274,7 @@ class Torch(Framework):
                 return dtensor_modules.to_jax(x, sharding, copy=copy, reduce=reduce)
             named = modules.tensors(x)
             return {key: self.to_jax(t, sharding, copy=copy, name=key) for key, t in named}
+        routes.again(partial(_OWN.format, name, tuple(x.shape), x.dtype))
         array = self.array(x, sharding, copy=copy, name=name)
         return for_jax(array, dtype, copy=copy, name=name)
 

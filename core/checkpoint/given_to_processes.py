@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from isoshard.core.checkpoint.source import Entry, Memory
 from isoshard.core.frameworks import framework_of
 from isoshard.core.processes.coordination import rank_and_size
+from isoshard.core.transfer.process_local import owners_of
 from isoshard.core.transfer.value_sums import value_sum
 
 from .slots import Slot
@@ -67,7 +68,7 @@ def sharing_ranks(like: Any, mesh: Any) -> tuple[int, ...]:
     if rank_and_size()[1] == 1:
         return ()
     if isinstance(mesh, Mesh):
-        return _several({device.process_index for device in mesh.devices.flat})
+        return _several(owners_of(mesh))
     found: list[Any] = []
     for leaf in jax.tree.leaves(like):
         framework = framework_of(leaf)
@@ -118,12 +119,13 @@ def _layout(slot: Slot) -> Sharding | None:
 def _ranks(layouts: Sequence[Any]) -> tuple[int, ...]:
     laid = [one for one in layouts if isinstance(one, Sharding) and not _is_abstract(one)]
     shared = [one for one in laid if not one.is_fully_addressable]
-    return _several({device.process_index for one in shared for device in one.device_set})
+    found = {device.process_index for one in shared for device in one.device_set}
+    return _several(tuple(sorted(found)))
 
 
 def _is_abstract(layout: Sharding) -> bool:
     return isinstance(layout, NamedSharding) and isinstance(layout.mesh, AbstractMesh)
 
 
-def _several(ranks: set[int]) -> tuple[int, ...]:
-    return tuple(sorted(ranks)) if len(ranks) > 1 else ()
+def _several(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    return ranks if len(ranks) > 1 else ()

@@ -11,7 +11,7 @@ import numpy as np
 
 from isoshard.core.checkpoint.source import Entry, Source
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh
-from isoshard.core.processes.agreement import agree, fault_lines
+from isoshard.core.processes.agreement import agree, fault_lines, pass_by
 
 from .given_to_processes import GIVEN, ranks_of_slots, sharing_ranks, slot_lines
 from .leaf_groups import Group, named_groups
@@ -86,8 +86,14 @@ def restore(
             agree(GIVEN, fault_lines(error), ranks)
         raise
     ranks = ranks or ranks_of_slots(found.slots)
+
+    def lines() -> list[str]:
+        return slot_lines(found.source.where, found.slots, found.saved)
+
     if ranks:
-        agree(GIVEN, slot_lines(found.source.where, found.slots, found.saved), ranks)
+        agree(GIVEN, lines(), ranks)
+    else:
+        pass_by(GIVEN, lambda: "; ".join(lines()))
     if found.apply is None:
         values: dict[str, Any] = read_arrays(found.source, found.slots, found.saved)
     else:

@@ -18,6 +18,7 @@ from pathlib import Path
 from isoshard.core.checkpoint.steps import TEMPORARY, Steps
 from isoshard.core.checkpoint.storage import LocalStorage, local, remove_tree
 from isoshard.core.errors import CheckpointError
+from isoshard.core.runtime.metrics import human_bytes
 
 from .savers import Team
 
@@ -130,25 +131,18 @@ def _removed(root: str, probe: str, nbytes: int, keep: int) -> tuple[int, int]:
 
 def _judge(root: str, found: StorageCheck, nbytes: int, keep: int, seconds: float | None) -> None:
     wrong = []
+    one, needed, free = map(human_bytes, (nbytes, found.needed, found.free))
     if found.needed > found.free:
         wrong.append(
-            f"{keep + 1} checkpoints of {_size(nbytes)} (keep={keep}, and the one that is being "
-            f"written) need {_size(found.needed)}, and {_size(found.free)} are free there. Free "
-            "some, or give another folder or a smaller keep"
+            f"{keep + 1} checkpoints of {one} (keep={keep}, and the one that is being written) "
+            f"need {needed}, and {free} are free there. Free some, or give another folder or a "
+            "smaller keep"
         )
     if seconds is not None and nbytes / found.rate > seconds:
         wrong.append(
-            f"a checkpoint of {_size(nbytes)} would take {nbytes / found.rate:.0f} s from one "
-            f"process, at the {_size(found.rate)} per second that were measured, and seconds="
+            f"a checkpoint of {one} would take {nbytes / found.rate:.0f} s from one process, at "
+            f"the {human_bytes(found.rate)} per second that were measured, and seconds="
             f"{seconds:g} are allowed. Give a faster storage, or more seconds"
         )
     if wrong:
         raise CheckpointError(f"{root} will not do for this run: {'; '.join(wrong)}")
-
-
-def _size(nbytes: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.1f} TB"

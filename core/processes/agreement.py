@@ -12,8 +12,8 @@ have nothing to do with each other need no common order, ranks of one set do. Wh
 `repr`, with the subject; of a list of strings those that differ are told.
 
 Ranks that mean different sets, as those that lay out over different meshes do, would wait for each
-other. A rank that has waited for `_PATIENCE` says where; one that it waits for, and that waits for
-it elsewhere, ends both agreements.
+other (`wait_for_graph`), and one that has nothing to compare does not come (`passed_calls`). Who
+has waited for `_PATIENCE` looks for both, and ends the agreements for all that wait in them.
 
 A process that is alone agrees with itself:
 
@@ -33,7 +33,9 @@ from typing import Any, TypeVar
 
 from isoshard.core.errors import DistributedError
 
-from . import coordination
+from . import coordination, passed_calls
+from .passed_calls import Call
+from .wait_for_graph import Wait, cycle_through, room_of
 
 _LONGEST = 2000
 _MOST_LINES = 8
@@ -65,10 +67,34 @@ def agree(
         raise DistributedError(f"there are {size} ranks; an agreement of {_list(team)} has others")
     if len(team) == 1:
         return
+    _raise_what_came_of_it()
+    call = passed_calls.come(subject, None)
     with _lock:
         number = _rounds.get(team, 0)
         _rounds[team] = number + 1
-    _Round(team, number, me, subject, value, time.monotonic() + timeout, timeout).hold()
+    _Round(team, number, me, subject, value, call, time.monotonic() + timeout, timeout).hold()
+
+
+def pass_by(subject: str, words: Callable[[], str] | None) -> None:
+    """Say that a call asks no other rank, where other arguments would have it `agree`.
+
+    Args:
+        subject: as for `agree`.
+        words: what this rank was given, called if others wait for it; None if that is its own
+            business, such as arrays on its own devices.
+
+    Raises:
+        DistributedError: others have waited for this rank at an earlier call: who was given what.
+    """
+    if coordination.rank_and_size()[1] > 1:
+        _raise_what_came_of_it()
+        passed_calls.come(subject, words)
+
+
+def _raise_what_came_of_it() -> None:
+    ended = passed_calls.verdict()
+    if ended is not None:
+        raise DistributedError(_EndedError(ended, coordination.rank_and_size()[0]).verdict)
 
 
 @dataclasses.dataclass
@@ -80,13 +106,14 @@ class _Round:
     me: int
     subject: str
     value: Any
+    call: Call
     deadline: float
     timeout: float
-    waits: bool = False
+    wait: Wait | None = None
 
     @property
     def room(self) -> str:
-        return _room(self.team, self.number)
+        return room_of(self.team, self.number)
 
     @property
     def said(self) -> str:
@@ -97,11 +124,13 @@ class _Round:
         coordination.put(f"{self.room}/{self.me}", self.said)
         try:
             verdict = self._collect() if self.me == self.team[0] else self._listen()
-        except _CrossedError as crossed:
-            verdict = crossed.verdict
+        except _EndedError as ended:
+            verdict = ended.verdict
+            if self.me == self.team[0]:
+                coordination.put(f"{self.room}/verdict", verdict)
         finally:
-            if self.waits:
-                coordination.forget(f"waits/{self.me}")
+            if self.wait is not None:
+                self.wait.forget()
         if verdict:
             raise DistributedError(verdict)
 
@@ -109,7 +138,7 @@ class _Round:
         """Hear the others and tell them what is wrong between the ranks; empty if nothing is."""
         said: dict[int, str | None] = {self.team[0]: self.said}
         for rank in self.team[1:]:
-            said[rank] = self._wait(f"{self.room}/{rank}", [rank])
+            said[rank] = self._awaited(f"{self.room}/{rank}", rank)
         missing = [rank for rank in self.team if said[rank] is None]
         if missing:
             verdict = _silent(missing, self.subject, self.timeout)
@@ -121,17 +150,17 @@ class _Round:
             verdict = _told({rank: str(words) for rank, words in said.items()})
         coordination.put(f"{self.room}/verdict", verdict or "agreed")
         if not verdict and self.number:
-            coordination.forget(_room(self.team, self.number - 1))  # all have left it
+            coordination.forget(room_of(self.team, self.number - 1))  # all have left it
         return verdict
 
     def _listen(self) -> str:
         """The verdict of the first rank; empty if all agree."""
         key, first = f"{self.room}/verdict", self.team[0]
         self.deadline += 1.0
-        verdict = self._wait(key, self.team)
-        if verdict is None and coordination.take(f"{self.room}/{first}", 0.0) is not None:
+        verdict = self._awaited(key, first)
+        if verdict is None and coordination.look(f"{self.room}/{first}") is not None:
             self.deadline = time.monotonic() + self.timeout + 1.0  # it came late, and waits
-            verdict = self._wait(key, self.team)
+            verdict = self._awaited(key, first)
         if verdict == _DIFFER:
             coordination.put(f"{self.room}/lines/{self.me}", json.dumps(_lines(self.value)))
             verdict = coordination.take(f"{self.room}/told", self.timeout + 1.0)
@@ -155,65 +184,69 @@ class _Round:
         coordination.put(f"{self.room}/told", verdict)
         return verdict
 
-    def _wait(self, key: str, whom: Sequence[int]) -> str | None:
-        """The words under a key, or None if they do not come in time."""
+    def _awaited(self, key: str, whom: int) -> str | None:
+        """The words under a key, which a rank puts there; None if they do not come in time."""
         while True:
             left = self.deadline - time.monotonic()
             found = coordination.take(key, max(0.0, min(left, _PATIENCE)))
             if found is not None or left <= _PATIENCE:
                 return found
-            self._look_for_crossing(whom)
+            self._look_why(whom)
 
-    def _look_for_crossing(self, whom: Sequence[int]) -> None:
-        """Say where this rank waits, and end it if one of `whom` waits for it elsewhere."""
-        if not self.waits:
-            self.waits = True
-            mine = {"team": self.team, "number": self.number, "said": self.said}
-            coordination.forget(f"waits/{self.me}")
-            coordination.put(f"waits/{self.me}", json.dumps(mine))
-        ended = coordination.take(f"{self.room}/crossed", 0.0)
-        for rank in whom if ended is None else ():
-            found = None if rank == self.me else coordination.take(f"waits/{rank}", 0.0)
-            other = json.loads(found) if found else None
-            if other is None or self.me not in other["team"] or tuple(other["team"]) == self.team:
-                continue
-            team, number = tuple(other["team"]), other["number"]
-            with _lock:
-                passed = _rounds.get(team, 0) > number
-            if passed or coordination.take(f"{self.room}/{rank}", 0.0) is not None:
-                continue
-            words = {
-                self.me: f"{self.said} (of {_list(self.team)})",
-                rank: f"{other['said']} (of {_list(team)})",
-            }
-            rooms = [(self.team, self.number), (team, number)]
-            ended = json.dumps({"told": _told(dict(sorted(words.items()))), "rooms": rooms})
-            for room in rooms:
-                coordination.put_if_free(f"{_room(*room)}/crossed", ended)
-            ended = coordination.take(f"{self.room}/crossed", 1.0) or ended
-            break
+    def _look_why(self, whom: int) -> None:
+        """Say for whom this rank waits, and end what it waits in if that can never come."""
+        wait = Wait(self.me, whom, self.team, self.number, self.said)
+        if self.wait != wait:
+            self.wait = wait
+            wait.tell()
+        ended = coordination.look(f"{self.room}/crossed")
+        if ended is None:
+            ended = self._circle(wait) or self._passed(whom)
         if ended is not None:
-            raise _CrossedError(ended, self.me)
+            raise _EndedError(ended, self.me)
+
+    def _circle(self, wait: Wait) -> str | None:
+        """Whether ranks wait for each other, in words; ended for all of them."""
+        circle = {one.rank: one for one in cycle_through(wait)}
+        words = {
+            who: f"{circle[who].said} (of {_list(circle[who].team)})" for who in sorted(circle)
+        }
+        return self._end(words, [(one.team, one.number) for one in circle.values()])
+
+    def _passed(self, whom: int) -> str | None:
+        """Whether the rank has passed by this call; likewise."""
+        if coordination.look(f"{self.room}/{whom}") is not None:
+            return None  # it has come, and waits itself
+        given = passed_calls.answer_of(whom, self.call, self.room)
+        if given is None:
+            return None
+        came = {who: coordination.look(f"{self.room}/{who}") for who in self.team}
+        words = {who: said for who, said in came.items() if said is not None}
+        return self._end({**words, whom: given}, [(self.team, self.number)])
+
+    def _end(self, words: dict[int, str], rounds: Sequence[tuple[Any, int]]) -> str | None:
+        if not words:
+            return None
+        ended = json.dumps({"told": _told(words), "rounds": rounds})
+        for one in rounds:
+            coordination.put_if_free(f"{room_of(*one)}/crossed", ended)
+        return coordination.take(f"{self.room}/crossed", 1.0) or ended
 
 
-class _CrossedError(Exception):
-    """Two agreements of different ranks wait for each other; this rank leaves both."""
+class _EndedError(Exception):
+    """An agreement cannot come about; this rank leaves it, and those that others wait for it in."""
 
     def __init__(self, ended: str, me: int):
         super().__init__()
         found = json.loads(ended)
         self.verdict = str(found["told"])
-        for team, number in found["rooms"]:
+        for team, number in found["rounds"]:
             if me in team:
                 with _lock:
                     _rounds[tuple(team)] = max(_rounds.get(tuple(team), 0), number + 1)
 
 
 _DIFFER = "say all"
-
-
-def _room(team: tuple[int, ...], number: int) -> str:
-    return f"agree/{hashlib.sha256(repr(team).encode()).hexdigest()[:16]}/{number}"
 
 
 def _told(words: dict[int, str]) -> str:

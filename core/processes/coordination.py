@@ -65,21 +65,44 @@ def put(key: str, value: str) -> None:
         raise DistributedError(f"the coordination service did not take {key!r}: {error}") from None
 
 
-def put_if_free(key: str, value: str) -> None:
+def put_if_free(key: str, value: str) -> bool:
     """Leave `value` under `key`, unless somebody has left another one there.
 
     Args:
         key: as for `put`.
         value: as for `put`.
 
+    Returns:
+        Whether the place was free.
+
     Raises:
         DistributedError: there is no coordination service, or it is gone.
     """
     try:
         put(key, value)
-    except DistributedError:
-        if take(key, 0.0) is None:
-            raise
+    except DistributedError as error:
+        if "ALREADY_EXISTS" in str(error):
+            return False
+        raise
+    return True
+
+
+def look(key: str) -> str | None:
+    """The value of `key`, or None if nobody has left one yet.
+
+    Args:
+        key: as given to `put`.
+
+    Raises:
+        DistributedError: there is no coordination service, or it is gone.
+    """
+    client = _client()
+    try:
+        return client.key_value_try_get(_SPACE + key)
+    except jax.errors.JaxRuntimeError as error:
+        if "NOT_FOUND" in str(error):
+            return None
+        raise DistributedError(f"the coordination service did not answer: {error}") from None
 
 
 def take(key: str, timeout: float) -> str | None:

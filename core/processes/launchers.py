@@ -147,6 +147,11 @@ def jax_cluster(name: str) -> Any:
         return found if found.is_env_present() else None
 
 
+def agent_keeps_store() -> bool:
+    """Whether the store of torchrun's variables is its agent's, which outlives the ranks."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def launch_from(env: Mapping[str, str], find: Find = jax_cluster) -> Launch | None:
     """Read a launcher's variables.
 

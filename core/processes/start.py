@@ -29,7 +29,14 @@ from isoshard.core.errors import ClusterWarning, DistributedError
 from isoshard.core.frameworks import Framework, require
 
 from . import coordination
-from .launchers import LAUNCHERS, Launch, coordinator, launch_from, signs_of_others
+from .launchers import (
+    LAUNCHERS,
+    Launch,
+    agent_keeps_store,
+    coordinator,
+    launch_from,
+    signs_of_others,
+)
 from .notes import note_of
 from .roll_call import call_by_port, call_through_service
 from .watch import Watch
@@ -134,7 +141,7 @@ def init_distributed(
     called = launch.size == 1
     if launch.launcher != "jax.distributed":
         _prepare(local_devices, preemption)
-        if launch.launcher != "torch.distributed" and launch.size > 1 and not _agent_listens():
+        if launch.launcher != "torch.distributed" and launch.size > 1 and not agent_keeps_store():
             call_by_port(note_of(launch), address, timeout)
             called = True
         if launch.address and torch is not None and torch.processes_joined() is None:
@@ -171,11 +178,6 @@ def _meeting(launch: Launch | None, timeout: float) -> str | None:
     if launch is None or launch.launcher in _BY_SCRIPT:
         return None if launch is None else launch.address or ""
     return coordinator(launch, timeout)
-
-
-def _agent_listens() -> bool:
-    """Whether the port of torchrun's variables is that of its agent, which stays there."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _alone(launch: Launch | None, torch: Framework | None, timeout: float) -> Processes:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -22,13 +23,13 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.errors import CopyError, ShardingError
+from isoshard.core.errors import CopyError, DistributedError, ShardingError
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
-from isoshard.core.processes.agreement import agree, fault_lines, without_addresses
+from isoshard.core.processes.agreement import agree, fault_lines, pass_by, without_addresses
 from isoshard.core.processes.coordination import rank_and_size
 from isoshard.core.runtime.bounded import Bounded
 
@@ -92,26 +93,34 @@ def _compare(
     try:
         mesh, spec = mesh_and_spec(mesh, spec)
         if not isinstance(mesh, Mesh):
-            return
+            return pass_by(SUBJECT, None)
         ranks = owners_of(mesh)
         if len(ranks) == 1 or me not in ranks:
-            return
+            return pass_by(SUBJECT, None if me in ranks else partial(_told_of, mesh))
         said = [f"{key}={options[key]!r}" for key in _OPTIONS if options[key] is not None]
         if options["uneven"] == "pad" and isinstance(spec, Plan):
             said.append(f"{spec!r}")  # it refuses what does not divide, which is padded here
             spec = None
         leaves = _GivenLeaves(x, mesh, spec, copy, name)
         if not leaves.data:
-            return
+            return pass_by(SUBJECT, partial("; ".join, leaves.lines()))
         lines, moving = [*leaves.lines(), *said], leaves.moving
+    except DistributedError:
+        raise
     except Exception as error:  # `place` raises it, if all of them say the same
         lines = fault_lines(error)
     lines = without_addresses(lines)
     known = _agreed.setdefault(ranks, Bounded(4096))
-    if moving or tuple(lines) not in known:
-        agree(SUBJECT, lines, ranks)
-        if not moving:
-            known[tuple(lines)] = True
+    if not moving and tuple(lines) in known:
+        return pass_by(SUBJECT, partial("; ".join, lines))
+    agree(SUBJECT, lines, ranks)
+    if not moving:
+        known[tuple(lines)] = True
+
+
+def _told_of(mesh: Mesh) -> str:
+    numbers = [device.id for device in mesh.devices.flat]
+    return f"mesh {describe_mesh(mesh)} of devices {numbers}"
 
 
 class _GivenLeaves:
@@ -140,8 +149,7 @@ class _GivenLeaves:
 
     def lines(self) -> list[str]:
         """One for the mesh, and one for each leaf."""
-        numbers = [device.id for device in self._mesh.devices.flat]
-        return [f"mesh {describe_mesh(self._mesh)} of devices {numbers}", *self._told]
+        return [_told_of(self._mesh), *self._told]
 
     def _lines_of(self, leaf: NamedArray) -> list[str]:
         if leaf.stays:

@@ -99,6 +99,8 @@ def to_jax(
     if route is None:
         routes.settle([routes.outbound(held)])
         route = routes.known(held.key)
+    else:
+        routes.again(held.words())
     array = along(route, held.local, copy=copy, name=name)
     if sharding is None:
         return array
@@ -255,6 +257,8 @@ def _dtensor(
             raise
         routes.settle([question])
         found = routes.known(question.key)
+    else:
+        routes.again(routes.coming_back(inner, array.shape, device_mesh, name))
     with torch.no_grad():
         return DTensor.from_local(
             shard_memory.local_tensor(inner, found.local, copy=copy),

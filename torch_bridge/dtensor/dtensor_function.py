@@ -22,6 +22,7 @@ program is compiled they compare what they are about to run, and all raise if it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -31,14 +32,14 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import DistributedError, ShardingError
 from isoshard.core.layout.spec import SpecLike
-from isoshard.core.processes.agreement import tell_fault
+from isoshard.core.processes.agreement import pass_by, tell_fault
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge.interop.jax_operands import TENSOR, of_operands, sorted_out, surroundings
 
 from . import dtensor_exchange, fitting, translation
 from .dtensor_exchange import is_dtensor
-from .rank_program import RankProgram
+from .rank_program import RankProgram, subject_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -108,14 +109,20 @@ class DistributedFunction:
             except DistributedError:
                 raise  # they know
             except Exception as error:
-                tell_fault(f"the program of {self.name}", error, mesh.mesh.flatten().tolist())
+                tell_fault(subject_of(self.name), error, mesh.mesh.flatten().tolist())
                 raise
             self._known[key] = program
+        else:
+            pass_by(subject_of(self.name), partial(_as_before, avals))
         if any(wanted):
             results = _RankCall.apply(program, arrays, *tensors)
         else:
             results = program.results(program.forward(arrays))
         return jax.tree.unflatten(program.pulled.structure, results)
+
+
+def _as_before(avals: Sequence[Any]) -> str:
+    return "DTensors as before, " + ", ".join(f"{tuple(one[0])} of {one[1]}" for one in avals)
 
 
 class _Given:

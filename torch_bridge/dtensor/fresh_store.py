@@ -14,7 +14,6 @@ All that follows goes below that name.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from isoshard.core.errors import DistributedError
+from isoshard.core.processes.launchers import agent_keeps_store
 from isoshard.torch_bridge.argument_types import Opaque
 
 _c10d: Any = dist  # type checkers take this name of it for private
@@ -45,7 +45,7 @@ def fresh_store(store: Opaque, rank: int, size: int, timeout: float) -> Any:
     Raises:
         DistributedError: not all came in time; rank 0 names those that did not.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+    if not agent_keeps_store():
         return store
     end = time.monotonic() + timeout
     name = _name_all(store, size, end, timeout) if rank == 0 else _be_named(store, rank, end)

@@ -28,6 +28,15 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
+def subject_of(name: str) -> str:
+    """What ranks agree on that are about to compile a function.
+
+    Args:
+        name: of the function.
+    """
+    return f"the program of {name}"
+
+
 class RankProgram:
     """A function compiled for operands like these.
 
@@ -187,7 +196,7 @@ class RankProgram:
             f"{', '.join(given)}; gradients of operands {self.pulled.wanted}; program "
             f"{hashlib.sha256(program.encode()).hexdigest()[:16]}"
         )
-        agree(f"the program of {what}", said, self.mesh.mesh.flatten().tolist())
+        agree(subject_of(what), said, self.mesh.mesh.flatten().tolist())
 
     def _out_layouts(self, out_specs: Any) -> list[NamedSharding | None]:
         count = len(self.pulled.outs)

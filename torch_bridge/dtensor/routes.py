@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -20,7 +21,7 @@ from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.processes.agreement import agree, tell_fault
+from isoshard.core.processes.agreement import agree, pass_by, tell_fault
 from isoshard.core.runtime.bounded import Bounded
 from isoshard.torch_bridge.argument_types import Opaque
 
@@ -100,7 +101,7 @@ class Question:
 _kept: dict[Any, Any] = {}
 _keys: dict[tuple[int, ...], Bounded[Any, bool]] = {}
 _KEPT = 8192
-_SUBJECT = "an exchange between torch and JAX"
+SUBJECT = "an exchange between torch and JAX"
 
 
 def _keep(key: Any, ranks: tuple[int, ...], answer: Any) -> None:
@@ -115,6 +116,18 @@ def _keep(key: Any, ranks: tuple[int, ...], answer: Any) -> None:
 def known(key: Opaque) -> Any:
     """The answer to a question that was settled, or None."""
     return _kept.get(key)
+
+
+def again(said: Callable[[], str]) -> None:
+    """Say that an exchange is made whose answer is known.
+
+    Args:
+        said: what it is of, in words; kept, so it must not keep memory.
+
+    Raises:
+        DistributedError: others have waited for this rank at an earlier exchange.
+    """
+    pass_by(SUBJECT, said)
 
 
 def settle(questions: Sequence[Question]) -> None:
@@ -140,9 +153,11 @@ def settle(questions: Sequence[Question]) -> None:
             faults.append(error)
             said += f", but {error}"
         groups.setdefault(question.ranks, []).append(said)
-    for ranks, lines in groups.items():
-        if len(ranks) > 1 and jax.process_index() in ranks:
-            agree(_SUBJECT, lines, ranks=ranks)
+    shared = [ranks for ranks in groups if len(ranks) > 1 and jax.process_index() in ranks]
+    for ranks in shared:
+        agree(SUBJECT, groups[ranks], ranks=ranks)
+    if not shared:
+        again(partial("; ".join, [question.said for question in questions]))
     for fault in faults:
         if not isinstance(fault, ShardingError):
             raise fault
@@ -160,7 +175,7 @@ def tell(error: Exception, device_mesh: DeviceMesh | None) -> None:
         device_mesh: whose ranks are told.
     """
     if jax.process_count() > 1:
-        tell_fault(_SUBJECT, error, device_mesh and device_mesh.mesh.flatten().tolist())
+        tell_fault(SUBJECT, error, device_mesh and device_mesh.mesh.flatten().tolist())
 
 
 def route_of(mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) -> Route:
@@ -221,6 +236,12 @@ class RankShard:
         """Under which its route is kept."""
         return self.mesh, self.placements, self.shape, self.local.dtype
 
+    def words(self) -> Callable[[], str]:
+        """What says which exchange that is; does not keep the tensor."""
+        name, shape, dtype = self.name, tuple(self.shape), self.local.dtype
+        placements, mesh = self.placements, self.mesh
+        return lambda: f"{name}: {shape} of {dtype} by {placements} on {_said(mesh)}"
+
     def route(self) -> Route:
         """How it lies in JAX; a ShardingError if that cannot be, or the local part is wrong."""
         route = route_of(self.mesh, self.placements, self.shape)
@@ -238,11 +259,8 @@ def outbound(held: RankShard) -> Question:
     Returns:
         The question.
     """
-    said = (
-        f"{held.name}: {tuple(held.shape)} of {held.local.dtype} by {held.placements} on "
-        f"{_said(held.mesh)}"
-    )
-    return Question(held.key, said, tuple(held.mesh.mesh.flatten().tolist()), held.route)
+    ranks = tuple(held.mesh.mesh.flatten().tolist())
+    return Question(held.key, held.words()(), ranks, held.route)
 
 
 def inbound(array: jax.Array | UnevenArray, device_mesh: DeviceMesh | None, name: str) -> Question:
@@ -284,9 +302,24 @@ def inbound(array: jax.Array | UnevenArray, device_mesh: DeviceMesh | None, name
         local = None if sizes is None or back.device is None else back.local
         return Return(mesh, tuple(placements), torch.Size(shape), strides_of(shape), local)
 
-    said = f"{name}: {shape} of {inner.dtype} by {sharding} to {_said(device_mesh)}"
+    said = coming_back(inner, shape, device_mesh, name)()
     ranks = tuple(sorted({device.process_index for device in sharding.device_set}))
     return Question((sharding, shape, sizes, place(device_mesh)), said, ranks, find)
+
+
+def coming_back(
+    array: jax.Array, shape: Sequence[int], device_mesh: DeviceMesh | None, name: str
+) -> Callable[[], str]:
+    """What says which exchange that is; does not keep the array.
+
+    Args:
+        array: with one device per process.
+        shape: of the whole.
+        device_mesh: as for `inbound`.
+        name: likewise.
+    """
+    dtype, sharding = array.dtype, array.sharding
+    return lambda: f"{name}: {tuple(shape)} of {dtype} by {sharding} to {_said(device_mesh)}"
 
 
 def place(device_mesh: DeviceMesh | None) -> Any:

@@ -32,8 +32,8 @@ def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_900_000))
     told = (
-        r"will not do .* 3 checkpoints of 1 MB \(keep=2, .*\) need 3 MB, and 2.9 MB are free "
-        "there. Free some, or give another folder or a smaller keep"
+        r"will not do .* 3 checkpoints of 976.6 KiB \(keep=2, .*\) need 2.9 MiB, and 2.8 MiB are "
+        "free there. Free some, or give another folder or a smaller keep"
     )
     with pytest.raises(iso.CheckpointError, match=told):
         iso.check_storage(tmp_path, 10**6)

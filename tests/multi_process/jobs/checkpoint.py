@@ -172,7 +172,7 @@ def check_storage(world):
     folder = world.scratch / "storage"
     found = iso.check_storage(folder, 10**6)
     assert found.needed == 3 * 10**6 and found.rate > 0
-    with raises(iso.CheckpointError, "of 1.0 TB (keep=2", "free there"):
+    with raises(iso.CheckpointError, "of 931.3 GiB (keep=2", "free there"):
         iso.check_storage(folder, 10**12)
     with raises(
         iso.CheckpointError,

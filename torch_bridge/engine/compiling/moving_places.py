@@ -73,26 +73,26 @@ _NOTING = threading.Lock()
 
 
 def with_moving_places(
-    plan: CompileRequest, scalars: Sequence[Any]
+    plan: CompileRequest, lean: CompileRequest, scalars: Sequence[Any]
 ) -> tuple[CompileRequest, Sequence[Any]]:
     """A plan whose moving places are inputs, if there are any.
 
     Args:
         plan: as it was recorded, with layouts for its inputs.
+        lean: the same without entries of no use.
         scalars: its lifted floats.
 
     Returns:
         The plan, and its lifted floats with the places.
     """
-    whole, plan = plan, plan.lean()  # an input is made anew only the first time
-    movers = _movers(plan)
+    movers = _movers(lean)
     if not movers:
-        return whole, scalars
+        return plan, scalars
     starts = tuple([start for mover in movers.values() for start in mover.starts])
-    entries: list[Any] = list(plan.program)
+    entries: list[Any] = list(lean.program)
     for place, mover in movers.items():
         entries[place] = (mover.form, *entries[place][1:])
-    key = dataclasses.replace(plan, program=tuple(entries)).key()
+    key = dataclasses.replace(lean, program=tuple(entries)).key()
     with _NOTING:
         alike = _SEEN_PLACES.get(key)
         if alike is None:
@@ -100,7 +100,7 @@ def with_moving_places(
         first = alike.starts
         alike.moved.update(n for n in range(len(first)) if starts[n] != first[n])
         moved = set(alike.moved)
-    return _taking(plan, scalars, movers, moved) if moved else (whole, scalars)
+    return _taking(lean, scalars, movers, moved) if moved else (plan, scalars)
 
 
 def is_only_moved(one: Recipe, other: Recipe) -> bool:

@@ -183,11 +183,14 @@ def _computed(tape: Tape, only: Value | None) -> bool:
     recorder().check_process()
     asked, scalars = plan, tape.scalars
     try:
-        program = _known(plan)
+        program = _kept_before(plan.key())
         if program is None:
-            if not again:
-                asked, scalars = with_moving_places(plan, scalars)
-            program = program_of(asked, arrays)
+            lean = plan.lean()
+            program = _known(plan, lean)
+            if program is None:
+                if not again:
+                    asked, scalars = with_moving_places(plan, lean, scalars)
+                program = program_of(asked, arrays, lean if asked is plan else None)
         with Uninterrupted():  # from here on, donated inputs are gone
             results = run(program, asked, arrays, scalars, tape.words)
             _hand_out(tape, plan, results, program)
@@ -227,14 +230,21 @@ def _fails(part: CompileRequest, arrays: Sequence[jax.Array], tape: Tape) -> boo
     return False
 
 
-def program_of(plan: CompileRequest, arrays: Sequence[jax.Array]) -> Program:
+def program_of(
+    plan: CompileRequest, arrays: Sequence[jax.Array], lean: CompileRequest | None = None
+) -> Program:
     """Find the program of a plan, compiling it the first time.
 
     A plan that another one differs from in nothing but entries of no use has its program.
+
+    Args:
+        plan: the request.
+        arrays: its inputs.
+        lean: the plan without such entries, if it is known.
     """
 
-    def lean() -> Program:
-        key = plan.lean().key()
+    def made() -> Program:
+        key = (lean or plan.lean()).key()
         program = _LEAN.get(key)
         if program is None:
             started = time.perf_counter()
@@ -242,17 +252,13 @@ def program_of(plan: CompileRequest, arrays: Sequence[jax.Array]) -> Program:
             recompile_reasons.report(plan, time.perf_counter() - started)
         return program
 
-    return kept(plan.key(), lean)
+    return kept(plan.key(), made)
 
 
-def _known(plan: CompileRequest) -> Program | None:
-    """The program of a plan, or of one that differs in entries of no use, if it was compiled."""
-    key = plan.key()
-    program = _kept_before(key)
-    if program is None:
-        lean = _LEAN.get(plan.lean().key())
-        program = None if lean is None else kept(key, lambda: lean)
-    return program
+def _known(plan: CompileRequest, lean: CompileRequest) -> Program | None:
+    """The program of a plan, if one was compiled that differs in entries of no use."""
+    program = _LEAN.get(lean.key())
+    return None if program is None else kept(plan.key(), lambda: program)
 
 
 def kept(key: Any, compiled: Callable[[], Program]) -> Program:
