@@ -6,14 +6,15 @@ notes first, once per new layout:
 
     agree("the layout of w", (shape, dtype, str(placements)), ranks=(0, 1))
 
-The lowest of the ranks collects what the others say and tells them the verdict, so a rank speaks
-and listens once, whatever their number. Each set of ranks numbers its own agreements: ranks that
-have nothing to do with each other need no common order, ranks of one set do. What is compared is
-`repr`, with the subject; of a list of strings those that differ are told.
+What is compared is `repr`, with the subject; of a list of strings those that differ are told. How,
+and that it costs a rank the same whatever their number, is in `rounds`. Each set of ranks numbers
+its own agreements: ranks that have nothing to do with each other need no common order, ranks of one
+set do.
 
 Ranks that mean different sets, as those that lay out over different meshes do, would wait for each
-other. A rank that has waited for `_PATIENCE` says where; one that it waits for, and that waits for
-it elsewhere, ends both agreements.
+other. Who has waited for some time leaves a word in the room; the rank that came first says which
+ranks this room waits for, looks for other rooms, and ends two of which each holds a rank that the
+other waits for.
 
 A process that is alone agrees with itself:
 
@@ -22,23 +23,25 @@ A process that is alone agrees with itself:
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+import itertools
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from isoshard.core.errors import DistributedError
 
 from . import coordination
+from .rounds import Round, Words
 
 _LONGEST = 2000
 _MOST_LINES = 8
-_PATIENCE = 0.4
-_rounds: dict[tuple[int, ...], int] = {}
+_MOST = 16  # ranks, or groups of them, that are named one by one
+_WAITING = "waits"  # below it, a word for each room in which ranks wait
+_CROSSED = "crossed "
+_numbers: dict[tuple[int, ...], int] = {}
 _lock = threading.Lock()
 
 
@@ -57,163 +60,141 @@ def agree(
         DistributedError: in every rank: who said what, if they differ; who said nothing, if a rank
             did not come in time (the late one is told when it comes).
     """
+    me, team = _team(ranks)
+    if len(team) > 1:
+        _hold(subject, value, team, me, timeout)
+
+
+def _team(ranks: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
+    """This rank, and those that take part."""
     me, size = coordination.rank_and_size()
     team = tuple(sorted({*ranks})) if ranks is not None else tuple(range(size))
     if me not in team:
         raise DistributedError(f"rank {me} asks for an agreement of other ranks, {_list(team)}")
     if team[-1] >= size:
         raise DistributedError(f"there are {size} ranks; an agreement of {_list(team)} has others")
-    if len(team) == 1:
-        return
+    return me, team
+
+
+def _hold(
+    subject: str,
+    value: Any,
+    team: tuple[int, ...],
+    me: int,
+    timeout: float,
+    *,
+    stay: bool = True,
+) -> None:
     with _lock:
-        number = _rounds.get(team, 0)
-        _rounds[team] = number + 1
-    _Round(team, number, me, subject, value, time.monotonic() + timeout, timeout).hold()
+        number = _numbers.get(team, 0)
+        _numbers[team] = number + 1
+    agreement = _Agreement(subject, value, team, number, me, timeout)
+    try:
+        told = agreement.hold(stay=stay)
+    finally:
+        agreement.leave()
+    if told.startswith(_CROSSED):
+        told = _left(json.loads(told.removeprefix(_CROSSED)), me)
+    if told:
+        raise DistributedError(told)
+    if agreement.all_came and number:
+        coordination.forget(_room(team, number - 1))  # all have left it
 
 
-@dataclasses.dataclass
-class _Round:
+class _Agreement(Round):
     """One agreement, as one of its ranks takes part in it."""
 
-    team: tuple[int, ...]
-    number: int
-    me: int
-    subject: str
-    value: Any
-    deadline: float
-    timeout: float
-    waits: bool = False
+    def __init__(
+        self,
+        subject: str,
+        value: Any,
+        team: tuple[int, ...],
+        number: int,
+        me: int,
+        timeout: float,
+    ):
+        lines = value if _is_lines(value) else [repr(value)]
+        super().__init__(_room(team, number), team, me, [subject, *lines], timeout)
+        self.subject, self.number = subject, number
+        self._registered = False
 
-    @property
-    def room(self) -> str:
-        return _room(self.team, self.number)
+    def judge(self, words: Words) -> str:
+        """Who said which lines that not all said; who said nothing."""
+        silent = [rank for rank, lines in words.items() if lines is None]
+        said = {rank: lines for rank, lines in words.items() if lines is not None}
+        if self.all_came:
+            said |= {rank: [self.subject, "it said no more"] for rank in silent}
+            silent = []
+        common = set.intersection(*(set(lines[1:]) for lines in said.values()))
+        own = {rank: f"{lines[0]}: {_shown(lines[1:], common)}" for rank, lines in said.items()}
+        differ = len({json.dumps([*lines]) for lines in said.values()}) > 1
+        told = [_told(own)] if differ else []
+        return "\n".join(told + ([_silent(silent, self.subject, self.timeout)] if silent else []))
 
-    @property
-    def said(self) -> str:
-        return f"{self.subject}: {_short(_text(self.value))}"
+    def waits(self) -> None:
+        """Leave a word in the room."""
+        coordination.put(f"{self.room}/here/{self.me}", _short("; ".join(self._said()), 500))
 
-    def hold(self) -> None:
-        """Speak, and raise the verdict if it is none of agreement."""
-        coordination.put(f"{self.room}/{self.me}", self.said)
-        try:
-            verdict = self._collect() if self.me == self.team[0] else self._listen()
-        except _CrossedError as crossed:
-            verdict = crossed.verdict
-        finally:
-            if self.waits:
-                coordination.forget(f"waits/{self.me}")
-        if verdict:
-            raise DistributedError(verdict)
+    def _said(self) -> list[str]:
+        return [f"{self.lines[0]}: {self.lines[1] if len(self.lines) > 1 else ''}", *self.lines[2:]]
 
-    def _collect(self) -> str:
-        """Hear the others and tell them what is wrong between the ranks; empty if nothing is."""
-        said: dict[int, str | None] = {self.team[0]: self.said}
-        for rank in self.team[1:]:
-            said[rank] = self._wait(f"{self.room}/{rank}", [rank])
-        missing = [rank for rank in self.team if said[rank] is None]
-        if missing:
-            verdict = _silent(missing, self.subject, self.timeout)
-        elif len({*said.values()}) == 1:
-            verdict = ""
-        elif _is_lines(self.value):
-            return self._differences(said)
-        else:
-            verdict = _told({rank: str(words) for rank, words in said.items()})
-        coordination.put(f"{self.room}/verdict", verdict or "agreed")
-        if not verdict and self.number:
-            coordination.forget(_room(self.team, self.number - 1))  # all have left it
-        return verdict
-
-    def _listen(self) -> str:
-        """The verdict of the first rank; empty if all agree."""
-        key, first = f"{self.room}/verdict", self.team[0]
-        self.deadline += 1.0
-        verdict = self._wait(key, self.team)
-        if verdict is None and coordination.take(f"{self.room}/{first}", 0.0) is not None:
-            self.deadline = time.monotonic() + self.timeout + 1.0  # it came late, and waits
-            verdict = self._wait(key, self.team)
-        if verdict == _DIFFER:
-            coordination.put(f"{self.room}/lines/{self.me}", json.dumps(_lines(self.value)))
-            verdict = coordination.take(f"{self.room}/told", self.timeout + 1.0)
-        if verdict is None:
-            return _silent([first], self.subject, self.timeout)
-        return "" if verdict == "agreed" else verdict
-
-    def _differences(self, said: dict[int, str | None]) -> str:
-        """Who said which lines that not all said; the others send theirs whole for it."""
-        coordination.put(f"{self.room}/verdict", _DIFFER)
-        lines: dict[int, list[str]] = {self.me: _lines(self.value)}
-        for rank in self.team[1:]:
-            found = coordination.take(f"{self.room}/lines/{rank}", 10.0)
-            lines[rank] = ["it said no more"] if found is None else json.loads(found)
-        common = set.intersection(*map(set, lines.values()))
-        own = {
-            rank: f"{str(said[rank]).partition(':')[0]}: {_shown(all_, common)}"
-            for rank, all_ in lines.items()
-        }
-        verdict = _told(own)
-        coordination.put(f"{self.room}/told", verdict)
-        return verdict
-
-    def _wait(self, key: str, whom: Sequence[int]) -> str | None:
-        """The words under a key, or None if they do not come in time."""
-        while True:
-            left = self.deadline - time.monotonic()
-            found = coordination.take(key, max(0.0, min(left, _PATIENCE)))
-            if found is not None or left <= _PATIENCE:
-                return found
-            self._look_for_crossing(whom)
-
-    def _look_for_crossing(self, whom: Sequence[int]) -> None:
-        """Say where this rank waits, and end it if one of `whom` waits for it elsewhere."""
-        if not self.waits:
-            self.waits = True
-            mine = {"team": self.team, "number": self.number, "said": self.said}
-            coordination.forget(f"waits/{self.me}")
-            coordination.put(f"waits/{self.me}", json.dumps(mine))
-        ended = coordination.take(f"{self.room}/crossed", 0.0)
-        for rank in whom if ended is None else ():
-            found = None if rank == self.me else coordination.take(f"waits/{rank}", 0.0)
-            other = json.loads(found) if found else None
-            if other is None or self.me not in other["team"] or tuple(other["team"]) == self.team:
+    def look(self) -> None:
+        """Look for another room in which ranks of this one wait for ranks that wait here."""
+        if not self._registered:
+            self._registered = True
+            mine = {"number": self.number, "team": _spans(self.team)}
+            coordination.put(f"{_WAITING}/{self.room}", json.dumps(mine))
+        for room, found in coordination.all_below(_WAITING).items():
+            other = json.loads(found)
+            team = tuple(n for start, end in other["team"] for n in range(start, end + 1))
+            both = {*self.team} & {*team}
+            if room == self.room or len(both) < 2:
                 continue
-            team, number = tuple(other["team"]), other["number"]
-            with _lock:
-                passed = _rounds.get(team, 0) > number
-            if passed or coordination.take(f"{self.room}/{rank}", 0.0) is not None:
+            here = coordination.all_below(f"{self.room}/here")
+            there = coordination.all_below(f"{room}/here")
+            ours = {int(rank) for rank in here.keys() - there.keys()} & both
+            theirs = {int(rank) for rank in there.keys() - here.keys()} & both
+            if not ours or not theirs or coordination.take(f"{room}/verdict", 0.0) is not None:
                 continue
             words = {
-                self.me: f"{self.said} (of {_list(self.team)})",
-                rank: f"{other['said']} (of {_list(team)})",
+                min(ours): f"{here[str(min(ours))]} (of {_list(self.team)})",
+                min(theirs): f"{there[str(min(theirs))]} (of {_list(team)})",
             }
-            rooms = [(self.team, self.number), (team, number)]
-            ended = json.dumps({"told": _told(dict(sorted(words.items()))), "rooms": rooms})
-            for room in rooms:
-                coordination.put_if_free(f"{_room(*room)}/crossed", ended)
-            ended = coordination.take(f"{self.room}/crossed", 1.0) or ended
-            break
-        if ended is not None:
-            raise _CrossedError(ended, self.me)
+            rooms = [[_spans(self.team), self.number], [other["team"], other["number"]]]
+            told = {"told": _told(dict(sorted(words.items()))), "rooms": rooms}
+            for one in (self.room, room):
+                coordination.put_first(f"{one}/verdict", _CROSSED + json.dumps(told))
+            return
+
+    def leave(self) -> None:
+        """Take back what `look` left for others."""
+        if self._registered:
+            coordination.forget(f"{_WAITING}/{self.room}")
 
 
-class _CrossedError(Exception):
-    """Two agreements of different ranks wait for each other; this rank leaves both."""
-
-    def __init__(self, ended: str, me: int):
-        super().__init__()
-        found = json.loads(ended)
-        self.verdict = str(found["told"])
-        for team, number in found["rooms"]:
-            if me in team:
-                with _lock:
-                    _rounds[tuple(team)] = max(_rounds.get(tuple(team), 0), number + 1)
-
-
-_DIFFER = "say all"
+def _left(crossed: dict[str, Any], me: int) -> str:
+    """Leave two agreements that wait for each other; what is told of them."""
+    for spans, number in crossed["rooms"]:
+        team = tuple(rank for start, end in spans for rank in range(start, end + 1))
+        if me in team:
+            with _lock:
+                _numbers[team] = max(_numbers.get(team, 0), number + 1)
+    return str(crossed["told"])
 
 
 def _room(team: tuple[int, ...], number: int) -> str:
     return f"agree/{hashlib.sha256(repr(team).encode()).hexdigest()[:16]}/{number}"
+
+
+def _spans(ranks: Sequence[int]) -> list[list[int]]:
+    """Ranks, ascending, as first and last of those that follow each other."""
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and found[-1][1] == rank - 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return found
 
 
 def _told(words: dict[int, str]) -> str:
@@ -221,19 +202,14 @@ def _told(words: dict[int, str]) -> str:
     speakers: dict[str, list[int]] = {}
     for rank, said in words.items():
         speakers.setdefault(said, []).append(rank)
-    lines = "".join(f"\n  {_list(who)}: {what}" for what, who in speakers.items())
+    shown = itertools.islice(speakers.items(), _MOST)
+    lines = "".join(f"\n  {_list(who)}: {what}" for what, who in shown)
+    if len(speakers) > _MOST:
+        lines += f"\n  and {len(speakers) - _MOST} groups of ranks say yet other things"
     return (
         f"the ranks do not agree:{lines}\n"
         "All of them must lay out the same arrays, over the same mesh, in the same order"
     )
-
-
-def _text(value: Any) -> str:
-    return "; ".join(value) if _is_lines(value) else repr(value)
-
-
-def _lines(value: Any) -> list[str]:
-    return value if _is_lines(value) else [repr(value)]
 
 
 def _is_lines(value: Any) -> bool:
@@ -255,14 +231,18 @@ def _silent(missing: Sequence[int], subject: str, timeout: float) -> str:
     )
 
 
-def _short(text: str) -> str:
-    if len(text) <= _LONGEST:
+def _short(text: str, longest: int = _LONGEST) -> str:
+    if len(text) <= longest:
         return text
-    return f"{text[:_LONGEST]}.. (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+    return f"{text[:longest]}.. (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
 
 def _list(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    if len(ranks) <= _MOST:
+        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    spans = _spans(ranks)
+    told = [str(a) if a == b else f"{a} to {b}" for a, b in spans[:_MOST]]
+    return f"ranks {', '.join(told)}{', ..' * (len(spans) > _MOST)}"
 
 
 T = TypeVar("T")
@@ -313,8 +293,11 @@ def tell_fault(subject: str, error: Exception, ranks: Sequence[int] | None = Non
         error: what this rank is about to raise.
         ranks: as for `agree`.
     """
+    me, team = _team(ranks)
+    if len(team) == 1:
+        return
     try:
-        agree(subject, fault_lines(error), ranks, timeout=1.5)
+        _hold(subject, fault_lines(error), team, me, 1.5, stay=False)
     except DistributedError as told:
         error.add_note(str(told))
 

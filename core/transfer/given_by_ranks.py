@@ -14,6 +14,7 @@ and neither does a process take part that owns no device of the mesh.
 from __future__ import annotations
 
 import contextvars
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -140,8 +141,7 @@ class _GivenLeaves:
 
     def lines(self) -> list[str]:
         """One for the mesh, and one for each leaf."""
-        numbers = [device.id for device in self._mesh.devices.flat]
-        return [f"mesh {describe_mesh(self._mesh)} of devices {numbers}", *self._told]
+        return [_told_mesh(self._mesh), *self._told]
 
     def _lines_of(self, leaf: NamedArray) -> list[str]:
         if leaf.stays:
@@ -193,3 +193,9 @@ class _GivenLeaves:
             self.moving = True
             return f", values {value_sum(value)}"
         return ""
+
+
+@functools.lru_cache(maxsize=256)
+def _told_mesh(mesh: Mesh) -> str:
+    """A mesh in words; cached, as it may have thousands of devices."""
+    return f"mesh {describe_mesh(mesh)} of devices {[device.id for device in mesh.devices.flat]}"
