@@ -11,9 +11,10 @@ does and three for what each does, whatever their number.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from isoshard.core.errors import CheckpointError
@@ -26,7 +27,9 @@ TIMEOUT = 3600.0
 """Seconds that a process waits for the others."""
 
 _MOST = 16  # processes whose faults are told
+_BATCH = 64  # processes whose results come in one answer
 _numbers = itertools.count()
+_rounds_of: dict[str, itertools.count[int]] = {}
 
 
 class Team:
@@ -49,6 +52,18 @@ class Team:
         rank, size = coordination.rank_and_size()
         return cls(rank, size, f"checkpoint/{next(_numbers)}")
 
+    @classmethod
+    def of(cls, ranks: Sequence[int]) -> Team:
+        """Some processes; their numbers in the team are their places.
+
+        Args:
+            ranks: ascending, this one among them. Each must call this as often as the others.
+        """
+        me, _ = coordination.rank_and_size()
+        key = hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
+        number = _rounds_of.setdefault(key, itertools.count())
+        return cls(ranks.index(me), len(ranks), f"checkpoint/{key}/{next(number)}")
+
     def each(self, work: Callable[[], T]) -> T:
         """Do something in every process.
 
@@ -65,14 +80,34 @@ class Team:
         if self.size == 1:
             return work()
         result, error = _tried(work)
-        lines = [] if error is None else [_fault(error)]
-        part = _Part(self._next_room(), range(self.size), self.rank, lines, TIMEOUT)
-        told = part.hold()
-        if error is not None:
-            raise error
-        if told:
-            raise CheckpointError(f"other processes failed: {told}")
+        self._meet(self._next_room(), error)
         return result
+
+    def to_first(self, work: Callable[[], T]) -> list[T]:
+        """Do something in every process, and bring the results to the first.
+
+        Args:
+            work: this process's part; its result can be written as JSON.
+
+        Returns:
+            In the first process the results, by process; nothing in the others.
+
+        Raises:
+            CheckpointError: as for `each`.
+        """
+        if self.size == 1:
+            return [work()]
+        room = self._next_room()
+        result, error = _tried(work)
+        coordination.put(f"{room}/of/{self.rank // _BATCH}/{self.rank}", json.dumps(result))
+        self._meet(room, error)
+        if self.rank:
+            return []
+        found: dict[str, str] = {}
+        for batch in range(-(-self.size // _BATCH)):  # an answer has a limit of some megabytes
+            found |= coordination.all_below(f"{room}/of/{batch}")
+        coordination.forget(f"{room}/of")
+        return [json.loads(found[str(rank)]) for rank in range(self.size)]
 
     def first(self, work: Callable[[], T]) -> T:
         """Do something in the first process, and tell the others its result.
@@ -101,6 +136,14 @@ class Team:
         if fault:
             raise CheckpointError(f"other processes failed: process 0: {fault}")
         return result
+
+    def _meet(self, room: str, error: BaseException | None) -> None:
+        lines = [] if error is None else [_fault(error)]
+        told = _Part(room, range(self.size), self.rank, lines, TIMEOUT).hold()
+        if error is not None:
+            raise error
+        if told:
+            raise CheckpointError(f"other processes failed: {told}")
 
     def _next_room(self) -> str:
         self._round += 1
