@@ -94,11 +94,12 @@ QUANTITIES = {
     "first program: processor, ms": Quantity("first program", "cpu", "a rank", *_MS),
     "save: requests": Quantity("save", "requests", "a rank"),
     "save: requests, busiest": Quantity("save", "requests", "busiest", slack=0.3),
-    "save: operations on storage": Quantity("save", "storage", "a rank"),
-    "save: operations on storage, busiest": Quantity("save", "storage", "busiest"),
+    "save: operations on storage": Quantity("save", "storage", "a rank", slack=0.3),
+    "save: operations on storage, busiest": Quantity("save", "storage", "busiest", slack=0.3),
     "save: files, all": Quantity("", "saved", "all"),
     "restore: requests": Quantity("restore", "requests", "a rank", slack=0.3),
-    "restore: operations on storage": Quantity("restore", "storage", "a rank"),
+    "restore: operations on storage": Quantity("restore", "storage", "a rank", slack=0.3),
+    "restore: kB of the manifest": Quantity("", "manifest", "a rank", 1e3, "{:,.1f}"),
     "peak memory, MiB": Quantity("", "peak", "a rank", 2**20, "{:,.0f}", 0.05),
     "peak memory, MiB, busiest": Quantity("", "peak", "busiest", 2**20, "{:,.0f}", 0.05),
     "open files and connections": Quantity("", "files", "a rank"),
@@ -162,7 +163,7 @@ def summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for phase in PHASES:
         told = [report["phases"][phase] for report in reports]
         found[phase] = {field: _pooled([one[field] for one in told]) for field in told[0]}
-    fields = ("rss", "peak", "files", "threads", "saved")
+    fields = ("rss", "peak", "files", "threads", "saved", "manifest")
     found[""] = {field: _pooled([report[field] for report in reports]) for field in fields}
     return found
 

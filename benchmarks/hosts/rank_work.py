@@ -91,7 +91,8 @@ def measure(folder: str, repeats: int) -> dict[str, Any]:
 
     Returns:
         "phases", see `Phases`, and of the process at its end: "rss" and "peak" in bytes, open
-        "files" (connections too) and "threads"; in rank 0 "saved", the files of a checkpoint.
+        "files" (connections too) and "threads"; of the checkpoint, bytes of its "manifest", and in
+        rank 0 "saved", its files.
     """
     phases = Phases()
     phases.run("imports", _imports)
@@ -128,7 +129,8 @@ def measure(folder: str, repeats: int) -> dict[str, Any]:
     together("restore", lambda: iso.restore(path, tree))
     dist.barrier()
     saved = sum(1 for file in path.rglob("*") if file.is_file()) if here.rank == 0 else 0
-    return {"phases": phases.found, "saved": saved, **_process()}
+    manifest = (path / "1" / ".manifest").stat().st_size
+    return {"phases": phases.found, "saved": saved, "manifest": manifest, **_process()}
 
 
 def shard_alone(rounds: int) -> dict[str, list[float]]:

@@ -139,7 +139,7 @@ class Team:
 
     def _meet(self, room: str, error: BaseException | None) -> None:
         lines = [] if error is None else [_fault(error)]
-        told = _Part(room, range(self.size), self.rank, lines, TIMEOUT).hold()
+        told = _Outcome(room, range(self.size), self.rank, lines, TIMEOUT).hold()
         if error is not None:
             raise error
         if told:
@@ -150,7 +150,7 @@ class Team:
         return f"{self._room}/{self._round}"
 
 
-class _Part(Round):
+class _Outcome(Round):
     """What each process says of its part: a fault, or nothing."""
 
     def judge(self, words: Words) -> str:
