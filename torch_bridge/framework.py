@@ -274,7 +274,7 @@ class Torch(Framework):
                 return dtensor_modules.to_jax(x, sharding, copy=copy, reduce=reduce)
             named = modules.tensors(x)
             return {key: self.to_jax(t, sharding, copy=copy, name=key) for key, t in named}
-        routes.again(partial(_OWN.format, name, tuple(x.shape), x.dtype))
+        routes.again(routes.TO_JAX, partial(_OWN.format, name, tuple(x.shape), x.dtype))
         array = self.array(x, sharding, copy=copy, name=name)
         return for_jax(array, dtype, copy=copy, name=name)
 

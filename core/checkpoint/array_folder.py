@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 import json
 import urllib.parse
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,11 @@ def write(
     arrays = {keys[name]: contents[name] for name in large}
     root = storage.where(f"{folder}/{_ARRAYS}")
     team.first(lambda: storage.make_folder(f"{folder}/{_ARRAYS}"))
-    files = team.each(lambda: zarr_arrays.write(root, arrays, create=team.rank == 0))
+    team.each(lambda: zarr_arrays.write(root, arrays, create=team.rank == 0))
+    # Each process looks at some of all files: one alone would ask the storage for a long time.
+    files = (f"{folder}/{_ARRAYS}/{file}" for file in zarr_arrays.files_of(arrays))
+    share = itertools.islice(files, team.rank, None, team.size)
+    sizes = team.to_first(lambda: [_size(storage, file) for file in share])
 
     def finish() -> dict[str, Sum]:
         leaves = {name: _described(content, keys.get(name)) for name, content in contents.items()}
@@ -75,7 +80,10 @@ def write(
         for name in keys.values():
             storage.keep_names(f"{folder}/{_ARRAYS}/{name}")
         storage.keep_names(f"{folder}/{_ARRAYS}")
-        sums = {f"{_ARRAYS}/{file}": _size(storage, f"{folder}/{_ARRAYS}/{file}") for file in files}
+        sums = {
+            f"{_ARRAYS}/{file}": Sum(sizes[number % team.size][number // team.size], None)
+            for number, file in enumerate(zarr_arrays.files_of(arrays))
+        }
         return {**sums, TREE: sum_of(storage, f"{folder}/{TREE}")}
 
     found: dict[str, Sum] = {}
@@ -194,7 +202,10 @@ def _safe(name: str) -> str:
     return urllib.parse.quote(name, safe="")[:100]
 
 
-def _size(storage: LocalStorage, path: str) -> Sum:
-    if not storage.exists(path):
-        raise CheckpointError(f"{storage.where(path)} was not written: no process had the piece")
-    return Sum(storage.size(path), None)
+def _size(storage: LocalStorage, path: str) -> int:
+    try:
+        return storage.size(path)
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{storage.where(path)} was not written: no process had the piece"
+        ) from None

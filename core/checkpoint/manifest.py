@@ -115,10 +115,11 @@ def faults(storage: Storage, folder: str, files: dict[str, Sum]) -> list[str]:
     found = []
     for name, wanted in files.items():
         path = f"{folder}/{name}"
-        if not storage.exists(path):
+        try:
+            have = Sum(storage.size(path), None) if wanted.crc32 is None else sum_of(storage, path)
+        except FileNotFoundError:
             found.append(f"{storage.where(path)} is missing")
             continue
-        have = Sum(storage.size(path), None) if wanted.crc32 is None else sum_of(storage, path)
         if have.size != wanted.size:
             found.append(
                 f"{storage.where(path)} has {have.size} bytes, and {wanted.size} were written"

@@ -13,9 +13,11 @@ isoshard.core.errors.CheckpointError: there is no checkpoint at nowhere: it does
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from isoshard.core.checkpoint import manifest as manifests
+from isoshard.core.checkpoint.manifest import Manifest, Sum
 from isoshard.core.checkpoint.source import Source
 from isoshard.core.checkpoint.steps import Steps
 from isoshard.core.checkpoint.storage import LocalStorage, local
@@ -27,6 +29,8 @@ from .array_folder import TREE, Folder
 
 _BRIDGES = ("torch",)
 """Frameworks with checkpoint formats of their own."""
+_NAMES = (TREE, ".metadata")
+"""Files that are read where a checkpoint is opened: ours, torch's."""
 
 
 def latest(path: str | os.PathLike[str]) -> int | None:
@@ -65,6 +69,26 @@ def opened(path: str | os.PathLike[str], step: int | None = None) -> Source:
     Raises:
         CheckpointError: there is none, or a file of it is missing, truncated or altered.
     """
+    return opened_in_parts(path, step, whole=True)[0]
+
+
+def opened_in_parts(
+    path: str | os.PathLike[str], step: int | None = None, *, whole: bool
+) -> tuple[Source, Callable[[int, int], None]]:
+    """Open a checkpoint of whose files several processes check some each.
+
+    Args:
+        path: as for `opened`.
+        step: likewise.
+        whole: whether all files are checked here and now.
+
+    Returns:
+        The checkpoint, and what checks files that were not: `check(number, of)`, with this
+        process's place among so many, which raises as `opened` does.
+
+    Raises:
+        CheckpointError: as `opened`, but for the files that `check` looks at.
+    """
     text = local(path)
     here = Path(text)
     if not here.exists():
@@ -72,27 +96,42 @@ def opened(path: str | os.PathLike[str], step: int | None = None) -> Source:
     steps = Steps(LocalStorage(text))
     if step is None:
         if here.is_file() or (here / TREE).exists():
-            return _one(str(here.parent), here.name)
+            return _one(str(here.parent), here.name, whole)
         found = None if (here / ".metadata").exists() else steps.latest()
         if found is None:
-            return _one(str(here.parent), here.name)
+            return _one(str(here.parent), here.name, whole)
         step = found
     elif step not in steps.all() and (found_by_orbax := orbax_format.opened(here, step)):
-        return found_by_orbax
-    return _one(text, steps.folder(step))
+        return found_by_orbax, _nothing_left
+    return _one(text, steps.folder(step), whole)
 
 
-def _one(parent: str, name: str) -> Source:
+def _nothing_left(number: int, of: int) -> None:
+    """No files are left to check."""
+
+
+def _one(parent: str, name: str, whole: bool) -> tuple[Source, Callable[[int, int], None]]:
     """The checkpoint in one folder, or file."""
     storage = LocalStorage(parent)
     steps = Steps(storage)
     manifest = steps.manifest(name)
-    faults = steps.check(name, manifest.files) if manifest else []
-    if faults:
-        raise CheckpointError(
-            f"the checkpoint in {storage.where(name)} is damaged, and nothing was restored: "
-            f"{'; '.join(faults)}. {_others(steps, name)}"
-        )
+    files = manifest.files if manifest else {}
+    now = files if whole else {file: files[file] for file in _NAMES if file in files}
+    later = [pair for pair in files.items() if pair[0] not in now]
+
+    def check(files: dict[str, Sum]) -> None:
+        if faults := steps.check(name, files):
+            raise CheckpointError(
+                f"the checkpoint in {storage.where(name)} is damaged, and nothing was restored: "
+                f"{'; '.join(faults)}. {_others(steps, name)}"
+            )
+
+    check(now)
+    return _read(storage, steps, name, manifest), lambda n, of: check(dict(later[n::of]))
+
+
+def _read(storage: LocalStorage, steps: Steps, name: str, manifest: Manifest | None) -> Source:
+    """The checkpoint in a folder whose names are as they were written."""
     if storage.exists(f"{name}/{TREE}"):
         if manifest is None:
             raise CheckpointError(

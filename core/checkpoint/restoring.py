@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from isoshard.core.processes.agreement import agree, fault_lines, pass_by
 from .given_to_processes import GIVEN, ranks_of_slots, sharing_ranks, slot_lines
 from .leaf_groups import Group, named_groups
 from .mapped_restore import function_of, mapped_entries, read_mapped
-from .opening import opened
+from .opening import opened_in_parts
 from .restored_layouts import placed
+from .savers import Team
 from .shard_reading import read_arrays
 from .slots import Slot, compare, slots_of
 
@@ -80,7 +81,7 @@ def restore(
     """
     ranks = sharing_ranks(like, mesh)
     try:
-        found = _Prepared.of(path, like, mesh, plan, step, weights, partial)
+        found = _Prepared.of(path, like, mesh, plan, step, weights, partial, whole=not ranks)
     except Exception as error:
         if ranks:
             agree(GIVEN, fault_lines(error), ranks)
@@ -92,6 +93,8 @@ def restore(
 
     if ranks:
         agree(GIVEN, lines(), ranks)
+        team = Team.of(ranks)
+        team.each(lambda: found.check(team.rank, team.size))
     else:
         pass_by(GIVEN, lambda: "; ".join(lines()))
     if found.apply is None:
@@ -108,6 +111,7 @@ class _Prepared:
 
     Attributes:
         source: the checkpoint.
+        check: checks files of it, one of so many parts; see `opened_in_parts`.
         saved: its entries, under the names of the tree.
         apply: the map from its names, if there is one.
         groups: the leaves of the tree.
@@ -116,6 +120,7 @@ class _Prepared:
     """
 
     source: Source
+    check: Callable[[int, int], None]
     saved: Mapping[str, Entry]
     apply: Any
     groups: list[Group]
@@ -124,13 +129,22 @@ class _Prepared:
 
     @classmethod
     def of(
-        cls, path: Any, like: Any, mesh: Any, plan: Any, step: Any, weights: Any, partial: bool
+        cls,
+        path: Any,
+        like: Any,
+        mesh: Any,
+        plan: Any,
+        step: Any,
+        weights: Any,
+        partial: bool,
+        *,
+        whole: bool,
     ) -> _Prepared:
-        """Find the checkpoint and see that it fits; the arguments are those of `restore`."""
+        """Find the checkpoint, see that it fits; see `restore` and `opened_in_parts`."""
         if mesh is None and plan is not None:
             mesh = ambient_mesh("iso.restore(path, like, mesh=mesh, plan=plan)")
         mesh = None if mesh is None else as_mesh(mesh)
-        source = opened(path, step)
+        source, check = opened_in_parts(path, step, whole=whole)
         apply, saved = None, source.entries
         if weights is not None:
             slots = slots_of(named_groups(like)[0])
@@ -141,7 +155,7 @@ class _Prepared:
         compare(slots, saved, partial=partial)
         slots = placed(groups, slots, saved, mesh, plan)
         compare(slots, saved, partial=partial)  # the places may want other dtypes
-        return cls(source, saved, apply, groups, structure, slots)
+        return cls(source, check, saved, apply, groups, structure, slots)
 
 
 def _filled(group: Group, values: dict[str, Any]) -> Any:

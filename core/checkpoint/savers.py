@@ -2,7 +2,8 @@
 
 Where JAX has several processes, each does its part, and all go on only if all could: what one
 raises, every one raises. They talk over JAX's coordination service and not by collectives of the
-devices, so a save may go on beside a training step.
+devices, so a save may go on beside a training step. A process makes one request for what the first
+does and three for what each does, whatever their number.
 
 >>> Team.gathered().first(lambda: "done")
 'done'
@@ -10,20 +11,25 @@ devices, so a save may go on beside a training step.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from isoshard.core.errors import CheckpointError
 from isoshard.core.processes import coordination
+from isoshard.core.processes.rounds import Round, Words
 
 T = TypeVar("T")
 
 TIMEOUT = 3600.0
 """Seconds that a process waits for the others."""
 
+_MOST = 16  # processes whose faults are told
+_BATCH = 64  # processes whose results come in one answer
 _numbers = itertools.count()
+_rounds_of: dict[str, itertools.count[int]] = {}
 
 
 class Team:
@@ -46,6 +52,18 @@ class Team:
         rank, size = coordination.rank_and_size()
         return cls(rank, size, f"checkpoint/{next(_numbers)}")
 
+    @classmethod
+    def of(cls, ranks: Sequence[int]) -> Team:
+        """Some processes; their numbers in the team are their places.
+
+        Args:
+            ranks: ascending, this one among them. Each must call this as often as the others.
+        """
+        me, _ = coordination.rank_and_size()
+        key = hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
+        number = _rounds_of.setdefault(key, itertools.count())
+        return cls(ranks.index(me), len(ranks), f"checkpoint/{key}/{next(number)}")
+
     def each(self, work: Callable[[], T]) -> T:
         """Do something in every process.
 
@@ -59,7 +77,37 @@ class Team:
             CheckpointError: another process raised an error, or is silent. An error of this one is
                 raised itself.
         """
-        return self._meet(work, told=False)[0]
+        if self.size == 1:
+            return work()
+        result, error = _tried(work)
+        self._meet(self._next_room(), error)
+        return result
+
+    def to_first(self, work: Callable[[], T]) -> list[T]:
+        """Do something in every process, and bring the results to the first.
+
+        Args:
+            work: this process's part; its result can be written as JSON.
+
+        Returns:
+            In the first process the results, by process; nothing in the others.
+
+        Raises:
+            CheckpointError: as for `each`.
+        """
+        if self.size == 1:
+            return [work()]
+        room = self._next_room()
+        result, error = _tried(work)
+        coordination.put(f"{room}/of/{self.rank // _BATCH}/{self.rank}", json.dumps(result))
+        self._meet(room, error)
+        if self.rank:
+            return []
+        found: dict[str, str] = {}
+        for batch in range(-(-self.size // _BATCH)):  # an answer has a limit of some megabytes
+            found |= coordination.all_below(f"{room}/of/{batch}")
+        coordination.forget(f"{room}/of")
+        return [json.loads(found[str(rank)]) for rank in range(self.size)]
 
     def first(self, work: Callable[[], T]) -> T:
         """Do something in the first process, and tell the others its result.
@@ -69,35 +117,59 @@ class Team:
 
         Returns:
             The result of the first.
-        """
-        result, said = self._meet(work if self.rank == 0 else None, told=True)
-        return result if self.rank == 0 else said
 
-    def _meet(self, work: Callable[[], T] | None, *, told: bool) -> tuple[Any, Any]:
-        result: Any = None
+        Raises:
+            CheckpointError: as for `each`.
+        """
         if self.size == 1:
-            return (work() if work else None), None
-        error: BaseException | None = None
-        try:
-            result = work() if work else None
-        except BaseException as raised:
-            error = raised
-        said = self._exchange(result if told else None, error)
+            return work()
+        room = self._next_room()
+        if self.rank == 0:
+            result, error = _tried(work)
+            fault = "" if error is None else _fault(error)
+            coordination.put(room, json.dumps([fault, result]))
+            if error is not None:
+                raise error
+            return result
+        text = coordination.take(room, TIMEOUT)
+        fault, result = json.loads(text) if text else (f"silent for {TIMEOUT:g} s", None)
+        if fault:
+            raise CheckpointError(f"other processes failed: process 0: {fault}")
+        return result
+
+    def _meet(self, room: str, error: BaseException | None) -> None:
+        lines = [] if error is None else [_fault(error)]
+        told = _Outcome(room, range(self.size), self.rank, lines, TIMEOUT).hold()
         if error is not None:
             raise error
-        failed = [f"process {rank}: {fault}" for rank, (fault, _) in enumerate(said) if fault]
-        if failed:
-            raise CheckpointError(f"other processes failed: {'; '.join(failed)}")
-        return result, said[0][1]
+        if told:
+            raise CheckpointError(f"other processes failed: {told}")
 
-    def _exchange(self, result: Any, error: BaseException | None) -> list[tuple[str, Any]]:
-        """What each process says: its error in words, and its result."""
-        room = f"{self._room}/{self._round}"
+    def _next_room(self) -> str:
         self._round += 1
-        fault = "" if error is None else f"{type(error).__name__}: {error}"
-        coordination.put(f"{room}/{self.rank}", json.dumps([fault, result]))
-        said = []
-        for rank in range(self.size):
-            text = coordination.take(f"{room}/{rank}", TIMEOUT)
-            said.append(json.loads(text) if text else (f"silent for {TIMEOUT:g} s", None))
-        return said
+        return f"{self._room}/{self._round}"
+
+
+class _Outcome(Round):
+    """What each process says of its part: a fault, or nothing."""
+
+    def judge(self, words: Words) -> str:
+        """The faults."""
+        told = [
+            f"process {rank}: {' '.join(lines) if lines else f'silent for {TIMEOUT:g} s'}"
+            for rank, lines in words.items()
+            if lines is None or lines
+        ]
+        more = f"; and {len(told) - _MOST} more" if len(told) > _MOST else ""
+        return "; ".join(told[:_MOST]) + more
+
+
+def _tried(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return work(), None
+    except BaseException as error:
+        return None, error
+
+
+def _fault(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -8,11 +8,11 @@ trained weights hardly shrink.
 >>> import tempfile
 >>> content = Content.of("w", np.arange(256.0), "float64")
 >>> with tempfile.TemporaryDirectory() as folder:
-...     files = write(folder, {"w": content}, create=True)
+...     write(folder, {"w": content}, create=True)
 ...     out = np.empty(2)
 ...     read(folder, {"w": content.grid()}, {"w": content.entry}, [Block("w", (slice(3, 5),), out)])
->>> files, out.tolist()
-(['w/c.0', 'w/zarr.json'], [3.0, 4.0])
+>>> list(files_of({"w": content})), out.tolist()
+(['w/zarr.json', 'w/c.0'], [3.0, 4.0])
 
 Specification: https://zarr-specs.readthedocs.io/en/latest/v3/core/index.html
 """
@@ -43,20 +43,16 @@ _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
 _SUMMED = [_BYTES, {"name": "crc32c"}]
 
 
-def write(folder: str, contents: Mapping[str, Content], *, create: bool) -> list[str]:
+def write(folder: str, contents: Mapping[str, Content], *, create: bool) -> None:
     """Write this process's pieces of arrays; each file is on the disk when this returns.
 
     Args:
         folder: that exists.
         contents: the arrays by the names of their folders.
         create: write their metadata, which one process does.
-
-    Returns:
-        Every file that all processes together write, relative to `folder`.
     """
     mode: dict[str, Any] = {"create": True} if create else {"open": True, "assume_metadata": True}
     tensorstore = imported()
-    names = []
     for batch in _batches(contents.items(), lambda item: item[1].nbytes):
         grids = {key: content.grid() for key, content in batch}
         opened = [
@@ -75,9 +71,18 @@ def write(folder: str, contents: Mapping[str, Content], *, create: bool) -> list
                     writing, joined = [], 0
             store.result()
         _ended(writing)
-        for key, content in batch:
-            names += [f"{key}/{file}" for file in _files(grids[key], content.entry)]
-    return sorted(names)
+
+
+def files_of(contents: Mapping[str, Content]) -> Iterator[str]:
+    """Every file that all processes together write, relative to their folder.
+
+    Args:
+        contents: as for `write`.
+    """
+    for key, content in contents.items():
+        yield f"{key}/zarr.json"
+        for place in itertools.product(*map(range, content.grid().count(content.entry.shape))):
+            yield f"{key}/{'.'.join(['c', *map(str, place)])}"
 
 
 def read(
@@ -171,12 +176,6 @@ def _stored_name(dtype: str) -> str:
 def _as_stored(host: np.ndarray) -> np.ndarray:
     name = _stored_name(host.dtype.name)
     return host if name == host.dtype.name else host.view(name)
-
-
-def _files(grid: Grid, entry: Entry) -> Iterator[str]:
-    yield "zarr.json"
-    for place in itertools.product(*map(range, grid.count(entry.shape))):
-        yield ".".join(["c", *map(str, place)])
 
 
 def _ended(writing: Sequence[Any]) -> None:

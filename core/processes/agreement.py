@@ -6,14 +6,15 @@ notes first, once per new layout:
 
     agree("the layout of w", (shape, dtype, str(placements)), ranks=(0, 1))
 
-The lowest of the ranks collects what the others say and tells them the verdict, so a rank speaks
-and listens once, whatever their number. Each set of ranks numbers its own agreements: ranks that
-have nothing to do with each other need no common order, ranks of one set do. What is compared is
-`repr`, with the subject; of a list of strings those that differ are told.
+What is compared is `repr`, with the subject; of a list of strings those that differ are told. How,
+and that it costs a rank the same whatever their number, is in `rounds`. Each set of ranks numbers
+its own agreements: ranks that have nothing to do with each other need no common order, ranks of one
+set do.
 
 Ranks that mean different sets, as those that lay out over different meshes do, would wait for each
 other (`wait_for_graph`), and one that has nothing to compare does not come (`passed_calls`). Who
-has waited for `_PATIENCE` looks for both, and ends the agreements for all that wait in them.
+has waited for some time leaves a word in the room; the rank that came first says which ranks this
+room waits for, looks for both, and ends what can never come about.
 
 A process that is alone agrees with itself:
 
@@ -22,12 +23,11 @@ A process that is alone agrees with itself:
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+import itertools
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -35,12 +35,15 @@ from isoshard.core.errors import DistributedError
 
 from . import coordination, passed_calls
 from .passed_calls import Call
-from .wait_for_graph import Wait, cycle_through, room_of
+from .rounds import Round, Words
+from .wait_for_graph import Room, circle_through
 
 _LONGEST = 2000
 _MOST_LINES = 8
-_PATIENCE = 0.4
-_rounds: dict[tuple[int, ...], int] = {}
+_MOST = 16  # ranks, or groups of them, that are named one by one
+_WAITING = "waits"  # below it, a word for each room in which ranks wait
+_ENDED = "ended "
+_numbers: dict[tuple[int, ...], int] = {}
 _lock = threading.Lock()
 
 
@@ -59,20 +62,9 @@ def agree(
         DistributedError: in every rank: who said what, if they differ; who said nothing, if a rank
             did not come in time (the late one is told when it comes).
     """
-    me, size = coordination.rank_and_size()
-    team = tuple(sorted({*ranks})) if ranks is not None else tuple(range(size))
-    if me not in team:
-        raise DistributedError(f"rank {me} asks for an agreement of other ranks, {_list(team)}")
-    if team[-1] >= size:
-        raise DistributedError(f"there are {size} ranks; an agreement of {_list(team)} has others")
-    if len(team) == 1:
-        return
-    _raise_what_came_of_it()
-    call = passed_calls.come(subject, None)
-    with _lock:
-        number = _rounds.get(team, 0)
-        _rounds[team] = number + 1
-    _Round(team, number, me, subject, value, call, time.monotonic() + timeout, timeout).hold()
+    me, team = _team(ranks)
+    if len(team) > 1:
+        _hold(subject, value, team, me, timeout)
 
 
 def pass_by(subject: str, words: Callable[[], str] | None) -> None:
@@ -92,161 +84,160 @@ def pass_by(subject: str, words: Callable[[], str] | None) -> None:
 
 
 def _raise_what_came_of_it() -> None:
-    ended = passed_calls.verdict()
-    if ended is not None:
-        raise DistributedError(_EndedError(ended, coordination.rank_and_size()[0]).verdict)
+    """Raise what was made of an answer of this rank's."""
+    for room in passed_calls.answered():
+        told = coordination.take(f"{room}/verdict", 1.0) or ""
+        if told.startswith(_ENDED):
+            raise DistributedError(_left(told, coordination.rank_and_size()[0]))
 
 
-@dataclasses.dataclass
-class _Round:
+def _team(ranks: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
+    """This rank, and those that take part."""
+    me, size = coordination.rank_and_size()
+    team = tuple(sorted({*ranks})) if ranks is not None else tuple(range(size))
+    if me not in team:
+        raise DistributedError(f"rank {me} asks for an agreement of other ranks, {_list(team)}")
+    if team[-1] >= size:
+        raise DistributedError(f"there are {size} ranks; an agreement of {_list(team)} has others")
+    return me, team
+
+
+def _hold(
+    subject: str,
+    value: Any,
+    team: tuple[int, ...],
+    me: int,
+    timeout: float,
+    *,
+    stay: bool = True,
+) -> None:
+    _raise_what_came_of_it()
+    call = passed_calls.come(subject, None)
+    with _lock:
+        number = _numbers.get(team, 0)
+        _numbers[team] = number + 1
+    agreement = _Agreement(subject, value, team, number, me, timeout, call)
+    try:
+        told = agreement.hold(stay=stay)
+    finally:
+        agreement.leave()
+    if told.startswith(_ENDED):
+        told = _left(told, me)
+    if told:
+        raise DistributedError(told)
+    if agreement.all_came and number:
+        coordination.forget(_room(team, number - 1))  # all have left it
+
+
+class _Agreement(Round):
     """One agreement, as one of its ranks takes part in it."""
 
-    team: tuple[int, ...]
-    number: int
-    me: int
-    subject: str
-    value: Any
-    call: Call
-    deadline: float
-    timeout: float
-    wait: Wait | None = None
+    def __init__(
+        self,
+        subject: str,
+        value: Any,
+        team: tuple[int, ...],
+        number: int,
+        me: int,
+        timeout: float,
+        call: Call | None = None,
+    ):
+        lines = value if _is_lines(value) else [repr(value)]
+        super().__init__(_room(team, number), team, me, [subject, *lines], timeout)
+        self.subject, self.number, self.call = subject, number, call
+        self._registered = False
 
-    @property
-    def room(self) -> str:
-        return room_of(self.team, self.number)
+    def judge(self, words: Words) -> str:
+        """Who said which lines that not all said; who said nothing."""
+        silent = [rank for rank, lines in words.items() if lines is None]
+        said = {rank: lines for rank, lines in words.items() if lines is not None}
+        if self.all_came:
+            said |= {rank: [self.subject, "it said no more"] for rank in silent}
+            silent = []
+        common = set.intersection(*(set(lines[1:]) for lines in said.values()))
+        own = {rank: f"{lines[0]}: {_shown(lines[1:], common)}" for rank, lines in said.items()}
+        differ = len({json.dumps([*lines]) for lines in said.values()}) > 1
+        told = [_told(own)] if differ else []
+        return "\n".join(told + ([_silent(silent, self.subject, self.timeout)] if silent else []))
 
-    @property
-    def said(self) -> str:
-        return f"{self.subject}: {_short(_text(self.value))}"
+    def waits(self) -> None:
+        """Leave a word in the room."""
+        coordination.put(f"{self.room}/here/{self.me}", _short("; ".join(self._said()), 500))
 
-    def hold(self) -> None:
-        """Speak, and raise the verdict if it is none of agreement."""
-        coordination.put(f"{self.room}/{self.me}", self.said)
-        try:
-            verdict = self._collect() if self.me == self.team[0] else self._listen()
-        except _EndedError as ended:
-            verdict = ended.verdict
-            if self.me == self.team[0]:
-                coordination.put(f"{self.room}/verdict", verdict)
-        finally:
-            if self.wait is not None:
-                self.wait.forget()
-        if verdict:
-            raise DistributedError(verdict)
+    def _said(self) -> list[str]:
+        return [f"{self.lines[0]}: {self.lines[1] if len(self.lines) > 1 else ''}", *self.lines[2:]]
 
-    def _collect(self) -> str:
-        """Hear the others and tell them what is wrong between the ranks; empty if nothing is."""
-        said: dict[int, str | None] = {self.team[0]: self.said}
-        for rank in self.team[1:]:
-            said[rank] = self._awaited(f"{self.room}/{rank}", rank)
-        missing = [rank for rank in self.team if said[rank] is None]
-        if missing:
-            verdict = _silent(missing, self.subject, self.timeout)
-        elif len({*said.values()}) == 1:
-            verdict = ""
-        elif _is_lines(self.value):
-            return self._differences(said)
+    def look(self) -> None:
+        """Look for ranks that wait for each other, and for some that have passed by."""
+        if not self._registered:
+            self._registered = True
+            mine = {"number": self.number, "team": _spans(self.team)}
+            coordination.put(f"{_WAITING}/{self.room}", json.dumps(mine))
+        waiting = coordination.all_below(_WAITING)
+        rooms = {name: _waiting_in(name, json.loads(told)) for name, told in waiting.items()}
+        circle = circle_through(self.room, rooms.values())
+        # Who had come into a room stays while it has no verdict: so at one moment all were there.
+        if circle and not any(coordination.look(f"{room.name}/verdict") for room, _ in circle):
+            told = {rank: f"{room.here[rank]} (of {_list(room.team)})" for room, rank in circle}
+            self._end(dict(sorted(told.items())), [room for room, _ in circle])
+        elif self.call is not None and self.room in rooms:
+            self._ask_those_missing(rooms[self.room], self.call)
+
+    def _ask_those_missing(self, room: Room, call: Call) -> None:
+        """End the round if one of them has passed by."""
+        found: dict[int, str] = {}
+        for rank in room.missing[:_MOST]:
+            given = passed_calls.answer_of(rank, call, self.room)
+            if given is not None:
+                found[rank] = given
+        if found:
+            self._end({**room.here, **found}, [room])
+
+    def _end(self, words: dict[int, str], rooms: Sequence[Room]) -> None:
+        told = {"told": _told(words), "rooms": [[_spans(one.team), one.number] for one in rooms]}
+        for one in rooms:
+            coordination.put_first(f"{one.name}/verdict", _ENDED + json.dumps(told))
+
+    def leave(self) -> None:
+        """Take back what `look` left for others."""
+        if self._registered:
+            coordination.forget(f"{_WAITING}/{self.room}")
+
+
+def _waiting_in(name: str, told: dict[str, Any]) -> Room:
+    here = coordination.all_below(f"{name}/here")
+    said = {int(rank): words for rank, words in here.items()}
+    return Room(name, _ranks_of(told["team"]), told["number"], said)
+
+
+def _left(verdict: str, me: int) -> str:
+    """Leave the agreements that cannot come about; what is told of them."""
+    ended = json.loads(verdict.removeprefix(_ENDED))
+    for spans, number in ended["rooms"]:
+        team = _ranks_of(spans)
+        if me in team:
+            with _lock:
+                _numbers[team] = max(_numbers.get(team, 0), number + 1)
+    return str(ended["told"])
+
+
+def _room(team: tuple[int, ...], number: int) -> str:
+    return f"agree/{hashlib.sha256(repr(team).encode()).hexdigest()[:16]}/{number}"
+
+
+def _spans(ranks: Sequence[int]) -> list[list[int]]:
+    """Ranks, ascending, as first and last of those that follow each other."""
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and found[-1][1] == rank - 1:
+            found[-1][1] = rank
         else:
-            verdict = _told({rank: str(words) for rank, words in said.items()})
-        coordination.put(f"{self.room}/verdict", verdict or "agreed")
-        if not verdict and self.number:
-            coordination.forget(room_of(self.team, self.number - 1))  # all have left it
-        return verdict
-
-    def _listen(self) -> str:
-        """The verdict of the first rank; empty if all agree."""
-        key, first = f"{self.room}/verdict", self.team[0]
-        self.deadline += 1.0
-        verdict = self._awaited(key, first)
-        if verdict is None and coordination.look(f"{self.room}/{first}") is not None:
-            self.deadline = time.monotonic() + self.timeout + 1.0  # it came late, and waits
-            verdict = self._awaited(key, first)
-        if verdict == _DIFFER:
-            coordination.put(f"{self.room}/lines/{self.me}", json.dumps(_lines(self.value)))
-            verdict = coordination.take(f"{self.room}/told", self.timeout + 1.0)
-        if verdict is None:
-            return _silent([first], self.subject, self.timeout)
-        return "" if verdict == "agreed" else verdict
-
-    def _differences(self, said: dict[int, str | None]) -> str:
-        """Who said which lines that not all said; the others send theirs whole for it."""
-        coordination.put(f"{self.room}/verdict", _DIFFER)
-        lines: dict[int, list[str]] = {self.me: _lines(self.value)}
-        for rank in self.team[1:]:
-            found = coordination.take(f"{self.room}/lines/{rank}", 10.0)
-            lines[rank] = ["it said no more"] if found is None else json.loads(found)
-        common = set.intersection(*map(set, lines.values()))
-        own = {
-            rank: f"{str(said[rank]).partition(':')[0]}: {_shown(all_, common)}"
-            for rank, all_ in lines.items()
-        }
-        verdict = _told(own)
-        coordination.put(f"{self.room}/told", verdict)
-        return verdict
-
-    def _awaited(self, key: str, whom: int) -> str | None:
-        """The words under a key, which a rank puts there; None if they do not come in time."""
-        while True:
-            left = self.deadline - time.monotonic()
-            found = coordination.take(key, max(0.0, min(left, _PATIENCE)))
-            if found is not None or left <= _PATIENCE:
-                return found
-            self._look_why(whom)
-
-    def _look_why(self, whom: int) -> None:
-        """Say for whom this rank waits, and end what it waits in if that can never come."""
-        wait = Wait(self.me, whom, self.team, self.number, self.said)
-        if self.wait != wait:
-            self.wait = wait
-            wait.tell()
-        ended = coordination.look(f"{self.room}/crossed")
-        if ended is None:
-            ended = self._circle(wait) or self._passed(whom)
-        if ended is not None:
-            raise _EndedError(ended, self.me)
-
-    def _circle(self, wait: Wait) -> str | None:
-        """Whether ranks wait for each other, in words; ended for all of them."""
-        circle = {one.rank: one for one in cycle_through(wait)}
-        words = {
-            who: f"{circle[who].said} (of {_list(circle[who].team)})" for who in sorted(circle)
-        }
-        return self._end(words, [(one.team, one.number) for one in circle.values()])
-
-    def _passed(self, whom: int) -> str | None:
-        """Whether the rank has passed by this call; likewise."""
-        if coordination.look(f"{self.room}/{whom}") is not None:
-            return None  # it has come, and waits itself
-        given = passed_calls.answer_of(whom, self.call, self.room)
-        if given is None:
-            return None
-        came = {who: coordination.look(f"{self.room}/{who}") for who in self.team}
-        words = {who: said for who, said in came.items() if said is not None}
-        return self._end({**words, whom: given}, [(self.team, self.number)])
-
-    def _end(self, words: dict[int, str], rounds: Sequence[tuple[Any, int]]) -> str | None:
-        if not words:
-            return None
-        ended = json.dumps({"told": _told(words), "rounds": rounds})
-        for one in rounds:
-            coordination.put_if_free(f"{room_of(*one)}/crossed", ended)
-        return coordination.take(f"{self.room}/crossed", 1.0) or ended
+            found.append([rank, rank])
+    return found
 
 
-class _EndedError(Exception):
-    """An agreement cannot come about; this rank leaves it, and those that others wait for it in."""
-
-    def __init__(self, ended: str, me: int):
-        super().__init__()
-        found = json.loads(ended)
-        self.verdict = str(found["told"])
-        for team, number in found["rounds"]:
-            if me in team:
-                with _lock:
-                    _rounds[tuple(team)] = max(_rounds.get(tuple(team), 0), number + 1)
-
-
-_DIFFER = "say all"
+def _ranks_of(spans: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(rank for start, end in spans for rank in range(start, end + 1))
 
 
 def _told(words: dict[int, str]) -> str:
@@ -254,19 +245,14 @@ def _told(words: dict[int, str]) -> str:
     speakers: dict[str, list[int]] = {}
     for rank, said in words.items():
         speakers.setdefault(said, []).append(rank)
-    lines = "".join(f"\n  {_list(who)}: {what}" for what, who in speakers.items())
+    shown = itertools.islice(speakers.items(), _MOST)
+    lines = "".join(f"\n  {_list(who)}: {what}" for what, who in shown)
+    if len(speakers) > _MOST:
+        lines += f"\n  and {len(speakers) - _MOST} groups of ranks say yet other things"
     return (
         f"the ranks do not agree:{lines}\n"
         "All of them must lay out the same arrays, over the same mesh, in the same order"
     )
-
-
-def _text(value: Any) -> str:
-    return "; ".join(value) if _is_lines(value) else repr(value)
-
-
-def _lines(value: Any) -> list[str]:
-    return value if _is_lines(value) else [repr(value)]
 
 
 def _is_lines(value: Any) -> bool:
@@ -288,14 +274,18 @@ def _silent(missing: Sequence[int], subject: str, timeout: float) -> str:
     )
 
 
-def _short(text: str) -> str:
-    if len(text) <= _LONGEST:
+def _short(text: str, longest: int = _LONGEST) -> str:
+    if len(text) <= longest:
         return text
-    return f"{text[:_LONGEST]}.. (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
+    return f"{text[:longest]}.. (sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]})"
 
 
 def _list(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    if len(ranks) <= _MOST:
+        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    spans = _spans(ranks)
+    told = [str(a) if a == b else f"{a} to {b}" for a, b in spans[:_MOST]]
+    return f"ranks {', '.join(told)}{', ..' * (len(spans) > _MOST)}"
 
 
 T = TypeVar("T")
@@ -346,8 +336,11 @@ def tell_fault(subject: str, error: Exception, ranks: Sequence[int] | None = Non
         error: what this rank is about to raise.
         ranks: as for `agree`.
     """
+    me, team = _team(ranks)
+    if len(team) == 1:
+        return
     try:
-        agree(subject, fault_lines(error), ranks, timeout=1.5)
+        _hold(subject, fault_lines(error), team, me, 1.5, stay=False)
     except DistributedError as told:
         error.add_note(str(told))
 

@@ -1,7 +1,9 @@
 """Words between the processes: a small store that JAX's coordination service keeps.
 
-`put` leaves a string under a key, `take` waits for one. This module is the only place that touches
-JAX's client of that service, which has no public name (`core/runtime/_jax_internals.py`).
+`put` leaves a string under a key, `take` waits for one, `count` counts under one. Each is one
+request to that service, which is on rank 0's machine and serves all; `metrics` has how many this
+process has made ("store.requests") and what they carried ("store.bytes"). This module is the only
+place that touches JAX's client of it, which has no public name (`core/runtime/_jax_internals.py`).
 
 Without `iso.init_distributed`, or `jax.distributed.initialize`, there is nothing to talk to:
 
@@ -18,6 +20,7 @@ from typing import Any
 import jax
 
 from isoshard.core.errors import DistributedError
+from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals import devices_have_started, distributed_state
 
 _SPACE = "isoshard/"
@@ -58,14 +61,11 @@ def put(key: str, value: str) -> None:
     Raises:
         DistributedError: there is no coordination service, or it is gone, or the key is taken.
     """
-    client = _client()
-    try:
-        client.key_value_set(_SPACE + key, value)
-    except jax.errors.JaxRuntimeError as error:
-        raise DistributedError(f"the coordination service did not take {key!r}: {error}") from None
+    if not put_first(key, value):
+        raise DistributedError(f"the coordination service has a value of {key!r} already")
 
 
-def put_if_free(key: str, value: str) -> bool:
+def put_first(key: str, value: str) -> bool:
     """Leave `value` under `key`, unless somebody has left another one there.
 
     Args:
@@ -73,18 +73,62 @@ def put_if_free(key: str, value: str) -> bool:
         value: as for `put`.
 
     Returns:
-        Whether the place was free.
+        Whether it is this value that is there.
 
     Raises:
         DistributedError: there is no coordination service, or it is gone.
     """
+    client = _client()
+    _note(key, value)
     try:
-        put(key, value)
-    except DistributedError as error:
+        client.key_value_set(_SPACE + key, value)
+    except jax.errors.JaxRuntimeError as error:
         if "ALREADY_EXISTS" in str(error):
             return False
-        raise
+        raise DistributedError(f"the coordination service did not take {key!r}: {error}") from None
     return True
+
+
+def count(key: str, by: int = 1) -> int:
+    """Add to the number under `key`, which is 0 at first.
+
+    Args:
+        key: of a number; not one that was given to `put`.
+        by: how much; 0 reads it.
+
+    Returns:
+        The number after that.
+
+    Raises:
+        DistributedError: there is no coordination service, or it is gone.
+    """
+    client = _client()
+    _note(key, "8 bytes.")
+    try:
+        return client.key_value_increment(_SPACE + key, by)
+    except jax.errors.JaxRuntimeError as error:
+        raise DistributedError(f"the coordination service did not count {key!r}: {error}") from None
+
+
+def all_below(key: str) -> dict[str, str]:
+    """What stands below a key now, in one request.
+
+    Args:
+        key: the keys "KEY/.." are meant.
+
+    Returns:
+        The values by what follows "KEY/"; at most some megabytes come in one answer.
+
+    Raises:
+        DistributedError: there is no coordination service, or it is gone.
+    """
+    client, start = _client(), f"{_SPACE}{key}/"
+    try:
+        found = client.key_value_dir_get(start)
+    except jax.errors.JaxRuntimeError as error:
+        raise DistributedError(f"the coordination service did not answer: {error}") from None
+    _note(key, "".join(value for _, value in found))
+    return {name.removeprefix(start): value for name, value in found}
 
 
 def look(key: str) -> str | None:
@@ -98,11 +142,14 @@ def look(key: str) -> str | None:
     """
     client = _client()
     try:
-        return client.key_value_try_get(_SPACE + key)
+        found = client.key_value_try_get(_SPACE + key)
     except jax.errors.JaxRuntimeError as error:
+        _note(key, "")
         if "NOT_FOUND" in str(error):
             return None
         raise DistributedError(f"the coordination service did not answer: {error}") from None
+    _note(key, found)
+    return found
 
 
 def take(key: str, timeout: float) -> str | None:
@@ -120,16 +167,25 @@ def take(key: str, timeout: float) -> str | None:
     """
     client = _client()
     try:
-        return client.blocking_key_value_get(_SPACE + key, max(1, int(timeout * 1000)))
+        found = client.blocking_key_value_get(_SPACE + key, max(1, int(timeout * 1000)))
     except jax.errors.JaxRuntimeError as error:
+        _note(key, "")
         if "DEADLINE_EXCEEDED" in str(error):
             return None
         raise DistributedError(f"the coordination service did not answer: {error}") from None
+    _note(key, found)
+    return found
 
 
 def forget(key: str) -> None:
     """Remove a key and all keys below it."""
+    _note(key, "")
     _client().key_value_delete(_SPACE + key)
+
+
+def _note(key: str, value: str) -> None:
+    metrics.count("store.requests")
+    metrics.count("store.bytes", len(_SPACE) + len(key.encode()) + len(value.encode()))
 
 
 def _client() -> Any:

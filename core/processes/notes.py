@@ -125,10 +125,11 @@ def cautions(notes: Sequence[Note]) -> list[str]:
                 "for one, and hangs; give each machine a name of its own (hostnamectl hostname)"
             )
     if len(_groups(notes, lambda note: (note.host, note.machine))) > 1:
-        for note in notes:
-            if note.address.startswith("127."):
+        for address, who in _groups(notes, lambda note: note.address).items():
+            if address.startswith("127."):
+                take, their = ("takes", "its") if len(who) == 1 else ("take", "their")
                 found.append(
-                    f"{note.name} takes its own host name for {note.address}, where other "
+                    f"{_these(who)} {take} {their} own host name for {address}, where other "
                     "machines cannot reach it, and gloo tells them to: take the name out of the "
                     "127. lines of /etc/hosts there, or set GLOO_SOCKET_IFNAME to the interface "
                     "that leads to the others"

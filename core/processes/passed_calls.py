@@ -97,17 +97,14 @@ class _Calls:
             self._answer(room, words)
         return call
 
-    def verdict(self) -> str | None:
-        """What came of an answer that this rank has given, once."""
-        while self._answered:
-            found = coordination.take(f"{self._answered.pop()}/crossed", 1.0)
-            if found is not None:
-                return found
-        return None
+    def answered(self) -> list[str]:
+        """The agreements that this rank was waited for in, and has passed by; each once."""
+        found, self._answered = self._answered, []
+        return found
 
     def _answer(self, room: str, words: Callable[[], str]) -> None:
         me = coordination.rank_and_size()[0]
-        coordination.put_if_free(f"{room}/passed/{me}", words())
+        coordination.put_first(f"{room}/passed/{me}", words())
         self._answered.append(room)
 
     def _listen(self) -> None:
@@ -148,14 +145,14 @@ def _ask(rank: int, question: str) -> None:
     number = 0
     while True:
         key = f"asked/{rank}/{number}"
-        if coordination.look(key) is None and coordination.put_if_free(key, question):
+        if coordination.look(key) is None and coordination.put_first(key, question):
             return
         number += 1
 
 
 _calls = _Calls()
 come = _calls.come
-verdict = _calls.verdict
+answered = _calls.answered
 
 
 def answer_of(rank: int, call: Call, room: str) -> str | None:
@@ -166,6 +163,6 @@ def answer_of(rank: int, call: Call, room: str) -> str | None:
         call: where.
         room: of the agreement that it is waited for in.
     """
-    if coordination.put_if_free(f"{room}/asks/{rank}", "asked"):
+    if coordination.put_first(f"{room}/asks/{rank}", "asked"):
         _ask(rank, json.dumps({"call": call, "room": room}))
     return coordination.look(f"{room}/passed/{rank}")

@@ -73,23 +73,22 @@ def call_through_service(note: Note, timeout: float) -> None:
     Raises:
         DistributedError: as for `call_by_port`.
     """
+    coordination.put(f"roll/notes/{note.rank}", json.dumps(dataclasses.asdict(note)))
+    if coordination.count("roll/came") == note.size:
+        coordination.put("roll/all", "came")
     if note.rank:
-        coordination.put(f"roll/{note.rank}", json.dumps(dataclasses.asdict(note)))
         said = coordination.take("roll/verdict", timeout)
         if said is None:
             raise DistributedError(f"{note.name} heard nothing of rank 0 in {timeout:g} s")
         _obey(note, json.loads(said))
         return
-    end, notes, missing = time.monotonic() + timeout, [note], []
-    for rank in range(1, note.size):
-        said = coordination.take(f"roll/{rank}", max(0.0, end - time.monotonic()))
-        if said is None:
-            missing.append(rank)
-        else:
-            notes.append(Note(**json.loads(said)))
+    coordination.take("roll/all", timeout)
+    found = {int(rank): said for rank, said in coordination.all_below("roll/notes").items()}
+    missing = [rank for rank in range(note.size) if rank not in found]
+    notes = [Note(**json.loads(found[rank])) for rank in sorted(found)]
     wrong = faults(notes) + ([_missing(missing, note.size, timeout)] if missing else [])
     verdict = _verdict(wrong, notes)
-    coordination.put("roll/verdict", json.dumps(verdict))
+    coordination.put("roll/verdict", json.dumps(_for_others(verdict)))
     _obey(note, verdict)
 
 
@@ -137,6 +136,11 @@ def _verdict(wrong: list[str], notes: list[Note]) -> dict[str, Any]:
     return {"faults": wrong, "cautions": [] if wrong else cautions(notes), "clock": _now()}
 
 
+def _for_others(verdict: dict[str, Any]) -> dict[str, Any]:
+    """What the others hear: cautions, of which there may be many, rank 0 alone tells."""
+    return {**verdict, "cautions": []}
+
+
 def _missing(ranks: list[int], size: int, timeout: float) -> str:
     listed = ", ".join(map(str, ranks[:16])) + (", .." if len(ranks) > 16 else "")
     return (
@@ -173,7 +177,7 @@ class _Roll:
                         self._hear(ears, key.fileobj, key.data)
                         end = min(end, time.monotonic() + _LINGER) if self.wrong else end
             verdict = self._decide()
-            said = _MARK + b" " + json.dumps(verdict).encode() + b"\n"
+            said = _MARK + b" " + json.dumps(_for_others(verdict)).encode() + b"\n"
             for peer in self.peers:
                 peer.setblocking(True)
                 peer.settimeout(_GREETING)

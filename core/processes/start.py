@@ -38,6 +38,7 @@ from .launchers import (
     signs_of_others,
 )
 from .notes import note_of
+from .open_files import make_room
 from .roll_call import call_by_port, call_through_service
 from .watch import Watch
 from .watch_connections import connect
@@ -138,6 +139,7 @@ def init_distributed(
     address = _meeting(launch, timeout)
     if launch is None or address is None:
         return _alone(launch, torch, timeout)
+    make_room(launch.rank, launch.size)
     called = launch.size == 1
     if launch.launcher != "jax.distributed":
         _prepare(local_devices, preemption)

@@ -12,8 +12,8 @@ of them has begun, and ends a process that has not ended within its grace:
                 termination.leave()          # exit status 75: not done, start me again
 
 How they agree: a thread of every process waits for a word in JAX's coordination service. When it
-comes, each says how many steps it has ended and begins no other; the first process takes the most
-of them, and one step later is the last. Nothing is exchanged while nobody asks.
+comes, each says how many steps it has ended and begins no other; who says so last takes the most of
+them, and one step later is the last. Nothing is exchanged while nobody asks.
 
 >>> import os
 >>> with Termination() as termination:
@@ -167,17 +167,12 @@ class Termination:
 
     def _settle(self) -> None:
         with self._lock:  # no step ends meanwhile
-            _put(f"{self._room}/{self._rank}", str(self._count))
-            if self._rank == 0:
-                counts = [self._heard(str(rank)) for rank in range(self._size)]
-                if None in counts:
-                    return  # the deadline is for this
-                _put(f"{self._room}/last", str(max(int(count) for count in counts if count) + 1))
-            last = self._heard("last")
+            _put(f"{self._room}/counts/{self._rank}", str(self._count))
+            if coordination.count(f"{self._room}/said") == self._size:
+                counts = coordination.all_below(f"{self._room}/counts")
+                _put(f"{self._room}/last", str(max(map(int, counts.values())) + 1))
+            last = coordination.take(f"{self._room}/last", self._grace)
             self._last = None if last is None else int(last)
-
-    def _heard(self, what: str) -> str | None:
-        return coordination.take(f"{self._room}/{what}", self._grace)
 
     def _begin_deadline(self) -> None:
         if self._deadline is None:

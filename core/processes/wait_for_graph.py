@@ -1,93 +1,71 @@
-"""Ranks that wait for each other in different agreements: cycles of the wait-for graph.
+"""Ranks that wait for each other in different agreements: circles of the wait-for graph.
 
-A rank that has waited for a while says in which agreement, and for whom. Each waits for one rank at
-a time, so whoever follows these notes from rank to rank comes to a rank that does not wait, or back
-to where it has been. If that is itself, none of them will ever go on.
+Ranks of a room wait for those of its team that are not there. Where one of these waits in another
+room, the first room waits for the second. Rooms in a circle will never go on.
+
+>>> rooms = [
+...     Room("ab", (0, 1), 0, {0: "the mesh"}),
+...     Room("bc", (1, 2), 0, {1: "the mesh"}),
+...     Room("ca", (0, 2), 0, {2: "the mesh"}),
+... ]
+>>> [(room.name, rank) for room, rank in circle_through("ab", rooms)]
+[('ab', 0), ('bc', 1), ('ca', 2)]
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-
-from . import coordination
+from collections import deque
+from collections.abc import Iterable, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
-class Wait:
-    """One rank that waits.
+class Room:
+    """Where ranks wait for others.
 
     Attributes:
-        rank: who waits.
-        whom: for which rank.
-        team: the ranks of the agreement.
-        number: of the agreement among those of that team.
-        said: what the rank has said in it.
+        name: tells rooms apart.
+        team: all ranks that are to come.
+        number: of the agreement among those of this team.
+        here: of the ranks that wait here, what each has said.
     """
 
-    rank: int
-    whom: int
+    name: str
     team: tuple[int, ...]
     number: int
-    said: str
+    here: Mapping[int, str]
 
     @property
-    def room(self) -> str:
-        """Where the words of the agreement are kept."""
-        return room_of(self.team, self.number)
-
-    def tell(self) -> None:
-        """Say it to the others, in the place of what was said before."""
-        self.forget()
-        told = json.dumps(dataclasses.asdict(self))
-        coordination.put(f"waits/{self.rank}", told)
-
-    def forget(self) -> None:
-        """Take it back: the rank goes on."""
-        coordination.forget(f"waits/{self.rank}")
-
-    def is_over(self) -> bool:
-        """Whether what the rank waits for has come."""
-        awaited = self.whom if self.rank == self.team[0] else "verdict"
-        return coordination.look(f"{self.room}/{awaited}") is not None
+    def missing(self) -> list[int]:
+        """The ranks that are not there, or have come just now."""
+        return [rank for rank in self.team if rank not in self.here]
 
 
-def room_of(team: tuple[int, ...], number: int) -> str:
-    """Where the words of an agreement are kept.
+def circle_through(name: str, rooms: Iterable[Room]) -> list[tuple[Room, int]]:
+    """The shortest circle of rooms that wait for each other.
 
     Args:
-        team: its ranks.
-        number: of the agreement among theirs.
+        name: of a room in it.
+        rooms: all in which somebody waits.
+
+    Returns:
+        The rooms, from that one on, each with a rank which waits there and is missing in the room
+        before; none if there is no circle.
     """
-    return f"agree/{hashlib.sha256(repr(team).encode()).hexdigest()[:16]}/{number}"
-
-
-def cycle_through(mine: Wait) -> list[Wait]:
-    """The ranks that wait for each other in a circle, from this one on; none if there is no circle.
-
-    Args:
-        mine: this rank's wait, of which it has told.
-    """
-    found = [mine]
-    while True:
-        other = _wait_of(found[-1].whom)
-        if other is None:
-            return []
-        if other.rank == mine.rank:
-            break
-        if other in found:  # a circle that this rank only leads to; those in it see it
-            return []
-        found.append(other)
-    # A note may be old. But what nobody has left after none had got what it waits for, stays so.
-    if any(wait.is_over() for wait in found) or any(_wait_of(one.rank) != one for one in found):
+    known = {room.name: room for room in rooms}
+    start = known.pop(name, None)
+    if start is None:
         return []
-    return found
-
-
-def _wait_of(rank: int) -> Wait | None:
-    told = coordination.look(f"waits/{rank}")
-    if told is None:
-        return None
-    said = json.loads(told)
-    return Wait(**{**said, "team": tuple(said["team"])})
+    paths = deque([[(start, -1)]])
+    while paths:
+        path = paths.popleft()
+        missing = path[-1][0].missing
+        back = [rank for rank in missing if rank in start.here]
+        if back and len(path) > 1:
+            return [(start, back[0]), *path[1:]]
+        for room in [*known.values()]:
+            found = [rank for rank in missing if rank in room.here]
+            if found:
+                del known[room.name]
+                paths.append([*path, (room, found[0])])
+    return []

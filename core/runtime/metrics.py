@@ -74,6 +74,8 @@ KNOWN = {
     "reads_of_shards": "arrays on several devices that scripts of torch_xla read",
     "marks": "tensors marked by scripts of torch_xla",
     "op_shardings": "layouts that meshes were asked for in XLA's words, each once",
+    "store.requests": "requests of this process to JAX's coordination service, its notes to others",
+    "store.bytes": "bytes of their keys and values",
     "data.batches": "batches that loaders gave",
     "data.waits": "of these, not ready when asked for",
     "data.padded_rows": "rows repeated to fill batches",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -96,7 +96,7 @@ def _compare(
             return pass_by(SUBJECT, None)
         ranks = owners_of(mesh)
         if len(ranks) == 1 or me not in ranks:
-            return pass_by(SUBJECT, None if me in ranks else partial(_told_of, mesh))
+            return pass_by(SUBJECT, None if me in ranks else partial(_told_mesh, mesh))
         said = [f"{key}={options[key]!r}" for key in _OPTIONS if options[key] is not None]
         if options["uneven"] == "pad" and isinstance(spec, Plan):
             said.append(f"{spec!r}")  # it refuses what does not divide, which is padded here
@@ -116,11 +116,6 @@ def _compare(
     agree(SUBJECT, lines, ranks)
     if not moving:
         known[tuple(lines)] = True
-
-
-def _told_of(mesh: Mesh) -> str:
-    numbers = [device.id for device in mesh.devices.flat]
-    return f"mesh {describe_mesh(mesh)} of devices {numbers}"
 
 
 class _GivenLeaves:
@@ -149,7 +144,7 @@ class _GivenLeaves:
 
     def lines(self) -> list[str]:
         """One for the mesh, and one for each leaf."""
-        return [_told_of(self._mesh), *self._told]
+        return [_told_mesh(self._mesh), *self._told]
 
     def _lines_of(self, leaf: NamedArray) -> list[str]:
         if leaf.stays:
@@ -201,3 +196,9 @@ class _GivenLeaves:
             self.moving = True
             return f", values {value_sum(value)}"
         return ""
+
+
+@lru_cache(maxsize=256)
+def _told_mesh(mesh: Mesh) -> str:
+    """A mesh in words; cached, as it may have thousands of devices."""
+    return f"mesh {describe_mesh(mesh)} of devices {[device.id for device in mesh.devices.flat]}"

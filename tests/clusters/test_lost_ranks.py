@@ -1,4 +1,4 @@
-"""A rank that is killed, and a job that is told to go: each launcher's recipe goes on from there."""
+"""A rank is killed, or a job is told to go: each launcher's recipe goes on from there."""
 
 from __future__ import annotations
 

@@ -97,10 +97,10 @@ def to_jax(
     held = routes.RankShard.of(x, name)
     route = routes.known(held.key)
     if route is None:
-        routes.settle([routes.outbound(held)])
+        routes.settle(routes.TO_JAX, [routes.outbound(held)])
         route = routes.known(held.key)
     else:
-        routes.again(held.words())
+        routes.again(routes.TO_JAX, held.words())
     array = along(route, held.local, copy=copy, name=name)
     if sharding is None:
         return array
@@ -156,7 +156,7 @@ def to_dtensor(
     except (ShardingError, TypeError) as error:
         routes.tell(error, device_mesh)
         raise
-    routes.settle(questions)
+    routes.settle(routes.FROM_JAX, questions)
     made = [_dtensor(leaf, device_mesh, copy, name) for name, leaf in named]
     return jax.tree.unflatten(structure, made)
 
@@ -255,10 +255,10 @@ def _dtensor(
         except ShardingError as error:
             routes.tell(error, device_mesh)
             raise
-        routes.settle([question])
+        routes.settle(routes.FROM_JAX, [question])
         found = routes.known(question.key)
     else:
-        routes.again(routes.coming_back(inner, array.shape, device_mesh, name))
+        routes.again(routes.FROM_JAX, routes.coming_back(inner, array.shape, device_mesh, name))
     with torch.no_grad():
         return DTensor.from_local(
             shard_memory.local_tensor(inner, found.local, copy=copy),

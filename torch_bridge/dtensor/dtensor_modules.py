@@ -141,7 +141,7 @@ def held(tensors: Mapping[str, torch.Tensor]) -> list[routes.RankShard]:
 
 def _convert(found: Iterable[routes.RankShard], copy: bool | None) -> dict[str, Any]:
     found = list(found)
-    routes.settle([routes.outbound(one) for one in found])
+    routes.settle(routes.TO_JAX, [routes.outbound(one) for one in found])
     arrays, faults = {}, []
     for one in found:
         route = routes.known(one.key)

@@ -27,7 +27,7 @@ from isoshard.torch_bridge.argument_types import Opaque
 
 _c10d: Any = dist  # type checkers take this name of it for private
 _ROOM = "isoshard/start"
-_PAUSE = 0.02
+_PAUSE, _LONGEST = 0.02, 0.5  # seconds between two looks, at first and at last
 
 
 def fresh_store(store: Opaque, rank: int, size: int, timeout: float) -> Any:
@@ -58,7 +58,7 @@ def fresh_store(store: Opaque, rank: int, size: int, timeout: float) -> Any:
 
 
 def _name_all(store: Any, size: int, end: float, timeout: float) -> str:
-    name = uuid.uuid4().hex
+    name, pause = uuid.uuid4().hex, _PAUSE
     waiting = {*range(1, size)}
     answered: dict[int, str] = {}
     while waiting:
@@ -71,19 +71,21 @@ def _name_all(store: Any, size: int, end: float, timeout: float) -> str:
                 waiting.remove(rank)
         if waiting and time.monotonic() > end:
             raise DistributedError(_missing(sorted(waiting), size, timeout))
-        time.sleep(_PAUSE)
+        time.sleep(pause)
+        pause = min(pause * 1.2, _LONGEST)
     return name
 
 
 def _be_named(store: Any, rank: int, end: float) -> str | None:
-    word = uuid.uuid4().hex
+    word, pause = uuid.uuid4().hex, _PAUSE
     store.set(f"{_ROOM}/word/{rank}", word)
     while time.monotonic() < end:
         mine, _, name = (_said(store, f"answer/{rank}") or "").partition(" ")
         if mine == word:
             store.set(f"{_ROOM}/heard/{rank}", name)
             return name
-        time.sleep(_PAUSE)
+        time.sleep(pause)
+        pause = min(pause * 1.2, _LONGEST)
     return None
 
 

@@ -101,7 +101,7 @@ class Question:
 _kept: dict[Any, Any] = {}
 _keys: dict[tuple[int, ...], Bounded[Any, bool]] = {}
 _KEPT = 8192
-SUBJECT = "an exchange between torch and JAX"
+TO_JAX, FROM_JAX = "an exchange from torch to JAX", "an exchange from JAX to torch"
 
 
 def _keep(key: Any, ranks: tuple[int, ...], answer: Any) -> None:
@@ -118,22 +118,24 @@ def known(key: Opaque) -> Any:
     return _kept.get(key)
 
 
-def again(said: Callable[[], str]) -> None:
+def again(subject: str, said: Callable[[], str]) -> None:
     """Say that an exchange is made whose answer is known.
 
     Args:
+        subject: `TO_JAX` or `FROM_JAX`.
         said: what it is of, in words; kept, so it must not keep memory.
 
     Raises:
         DistributedError: others have waited for this rank at an earlier exchange.
     """
-    pass_by(SUBJECT, said)
+    pass_by(subject, said)
 
 
-def settle(questions: Sequence[Question]) -> None:
+def settle(subject: str, questions: Sequence[Question]) -> None:
     """Work out what is not known yet, agree on it, then raise what is wrong or keep it.
 
     Args:
+        subject: `TO_JAX` or `FROM_JAX`.
         questions: in the same order in every rank.
 
     Raises:
@@ -155,9 +157,9 @@ def settle(questions: Sequence[Question]) -> None:
         groups.setdefault(question.ranks, []).append(said)
     shared = [ranks for ranks in groups if len(ranks) > 1 and jax.process_index() in ranks]
     for ranks in shared:
-        agree(SUBJECT, groups[ranks], ranks=ranks)
+        agree(subject, groups[ranks], ranks=ranks)
     if not shared:
-        again(partial("; ".join, [question.said for question in questions]))
+        again(subject, partial("; ".join, [question.said for question in questions]))
     for fault in faults:
         if not isinstance(fault, ShardingError):
             raise fault
@@ -168,14 +170,14 @@ def settle(questions: Sequence[Question]) -> None:
 
 
 def tell(error: Exception, device_mesh: DeviceMesh | None) -> None:
-    """Tell the ranks of a mesh, or all, that this one has no question to settle: it has failed.
+    """Tell the ranks of a mesh, or all, that this one has nothing to give to torch: it has failed.
 
     Args:
         error: which the caller raises.
         device_mesh: whose ranks are told.
     """
     if jax.process_count() > 1:
-        tell_fault(SUBJECT, error, device_mesh and device_mesh.mesh.flatten().tolist())
+        tell_fault(FROM_JAX, error, device_mesh and device_mesh.mesh.flatten().tolist())
 
 
 def route_of(mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) -> Route:

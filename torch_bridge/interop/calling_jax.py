@@ -41,7 +41,7 @@ from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
 from isoshard.torch_bridge.dtensor.dtensor_function import DistributedFunction
 from isoshard.torch_bridge.dtensor.rank_program import subject_of
-from isoshard.torch_bridge.dtensor.routes import SUBJECT as EXCHANGE
+from isoshard.torch_bridge.dtensor.routes import TO_JAX
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.operators.host_ops import upload
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -117,7 +117,7 @@ class TorchFunction:
         leaves, structure = jax.tree.flatten((args, kwargs))
         if any(map(_is_distributed, leaves)):
             return self._distributed(args, kwargs)
-        for subject in (EXCHANGE, subject_of(self.name)):  # what ranks with DTensors agree on
+        for subject in (TO_JAX, subject_of(self.name)):  # what ranks with DTensors agree on
             pass_by(subject, partial("{}: tensors of its own".format, self.name))
         if self._out_specs is not None:
             raise TypeError(

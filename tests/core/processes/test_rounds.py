@@ -1,0 +1,267 @@
+"""What ranks say to each other, counted: up to 1,024 of them, as threads, a store in memory."""
+
+from __future__ import annotations
+
+import collections
+import json
+import statistics
+import threading
+import time
+
+import jax
+import pytest
+
+from benchmarks.hosts.growth import fitted
+from isoshard.core.checkpoint.savers import Team
+from isoshard.core.errors import CheckpointError
+from isoshard.core.processes import agreement, coordination, rounds
+
+LINES = [f"w{number}: (4096, 4096) float32 by P('x')" for number in range(100)]
+SIZES = (2, 16, 128, 1024)
+
+
+class Store:
+    """What JAX's coordination service keeps, with the requests and bytes of each thread."""
+
+    def __init__(self):
+        self.kept, self.lock = {}, threading.Lock()
+        self.there = collections.defaultdict(threading.Event)
+        self.requests, self.bytes = collections.Counter(), collections.Counter()
+
+    def _note(self, *said):
+        self.requests[threading.current_thread().name] += 1
+        self.bytes[threading.current_thread().name] += sum(map(len, said))
+
+    def key_value_set(self, key, value):
+        with self.lock:
+            self._note(key, value)
+            if key in self.kept:
+                raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: {key}")
+            self.kept[key] = value
+            self.there[key].set()
+
+    def key_value_increment(self, key, by):
+        with self.lock:
+            self._note(key)
+            self.kept[key] = str(int(self.kept.get(key, 0)) + by)
+            return int(self.kept[key])
+
+    def blocking_key_value_get(self, key, milliseconds):
+        with self.lock:
+            there = self.there[key]
+        came = there.wait(milliseconds / 1000)
+        with self.lock:
+            self._note(key, self.kept.get(key, ""))
+            if not came:
+                raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}")
+            return self.kept[key]
+
+    def key_value_try_get(self, key):
+        with self.lock:
+            self._note(key, self.kept.get(key, ""))
+            if key not in self.kept:
+                raise jax.errors.JaxRuntimeError(f"NOT_FOUND: {key}")
+            return self.kept[key]
+
+    def key_value_dir_get(self, key):
+        with self.lock:
+            found = [(name, self.kept[name]) for name in self.kept if name.startswith(key)]
+            self._note(key, *(value for _, value in found))
+            return found
+
+    def key_value_delete(self, key):
+        with self.lock:
+            self._note(key)
+            for name in [one for one in self.kept if one == key or one.startswith(f"{key}/")]:
+                del self.kept[name], self.there[name]
+
+
+@pytest.fixture
+def store(monkeypatch):
+    found = Store()
+    monkeypatch.setattr(coordination, "_client", lambda: found)
+    return found
+
+
+def run(size, work):
+    """Do something in so many threads; the results, or errors, by rank."""
+    found = [None] * size
+
+    def one(rank):
+        try:
+            found[rank] = work(rank)
+        except Exception as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=one, args=(n,), name=str(n)) for n in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def agreed(size, number=0, said=lambda rank: LINES, late=None, timeout=60.0):
+    team = tuple(range(size))
+
+    def work(rank):
+        if late and rank == late[0]:
+            time.sleep(late[1])
+        one = agreement._Agreement("layouts", said(rank), team, number, rank, timeout)
+        try:
+            return one.hold()
+        finally:
+            one.leave()
+
+    return run(size, work)
+
+
+def counted(store, size):
+    requests = [store.requests[str(rank)] for rank in range(size)]
+    return statistics.median(requests), max(requests), sum(requests)
+
+
+def test_a_comparison_costs_a_rank_the_same_whatever_their_number(monkeypatch):
+    monkeypatch.setattr(rounds, "PATIENCE", 60.0)  # threads start one after the other
+    usual, most, every = [], [], []
+    for size in SIZES:
+        store = Store()
+        monkeypatch.setattr(coordination, "_client", lambda store=store: store)
+        assert agreed(size) == [""] * size
+        for counts, one in zip((usual, most, every), counted(store, size), strict=True):
+            counts.append(one)
+        assert max(store.bytes.values()) < 500, "what is compared is not sent"
+    assert usual[1:] == [3] * 3 and max(most) <= 5
+    assert fitted(SIZES, usual, slack=0.2).shape == "constant"
+    growth = fitted(SIZES, every)
+    assert growth.shape == "n" and growth.slope == pytest.approx(3, rel=0.01)
+
+
+def test_a_rank_that_is_late_costs_the_others_one_request(store, monkeypatch):
+    monkeypatch.setattr(rounds, "PATIENCE", 0.05)
+    size = 128
+    assert agreed(size, late=(7, 2.0)) == [""] * size
+    usual, most, every = counted(store, size)
+    assert usual <= 5  # and not one for each other rank, again and again
+    assert most < 150 and every < 6 * size + 150  # the first looks around, every 0.05 s
+
+
+def test_all_are_told_who_said_what(store):
+    size = 128
+    odd = [*LINES[:50], "w50: (8, 8) float32", *LINES[51:]]
+    found = agreed(size, said=lambda rank: odd if rank == 5 else LINES)
+    assert len({*found}) == 1
+    told = found[0].splitlines()
+    assert "  rank 5: layouts: w50: (8, 8) float32" in told
+    assert f"  ranks 0 to 4, 6 to 127: layouts: {LINES[50]}" in told
+
+
+def test_what_is_told_stays_short(store):
+    size = 128
+    found = agreed(size, said=lambda rank: [*LINES, f"seed {rank}"])
+    assert len({*found}) == 1 and len(found[0]) < 2000
+    assert "  and 112 groups of ranks say yet other things" in found[0]
+
+
+def test_a_silent_rank_is_named_in_all_others(store, monkeypatch):
+    monkeypatch.setattr(rounds, "_SAYING_LATE", 0.3)
+    team = (0, 1, 2, 3)
+
+    def work(rank):
+        if rank == 0:
+            return "absent"
+        return agreement._Agreement("w", LINES, team, 0, rank, 0.5).hold()
+
+    assert run(4, work)[1:] == [agreement._silent([0], "w", 0.5)] * 3
+    late = agreement._Agreement("w", LINES, team, 0, 0, 0.5).hold()
+    assert late == agreement._silent([0], "w", 0.5)
+
+
+def test_a_rank_that_has_failed_leaves_its_words(store):
+    fault = agreement._Agreement("w", ["ValueError: no rows"], (0, 1, 2), 0, 1, 0.1)
+    assert "not all came within 0.1 s" in fault.hold(stay=False)
+    others = run(
+        3, lambda n: n != 1 and agreement._Agreement("w", LINES, (0, 1, 2), 0, n, 9).hold()
+    )
+    assert others[0] == others[2] and "  rank 1: w: ValueError: no rows" in others[0]
+
+
+def test_rooms_that_wait_for_each_other_are_ended(store, monkeypatch):
+    monkeypatch.setattr(rounds, "PATIENCE", 0.1)
+    teams = {0: (0, 1, 2, 3), 1: (0, 1), 2: (0, 1, 2, 3), 3: (0, 1, 2, 3)}
+
+    def work(rank):
+        return agreement._Agreement(
+            f"mesh of {len(teams[rank])}", [], teams[rank], 0, rank, 9
+        ).hold()
+
+    found = run(4, work)
+    told = {json.loads(one.removeprefix(agreement._ENDED))["told"] for one in found}
+    assert len(told) == 1
+    assert "  rank 1: mesh of 2:  (of ranks 0, 1)" in told.pop()
+
+
+def test_rooms_that_only_wait_are_left(store, monkeypatch):
+    """Rank 1 is late for the second room, since rank 2 is late for the first."""
+    monkeypatch.setattr(rounds, "PATIENCE", 0.05)
+
+    def work(rank):
+        told = []
+        if rank == 2:
+            time.sleep(0.6)
+        if rank:
+            told.append(agreement._Agreement("b", [], (1, 2), 0, rank, 9).hold())
+        if rank < 2:
+            told.append(agreement._Agreement("a", [], (0, 1), 0, rank, 9).hold())
+        return told
+
+    assert run(3, work) == [[""], ["", ""], [""]]
+
+
+def test_processes_that_save_together(monkeypatch):
+    monkeypatch.setattr(rounds, "PATIENCE", 60.0)
+    usual, most = [], []
+    for size in (2, 16, 128, 512):
+        store = Store()
+        monkeypatch.setattr(coordination, "_client", lambda store=store: store)
+
+        def work(rank, size=size):
+            team = Team(rank, size, "save")
+            made = team.first(lambda: "folder")
+            team.each(lambda: None)
+            return made, team.to_first(lambda: [rank])
+
+        found = run(size, work)
+        assert found[0] == ("folder", [[rank] for rank in range(size)])
+        assert found[1:] == [("folder", [])] * (size - 1)
+        counts = counted(store, size)
+        usual.append(counts[0])
+        most.append(counts[1])
+    assert usual[1:] == [8] * 3
+    assert max(most) <= 12 + 512 // 64  # the first reads the results of 64 at a time
+
+
+def test_a_fault_of_one_is_raised_in_all(store):
+    def work(rank):
+        def part():
+            if rank == 3:
+                raise OSError("no space left")
+
+        Team(rank, 5, "save").each(part)
+
+    found = run(5, work)
+    assert isinstance(found[3], OSError)
+    for error in [*found[:3], found[4]]:
+        assert isinstance(error, CheckpointError)
+        assert str(error) == "other processes failed: process 3: OSError: no space left"
+
+
+def test_a_fault_of_the_first_is_raised_in_all(store):
+    def work(rank):
+        Team(rank, 3, "save").first(lambda: 1 / 0)
+
+    found = run(3, work)
+    assert isinstance(found[0], ZeroDivisionError)
+    assert {str(error) for error in found[1:]} == {
+        "other processes failed: process 0: ZeroDivisionError: division by zero"
+    }
