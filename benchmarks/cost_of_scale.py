@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.hosts.growth import Growth, error, fitted
 from benchmarks.hosts.hosts_figure import draw
-from tools.harness import calls, tables, timing
+from tools.harness import calls, results, tables, timing
 from tools.harness.command import Benchmark
 
 SIZES = (1, 2, 4, 8, 16, 32)
@@ -120,16 +120,15 @@ def main() -> None:
     found["alone"] = timing.summary(
         calls.call("benchmarks.hosts.rank_work:shard_alone", 300, limit=120), "off"
     )
-    benchmark.finish(found, merge=True)
-    if not given.quick:
-        FIGURE.write_text(draw(growths(results_saved())))
-
-
-def results_saved() -> dict[str, Any]:
-    """What earlier runs and this one have found."""
-    from tools.harness import results
-
-    return results.saved("cost_of_scale")
+    kept = {**results.saved(benchmark.name), **found}
+    if given.quick:
+        tables.show(*(f"{n}: {kept[n]}" for n in found))
+    elif missing := [n for n in SIZES if str(n) not in kept]:
+        results.save(benchmark.name, kept)
+        tables.show(f"no tables yet: {missing} have not been measured")
+    else:
+        benchmark.finish(found, merge=True)
+        FIGURE.write_text(draw(growths(kept)))
 
 
 def launch(size: int, repeats: int = REPEATS, limit: float = LIMIT) -> list[dict[str, Any]]:
@@ -216,8 +215,6 @@ def markdown(runs: dict[str, Any]) -> str:
     Args:
         runs: the results.
     """
-    if any(str(n) not in runs for n in SIZES):
-        return f"(tables need all of {SIZES})"
     rows = []
     for name, one in QUANTITIES.items():
         growth = growth_of(runs, one)

@@ -27,7 +27,6 @@ TIMEOUT = 3600.0
 """Seconds that a process waits for the others."""
 
 _MOST = 16  # processes whose faults are told
-_BATCH = 64  # processes whose results come in one answer
 _numbers = itertools.count()
 _rounds_of: dict[str, itertools.count[int]] = {}
 
@@ -99,13 +98,11 @@ class Team:
             return [work()]
         room = self._next_room()
         result, error = _tried(work)
-        coordination.put(f"{room}/of/{self.rank // _BATCH}/{self.rank}", json.dumps(result))
+        coordination.put(f"{room}/of/{self.rank}", json.dumps(result))
         self._meet(room, error)
         if self.rank:
             return []
-        found: dict[str, str] = {}
-        for batch in range(-(-self.size // _BATCH)):  # an answer has a limit of some megabytes
-            found |= coordination.all_below(f"{room}/of/{batch}")
+        found = coordination.all_below(f"{room}/of")
         coordination.forget(f"{room}/of")
         return [json.loads(found[str(rank)]) for rank in range(self.size)]
 
