@@ -1,6 +1,6 @@
 """A picture of what processes cost, as SVG: small plots on the same axis of processes.
 
-Dots are measured, lines are fitted to 2 to 8 processes; dashed where nothing was measured.
+Dots are measured, lines are fitted to 2 and more processes; dashed where nothing was measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLOTS = {
     ),
     "storage operations of a restore": ("restore: operations on storage",),
     "files of a checkpoint": ("save: files, all",),
-    "rendezvous, ms of the processor": (
+    "start of the runtimes, ms of the processor": (
         "rendezvous: processor, ms",
         "rendezvous: processor, ms, busiest",
     ),
@@ -74,7 +74,7 @@ def _legend() -> list[str]:
             f'<text x="{x + 31}" y="33">{told}</text>',
         ]
         x += 90 if color == COLORS[0] else 215
-    return [*parts, f'<text x="{x}" y="33">dots: measured; lines: fitted to 2, 4 and 8</text>']
+    return [*parts, f'<text x="{x}" y="33">dots: measured; lines: fitted to 2 and more</text>']
 
 
 def _plot(title: str, lines: list[tuple[Mapping[int, float], Growth]]) -> list[str]:

@@ -11,6 +11,10 @@ from tools.harness.results import ROOT, saved
 
 GROWING = {
     "comparison: requests, all": "each rank makes its three",
+    "comparison: processor, ms, busiest": "rank 0 serves the requests of all",
+    "first exchange: processor, ms, busiest": "likewise",
+    "save: processor, ms, busiest": "likewise",
+    "restore: processor, ms, busiest": "likewise",
     "save: files, all": "each rank writes its own",
     "restore: kB of the manifest": "it lists every file",
     "open files and connections": "gloo connects each rank to each other one",
@@ -18,8 +22,7 @@ GROWING = {
     "rendezvous: processor, ms": "likewise",
     "rendezvous: processor, ms, busiest": "likewise",
     "first program: processor, ms": "JAX's collectives on CPUs: likewise",
-    "comparison: processor, ms, busiest": "rank 0 serves the requests of all",
-    "threads, busiest": "one for each connection of gloo",
+    "first program: processor, ms, busiest": "likewise, by addresses that rank 0 keeps",
 }
 """What may grow as the number of processes does, and why."""
 
@@ -36,14 +39,13 @@ def test_what_was_measured_grows_no_faster_than_it_must(runs, name):
     assert growth.shape in allowed, growth
 
 
-COUNTS = [name for name, one in bench.QUANTITIES.items() if one.slack == 0.02]
+COUNTS = [name for name, one in bench.QUANTITIES.items() if one.counted]
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_of_few_processes_foretell_those_of_many(runs, name):
     one = bench.QUANTITIES[name]
-    found = bench.values(runs, bench.TRIED, one)
-    assert error(bench.growth_of(runs, one), bench.TRIED, found) <= 0.05
+    assert bench.missed_by(runs, one) <= max(0.02, 1.5 * one.slack)
 
 
 def test_a_process_alone_does_not_pay_for_the_comparison(runs):
@@ -77,7 +79,10 @@ def test_reports_are_pooled():
 
 
 def test_seconds_on_machines_are_the_busiest_ranks_and_its_requests():
-    one = {"cpu": {"a rank": 1.0, "busiest": 2.0}, "requests": {"a rank": 10}}
-    runs = {str(n): {"save": one} for n in bench.SIZES}
-    assert bench.seconds_on_hosts(runs, "save", 1024) == pytest.approx(2 + 10 * bench.ROUND_TRIP)
+    requests = {"a rank": 10}
+    runs = {
+        str(n): {"save": {"cpu": {"busiest": 1 + n / 8, "all": n}, "requests": requests}}
+        for n in bench.SIZES
+    }
+    assert bench.seconds_on_hosts(runs, "save", 1024) == pytest.approx(129 + 10 * bench.ROUND_TRIP)
     assert bench.seconds_here(runs, "save", 32) == pytest.approx(16)
