@@ -158,13 +158,16 @@ def main() -> None:
         FIGURE.write_text(draw(growths(kept)))
 
 
-def launch(size: int, repeats: int = REPEATS, limit: float = LIMIT) -> list[dict[str, Any]]:
+def launch(
+    size: int, repeats: int = REPEATS, limit: float = LIMIT, patience: float | None = None
+) -> list[dict[str, Any]]:
     """Start ranks with torchrun's environment, and wait for what they measure.
 
     Args:
         size: how many.
         repeats: see `rank_work.measure`.
         limit: seconds, after which all are ended.
+        patience: see `rank_work.measure`.
 
     Returns:
         The report of each rank.
@@ -172,7 +175,7 @@ def launch(size: int, repeats: int = REPEATS, limit: float = LIMIT) -> list[dict
     each = [{**one, "JAX_PLATFORMS": "cpu"} for one in calls.ranks(size)]
     with tempfile.TemporaryDirectory() as folder:
         work = "benchmarks.hosts.rank_work:measure"
-        return calls.together(work, folder, repeats, variables=each, limit=limit)
+        return calls.together(work, folder, repeats, patience, variables=each, limit=limit)
 
 
 def summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

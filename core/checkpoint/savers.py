@@ -129,10 +129,11 @@ class Team:
                 raise error
             return result
         text = coordination.take(room, TIMEOUT)
-        fault, result = json.loads(text) if text else (f"silent for {TIMEOUT:g} s", None)
+        said: list[Any] = json.loads(text) if text else [f"silent for {TIMEOUT:g} s", None]
+        fault, told = said
         if fault:
             raise CheckpointError(f"other processes failed: process 0: {fault}")
-        return result
+        return told
 
     def _meet(self, room: str, error: BaseException | None) -> None:
         lines = [] if error is None else [_fault(error)]
@@ -161,7 +162,7 @@ class _Outcome(Round):
         return "; ".join(told[:_MOST]) + more
 
 
-def _tried(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+def _tried(work: Callable[[], T]) -> tuple[T, None] | tuple[Any, BaseException]:
     try:
         return work(), None
     except BaseException as error:
