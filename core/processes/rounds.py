@@ -116,7 +116,7 @@ class Round:
         if verdict == _ALIKE:
             return ""
         if verdict != _SAY_ALL:
-            return verdict or ""
+            return verdict or f"what the ranks said in {self.room} has been taken away meanwhile"
         self._say()
         told = coordination.take(f"{self.room}/told", 2 * _SAYING)
         return told or "the ranks do not agree, and the one that was to say why has ended"
