@@ -119,7 +119,9 @@ class Round:
             return verdict or f"what the ranks said in {self.room} has been taken away meanwhile"
         self._say()
         told = coordination.take(f"{self.room}/told", 2 * _SAYING)
-        return told or "the ranks do not agree, and the one that was to say why has ended"
+        if told is None:
+            return "the ranks do not agree, and the one that was to say why has ended"
+        return "" if told == _ALIKE else told
 
     def _ask(self) -> str:
         """Have all say their lines, and tell them what is made of that."""
@@ -130,8 +132,8 @@ class Round:
             left = max(0.0, end - time.monotonic())
             found = coordination.take(f"{self.room}/lines/{rank}", left)
             words[rank] = None if found is None else json.loads(found)
-        told = self.judge(words)
-        coordination.put(f"{self.room}/told", told)
+        told = self.judge(words)  # nothing, if the last one came just as the time was over
+        coordination.put(f"{self.room}/told", told or _ALIKE)
         return told
 
     def _say(self) -> None:

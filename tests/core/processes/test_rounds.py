@@ -101,6 +101,18 @@ def test_a_silent_rank_is_named_in_all_others(store, monkeypatch):
     assert late == agreement._silent([0], "w", 0.5)
 
 
+def test_who_comes_as_the_time_is_over_agrees_still(store, monkeypatch):
+    """One asks all for their lines, and meanwhile the last one comes with the same."""
+    monkeypatch.setattr(rounds, "_SAYING_LATE", 5.0)
+
+    def work(rank):
+        if rank == 2:
+            time.sleep(1.0)
+        return agreement._Agreement("w", LINES, (0, 1, 2), 0, rank, 0.3).hold()
+
+    assert run(3, work) == ["", "", ""]
+
+
 def test_a_rank_that_has_failed_leaves_its_words(store):
     fault = agreement._Agreement("w", ["ValueError: no rows"], (0, 1, 2), 0, 1, 0.1)
     assert "not all came within 0.1 s" in fault.hold(stay=False)
