@@ -11,8 +11,8 @@ given, the first program over all, a save and a restore (`benchmarks.hosts.rank_
 Seconds grow here with the processes because they share the cores. So what is looked at is free of
 that: requests to the coordination service and their bytes, operations on the storage, files,
 memory, connections, and seconds of the processor in each rank. How these grow is fitted to 2 to 8
-processes (`benchmarks.hosts.growth`), tried on 16 and 32, and said for machines of which each has
-one process to itself:
+processes (`benchmarks.hosts.growth`) and tried on 16 and 32; then fitted to all of them, and said
+for machines of which each has one process to itself:
 
 - each rank has the processor's time that it has here; imports come from a local disk;
 - a request takes `ROUND_TRIP` seconds on the way, and a rank makes its requests one after another;
@@ -30,11 +30,12 @@ from typing import Any, NamedTuple
 
 from benchmarks.hosts.growth import Growth, error, fitted
 from benchmarks.hosts.hosts_figure import draw
-from tools.harness import calls, tables, timing
+from tools.harness import calls, results, tables, timing
 from tools.harness.command import Benchmark
 
 SIZES = (1, 2, 4, 8, 16, 32)
 FITTED, TRIED, FORETOLD = (2, 4, 8), (16, 32), (64, 256, 1024)
+MEASURED = FITTED + TRIED  # a process alone has nobody to talk to
 ROUND_TRIP = 0.0005
 """Seconds between two machines of a cluster, there and back; assumed."""
 REPEATS = 30
@@ -52,8 +53,15 @@ PHASES = (
     "save",
     "restore",
 )
-ONCE = ("imports", "rendezvous", "first exchange", "first program", "comparison", "save", "restore")
-"""The phases whose seconds are shown."""
+SHOWN = {
+    "imports and rendezvous": ("imports", "rendezvous"),
+    "first exchange": ("first exchange",),
+    "first program": ("first program",),
+    "comparison": ("comparison",),
+    "save": ("save",),
+    "restore": ("restore",),
+}
+"""What seconds are shown of; ranks that have imported wait in the rendezvous for the others."""
 FIGURE = Path(__file__).resolve().parents[1] / "docs" / "cost_of_scale.svg"
 
 
@@ -63,10 +71,12 @@ class Quantity(NamedTuple):
     Attributes:
         phase: in which it is measured; "" for the process at its end.
         field: see `rank_work.measure`.
-        of: "a rank" (the median), "busiest" (the most), or "all" (the sum).
+        of: "a rank" (the lower median), "busiest" (the most), or "all" (the sum).
         unit: what is divided by, for the table.
         form: of it.
-        slack: as for `fitted`; the processor's time and memory are not the same twice.
+        slack: as for `fitted`.
+        shapes: likewise; what is measured and not counted is not the same twice, and grows with the
+            processes or does not.
     """
 
     phase: str
@@ -75,33 +85,50 @@ class Quantity(NamedTuple):
     unit: float = 1.0
     form: str = "{:,.0f}"
     slack: float = 0.02
+    shapes: tuple[str, ...] = ("constant", "log n", "n", "n²")
+
+    @property
+    def counted(self) -> bool:
+        """Whether it is a number that is the same each time, but for who came last."""
+        return self.field in ("requests", "storage", "saved", "manifest", "files")
 
 
-_MS, _S = (1e-3, "{:,.1f}", 0.1), (1.0, "{:,.2f}", 0.1)
+def processor(phase: str, of: str, *shapes: str, unit: float = 1e-3) -> Quantity:
+    """Seconds of the processor in a phase; the slack is what repeats differ by."""
+    form = "{:,.1f}" if unit < 1 else "{:,.2f}"
+    return Quantity(phase, "cpu", of, unit, form, 0.1, shapes or ("constant", "n"))
+
+
 QUANTITIES = {
-    "imports: processor, s": Quantity("imports", "cpu", "a rank", *_S),
+    "imports: processor, s": processor("imports", "a rank", "constant", unit=1.0),
     "rendezvous: requests": Quantity("rendezvous", "requests", "a rank"),
-    "rendezvous: processor, ms": Quantity("rendezvous", "cpu", "a rank", *_MS),
-    "rendezvous: processor, ms, busiest": Quantity("rendezvous", "cpu", "busiest", *_MS),
+    "rendezvous: processor, ms": processor("rendezvous", "a rank"),
+    "rendezvous: processor, ms, busiest": processor("rendezvous", "busiest"),
     "first exchange: requests": Quantity("first exchange", "requests", "a rank"),
+    "first exchange: processor, ms, busiest": processor("first exchange", "busiest"),
     "steady exchange: requests": Quantity("steady exchange", "requests", "a rank"),
-    "comparison: requests": Quantity("comparison", "requests", "a rank"),
-    "comparison: requests, busiest": Quantity("comparison", "requests", "busiest", slack=0.3),
+    "first program: processor, ms": processor("first program", "a rank"),
+    "first program: processor, ms, busiest": processor(
+        "first program", "busiest", "constant", "n", "n²"
+    ),
+    "comparison: requests": Quantity("comparison", "requests", "a rank", slack=0.1),
+    "comparison: requests, busiest": Quantity("comparison", "requests", "busiest", slack=0.2),
     "comparison: requests, all": Quantity("comparison", "requests", "all"),
     "comparison: bytes": Quantity("comparison", "bytes", "a rank", slack=0.1),
-    "comparison: processor, ms": Quantity("comparison", "cpu", "a rank", *_MS),
-    "comparison: processor, ms, busiest": Quantity("comparison", "cpu", "busiest", *_MS),
-    "first program: processor, ms": Quantity("first program", "cpu", "a rank", *_MS),
-    "save: requests": Quantity("save", "requests", "a rank"),
-    "save: requests, busiest": Quantity("save", "requests", "busiest", slack=0.3),
-    "save: operations on storage": Quantity("save", "storage", "a rank", slack=0.3),
-    "save: operations on storage, busiest": Quantity("save", "storage", "busiest", slack=0.3),
+    "comparison: processor, ms": processor("comparison", "a rank", "constant", "log n", "n"),
+    "comparison: processor, ms, busiest": processor("comparison", "busiest"),
+    "save: requests": Quantity("save", "requests", "a rank", slack=0.1),
+    "save: requests, busiest": Quantity("save", "requests", "busiest", slack=0.1),
+    "save: operations on storage": Quantity("save", "storage", "a rank", slack=0.2),
+    "save: operations on storage, busiest": Quantity("save", "storage", "busiest", slack=0.1),
     "save: files, all": Quantity("", "saved", "all"),
-    "restore: requests": Quantity("restore", "requests", "a rank", slack=0.3),
-    "restore: operations on storage": Quantity("restore", "storage", "a rank", slack=0.3),
+    "save: processor, ms, busiest": processor("save", "busiest"),
+    "restore: requests": Quantity("restore", "requests", "a rank", slack=0.1),
+    "restore: operations on storage": Quantity("restore", "storage", "a rank", slack=0.2),
     "restore: kB of the manifest": Quantity("", "manifest", "a rank", 1e3, "{:,.1f}"),
-    "peak memory, MiB": Quantity("", "peak", "a rank", 2**20, "{:,.0f}", 0.05),
-    "peak memory, MiB, busiest": Quantity("", "peak", "busiest", 2**20, "{:,.0f}", 0.05),
+    "restore: processor, ms, busiest": processor("restore", "busiest"),
+    "peak memory, MiB": Quantity("", "peak", "a rank", 2**20, slack=0.05),
+    "peak memory, MiB, busiest": Quantity("", "peak", "busiest", 2**20, slack=0.05),
     "open files and connections": Quantity("", "files", "a rank"),
     "open files and connections, busiest": Quantity("", "files", "busiest"),
     "threads, busiest": Quantity("", "threads", "busiest", slack=0.1),
@@ -113,32 +140,34 @@ def main() -> None:
     benchmark = Benchmark("cost_of_scale", __doc__, quick=1, docs=("clusters.md", markdown))
     benchmark.add("--sizes", type=int, nargs="+", choices=SIZES, help="processes; default: all")
     given = benchmark.parse()
-    found: dict[str, Any] = {}
+    kept = results.saved(benchmark.name)
+    alone = calls.call("benchmarks.hosts.rank_work:shard_alone", 300, limit=120)
+    found: dict[str, Any] = {"alone": timing.summary(alone, "off")}
     for size in given.sizes or ((1, 2, 4) if given.quick else SIZES):
         tables.show(f"{size} processes ..")
         found[str(size)] = summary(launch(size))
-    found["alone"] = timing.summary(
-        calls.call("benchmarks.hosts.rank_work:shard_alone", 300, limit=120), "off"
-    )
-    benchmark.finish(found, merge=True)
-    if not given.quick:
-        FIGURE.write_text(draw(growths(results_saved())))
+        if not given.quick:
+            results.save(benchmark.name, {**kept, **found})
+    kept |= found
+    if given.quick:
+        tables.show(*(f"{n}: {kept[n]}" for n in found))
+    elif missing := [n for n in SIZES if str(n) not in kept]:
+        tables.show(f"no tables yet: {missing} have not been measured")
+    else:
+        benchmark.finish(found, merge=True)
+        FIGURE.write_text(draw(growths(kept)))
 
 
-def results_saved() -> dict[str, Any]:
-    """What earlier runs and this one have found."""
-    from tools.harness import results
-
-    return results.saved("cost_of_scale")
-
-
-def launch(size: int, repeats: int = REPEATS, limit: float = LIMIT) -> list[dict[str, Any]]:
+def launch(
+    size: int, repeats: int = REPEATS, limit: float = LIMIT, patience: float | None = None
+) -> list[dict[str, Any]]:
     """Start ranks with torchrun's environment, and wait for what they measure.
 
     Args:
         size: how many.
         repeats: see `rank_work.measure`.
         limit: seconds, after which all are ended.
+        patience: see `rank_work.measure`.
 
     Returns:
         The report of each rank.
@@ -146,7 +175,7 @@ def launch(size: int, repeats: int = REPEATS, limit: float = LIMIT) -> list[dict
     each = [{**one, "JAX_PLATFORMS": "cpu"} for one in calls.ranks(size)]
     with tempfile.TemporaryDirectory() as folder:
         work = "benchmarks.hosts.rank_work:measure"
-        return calls.together(work, folder, repeats, variables=each, limit=limit)
+        return calls.together(work, folder, repeats, patience, variables=each, limit=limit)
 
 
 def summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -156,8 +185,8 @@ def summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         reports: of each rank.
 
     Returns:
-        By phase and field, and under "" of the process, three numbers: of "a rank" (the median),
-        the "busiest", and "all" together.
+        By phase and field, and under "" of the process, three numbers: of "a rank" (the lower
+        median), the "busiest", and "all" together.
     """
     found: dict[str, Any] = {}
     for phase in PHASES:
@@ -179,9 +208,16 @@ def values(runs: Mapping[str, Any], sizes: Sequence[int], quantity: Quantity) ->
     return [runs[str(n)][quantity.phase][quantity.field][quantity.of] for n in sizes]
 
 
-def growth_of(runs: Mapping[str, Any], quantity: Quantity) -> Growth:
-    """How a quantity grows, by the fewest processes."""
-    return fitted(FITTED, values(runs, FITTED, quantity), quantity.slack)
+def growth_of(
+    runs: Mapping[str, Any], quantity: Quantity, sizes: Sequence[int] = MEASURED
+) -> Growth:
+    """How a quantity grows, by so many processes."""
+    return fitted(sizes, values(runs, sizes, quantity), quantity.slack, quantity.shapes)
+
+
+def missed_by(runs: Mapping[str, Any], quantity: Quantity) -> float:
+    """How far the fit to `FITTED` is from what was measured with `TRIED`, at most."""
+    return error(growth_of(runs, quantity, FITTED), TRIED, values(runs, TRIED, quantity))
 
 
 def growths(runs: Mapping[str, Any]) -> dict[str, tuple[dict[int, float], Growth]]:
@@ -200,14 +236,22 @@ def seconds_on_hosts(runs: Mapping[str, Any], phase: str, n: int) -> float:
         phase: which.
         n: how many machines.
     """
-    busiest = growth_of(runs, Quantity(phase, "cpu", "busiest", slack=0.1)).at(n)
-    requests = growth_of(runs, Quantity(phase, "requests", "a rank", slack=0.3)).at(n)
+    shapes = ("constant",) if phase == "imports" else ("constant", "n", "n²")
+    busiest = growth_of(runs, processor(phase, "busiest", *shapes)).at(n)
+    requests = growth_of(runs, Quantity(phase, "requests", "a rank", slack=0.2)).at(n)
     return busiest + requests * ROUND_TRIP
 
 
 def seconds_here(runs: Mapping[str, Any], phase: str, n: int, cores: int = 2) -> float:
-    """What a phase would take if it were nothing but the processor's time, on shared cores."""
-    return growth_of(runs, Quantity(phase, "cpu", "a rank", slack=0.1)).at(n) * max(1, n / cores)
+    """What a phase takes by the processor's time of all ranks, fitted to `FITTED`, on these cores.
+
+    Args:
+        runs: as for `values`.
+        phase: which.
+        n: how many processes.
+        cores: that they share.
+    """
+    return growth_of(runs, processor(phase, "all", "n", "n²"), FITTED).at(n) / cores
 
 
 def markdown(runs: dict[str, Any]) -> str:
@@ -216,26 +260,24 @@ def markdown(runs: dict[str, Any]) -> str:
     Args:
         runs: the results.
     """
-    if any(str(n) not in runs for n in SIZES):
-        return f"(tables need all of {SIZES})"
     rows = []
     for name, one in QUANTITIES.items():
         growth = growth_of(runs, one)
-        off = error(growth, TRIED, values(runs, TRIED, one))
         told = [*values(runs, SIZES, one), *(growth.at(n) for n in FORETOLD)]
         cells = [one.form.format(value / one.unit) for value in told]
-        rows.append([name, *cells[: len(SIZES)], growth.shape, f"{off:.0%}", *cells[len(SIZES) :]])
+        off = f"{missed_by(runs, one):.0%}"
+        rows.append([name, *cells[: len(SIZES)], growth.shape, off, *cells[len(SIZES) :]])
     titles = ["a rank, or as it says", *map(str, SIZES), "grows as", "off by", *_named(FORETOLD)]
     first = tables.markdown(titles, rows, right=True)
     rows = []
-    for phase in ONCE:
-        wall = Quantity(phase, "seconds", "busiest")
-        told = [f"{value:.3g}" for value in values(runs, SIZES, wall)]
-        model = [f"{seconds_here(runs, phase, n):.3g}" for n in TRIED]
-        hosts = [f"{seconds_on_hosts(runs, phase, n):.3g}" for n in FORETOLD]
-        rows.append([phase, *told, *model, *hosts])
-    titles = ["seconds, here", *map(str, SIZES), *(f"processor alone, {n}" for n in TRIED)]
-    titles += [f"{n} machines, by model" for n in _named(FORETOLD)]
+    for name, phases in SHOWN.items():
+        wall = [values(runs, SIZES, Quantity(phase, "seconds", "a rank")) for phase in phases]
+        here = [[seconds_here(runs, phase, n) for n in TRIED] for phase in phases]
+        hosts = [[seconds_on_hosts(runs, phase, n) for n in FORETOLD] for phase in phases]
+        told = [sum(column) for part in (wall, here, hosts) for column in zip(*part, strict=True)]
+        rows.append([name, *(f"{value:.2g}" for value in told)])
+    titles = ["seconds", *map(str, SIZES), *(f"foretold, {n}" for n in TRIED)]
+    titles += [f"{n} machines" for n in _named(FORETOLD)]
     return f"{first}\n\n{tables.markdown(titles, rows, right=True)}"
 
 
@@ -244,7 +286,7 @@ def _named(sizes: Sequence[int]) -> list[str]:
 
 
 def _pooled(numbers: Sequence[float]) -> dict[str, float]:
-    return {"a rank": statistics.median(numbers), "busiest": max(numbers), "all": sum(numbers)}
+    return {"a rank": statistics.median_low(numbers), "busiest": max(numbers), "all": sum(numbers)}
 
 
 if __name__ == "__main__":

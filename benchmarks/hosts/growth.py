@@ -45,22 +45,33 @@ class Growth:
         return self.base + self.slope * SHAPES[self.shape](n)
 
 
-def fitted(sizes: Sequence[int], values: Sequence[float], slack: float = 0.02) -> Growth:
+def fitted(
+    sizes: Sequence[int],
+    values: Sequence[float],
+    slack: float = 0.02,
+    shapes: Sequence[str] = tuple(SHAPES),
+) -> Growth:
     """The slowest growth that explains numbers; or that which comes closest, if none does.
+
+    Numbers that fall are taken for constant.
 
     Args:
         sizes: numbers of processes.
         values: what was measured with them.
         slack: how far the fit may be from a value, as a part of the largest.
+        shapes: that may be.
     """
     allowed = slack * max(map(abs, values))
     found = []
-    for shape, of in SHAPES.items():
+    for shape in shapes:
+        of = SHAPES[shape]
         columns = [[1.0, of(n)] if shape != "constant" else [1.0] for n in sizes]
         base, *slope = np.linalg.lstsq(np.array(columns), np.array(values, float), rcond=None)[0]
         growth = Growth(shape, round(float(base), 9), round(float(sum(slope)), 9))
         off = max(abs(growth.at(n) - value) for n, value in zip(sizes, values, strict=True))
-        if off <= allowed and growth.slope >= 0:
+        if growth.slope < 0:
+            continue  # shares of something become smaller, but not less than nothing
+        if off <= allowed:
             return growth
         found.append((off, growth))
     return min(found, key=lambda pair: pair[0])[1]

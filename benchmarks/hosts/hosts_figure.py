@@ -1,6 +1,6 @@
 """A picture of what processes cost, as SVG: small plots on the same axis of processes.
 
-Dots are measured, lines are fitted to 2 to 8 processes; dashed where nothing was measured.
+Dots are measured, lines are fitted to 2 and more processes; dashed where nothing was measured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLOTS = {
     ),
     "storage operations of a restore": ("restore: operations on storage",),
     "files of a checkpoint": ("save: files, all",),
-    "rendezvous, ms of the processor": (
+    "start of the runtimes, ms of the processor": (
         "rendezvous: processor, ms",
         "rendezvous: processor, ms, busiest",
     ),
@@ -60,7 +60,7 @@ def draw(found: Mapping[str, tuple[Mapping[int, float], Growth]]) -> str:
     ]
     for number, (title, names) in enumerate(PLOTS.items()):
         x, y = number % COLUMNS * WIDTH, HEAD + number // COLUMNS * HEIGHT
-        plot = _plot(title, [found[name] for name in names])
+        plot = _plot(title, {name: found[name] for name in names})
         parts += [f'<g transform="translate({x} {y})">', *plot, "</g>"]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -74,15 +74,15 @@ def _legend() -> list[str]:
             f'<text x="{x + 31}" y="33">{told}</text>',
         ]
         x += 90 if color == COLORS[0] else 215
-    return [*parts, f'<text x="{x}" y="33">dots: measured; lines: fitted to 2, 4 and 8</text>']
+    return [*parts, f'<text x="{x}" y="33">dots: measured; lines: fitted to 2 and more</text>']
 
 
-def _plot(title: str, lines: list[tuple[Mapping[int, float], Growth]]) -> list[str]:
+def _plot(title: str, lines: Mapping[str, tuple[Mapping[int, float], Growth]]) -> list[str]:
     unit = next((size for name, size in UNITS.items() if name in title), 1.0)
-    shown = [value / unit for dots, _ in lines for value in dots.values()]
-    shown += [growth.at(PROCESSES[1]) / unit for _, growth in lines]
+    shown = [value / unit for dots, _ in lines.values() for value in dots.values() if value]
+    shown += [growth.at(PROCESSES[1]) / unit for _, growth in lines.values()]
     top = 10.0 ** math.ceil(math.log10(max(shown)))
-    low = min(10.0 ** math.floor(math.log10(max(min(shown), 1e-3))), top / 100)
+    low = min(10.0 ** math.floor(math.log10(min(shown))), top / 100)
     x0, x1, y0, y1 = _x(PROCESSES[0]), _x(PROCESSES[1]), HEIGHT - BOTTOM, TOP
     parts = [
         f'<text x="{LEFT}" y="16" font-weight="bold">{escape(title)}</text>',
@@ -99,7 +99,8 @@ def _plot(title: str, lines: list[tuple[Mapping[int, float], Growth]]) -> list[s
             f'<text x="{x0 - 4}" y="{y + 3}" text-anchor="end">{_told(low * 10**power)}</text>'
         )
         parts.append(f'<path d="M{x0} {y}H{x1}" stroke="#eee"/>')
-    for color, (dots, growth) in zip(COLORS, lines, strict=False):
+    for name, (dots, growth) in lines.items():
+        color = COLORS[name.endswith((", all", ", busiest"))]
         last = max(dots)
         for start, end, dashed in ((2, last, False), (last, PROCESSES[1], True)):
             points = [
@@ -112,6 +113,7 @@ def _plot(title: str, lines: list[tuple[Mapping[int, float], Growth]]) -> list[s
         parts += [
             f'<circle cx="{_x(n)}" cy="{_y(value / unit, low, top)}" r="2.5" fill="{color}"/>'
             for n, value in dots.items()
+            if value
         ]
     return parts
 
@@ -129,6 +131,5 @@ def _x(n: float) -> float:
 
 
 def _y(value: float, low: float, top: float) -> float:
-    """Nothing at all stands on the axis."""
     part = math.log10(max(value, low) / low) / math.log10(top / low)
     return round(HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * part, 1)

@@ -82,12 +82,14 @@ class Phases:
         }
 
 
-def measure(folder: str, repeats: int) -> dict[str, Any]:
+def measure(folder: str, repeats: int, patience: float | None = None) -> dict[str, Any]:
     """Measure in one rank; all do so at the same time.
 
     Args:
         folder: empty, for a checkpoint.
         repeats: comparisons, exchanges and requests that are timed.
+        patience: seconds after which a rank that waits says where, as `rounds.PATIENCE`; on a busy
+            machine longer, where requests are counted.
 
     Returns:
         "phases", see `Phases`, and of the process at its end: "rss" and "peak" in bytes, open
@@ -102,8 +104,9 @@ def measure(folder: str, repeats: int) -> dict[str, Any]:
     import numpy as np
     import torch.distributed as dist
 
-    from isoshard.core.processes import agreement, coordination
+    from isoshard.core.processes import agreement, coordination, rounds
 
+    rounds.PATIENCE = rounds.PATIENCE if patience is None else patience
     phases.count_storage()
 
     def together(name: str, work: Callable[[], Any], times: int = 1) -> Any:

@@ -27,7 +27,6 @@ TIMEOUT = 3600.0
 """Seconds that a process waits for the others."""
 
 _MOST = 16  # processes whose faults are told
-_BATCH = 64  # processes whose results come in one answer
 _numbers = itertools.count()
 _rounds_of: dict[str, itertools.count[int]] = {}
 
@@ -99,13 +98,11 @@ class Team:
             return [work()]
         room = self._next_room()
         result, error = _tried(work)
-        coordination.put(f"{room}/of/{self.rank // _BATCH}/{self.rank}", json.dumps(result))
+        coordination.put(f"{room}/of/{self.rank}", json.dumps(result))
         self._meet(room, error)
         if self.rank:
             return []
-        found: dict[str, str] = {}
-        for batch in range(-(-self.size // _BATCH)):  # an answer has a limit of some megabytes
-            found |= coordination.all_below(f"{room}/of/{batch}")
+        found = coordination.all_below(f"{room}/of")
         coordination.forget(f"{room}/of")
         return [json.loads(found[str(rank)]) for rank in range(self.size)]
 
@@ -132,10 +129,11 @@ class Team:
                 raise error
             return result
         text = coordination.take(room, TIMEOUT)
-        fault, result = json.loads(text) if text else (f"silent for {TIMEOUT:g} s", None)
+        said: list[Any] = json.loads(text) if text else [f"silent for {TIMEOUT:g} s", None]
+        fault, told = said
         if fault:
             raise CheckpointError(f"other processes failed: process 0: {fault}")
-        return result
+        return told
 
     def _meet(self, room: str, error: BaseException | None) -> None:
         lines = [] if error is None else [_fault(error)]
@@ -164,7 +162,7 @@ class _Outcome(Round):
         return "; ".join(told[:_MOST]) + more
 
 
-def _tried(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+def _tried(work: Callable[[], T]) -> tuple[T, None] | tuple[Any, BaseException]:
     try:
         return work(), None
     except BaseException as error:

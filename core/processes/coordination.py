@@ -117,7 +117,7 @@ def all_below(key: str) -> dict[str, str]:
         key: the keys "KEY/.." are meant.
 
     Returns:
-        The values by what follows "KEY/"; at most some megabytes come in one answer.
+        The values by what follows "KEY/".
 
     Raises:
         DistributedError: there is no coordination service, or it is gone.

@@ -77,7 +77,7 @@ def call_through_service(note: Note, timeout: float) -> None:
     if coordination.count("roll/came") == note.size:
         coordination.put("roll/all", "came")
     if note.rank:
-        said = coordination.take("roll/verdict", timeout)
+        said = coordination.take("roll/verdict", timeout + _LINGER)
         if said is None:
             raise DistributedError(f"{note.name} heard nothing of rank 0 in {timeout:g} s")
         _obey(note, json.loads(said))

@@ -16,6 +16,7 @@ leaves its words for all.
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import json
 import time
@@ -34,7 +35,7 @@ Words = Mapping[int, Sequence[str] | None]
 """What each rank said; None: nothing."""
 
 
-class Round:
+class Round(abc.ABC):
     """One round, as one of its ranks takes part in it.
 
     Args:
@@ -53,9 +54,9 @@ class Round:
         self.lines, self.timeout = lines, timeout
         self.all_came = False  # as far as this rank knows
 
+    @abc.abstractmethod
     def judge(self, words: Words) -> str:
         """What all are told of words that differ, or are missing; one rank is asked."""
-        raise NotImplementedError
 
     def waits(self) -> None:
         """Called once, when the others have not come for `PATIENCE`."""
@@ -116,10 +117,12 @@ class Round:
         if verdict == _ALIKE:
             return ""
         if verdict != _SAY_ALL:
-            return verdict or ""
+            return verdict or f"what the ranks said in {self.room} has been taken away meanwhile"
         self._say()
         told = coordination.take(f"{self.room}/told", 2 * _SAYING)
-        return told or "the ranks do not agree, and the one that was to say why has ended"
+        if told is None:
+            return "the ranks do not agree, and the one that was to say why has ended"
+        return "" if told == _ALIKE else told
 
     def _ask(self) -> str:
         """Have all say their lines, and tell them what is made of that."""
@@ -130,8 +133,8 @@ class Round:
             left = max(0.0, end - time.monotonic())
             found = coordination.take(f"{self.room}/lines/{rank}", left)
             words[rank] = None if found is None else json.loads(found)
-        told = self.judge(words)
-        coordination.put(f"{self.room}/told", told)
+        told = self.judge(words)  # nothing, if the last one came just as the time was over
+        coordination.put(f"{self.room}/told", told or _ALIKE)
         return told
 
     def _say(self) -> None:

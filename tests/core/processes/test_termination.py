@@ -1,5 +1,6 @@
 """SIGTERM as a request; what several processes agree on is in tests/multi_process."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -10,6 +11,8 @@ import time
 import pytest
 
 import isoshard as iso
+from isoshard.core.processes import coordination, termination
+from tests.core.processes.counting_store import Store, run
 
 
 def test_a_signal_is_noted_and_handlers_are_put_back():
@@ -114,3 +117,25 @@ def test_a_process_that_does_not_end_is_ended():
             assert "rank 0 was asked to end 1 s ago and has not" in process.stderr.readline()
         finally:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_all_processes_stop_after_the_same_step(monkeypatch):
+    size, store, mine = 64, Store(), threading.local()
+    monkeypatch.setattr(coordination, "_client", lambda: store)
+    monkeypatch.setattr(coordination, "rank_and_size", lambda: (mine.rank, size))
+    monkeypatch.setattr(termination, "_numbers", itertools.repeat(0))  # each is the first one
+
+    def steps(rank):
+        mine.rank = rank
+        with iso.Termination(signals=()) as one:
+            for step in itertools.count(1):
+                time.sleep(0.001 * (rank % 5))
+                if rank == 3 and step == 10:
+                    one.request()
+                if one.reached():
+                    return step
+
+    found = run(size, steps)
+    assert len({*found}) == 1 and found[0] > 10
+    every = sum(store.requests.values())
+    assert every <= 7 * size + 10  # five to settle, and the word

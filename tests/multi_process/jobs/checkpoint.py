@@ -70,6 +70,29 @@ def check_blocks(world):
     assert not [path for path in folder.rglob("*") if "lock" in path.name]
 
 
+def check_a_file_that_is_missing_is_told_in_every_process(world):
+    import numpy as np
+    import torch.distributed as dist
+
+    folder = world.scratch / "damaged"
+    mesh = iso.make_mesh((world.size,), ("x",))
+    w = iso.shard(np.arange(64 * 64, dtype=np.float32).reshape(64, 64), mesh, iso.P("x"))
+    for step in (1, 2):
+        iso.save(folder, {"w": w}, step=step)
+    dist.barrier()
+    if world.rank == 0:
+        sorted((folder / "2").rglob("c.*"))[-1].unlink()
+    dist.barrier()
+    try:
+        iso.restore(folder, {"w": w})
+    except iso.CheckpointError as error:  # though one of them alone has looked at that file
+        assert "is damaged" in str(error) and "is missing" in str(error), error
+        assert "Beside it are the checkpoints of other steps: 1" in str(error), error
+    else:
+        raise AssertionError("nobody noticed")
+    assert iso.restore(folder, {"w": w}, step=1)["w"].sharding == w.sharding
+
+
 def check_uneven_dtensors(world):
     import torch
     from torch.distributed.device_mesh import init_device_mesh
