@@ -58,10 +58,10 @@ class Round(abc.ABC):
     def judge(self, words: Words) -> str:
         """What all are told of words that differ, or are missing; one rank is asked."""
 
-    def waits(self) -> None:
+    def waits(self) -> None:  # noqa: B027 - it may be left out
         """Called once, when the others have not come for `PATIENCE`."""
 
-    def look(self) -> None:
+    def look(self) -> None:  # noqa: B027 - likewise
         """Called by the rank that came first, as often as `PATIENCE` has passed."""
 
     def hold(self, *, stay: bool = True) -> str:
