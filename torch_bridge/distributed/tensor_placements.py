@@ -299,6 +299,11 @@ def redistributed(
             "redistribute needs placements: t.redistribute(mesh, [Shard(0)]), or "
             "t.redistribute(placements=[Shard(0)]) over its own mesh"
         )
+    if any(getattr(placement, "is_partial", bool)() for placement in placements):
+        raise NotImplementedError(
+            f"Can not redistribute to Partial, as {[*placements]} asks: a tensor here is seen as a "
+            "whole, so sums over devices are taken already. Use Shard(dim) or Replicate()."
+        )
     if device_mesh is None:
         device_mesh = tensor.device_mesh
     laid = layout(tuple(tensor.shape), device_mesh, placements)

@@ -290,7 +290,8 @@ def _lay_out_gradient(leaf: Any) -> None:
         return
     layout, meant = leaf._storage.value.layout, _ASKED.get(leaf._storage)
     if gradient._chain.ops:  # a view has no layout of its own
-        if gradient.requires_grad or not (meant or _is_split(layout)):
+        marked = meant or leaf._storage.annotation is not None
+        if gradient.requires_grad or not (marked or _is_split(layout)):
             return
         leaf.grad = gradient = gradient.clone()
     if meant and not gradient.requires_grad:
