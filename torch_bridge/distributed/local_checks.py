@@ -22,7 +22,7 @@ from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from . import local_tensors, tensor_placements
 from .device_mesh import DeviceMesh, device_mesh_of
-from .gradient_scale import ScaledGradient
+from .gradient_scale import with_scaled_gradient
 from .tensor_placements import MeshPlacements
 
 
@@ -201,7 +201,7 @@ def _repeated(local: Any, mesh: DeviceMesh, kept: Any, reductions: dict[int, str
             times[placement.dim] *= mesh.size(dim)
     sums = math.prod(mesh.size(dim) for dim, kind in reductions.items() if kind == "sum")
     if local.requires_grad and (copies := sums * math.prod(times)) > 1:
-        local = ScaledGradient.apply(local, 1 / copies)  # the mean of what the copies get
+        local = with_scaled_gradient(local, 1 / copies)  # the mean of what the copies get
     whole = local.repeat(times) if math.prod(times) > 1 else local
     return whole * sums if sums > 1 else whole
 

@@ -38,7 +38,7 @@ from isoshard.torch_bridge.spmd.marking import layout_for, mark_sharding
 from isoshard.torch_bridge.spmd.uneven import even_part
 
 from .device_mesh import DeviceMesh, device_mesh_of
-from .gradient_scale import ScaledGradient
+from .gradient_scale import with_scaled_gradient
 from .nested_chunks import nested_chunks
 
 Sharding = jax.sharding.NamedSharding
@@ -341,7 +341,7 @@ def gathered(
         times = math.prod(mesh.size(dim) for dim in sums)
         back = None if sums else layout(shape, mesh, wanted).sharding
     whole = moved(tensor, layout(shape, mesh, None), back)
-    return ScaledGradient.apply(whole, times) if times > 1 else whole
+    return with_scaled_gradient(whole, times) if times > 1 else whole
 
 
 def _is_sum(placement: Any) -> bool:
