@@ -106,6 +106,24 @@ class TestMeshesThatMeet:
         with pytest.raises(ShardingError, match=r"differently: .*reshard"):
             x @ four
 
+    def test_what_nobody_sees_decides_no_mesh(self):
+        grid = init_device_mesh("jax", (2, 2))
+        dropped = distribute_tensor(torch.ones(8, 4), grid, [Shard(0), Shard(1)]) * 2
+        del dropped
+        line = init_device_mesh("jax", (4,))
+        t = distribute_tensor(torch.ones(8, 4), line, [Replicate()]).requires_grad_()
+        (t * 2).sum().backward()
+        assert t.grad.placements == (Replicate(),) and t.grad.device_mesh == line
+        assert (t.detach() + 1).placements == (Replicate(),)
+
+    def test_in_a_captured_step_it_is_refused(self, x, four):
+        @xs.compile
+        def step(a, b):
+            return ((a * 2) @ b).sum()
+
+        with pytest.raises(ShardingError, match=r"aten::mm .*differently: \[0, 1.*reshard"):
+            step(x, four)
+
 
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_a_dtensor_of_a_local_tensor_and_a_spec(requires_grad):

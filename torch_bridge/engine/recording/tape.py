@@ -18,7 +18,7 @@ from typing import Any
 
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.torch_bridge.engine.values import layout_numbers as layouts
-from isoshard.torch_bridge.engine.values.meeting import on_one_mesh
+from isoshard.torch_bridge.engine.values.meeting import differently_numbered, on_one_mesh
 from isoshard.torch_bridge.engine.values.value import Taken, Value
 
 from . import random_state
@@ -248,10 +248,14 @@ class Tape(Recorder):
         """Execute what is here, and go on with a tape for the other mesh.
 
         Raises:
-            ShardingError: this one operation has inputs that are split over both.
+            ShardingError: this one operation has inputs that are split over both, or, while a step
+                is captured, one that is computed in it.
         """
         if all(value.tape is not self for value in inputs):  # else it is known once it is computed
             inputs = on_one_mesh(recipe.name, inputs)
+        elif self.capture is not None:
+            others = [layouts.devices(one.layout) for one in inputs if one.layout >= 0]
+            raise differently_numbered(recipe.name, [*dict.fromkeys([self.home, *others])])
         execute(self)
         return recorder().record(recipe, inputs, scalars)
 

@@ -14,6 +14,7 @@ import jax
 
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError
+from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics
 from isoshard.core.transfer.relayout import lay_out
 
@@ -35,12 +36,7 @@ def on_one_mesh(name: str, values: Sequence[Value]) -> list[Value]:
     split = [number for number in placed if not _is_whole(number)]
     groups = list(dict.fromkeys(layout_numbers.devices(number) for number in split))
     if len(groups) > 1:
-        orders = " and ".join(str([device.id for device in group]) for group in groups)
-        raise ShardingError(
-            f"{name} has operands on meshes that number the devices differently: "
-            f"{orders}. Mark both with the same mesh, or move one with "
-            "isoshard.reshard(tensor, spec, mesh)."
-        )
+        raise differently_numbered(name, groups)
     home = [*split, *placed][0] if placed else layout_numbers.UNPLACED
     return [
         value
@@ -49,6 +45,20 @@ def on_one_mesh(name: str, values: Sequence[Value]) -> list[Value]:
         else _moved(value, layout_numbers.replicated_like(home))
         for value in values
     ]
+
+
+def differently_numbered(name: str, groups: Sequence[tuple[Device, ...]]) -> ShardingError:
+    """The error for operands on several meshes.
+
+    Args:
+        name: the operation.
+        groups: the devices of each mesh, in order.
+    """
+    orders = " and ".join(str([device.id for device in group]) for group in groups)
+    return ShardingError(
+        f"{name} has operands on meshes that number the devices differently: {orders}. Mark both "
+        "with the same mesh, or move one with isoshard.reshard(tensor, spec, mesh)."
+    )
 
 
 def _is_on_mesh(number: int) -> bool:
