@@ -246,7 +246,7 @@ def _size(want: marks.Sharding, shape: tuple[int, ...], chunks: marks.Chunks) ->
     blocks = marks.groups(want, len(shape)).shape[:-1]
     even = (-(-extent // count) for extent, count in zip(shape, blocks, strict=True))
     largest = {axis: max(sizes) for axis, sizes in chunks}
-    return tuple(largest.get(axis, step) for axis, step in enumerate(even))
+    return tuple(largest[axis] if axis in largest else step for axis, step in enumerate(even))
 
 
 def _cut(piece: Any, index: tuple[slice, ...], size: tuple[int, ...]) -> np.ndarray:
