@@ -30,6 +30,7 @@ import torch
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.argument_types import MeshLike, Opaque
+from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.spmd.mesh import Mesh, get_global_mesh, mesh_from
 
 from .one_process import DeviceType, OneProcess, check_backend, check_names, check_type
@@ -80,6 +81,7 @@ class DeviceMesh(OneProcess):
         self._grid = grid
         self._xs_mesh = Mesh(grid.ravel(), grid.shape, names)
         self._flattened: dict[str, DeviceMesh] = {}
+        program.forget_unseen()
 
     @property
     def device_type(self) -> str:

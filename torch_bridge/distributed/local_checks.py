@@ -22,6 +22,7 @@ from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from . import local_tensors, tensor_placements
 from .device_mesh import DeviceMesh, device_mesh_of
+from .gradient_scale import with_scaled_gradient
 from .tensor_placements import MeshPlacements
 
 
@@ -200,26 +201,9 @@ def _repeated(local: Any, mesh: DeviceMesh, kept: Any, reductions: dict[int, str
             times[placement.dim] *= mesh.size(dim)
     sums = math.prod(mesh.size(dim) for dim, kind in reductions.items() if kind == "sum")
     if local.requires_grad and (copies := sums * math.prod(times)) > 1:
-        local = _OfOneDevice.apply(local, copies)
+        local = with_scaled_gradient(local, 1 / copies)  # the mean of what the copies get
     whole = local.repeat(times) if math.prod(times) > 1 else local
     return whole * sums if sums > 1 else whole
-
-
-class _OfOneDevice(torch.autograd.Function):
-    """`apply(tensor, copies)`: the tensor, whose gradient is the mean of what the copies get.
-
-    In DTensor each process has a tensor and a gradient of its own. One tensor stands for them all
-    here, and so does its gradient: it is theirs where these are alike.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Any, copies: int) -> Any:
-        ctx.copies = copies
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: Any) -> Any:
-        return gradient[0] / ctx.copies, None
 
 
 def _assembled(

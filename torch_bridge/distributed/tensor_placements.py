@@ -13,6 +13,7 @@ P(None, 'tp')
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,17 +21,16 @@ from typing import Any, NamedTuple
 import jax
 import torch
 
-from isoshard.core.errors import UnevenError
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.spec import axis_names, check_even
+from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import Sizes
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.dtensor_fields import DTENSOR_SPEC, TENSOR_META
 from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike, Opaque
 from isoshard.torch_bridge.dtensor.translation import placements_of, spec_of
-from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.compiling.result_meshes import meshes_behind
+from isoshard.torch_bridge.engine.recording.tape import Tape, materialize
 from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout import marks, view_layouts
 from isoshard.torch_bridge.layout.method_bodies import body_of
@@ -38,6 +38,8 @@ from isoshard.torch_bridge.spmd.marking import layout_for, mark_sharding
 from isoshard.torch_bridge.spmd.uneven import even_part
 
 from .device_mesh import DeviceMesh, device_mesh_of
+from .gradient_scale import with_scaled_gradient
+from .nested_chunks import nested_chunks
 
 Sharding = jax.sharding.NamedSharding
 
@@ -49,11 +51,14 @@ class MeshPlacements(NamedTuple):
         mesh: the mesh, or part of one, that the placements are for.
         placements: one per mesh dimension, tensor axes counted from the left.
         sharding: over the root's mesh.
+        chunks: sizes of the pieces along axes that several mesh dimensions split and that they do
+            not divide: those of torch.chunk, of each piece again.
     """
 
     mesh: DeviceMesh
     placements: tuple[Any, ...]
     sharding: Sharding
+    chunks: marks.Chunks = ()
 
 
 def layout(
@@ -70,7 +75,7 @@ def layout(
         ValueError: there are more or fewer placements than mesh dimensions.
         IndexError: a `Shard` names an axis that the tensor does not have.
         NotImplementedError: a placement is `Partial`.
-        UnevenError: several mesh dimensions split an axis that they do not divide.
+        UnevenError: a `_StridedShard` splits an axis that its mesh dimensions do not divide.
         RuntimeError: no mesh is given, and none is current.
     """
     mesh = device_mesh_of(device_mesh)
@@ -78,10 +83,7 @@ def layout(
     entries = spec_of(given, len(shape), mesh.shape)
     spec = tuple(_names(mesh, entry) for entry in entries)
     sharding = layout_for(tuple(shape), mesh.get_jax_mesh(), spec)
-    for axis, entry in enumerate(entries):
-        if isinstance(entry, tuple):
-            _check_nested(tuple(shape), sharding, axis)
-    return MeshPlacements(mesh, given, sharding)
+    return MeshPlacements(mesh, given, sharding, nested_chunks(shape, entries, mesh.shape))
 
 
 def normalized(placements: Sequence[Any] | None, mesh: DeviceMesh, ndim: int) -> tuple[Any, ...]:
@@ -124,19 +126,6 @@ def _names(mesh: DeviceMesh, entry: Any) -> tuple[str, ...] | None:
     return tuple(name for dim in dims for name in mesh.axis_names(dim))
 
 
-def _check_nested(shape: tuple[int, ...], sharding: Sharding, axis: int) -> None:
-    entry = sharding.spec[axis] if axis < len(sharding.spec) else None
-    try:
-        check_even(jax.sharding.PartitionSpec(entry), mesh_of(sharding), shape[axis : axis + 1])
-    except UnevenError:
-        raise UnevenError(
-            f"axis {axis} of shape {shape} is split by the mesh axes {axis_names(entry)}, which do "
-            "not divide it: DTensor splits each part again into chunks, and XLA the whole at once, "
-            "so pieces would differ. Split it by one mesh dimension, or flatten the two: "
-            "mesh['a', 'b']._flatten()."
-        ) from None
-
-
 _GIVEN: weakref.WeakKeyDictionary[Storage, MeshPlacements] = weakref.WeakKeyDictionary()
 
 
@@ -144,6 +133,7 @@ def remember(tensor: DeviceTensor, laid: MeshPlacements) -> Any:
     """Note what a tensor was laid out by, so that it says the same; returns the tensor."""
     if not tensor._chain.ops:
         _GIVEN[tensor._storage] = laid
+        marks.note_chunks(tensor, laid.chunks)
         if naming.is_torch_xla():  # scripts of torch_xla read mesh axes by number
             written = spec_of(laid.placements, tensor.dim(), laid.mesh.shape)
             marks.note_written(tensor, written)
@@ -177,6 +167,8 @@ def dtensor_spec(tensor: DeviceTensor, cached: Opaque = None) -> Any:
     ((Shard(dim=0),), True)
     """
     laid = found(tensor)
+    if laid is None and _is_computed(tensor):
+        laid = found(tensor)
     if laid is None:
         raise ValueError(unknown(tensor))
     meta = TENSOR_META.found()(tensor.shape, tensor.stride(), tensor.dtype)
@@ -205,6 +197,8 @@ def found(tensor: DeviceTensor) -> MeshPlacements | None:
 def placements_of_tensor(tensor: DeviceTensor) -> tuple[Any, ...] | None:
     """What `tensor.placements` is."""
     laid = found(tensor)
+    if laid is None and _is_computed(tensor):
+        laid = found(tensor)
     if laid is None and naming.is_torch_xla():
         raise ValueError(f"placements: {unknown(tensor)}")
     if laid is not None and naming.is_torch_xla():
@@ -216,26 +210,38 @@ def placements_of_tensor(tensor: DeviceTensor) -> tuple[Any, ...] | None:
 def mesh_of_tensor(tensor: DeviceTensor) -> DeviceMesh | None:
     """What `tensor.device_mesh` is."""
     laid = found(tensor)
+    if laid is not None:
+        return laid.mesh
+    if (mesh := mesh_of_program(tensor)) is not None:
+        return mesh
+    laid = found(tensor) if _is_computed(tensor) else None
     return laid.mesh if laid else None
 
 
 def is_placed(tensor: DeviceTensor) -> bool:
     """Whether a tensor lies on a mesh, or will by the program that computes it."""
-    if mesh_of_tensor(tensor) is not None:
+    if found(tensor) is not None:
         return True
     return marks.is_recorded(tensor) and mesh_of_program(tensor) is not None
 
 
-def mesh_of_program(tensor: DeviceTensor) -> DeviceMesh | None:
-    """The only mesh in the program that will compute a tensor; None if it is not one."""
+def _is_computed(tensor: DeviceTensor) -> bool:
+    """Compute a value whose layout the partitioner chooses, if a program over a mesh can be run.
+
+    It cannot while a step is captured or traced, where nothing has a layout before the end.
+    """
     tape = tensor._storage.value.tape
-    if not isinstance(tape, Tape):
-        return None
-    meshes = {
-        mesh_of(sharding)
-        for number in tape.layouts() - {layout_numbers.UNPLACED}
-        if isinstance(sharding := layout_numbers.sharding(number), Sharding)
-    }
+    if naming.is_torch_xla() or not isinstance(tape, Tape) or tape.plans or tape.capture:
+        return False
+    if not meshes_behind(tensor._storage.value):
+        return False
+    materialize([tensor._storage.value])
+    return True
+
+
+def mesh_of_program(tensor: DeviceTensor) -> DeviceMesh | None:
+    """The only mesh that what a tensor is made of lies on; None if it is not one."""
+    meshes = meshes_behind(tensor._storage.value)
     return device_mesh_of(meshes.pop()) if len(meshes) == 1 else None
 
 
@@ -293,8 +299,13 @@ def redistributed(
             "redistribute needs placements: t.redistribute(mesh, [Shard(0)]), or "
             "t.redistribute(placements=[Shard(0)]) over its own mesh"
         )
+    if any(getattr(placement, "is_partial", bool)() for placement in placements):
+        raise NotImplementedError(
+            f"Can not redistribute to Partial, as {[*placements]} asks: a tensor here is seen as a "
+            "whole, so sums over devices are taken already. Use Shard(dim) or Replicate()."
+        )
     if device_mesh is None:
-        device_mesh = tensor.device_mesh or mesh_of_program(tensor)
+        device_mesh = tensor.device_mesh
     laid = layout(tuple(tensor.shape), device_mesh, placements)
     return moved(tensor, laid, None, dtype, gradient_dtype)
 
@@ -302,7 +313,7 @@ def redistributed(
 @body_of("full_tensor")
 def full_tensor(tensor: DeviceTensor) -> Callable[..., Any]:
     """What `tensor.full_tensor` is."""
-    mesh = tensor.device_mesh or mesh_of_program(tensor)
+    mesh = tensor.device_mesh
     if mesh is None:
         raise AttributeError(
             f"a tensor of shape {tuple(tensor.shape)} on no mesh has no full_tensor(): it is "
@@ -320,11 +331,21 @@ def gathered(
         tensor: on the `jax` device.
         mesh: the mesh.
         grad_placements: the layout of the gradient as it comes back; that of `tensor` if not given.
+            Where it is `Partial()`, each device's copy has the gradient that comes back, and the
+            tensor gets their sum.
     """
-    shape, back = tuple(tensor.shape), None
+    shape, back, times = tuple(tensor.shape), None, 1
     if grad_placements is not None:
-        back = layout(shape, mesh, grad_placements).sharding
-    return moved(tensor, layout(shape, mesh, None), back)
+        wanted = normalized(grad_placements, mesh, len(shape))
+        sums = [dim for dim, placement in enumerate(wanted) if _is_sum(placement)]
+        times = math.prod(mesh.size(dim) for dim in sums)
+        back = None if sums else layout(shape, mesh, wanted).sharding
+    whole = moved(tensor, layout(shape, mesh, None), back)
+    return with_scaled_gradient(whole, times) if times > 1 else whole
+
+
+def _is_sum(placement: Any) -> bool:
+    return placement.is_partial() and placement.reduce_op == "sum"
 
 
 def _kept_blocks(tensor: Any, laid: MeshPlacements) -> Sizes | None:

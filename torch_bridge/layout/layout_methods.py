@@ -97,16 +97,16 @@ class LayoutMethods(lazy_tensor.LazyTensor):
     def placements(self) -> tuple[Any, ...] | None:
         """The layout as DTensor placements, one per dimension of `device_mesh`.
 
-        None without a layout, and before a value is computed whose layout the partitioner chooses;
-        a ValueError then in scripts of torch_xla (`drop_in`), whose class raises one. Where several
-        mesh axes split one tensor axis in another order than from the left, one of them is a
-        `_StridedShard`.
+        Where the partitioner chooses the layout of a value that is not computed yet, it is computed
+        now. None without a mesh, and while a step is captured or traced; a ValueError in scripts of
+        torch_xla (`drop_in`), whose class raises one. Where several mesh axes split one tensor axis
+        in another order than from the left, one of them is a `_StridedShard`.
         """
         return BODIES["placements"](self)
 
     @property
     def device_mesh(self) -> Any:
-        """The `DeviceMesh` (or part of one) that it was laid out over; None without a layout."""
+        """The `DeviceMesh` (or part of one) that it lies on, or will; None if on none."""
         return BODIES["device_mesh"](self)
 
     _cached_spec: Any = None
@@ -116,7 +116,7 @@ class LayoutMethods(lazy_tensor.LazyTensor):
         """The layout as torch's `DTensorSpec`, kept until the tensor is laid out otherwise.
 
         Raises:
-            ValueError: it is on no mesh, or its value is not computed yet and nobody marked it.
+            ValueError: it is on no mesh; or nobody marked it while a step is captured or traced.
         """
         self._cached_spec = BODIES["_spec"](self, self._cached_spec)
         return self._cached_spec
@@ -257,11 +257,12 @@ class LayoutMethods(lazy_tensor.LazyTensor):
 
         Args:
             grad_placements: the layout of the gradient as it comes back; that of this tensor if
-                not given.
+                not given. `Partial()` adds the gradient of each device's copy, which is the one
+                that comes back, times the devices.
 
         Raises:
             AttributeError: the tensor is on no mesh.
-            NotImplementedError: a placement is `Partial`: the gradient of a whole is one.
+            NotImplementedError: a placement is another `Partial` than a sum.
             ValueError: there are more or fewer placements than mesh dimensions.
         """
         return BODIES["full_tensor"](self)

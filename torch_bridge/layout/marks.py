@@ -43,6 +43,8 @@ from isoshard.torch_bridge.runtime import PENDING
 
 Sharding = jax.sharding.NamedSharding
 Layout = Sharding | BlockLayout
+Chunks = tuple[tuple[int, tuple[int, ...]], ...]
+"""Some axes, each with the sizes of its pieces."""
 
 
 class ShardingType(enum.IntEnum):
@@ -78,6 +80,9 @@ class ShardingType(enum.IntEnum):
 
 # What was asked for memory that lies otherwise: uneven layouts, and None after `clear`.
 _ASKED: weakref.WeakKeyDictionary[Storage, Sharding | None] = weakref.WeakKeyDictionary()
+
+# The sizes of the pieces along axes that several mesh dimensions split one after the other.
+_CHUNKS: weakref.WeakKeyDictionary[Storage, Chunks] = weakref.WeakKeyDictionary()
 
 # The spec of a mark as torch_xla's scripts wrote it: axes by number, an entry for every axis.
 _WRITTEN: weakref.WeakKeyDictionary[Storage, Any] = weakref.WeakKeyDictionary()
@@ -122,6 +127,17 @@ def note_written(tensor: lazy_tensor.LazyTensor, spec: SpecLike) -> None:
     """Let `written` tell the spec of a mark that the tensor has."""
     if not tensor._chain.ops:
         _WRITTEN[tensor._storage] = spec
+
+
+def chunks(tensor: lazy_tensor.LazyTensor) -> Chunks:
+    """The axes whose pieces `note_chunks` has told."""
+    return _CHUNKS.get(tensor._storage, ()) if _CHUNKS and not tensor._chain.ops else ()
+
+
+def note_chunks(tensor: lazy_tensor.LazyTensor, sizes: Chunks) -> None:
+    """Say how large the pieces of a mark are, where they are not of one size and filled up."""
+    if sizes and not tensor._chain.ops:
+        _CHUNKS[tensor._storage] = sizes
 
 
 def is_recorded(tensor: lazy_tensor.LazyTensor) -> bool:
@@ -184,6 +200,7 @@ def keep(tensor: lazy_tensor.LazyTensor, sharding: Layout, ask: Sharding | None)
     blocks = isinstance(sharding, BlockLayout)
     tensor._storage.annotation = sharding.sharding if blocks else sharding
     _WRITTEN.pop(tensor._storage, None)
+    _CHUNKS.pop(tensor._storage, None)
     if ask is not None:
         _ASKED[tensor._storage] = ask
     else:
@@ -212,6 +229,7 @@ def clear(tensor: lazy_tensor.LazyTensor) -> None:
     annotate(tensor, Sharding(present.mesh, jax.sharding.PartitionSpec()))
     tensor._storage.annotation = None
     _WRITTEN.pop(tensor._storage, None)
+    _CHUNKS.pop(tensor._storage, None)
     _ASKED[tensor._storage] = None
 
 
@@ -244,6 +262,7 @@ def copy_mark(source: lazy_tensor.LazyTensor, target: lazy_tensor.LazyTensor) ->
     """Let `target`, a copy of `source`, be marked as that."""
     if source._storage in _ASKED:
         _ASKED[target._storage] = _ASKED[source._storage]
+    note_chunks(target, chunks(source))
 
 
 def keep_gradient_layout(tensor: lazy_tensor.LazyTensor) -> None:
@@ -269,11 +288,16 @@ def _lay_out_gradient(leaf: Any) -> None:
     gradient: Any = leaf.grad
     if not isinstance(gradient, lazy_tensor.LazyTensor):
         return
-    layout = leaf._storage.value.layout
+    layout, meant = leaf._storage.value.layout, _ASKED.get(leaf._storage)
     if gradient._chain.ops:  # a view has no layout of its own
-        if gradient.requires_grad or not _is_split(layout):
+        marked = meant or leaf._storage.annotation is not None
+        if gradient.requires_grad or not (marked or _is_split(layout)):
             return
         leaf.grad = gradient = gradient.clone()
+    if meant and not gradient.requires_grad:
+        if _ASKED.get(gradient._storage, meant) != meant:  # another leaf has the same gradient
+            leaf.grad = gradient = gradient.clone()
+        copy_mark(leaf, gradient)
     value = gradient._storage.value
     if value.array is not None or value.layout == layout or layout == layout_numbers.UNPLACED:
         return

@@ -21,6 +21,7 @@ a tensor in blocks of given sizes have just these (`uneven_shards`).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any
@@ -118,10 +119,11 @@ def local_shards(tensor: lazy_tensor.LazyTensor) -> list[XLAShard] | None:
         data = _to_host(np.asarray(piece.data), tensor.dtype)
         return [XLAShard(data, ..., name_of(piece.device), 0)]
     held = {piece.device: piece for piece in array.addressable_shards}
-    found = []
-    for device, index, replica in _pieces(want, tuple(tensor.shape)):
+    found, shape, chunks = [], tuple(tensor.shape), marks.chunks(tensor)
+    size = _size(want, shape, chunks)
+    for device, index, replica in _pieces(want, shape, chunks):
         if device in held:
-            data = _cut(held[device], index, _size(want, tuple(tensor.shape)))
+            data = _cut(held[device], index, size)
             whole = marks.sharding_type(want, tensor.dim()) == marks.ShardingType.REPLICATED
             place: Any = ... if whole else list(index)
             number = marks.ordinal(device) if whole else replica
@@ -156,14 +158,15 @@ def load(tensor: lazy_tensor.LazyTensor, shards: Sequence[XLAShard]) -> None:
             "instead: tensor.copy_(values)"
         )
     given = {shard.shard_device: shard for shard in shards}
-    pieces = [p for p in _pieces(want, shape) if p[0].process_index == jax.process_index()]
+    chunks = marks.chunks(tensor)
+    pieces = [p for p in _pieces(want, shape, chunks) if p[0].process_index == jax.process_index()]
     names = [name_of(device) for device, _, _ in pieces]
     if sorted(given) != sorted(names) or len(shards) != len(names):
         raise RuntimeError(
             f"{len(shards)} pieces for devices {sorted(given)} do not make a tensor on "
             f"{len(names)} devices of this process, {sorted(names)}; give one for each"
         )
-    size = _size(want, shape)
+    size = _size(want, shape, chunks)
     wrong = [s.shard_device for s in shards if tuple(s.data.shape) != size]
     if wrong:
         raise RuntimeError(
@@ -213,25 +216,37 @@ def name_of(device: DeviceLike) -> str:
     return f"{device.platform.upper()}:{marks.ordinal(device)}"
 
 
-def _pieces(want: marks.Sharding, shape: tuple[int, ...]) -> list[tuple[Any, Any, int]]:
+def _pieces(
+    want: marks.Sharding, shape: tuple[int, ...], chunks: marks.Chunks
+) -> list[tuple[Any, Any, int]]:
     """Each device with the part of the whole that is its own, and its number among its copies."""
     devices = {marks.ordinal(device): device for device in mesh_of(want).devices.flat}
-    size = _size(want, shape)
-    found = []
     grid = marks.groups(want, len(shape))
-    for block in np.ndindex(*grid.shape[:-1]):
+    told = dict(chunks)
+    counts = grid.shape[:-1]
+    ends = [
+        list(itertools.accumulate(told[axis]))
+        if axis in told
+        else [min((at + 1) * step, extent) for at in range(count)]
+        for axis, (extent, count, step) in enumerate(
+            zip(shape, counts, _size(want, shape, ()), strict=True)
+        )
+    ]
+    found = []
+    for block in np.ndindex(*counts):
         index = tuple(
-            slice(min(at * step, extent), min((at + 1) * step, extent), 1)
-            for at, step, extent in zip(block, size, shape, strict=True)
+            slice(own[at - 1] if at else 0, own[at], 1) for own, at in zip(ends, block, strict=True)
         )
         found += [(devices[n], index, replica) for replica, n in enumerate(grid[block].tolist())]
     return sorted(found, key=lambda piece: marks.ordinal(piece[0]))
 
 
-def _size(want: marks.Sharding, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of every piece."""
+def _size(want: marks.Sharding, shape: tuple[int, ...], chunks: marks.Chunks) -> tuple[int, ...]:
+    """The shape of every piece, filling included."""
     blocks = marks.groups(want, len(shape)).shape[:-1]
-    return tuple(-(-extent // count) for extent, count in zip(shape, blocks, strict=True))
+    even = (-(-extent // count) for extent, count in zip(shape, blocks, strict=True))
+    largest = {axis: max(sizes) for axis, sizes in chunks}
+    return tuple(largest[axis] if axis in largest else step for axis, step in enumerate(even))
 
 
 def _cut(piece: Any, index: tuple[slice, ...], size: tuple[int, ...]) -> np.ndarray:

@@ -87,7 +87,7 @@ def xla_distribute_tensor(
     """Lay a tensor out over a mesh by placements.
 
     Args:
-        tensor: on any device; one on another device is moved.
+        tensor: on any device; one on another device is copied, a leaf to a leaf.
         device_mesh: a torch `DeviceMesh`, an `xs.Mesh` or a `jax.sharding.Mesh`.
         placements: one `Shard` or `Replicate` per mesh axis; whole on every device if not given.
 
@@ -124,7 +124,8 @@ def xla_distribute_tensor(
         check_count(placements, mesh)
         spec = spec_of(placements, tensor.dim(), mesh.mesh_shape)
     if not isinstance(tensor, XLAShardedTensor):
-        tensor = tensor.to("jax")
+        leaf = tensor.detach() if tensor.is_leaf else tensor
+        tensor = leaf.to("jax").requires_grad_(tensor.requires_grad)
     return mark_sharding(tensor, mesh, spec)
 
 

@@ -137,6 +137,10 @@ class ManualTensor(XLAShardedTensor):
             return args[0]
         return pytree.tree_map_only(torch.Tensor, lambda leaf: cls.of(leaf, mesh), got)
 
+    def wait(self) -> ManualTensor:
+        """The tensor: JAX waits for a collective where its value is read."""
+        return self
+
     @property
     def mesh(self) -> jax.sharding.Mesh:
         """The devices of the manual region."""

@@ -358,7 +358,7 @@ def test_memory_is_not_shared_with_padding(x, mesh):
 
 
 def test_meshes_that_differ(t, x):
-    other = iso.make_mesh((8,), ("x",), devices=jax.devices()[::-1])
+    other = iso.make_mesh((2,), ("x",), devices=jax.devices()[1::-1])
     with pytest.raises(ShardingError, match="number the devices differently"):
-        t + iso.shard(x.T.contiguous().T[:16].contiguous(), other, P("x"))[:1]
+        t + iso.shard(x, other, P("x"))
         xs.sync()

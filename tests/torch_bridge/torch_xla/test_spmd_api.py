@@ -78,6 +78,18 @@ def test_a_tensor_is_distributed(kind, where):
     assert whole.sharding_spec == "{replicated}"
 
 
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_leaf_from_the_cpu_is_a_leaf(requires_grad):
+    source = data(8).requires_grad_(requires_grad)
+    found = xs.xla_distribute_tensor(source, MESHES["xs.Mesh"](), [Shard(0), Replicate()])
+    assert found.is_leaf and found.requires_grad is requires_grad and found is not source
+    computed = xs.xla_distribute_tensor(source * 2, MESHES["xs.Mesh"](), [Shard(0), Replicate()])
+    assert computed.is_leaf is not requires_grad
+    if requires_grad:
+        (found + computed).sum().backward()
+        assert found.grad.tolist() == [1.0] * 8 and source.grad.tolist() == [2.0] * 8
+
+
 def test_a_parameter_stays_a_leaf():
     mesh = DeviceMesh("xla", list(range(8)))
     layer = nn.Linear(8, 8).to("jax")

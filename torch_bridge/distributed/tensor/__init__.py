@@ -20,12 +20,15 @@ if __name__ != "isoshard.torch_bridge.distributed.tensor":
 
 from torch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
 
+from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, init_device_mesh
+
 from .distributing import distribute_module, distribute_tensor
 from .dtensor_class import DTensor
 from .factories import empty, full, ones, rand, randn, zeros
 
 __all__ = [
     "DTensor",
+    "DeviceMesh",
     "Partial",
     "Placement",
     "Replicate",
@@ -34,6 +37,7 @@ __all__ = [
     "distribute_tensor",
     "empty",
     "full",
+    "init_device_mesh",
     "ones",
     "rand",
     "randn",

@@ -10,6 +10,10 @@ from typing import Any
 
 import torch
 
+from isoshard.core.layout.spec import SpecLike
+from isoshard.core.runtime.user_warnings import warn_user
+from isoshard.torch_bridge._torch_internals.dtensor_fields import DTENSOR_SPEC
+from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.distributed import tensor_placements
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
@@ -36,3 +40,27 @@ class DTensor(XLAShardedTensor, metaclass=_OnMesh):
         >>> isinstance(distribute_tensor(plain, init_device_mesh("jax", (8,))), DTensor)
         True
     """
+
+    def __new__(
+        cls,
+        elem: torch.Tensor,
+        mesh_shape: MeshLike = None,
+        partition_spec: SpecLike = None,
+        **options: Any,
+    ) -> XLAShardedTensor:
+        """As `XLAShardedTensor`; a local tensor and torch's `DTensorSpec` make a new leaf of it."""
+        if not isinstance(mesh_shape, DTENSOR_SPEC.found()):
+            return super().__new__(cls, elem, mesh_shape, partition_spec, **options)
+        spec, wanted = mesh_shape, bool(options.get("requires_grad"))
+        if elem.requires_grad and not wanted:
+            warn_user(
+                "To construct a DTensor that takes part in autograd, call DTensor.from_local: this "
+                "one is a leaf without a gradient, and the local tensor requires one",
+                UserWarning,
+            )
+        meta = spec.tensor_meta
+        shape, stride = (None, None) if meta is None else (meta.shape, meta.stride)
+        whole = cls.from_local(
+            elem.detach(), spec.mesh, spec.placements, shape=shape, stride=stride
+        )
+        return whole.requires_grad_(wanted)

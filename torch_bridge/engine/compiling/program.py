@@ -130,6 +130,22 @@ def sync() -> None:
             raise tape.fault
 
 
+def forget_unseen() -> None:
+    """Drop what this thread recorded if nobody can see any of it any more.
+
+    It would not be computed, but the meshes of its inputs would still be those of the next program.
+    """
+    tape = recorder()
+    if not isinstance(tape, Tape) or tape.plans or tape.capture is not None or tape.regions:
+        return
+    with tape.lock:
+        if not tape.program or plan_of(tape).live:
+            return
+        tape.done = True
+    replace(tape.renewed())
+    tape.forget()
+
+
 def execute(tape: Tape, only: Value | None = None) -> None:
     """Run a tape; afterwards each value still in use has its array.
 

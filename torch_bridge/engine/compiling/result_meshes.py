@@ -10,10 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
+from isoshard.core.layout.mesh import mesh_of
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
+from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Value
 
 from .execution_plan import CompileRequest
+from .interpreting import needed
 
 
 def result_layouts(plan: CompileRequest, numbers: Sequence[int]) -> list[int]:
@@ -32,6 +38,28 @@ def result_layouts(plan: CompileRequest, numbers: Sequence[int]) -> list[int]:
         mesh = layout_numbers.typed_mesh(wanted) or meshes[slot]
         found.append(layout_numbers.typed(number, mesh))
     return found
+
+
+def meshes_behind(value: Value) -> set[jax.sharding.Mesh]:
+    """The meshes of what a recorded value is made of: of inputs, and of marks on the way.
+
+    Empty for a value that is computed.
+    """
+    tape = value.tape
+    if not isinstance(tape, Tape):
+        return set()
+    with tape.lock:
+        inputs = iter(tape.inputs())
+        numbers: set[int] = set()
+        for entry, is_used in zip(tape.program, needed(tape.program, [value.slot]), strict=True):
+            recipe = RECIPES[entry[0]] if isinstance(entry[0], int) else None
+            number = next(inputs).layout if recipe is None else layout_numbers.UNPLACED
+            if recipe is not None and recipe.name == "mark_sharding":
+                number = recipe.detail
+            if is_used:
+                numbers.add(number)
+    found = [layout_numbers.sharding(n) for n in numbers - {layout_numbers.UNPLACED}]
+    return {mesh_of(one) for one in found if isinstance(one, jax.sharding.NamedSharding)}
 
 
 def _marks(plan: CompileRequest) -> list[int]:

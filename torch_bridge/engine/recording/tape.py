@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from isoshard.core.errors import ShardingError
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.torch_bridge.engine.values import layout_numbers as layouts
+from isoshard.torch_bridge.engine.values.meeting import differently_numbered, on_one_mesh
 from isoshard.torch_bridge.engine.values.value import Taken, Value
 
 from . import random_state
@@ -248,21 +248,14 @@ class Tape(Recorder):
         """Execute what is here, and go on with a tape for the other mesh.
 
         Raises:
-            ShardingError: this one operation has inputs on both.
+            ShardingError: this one operation has inputs that are split over both, or, while a step
+                is captured, one that is computed in it.
         """
-        groups = {
-            self.home if value.tape is self else layouts.devices(value.layout)
-            for value in inputs
-            if value.tape is self or value.layout >= 0
-        }
-        groups = {group for group in groups if len(group) > 1}
-        if len(groups) > 1:
-            orders = " and ".join(str([device.id for device in group]) for group in groups)
-            raise ShardingError(
-                f"{recipe.name} has operands on meshes that number the devices differently: "
-                f"{orders}. Mark both with the same mesh, or move one with "
-                "isoshard.reshard(tensor, spec, mesh)."
-            )
+        if all(value.tape is not self for value in inputs):  # else it is known once it is computed
+            inputs = on_one_mesh(recipe.name, inputs)
+        elif self.capture is not None:
+            others = [layouts.devices(one.layout) for one in inputs if one.layout >= 0]
+            raise differently_numbered(recipe.name, [*dict.fromkeys([self.home, *others])])
         execute(self)
         return recorder().record(recipe, inputs, scalars)
 

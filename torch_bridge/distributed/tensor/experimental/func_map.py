@@ -14,7 +14,9 @@ tensor([[28.],
 
 The function sees what `to_local()` gives, and each device computes on its piece alone. What it
 returns is made whole by `from_local`: pieces are put together, and `Partial` outputs are summed.
-Inside, collectives of process groups are not possible: return what is to be summed as `Partial()`.
+Inside, collectives of `isoshard.torch_bridge.distributed._functional_collectives` take a mesh as
+their group; those of process groups are not possible. What is to be summed at the end is returned
+as `Partial()`.
 """
 
 from __future__ import annotations
@@ -181,7 +183,7 @@ def _piece(leaf: Any, number: int, mesh: DeviceMesh, wanted: Any, grads: Any, mo
             raise ValueError(
                 f"argument {number} of local_map lies as {laid.placements} on {laid.mesh}, and "
                 f"in_placements asks for {asked.placements} on {mesh}; redistribute it first, or "
-                "pass redistribute_inputs=True"
+                "set redistribute_inputs=True"
             )
         leaf = tensor_placements.moved(leaf, asked)
     elif laid is None or laid.placements != asked.placements:

@@ -1,0 +1,82 @@
+"""Every parallel style with every layout of inputs and outputs: what the whole module computes."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+
+import isoshard.torch_bridge as xs
+from isoshard.torch_bridge.distributed.tensor import distribute_tensor, init_device_mesh
+from isoshard.torch_bridge.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+LAYOUTS = [None, Replicate(), Shard(0), Shard(-1)]
+FLOATS = {
+    "linear": lambda: nn.Linear(16, 8),
+    "linear without bias": lambda: nn.Linear(16, 8, bias=False),
+}
+SEQUENCES = {
+    "LayerNorm": lambda: nn.LayerNorm(16),
+    "RMSNorm": lambda: nn.RMSNorm(16),
+    "Dropout": lambda: nn.Dropout(0.0),
+}
+TABLE = {"embedding": lambda: nn.Embedding(16, 8)}
+CASES = [
+    *[(ColwiseParallel, name, make) for name, make in (FLOATS | TABLE).items()],
+    *[(RowwiseParallel, name, make) for name, make in (FLOATS | TABLE).items()],
+    *[(SequenceParallel, name, make) for name, make in SEQUENCES.items()],
+]
+
+
+def styles(style):
+    if style is SequenceParallel:
+        return [(None, None, SequenceParallel(sequence_dim=dim)) for dim in (0, 1)]
+    pairs = itertools.product(LAYOUTS, LAYOUTS)
+    return [(have, want, style(input_layouts=have, output_layouts=want)) for have, want in pairs]
+
+
+@pytest.mark.parametrize("part", ["mesh", "part"])
+@pytest.mark.parametrize(
+    ("style", "name", "make"),
+    CASES,
+    ids=lambda one: one if isinstance(one, str) else one.__name__.strip("<>"),
+)
+def test_a_style_changes_no_value(style, name, make, part):
+    torch.manual_seed(0)
+    whole = make().double()
+    given = torch.arange(32).remainder(16).reshape(8, 4)
+    x = given if name == "embedding" else torch.randn(8, 4, 16, dtype=torch.float64)
+    mesh = init_device_mesh("jax", (4,))
+    if part == "part":
+        mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))["tp"]
+    leaf = x.clone().requires_grad_(x.is_floating_point())
+    want = whole(leaf)
+    want.square().sum().backward()
+
+    found = []
+    for have, out_layout, one in styles(style):
+        module = parallelize_module(copy.deepcopy(whole).to("jax"), mesh, one)
+        mine = distribute_tensor(x, mesh, [have or Replicate()])
+        mine = mine.requires_grad_(x.is_floating_point())
+        out = module(mine)
+        out.square().sum().backward()
+        found.append((out, out_layout, mine, module))
+    xs.sync()
+
+    for out, out_layout, mine, module in found:
+        torch.testing.assert_close(out.detach().cpu(), want.detach())
+        if out_layout is not None:
+            dim = Shard(out_layout.dim % 3) if out_layout.is_shard() else out_layout
+            assert out.placements[-1] == dim
+        if leaf.grad is not None:
+            torch.testing.assert_close(mine.grad.cpu(), leaf.grad)
+        for ours, theirs in zip(module.parameters(), whole.parameters(), strict=True):
+            assert ours.grad.placements == ours.placements
+            torch.testing.assert_close(ours.grad.cpu(), theirs.grad)

@@ -1,0 +1,255 @@
+"""torch.distributed._functional_collectives' names for pieces, as `to_local` gives them.
+
+A group is a mesh, all of it, or a part of one, or a mesh and the number or name of a dimension.
+
+>>> import torch
+>>> from isoshard.torch_bridge.distributed import init_device_mesh
+>>> from isoshard.torch_bridge.distributed.tensor import Shard, distribute_tensor
+>>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+>>> mine = distribute_tensor(torch.arange(8.0), mesh, [Shard(0), Shard(0)]).to_local()
+>>> [shard.data.item() for shard in all_reduce(mine, "sum", mesh["tp"]).local_shards]
+[6.0, 6.0, 6.0, 6.0, 22.0, 22.0, 22.0, 22.0]
+>>> [shard.data.tolist() for shard in all_gather_tensor(mine, 0, (mesh, "dp")).local_shards][:2]
+[[0.0, 4.0], [1.0, 5.0]]
+
+They are recorded as every operation is, and `wait()` of a result is the result. Gradients go back
+as torch's: those of a sum are summed, those of gathered pieces summed and scattered. A tensor that
+is whole has nothing to exchange: `redistribute` it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.axis_types import auto, same_grid
+from isoshard.torch_bridge.argument_types import Opaque
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.values.value import Aval
+from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
+
+from .device_mesh import DeviceMesh, device_mesh_of
+
+__all__ = [
+    "all_gather_tensor",
+    "all_gather_tensor_autograd",
+    "all_reduce",
+    "all_to_all_single",
+    "all_to_all_single_autograd",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_autograd",
+    "wait_tensor",
+]
+
+Axes = tuple[str, ...]
+
+
+def all_reduce(self: torch.Tensor, reduceOp: str, group: Opaque, tag: str = "") -> Any:
+    """What the pieces of a group come to, on each of its devices.
+
+    Args:
+        self: each device's piece.
+        reduceOp: `"sum"`, `"avg"`, `"min"` or `"max"`.
+        group: see the module's description.
+        tag: makes no difference.
+
+    Raises:
+        ShardingError: the tensor is whole; the group is of another mesh, or is none.
+        ValueError: the operation is another.
+    """
+    return _exchanged(self, "all_reduce", _operation(reduceOp), 0, group)
+
+
+def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: Opaque, tag: str = "") -> Any:
+    """The pieces of a group one after the other, on each of its devices.
+
+    Args:
+        self: each device's piece.
+        gather_dim: the axis along which they follow each other.
+        group: see the module's description.
+        tag: makes no difference.
+
+    Raises:
+        ShardingError: the tensor is whole; the group is of another mesh, or is none.
+    """
+    return _exchanged(self, "all_gather", "sum", gather_dim % self.dim(), group)
+
+
+def reduce_scatter_tensor(
+    self: torch.Tensor, reduceOp: str, scatter_dim: int, group: Opaque, tag: str = ""
+) -> Any:
+    """What the pieces of a group come to, each device's part of it.
+
+    Args:
+        self: each device's piece.
+        reduceOp: `"sum"` or `"avg"`.
+        scatter_dim: the axis that is cut.
+        group: see the module's description.
+        tag: makes no difference.
+
+    Raises:
+        ShardingError: the tensor is whole; the group is of another mesh, or is none; its devices
+            do not divide the axis.
+        ValueError: the operation is another.
+    """
+    if reduceOp not in ("sum", "avg"):
+        raise ValueError(f"reduce_scatter_tensor takes 'sum' or 'avg', and was given {reduceOp!r}")
+    return _exchanged(self, "reduce_scatter", reduceOp, scatter_dim % self.dim(), group)
+
+
+def all_to_all_single(
+    self: torch.Tensor,
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+    group: Opaque,
+    tag: str = "",
+) -> Any:
+    """Each device's n-th part of axis 0 goes to the n-th device of the group.
+
+    Args:
+        self: each device's piece.
+        output_split_sizes: None, or equal sizes: all devices run one program.
+        input_split_sizes: likewise.
+        group: see the module's description.
+        tag: makes no difference.
+
+    Raises:
+        ShardingError: the tensor is whole; the group is of another mesh, or is none; its devices
+            do not divide axis 0; the sizes differ.
+    """
+    for sizes in (output_split_sizes, input_split_sizes):
+        if sizes is not None and len(set(sizes)) > 1:
+            raise ShardingError(
+                f"all_to_all_single with parts of {list(sizes)} rows: every device runs the same "
+                "program here, so parts are of one size; give None, and pad what is smaller"
+            )
+    return _exchanged(self, "all_to_all", "sum", 0, group)
+
+
+def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """A result of these functions, as it is: JAX waits where a value is read.
+
+    Args:
+        tensor: any.
+    """
+    return tensor
+
+
+all_gather_tensor_autograd = all_gather_tensor
+reduce_scatter_tensor_autograd = reduce_scatter_tensor
+all_to_all_single_autograd = all_to_all_single
+
+
+def _exchanged(pieces: Any, kind: str, how: str, dim: int, group: Any) -> Any:
+    if not isinstance(pieces, ManualTensor):
+        raise ShardingError(
+            f"{kind} takes what each device has, of to_local() or inside local_map, and this "
+            f"{type(pieces).__name__} of shape {tuple(pieces.shape)} is one whole: use "
+            "tensor.redistribute(mesh, placements)"
+        )
+    axes, count = _axes(pieces, kind, group)
+    if kind in ("reduce_scatter", "all_to_all") and pieces.shape[dim] % count:
+        raise ShardingError(
+            f"{kind} over {count} devices cuts axis {dim} of a piece of shape "
+            f"{tuple(pieces.shape)}, which they do not divide; pad it"
+        )
+    return _Exchange.apply(pieces, kind, how, dim, axes, count)
+
+
+def _axes(pieces: ManualTensor, kind: str, group: Any) -> tuple[Axes, int]:
+    """The mesh axes of a group, and how many devices it has."""
+    mesh, dim = group if isinstance(group, tuple | list) and len(group) == 2 else (group, None)
+    if not isinstance(mesh, DeviceMesh | jax.sharding.Mesh):
+        raise ShardingError(
+            f"{kind} takes a mesh, or (mesh, dimension), as its group: here are no process groups; "
+            f"given was {group!r}"
+        )
+    mesh = device_mesh_of(mesh)
+    if not same_grid(mesh.get_jax_mesh(), pieces.home):
+        raise ShardingError(f"{kind} over {mesh} of pieces that lie on {pieces.home}")
+    dims = range(mesh.ndim)
+    if dim is not None:
+        names = mesh.mesh_dim_names or ()
+        dims = [names.index(dim) if isinstance(dim, str) else dim]
+    axes = tuple(name for one in dims for name in mesh.axis_names(one))
+    return axes, math.prod(mesh.get_jax_mesh().shape[name] for name in axes)
+
+
+def _operation(name: str) -> str:
+    if name not in _REDUCED:
+        raise ValueError(f"all_reduce takes one of {[*_REDUCED]}, and was given {name!r}")
+    return name
+
+
+class _Exchange(torch.autograd.Function):
+    """`apply(pieces, kind, how, dim, axes, count)`: one collective."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, pieces: Any, kind: str, how: str, dim: int, axes: Axes, count: int
+    ) -> Any:
+        ctx.how = kind, how, dim, axes, count
+        mesh = auto(pieces.home)
+        recipe = _recipe(mesh, kind, how, dim, axes)
+        (value,) = tapes.recorder().record(recipe, [lazy_tensor.read(pieces.stacked)])
+        shape = [mesh.size, *pieces.shape]
+        if kind == "all_gather":
+            shape[dim + 1] *= count
+        elif kind == "reduce_scatter":
+            shape[dim + 1] //= count
+        aval = Aval.contiguous(tuple(shape), pieces.dtype)
+        return ManualTensor.of(lazy_tensor.fresh(aval, value), pieces.home)
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        kind, how, dim, axes, count = ctx.how
+        if how in ("min", "max"):
+            raise RuntimeError(
+                f"all_reduce({how!r}) has no gradient: which device's piece it is is not kept"
+            )
+        back = _Exchange.apply(gradient[0], _BACK[kind], "sum", dim, axes, count)
+        return back / count if how == "avg" else back, None, None, None, None, None
+
+
+_BACK = {
+    "all_reduce": "all_reduce",
+    "all_gather": "reduce_scatter",
+    "reduce_scatter": "all_gather",
+    "all_to_all": "all_to_all",
+}
+_REDUCED = {
+    "sum": jax.lax.psum,
+    "avg": jax.lax.pmean,
+    "min": jax.lax.pmin,
+    "max": jax.lax.pmax,
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def _recipe(mesh: jax.sharding.Mesh, kind: str, how: str, dim: int, axes: Axes) -> Recipe:
+    size = math.prod(mesh.shape[name] for name in axes)
+
+    def local(stacked: jax.Array) -> jax.Array:
+        piece = stacked[0]
+        if kind == "all_gather":
+            return jax.lax.all_gather(piece, axes, axis=dim, tiled=True)[None]
+        if kind == "all_to_all":
+            return jax.lax.all_to_all(piece, axes, dim, dim, tiled=True)[None]
+        wide = piece.astype("int32") if piece.dtype == bool else piece
+        if kind == "all_reduce":
+            return _REDUCED[how](wide, axes).astype(piece.dtype)[None]
+        part = jax.lax.psum_scatter(wide, axes, scatter_dimension=dim, tiled=True)
+        return (part / size if how == "avg" else part).astype(piece.dtype)[None]
+
+    stacked = P(mesh.axis_names)
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=stacked, out_specs=stacked, check_vma=False)
+    return Recipe(kind, lambda arrays, _scalars, _key: [mapped(arrays[0])], 1)

@@ -1,0 +1,81 @@
+"""Values of several meshes that meet in one operation.
+
+What is whole on every device of its mesh goes to the devices of the others: each of them would hold
+the same. So it is with a tensor that nobody laid out, and that lies on a mesh only because a
+program over that mesh has computed it. What is split over two meshes is refused, since nobody said
+which one the result is to lie on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from isoshard.core.domain import BlockLayout
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.runtime import metrics
+from isoshard.core.transfer.relayout import lay_out
+
+from . import layout_numbers
+from .value import Value
+
+
+def on_one_mesh(name: str, values: Sequence[Value]) -> list[Value]:
+    """Values on the devices of one mesh, or on none; those that are on it already as they are.
+
+    Args:
+        name: the operation that takes them.
+        values: each with an array.
+
+    Raises:
+        ShardingError: several meshes have one that is split over them.
+    """
+    placed = [value.layout for value in values if _is_on_mesh(value.layout)]
+    split = [number for number in placed if not _is_whole(number)]
+    groups = list(dict.fromkeys(layout_numbers.devices(number) for number in split))
+    if len(groups) > 1:
+        raise differently_numbered(name, groups)
+    home = [*split, *placed][0] if placed else layout_numbers.UNPLACED
+    return [
+        value
+        if not _is_on_mesh(value.layout)
+        or layout_numbers.devices(value.layout) == layout_numbers.devices(home)
+        else _moved(value, layout_numbers.replicated_like(home))
+        for value in values
+    ]
+
+
+def differently_numbered(name: str, groups: Sequence[tuple[Device, ...]]) -> ShardingError:
+    """The error for operands on several meshes.
+
+    Args:
+        name: the operation.
+        groups: the devices of each mesh, in order.
+    """
+    orders = " and ".join(str([device.id for device in group]) for group in groups)
+    return ShardingError(
+        f"{name} has operands on meshes that number the devices differently: {orders}. Mark both "
+        "with the same mesh, or move one with isoshard.reshard(tensor, spec, mesh)."
+    )
+
+
+def _is_on_mesh(number: int) -> bool:
+    return number != layout_numbers.UNPLACED and len(layout_numbers.devices(number)) > 1
+
+
+def _is_whole(number: int) -> bool:
+    found = layout_numbers.layout(number)
+    return not isinstance(found, BlockLayout) and found.is_fully_replicated
+
+
+def _moved(value: Value, number: int) -> Value:
+    """The same whole array on every device of another layout; the value stays as it is."""
+    metrics.count("transfers.between_devices")
+    whole = layout_numbers.sharding(number)
+    move = jax.device_put if whole.is_fully_addressable else lay_out
+    with jax.enable_x64(True):
+        result = Value(move(value.array, whole), number)
+    result.shared = value.shared = True  # JAX may keep a buffer of a device that both are on
+    return result
