@@ -1,6 +1,6 @@
 """Which devices of a mesh are in one slice, and which axes go from slice to slice.
 
-Slices are joined by the data centre's network (DCN), ten times slower than what joins the devices
+Slices are joined by the data centre's network (DCN), much slower than what joins the devices
 of one. Of GPUs and CPUs in several processes a slice is what shares a host, as far as JAX knows.
 
 >>> from isoshard.core.layout.mesh import hybrid_mesh
