@@ -28,6 +28,7 @@ from .errors import (
 from .layout.axis_types import typeof
 from .layout.mesh import as_mesh as as_mesh
 from .layout.mesh import hybrid_mesh, make_mesh
+from .layout.mesh_slices import slice_axes
 from .layout.op_sharding import parse_op_sharding, to_op_sharding
 from .layout.shards import Shard, local_shards
 from .layout.spec import named_sharding as named_sharding
@@ -97,6 +98,7 @@ __all__ = [
     "shard",
     "sharding_of",
     "simulate_devices",
+    "slice_axes",
     "to_jax",
     "to_op_sharding",
     "to_torch",

@@ -94,7 +94,8 @@ def hybrid_mesh(
 
     Along each axis the slices come first, the devices of a slice after: the size is
     `dcn[i] * ici[i]`. Devices that know no slices (CPUs, one host's GPUs) are divided in order
-    into `math.prod(dcn)` equal groups, which stand for them.
+    into `math.prod(dcn)` equal groups, which stand for them: in several processes, hosts or
+    equal parts of hosts. `slice_axes` tells which axes go from slice to slice.
 
     Args:
         ici: devices along each axis within one slice (the fast interconnect).
@@ -107,7 +108,8 @@ def hybrid_mesh(
 
     Raises:
         ShardingError: `ici`, `dcn`, `names` and `axis_types` do not belong together.
-        DeviceError: their product is not the number of devices.
+        DeviceError: their product is not the number of devices, or that of `dcn` not the number of
+            slices that the devices know.
 
     Example:
         >>> dict(hybrid_mesh((1, 4), (2, 1), ("data", "model")).shape)
@@ -126,7 +128,13 @@ def hybrid_mesh(
             f"{need} devices, there are {len(devices)}{_platform(devices)}. Change ici or dcn, "
             f"or try it on virtual devices: call iso.simulate_devices({need}) before anything else."
         )
-    if len({getattr(device, "slice_index", None) for device in devices}) > 1:
+    known = len({getattr(device, "slice_index", None) for device in devices})
+    if known > 1:
+        if known != math.prod(dcn):
+            raise DeviceError(
+                f"the devices are in {known} slices, and dcn {dcn} arranges {math.prod(dcn)}: give "
+                f"the slices along each axis, with the product {known}."
+            )
         grid = mesh_utils.create_hybrid_device_mesh(ici, dcn, devices)
         return Mesh(grid, names, axis_types=kinds)
     grid = np.array(devices, object).reshape(*dcn, *ici)

@@ -73,6 +73,7 @@ from .resolved import ResolvedPlan
 from .resolving import decide, resolve
 from .rule_patterns import check_patterns, pairs_of
 from .size_rules import REPLICATE_BELOW, Largest
+from .slice_rules import over_dcn, slice_rules
 from .standard_plans import Presets
 
 
@@ -99,11 +100,14 @@ class Plan(Presets, Imports, Automatic):
         memory: a mapping, or pairs, of a pattern and the memory in which what it matches rests,
             parameters or slots of an optimizer: `{"*.mu.*": "pinned_host"}`. A step brings in what
             rests on the host, and puts it back.
+        dcn: a mapping, or pairs, of a mesh axis and the kinds of collectives, as HLO names them,
+            that may go from slice to slice along it: `{"replica": "all-reduce"}`.
+            `iso.planner.check_crossings` compares a program with it; layouts do not follow it.
         product: the plans of a product; `a * b` makes them.
 
     Raises:
         PlanError: `rules` are no rules; a pattern is given twice, is no string or no regular
-            expression; or `axes` or `activations` are malformed.
+            expression; or `axes`, `activations`, `memory` or `dcn` are malformed.
 
     Example:
         >>> Plan([("*.weight", ("x", None)), ("re:.*[.]bias", None)], default=P())
@@ -118,6 +122,7 @@ class Plan(Presets, Imports, Automatic):
     activations: Any = ()
     inputs: Any = UNSAID
     memory: Any = ()
+    dcn: Any = ()
     product: tuple[Plan, ...] = ()
 
     def __post_init__(self) -> None:
@@ -138,6 +143,7 @@ class Plan(Presets, Imports, Automatic):
             "activations": activation_rules(self.activations),
             "inputs": frozen_inputs,
             "memory": memory_rules(self.memory),
+            "dcn": slice_rules(self.dcn),
         }.items():
             object.__setattr__(self, name, value)
 
@@ -158,6 +164,8 @@ class Plan(Presets, Imports, Automatic):
             parts.append(f"inputs={dict(self.inputs)!r}")
         if self.memory:
             parts.append(f"memory={dict(self.memory)!r}")
+        if self.dcn:
+            parts.append(f"dcn={dict(self.dcn)!r}")
         return f"Plan({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
@@ -221,6 +229,7 @@ class Plan(Presets, Imports, Automatic):
             activations=_before(self.activations, other.activations),
             inputs=other.inputs if self.inputs is UNSAID else self.inputs,
             memory=_before(self.memory, other.memory),
+            dcn=over_dcn((self.dcn, other.dcn)).items(),
         )
 
     def memory_for(self, name: str) -> str | None:
@@ -231,6 +240,15 @@ class Plan(Presets, Imports, Automatic):
             'pinned_host'
         """
         return memory_for((factor.memory for factor in self.factors), name)
+
+    def over_dcn(self) -> dict[str, tuple[str, ...]]:
+        """The kinds of collectives that may go from slice to slice, by mesh axis.
+
+        Example:
+            >>> (Plan.fsdp("data") * Plan(dcn={"replica": "all-reduce"})).over_dcn()
+            {'replica': ('all-reduce',)}
+        """
+        return over_dcn(factor.dcn for factor in self.factors)
 
     def spec_for(self, name: str, shape: tuple[int, ...], mesh: AnyMesh | None = None) -> P:
         """Look up the spec of one leaf.

@@ -37,6 +37,7 @@ from .costs.roofline import time_of
 from .machine.device_memory import device_memory
 from .machine.topologies import Topology, topology, topology_of
 from .programs.compiling import by_compiler, by_partitioner
+from .programs.slice_crossings import counted
 from .reports.advice import advise
 from .reports.findings import CollectiveUse, Depth
 from .reports.input_uses import input_uses
@@ -215,16 +216,19 @@ def collective_uses(program: DeviceProgram, mesh: Mesh) -> tuple[CollectiveUse, 
         program: what one device does.
         mesh: of the step.
     """
-    counts: dict[tuple[Any, ...], int] = {}
-    for op in program.ops:
-        if op.is_collective:
-            key = (op.name, op.axes, op.sent, op.line, op.dtype)
-            counts[key] = counts.get(key, 0) + op.times
-    found = [
-        CollectiveUse(kind, axes, sent, count, line, count * seconds(kind, sent, axes, mesh), dtype)
-        for (kind, axes, sent, line, dtype), count in counts.items()
-    ]
-    return tuple(sorted(found, key=lambda one: (-one.seconds, one.kind, one.line, one.bytes)))
+    return tuple(
+        sorted(
+            (
+                dataclasses.replace(one, seconds=one.count * _seconds_of(one, mesh))
+                for one in counted(program.ops, mesh)
+            ),
+            key=lambda one: (-one.seconds, one.kind, one.line, one.bytes),
+        )
+    )
+
+
+def _seconds_of(one: CollectiveUse, mesh: Mesh) -> float:
+    return seconds(one.kind, one.bytes, one.axes, mesh)
 
 
 def planned_mesh(mesh: Any) -> Mesh:

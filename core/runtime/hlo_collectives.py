@@ -31,6 +31,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from .hlo_slice_transfers import transfer
+
 KINDS = {
     "all-gather": "all_gather",
     "all-reduce": "all_reduce",
@@ -51,7 +53,8 @@ class Collective(NamedTuple):
     Attributes:
         kind: one of `KINDS`' values.
         bytes: size of its result on one device.
-        groups: the devices that talk, as places in the mesh; None if the text does not say.
+        groups: the devices that talk, as places in the mesh; None if the text does not say, or
+            slices talk by their hosts.
         times: how often one run of the program executes it.
     """
 
@@ -96,10 +99,21 @@ def operation(instruction: str) -> tuple[str, int] | None:
     shape, rest = split_shape(instruction)
     opcode = _OPCODE.match(rest)
     if opcode is None:
-        return None
+        return _between_slices(instruction, shape)
     if opcode["start"] and opcode["kind"] != "all-reduce":
         shape = tuple_parts(shape)[1]  # (operands, results, ..); all-reduce-start has results only
     return opcode["kind"], _bytes(shape)
+
+
+def _between_slices(instruction: str, shape: str) -> tuple[str, int] | None:
+    """The same of what a TPU sends to other slices by its host."""
+    found = transfer(instruction)
+    if found is None:
+        return None
+    size, among = _bytes(tuple_parts(shape)[0]), len(found.slices[0])
+    if found.kind == "all-gather":
+        size *= among
+    return found.kind, size // among if found.kind == "reduce-scatter" else size
 
 
 def axes_of(found: Collective, mesh: jax.sharding.Mesh) -> tuple[str, ...] | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from isoshard.core.planner.machine.topologies import Topology, topology, topology_of
     from isoshard.core.planner.plan_search.search_result import NothingFitsError, SearchResult
     from isoshard.core.planner.plan_search.searching import search
+    from isoshard.core.planner.programs.slice_crossings import check_crossings, crossings
     from isoshard.core.planner.reports.advice import advise
     from isoshard.core.planner.reports.comparison import Comparison, compare
     from isoshard.core.planner.reports.report import Report
@@ -37,9 +38,11 @@ _LAZY = {
     "Topology": "machine.topologies",
     "add_chip": "machine.chips",
     "advise": "reports.advice",
+    "check_crossings": "programs.slice_crossings",
     "chip": "machine.chips",
     "chips": "machine.chips",
     "compare": "reports.comparison",
+    "crossings": "programs.slice_crossings",
     "estimate": "estimating",
     "links": "machine.links",
     "links_of": "machine.links",
@@ -58,9 +61,11 @@ __all__ = [
     "Topology",
     "add_chip",
     "advise",
+    "check_crossings",
     "chip",
     "chips",
     "compare",
+    "crossings",
     "estimate",
     "links",
     "links_of",

@@ -33,6 +33,7 @@ class DeviceOp:
             given can (weights).
         reordered: bytes that are read or written to lie in another order in memory; those of an
             operation are among `bytes`, those of a collective are besides.
+        slices: of a collective, in how many slices the devices are that talk; 0: as its axes say.
         fresh: bytes of memory that is new to the process, touched for the first time.
     """
 
@@ -49,6 +50,7 @@ class DeviceOp:
     waits: bool = False
     fresh: int = 0
     reordered: float = 0.0
+    slices: int = 0
 
     @property
     def is_collective(self) -> bool:

@@ -30,6 +30,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.layout.mesh_slices import slice_numbers
 
 from .topologies import Topology, topology_of
 from .torus_loads import busiest
@@ -240,13 +241,10 @@ def _places(mesh: Mesh) -> _DevicePlaces:
     flat, shape = list(mesh.devices.flat), mesh.devices.shape
     hosts = [device.process_index for device in flat]
     torus = topology_of(mesh).chip.links > 0
-    parts = [
-        getattr(device, "slice_index", 0 if torus else device.process_index) for device in flat
-    ]
     coords = [device.coords if torus else (0, 0, 0) for device in flat]
     return _DevicePlaces(
         np.array(hosts).reshape(shape),
-        np.array(parts).reshape(shape),
+        slice_numbers(mesh),
         np.array(coords).reshape(*shape, -1),
     )
 

@@ -24,6 +24,7 @@ from .joined_collectives import SentBy, joined
 from .layout_moves import is_reordered
 from .loop_trips import trips
 from .nearest_lines import nearest_line
+from .sliced_programs import SlicedProgram
 from .target_rewrites import is_narrowed, is_sliced, joined_reductions
 
 _DTYPES = {
@@ -67,6 +68,7 @@ def device_ops(
     *,
     target: str = "",
     joining: bool = True,
+    slices: int | None = None,
 ) -> tuple[DeviceOp, ...]:
     """List what one device does.
 
@@ -78,21 +80,29 @@ def device_ops(
             have it; see `target_rewrites`. "": it is read as it is.
         joining: whether small collectives are one where it sends them so; see
             `joined_collectives`.
+        slices: how many slices the devices are in, if they do not know.
     """
-    return tuple(_Reader(module, mesh, live, target, joining).of(module.entry, 1, 0))
+    return tuple(_Reader(module, mesh, live, target, joining, slices).of(module.entry, 1, 0))
 
 
 class _Reader:
     """A way through a program's computations."""
 
     def __init__(
-        self, module: HloModule, mesh: Mesh, live: Mapping[str, int], target: str, joining: bool
+        self,
+        module: HloModule,
+        mesh: Mesh,
+        live: Mapping[str, int],
+        target: str,
+        joining: bool,
+        slices: int | None,
     ):
         self.module = module
         self.mesh = mesh
         self.live = live
         self.target = target
         self.joining = joining
+        self.places = SlicedProgram(module, mesh, slices)
         self.loops = 0
         self.lines: dict[str, str] = {}
 
@@ -171,8 +181,9 @@ class _Reader:
         waits: bool,
     ) -> Iterator[DeviceOp]:
         kind, size = operation(one.text) or ("", 0)
-        groups = groups_of(one.text)
-        axes = axes_along(kind, size, groups, self.mesh)
+        outside = self.places.talking(one.text)
+        groups = self.places.of_mesh(groups_of(one.text))
+        axes = outside.axes or axes_along(kind, size, groups, self.mesh)
         if not axes:
             return
         arrays = operand_arrays(inside, one) or list(one.arrays)
@@ -199,6 +210,7 @@ class _Reader:
             live=live,
             scope=scope,
             waits=waits,
+            slices=outside.slices or self.places.met(groups, exact=self.joining),
         )
 
     def _waits(self, inside: Computation, one: Instruction) -> bool:

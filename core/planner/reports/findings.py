@@ -78,6 +78,8 @@ class CollectiveUse:
         line: the user's line that it comes from.
         seconds: of all of them, if nothing overlaps.
         dtype: of what is sent.
+        slices: how many slices devices that talk are in; more than one talk over the slower
+            network.
     """
 
     kind: str
@@ -87,6 +89,7 @@ class CollectiveUse:
     line: str
     seconds: float = 0.0
     dtype: str = ""
+    slices: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from isoshard.core.runtime.metrics import human_bytes
 
 from .html_style import STYLE
-from .key_figures import by_cost, joined, limit, mesh_of, shares, traffic, verdict, wiring
+from .key_figures import along, by_cost, joined, limit, mesh_of, shares, traffic, verdict, wiring
 from .mesh_picture import mesh_picture
 from .svg_pictures import axis_fill, memory_bars, time_bars
 from .timeline_picture import timeline_picture
@@ -221,7 +221,7 @@ def _collectives(report: Report) -> str:
     rows = [
         [
             escape(use.kind),
-            _swatch(axis_fill(axes, joined(use.axes))) + escape(joined(use.axes)),
+            _swatch(axis_fill(axes, joined(use.axes))) + escape(along(use)),
             f"{use.count:,}",
             human_bytes(use.bytes),
             human_bytes(use.bytes * use.count),

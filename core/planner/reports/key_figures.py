@@ -53,6 +53,19 @@ def joined(axes: Sequence[str]) -> str:
     return "+".join(axes)
 
 
+def along(use: CollectiveUse) -> str:
+    """The axes of collectives, and how many slices talk if several do.
+
+    Args:
+        use: of a report.
+
+    Example:
+        >>> along(CollectiveUse("all-reduce", ("replica",), 4, 1, "", slices=32))
+        'replica, 32 slices'
+    """
+    return joined(use.axes) + (f", {use.slices} slices" if use.slices > 1 else "")
+
+
 def shares(memory: MemoryEstimate) -> list[tuple[str, int]]:
     """The roles that take memory at the peak, with bytes; what is left over as "other".
 

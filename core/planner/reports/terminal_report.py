@@ -18,7 +18,7 @@ from rich.text import Text
 from isoshard.core.pictures.box_drawing import Cell, grid_lines
 from isoshard.core.runtime.metrics import human_bytes
 
-from .key_figures import borders, by_cost, joined, limit, mesh_of, shares, traffic, verdict, wiring
+from .key_figures import along, borders, by_cost, limit, mesh_of, shares, traffic, verdict, wiring
 from .units import count_of, human_flops, human_seconds, percent
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _collectives(report: Report, console: Console) -> Iterator[RenderableType]:
     if console.width < NARROW:
         yield from (
             _entry(
-                f"{use.kind} {joined(use.axes)}: {use.count:,} x {human_bytes(use.bytes)}, "
+                f"{use.kind} {along(use)}: {use.count:,} x {human_bytes(use.bytes)}, "
                 f"{human_seconds(use.seconds)}",
                 use.line,
             )
@@ -186,7 +186,7 @@ def _collectives(report: Report, console: Console) -> Iterator[RenderableType]:
         table = _table(*names, *more)
         for use in shown:
             numbers = (human_seconds(use.seconds), f"{use.count:,}", human_bytes(use.bytes))
-            table.add_row(*map(Text, (use.kind, joined(use.axes), *numbers, use.line)))
+            table.add_row(*map(Text, (use.kind, along(use), *numbers, use.line)))
         yield table
     if rest:
         seconds = human_seconds(sum(use.seconds for use in rest))

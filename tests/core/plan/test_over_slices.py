@@ -1,0 +1,182 @@
+"""Training on two slices of four devices: a decoder and its Flax twin under plans, in numbers."""
+
+from __future__ import annotations
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import P, Plan, PlanError
+from isoshard.jax_bridge import train_step
+from tests.core.plan.test_twins import LENGTH, VOCABULARY, FlaxGPT2, TorchGPT2
+
+RATE, BATCH, STEPS = 0.1, 16, 3
+HSDP = Plan.data_parallel("replica") * Plan.fsdp("data", min_bytes=0)
+BOTH = HSDP * Plan.tensor_parallel("model") * Plan.batch_activations(("replica", "data"))
+PLANS = {
+    "HSDP": ((1, 4), (2, 1), ("replica", "data"), HSDP),
+    "HSDP, minor slices": ((4, 1), (1, 2), ("data", "replica"), HSDP),
+    "tensor in the slice": (
+        (1, 4),
+        (2, 1),
+        ("replica", "model"),
+        Plan.tensor_parallel("model") * Plan.data_parallel("replica"),
+    ),
+    "HSDP x tensor": (
+        (1, 2, 2),
+        (2, 1, 1),
+        ("replica", "data", "model"),
+        Plan({"wte.*": P("model"), "wpe.*": None}).otherwise(BOTH),
+    ),
+}
+SCALAR = 64
+"""Bytes up to which a collective is the loss, or its number of tokens."""
+
+
+def tokens():
+    return np.random.default_rng(0).integers(0, VOCABULARY, (BATCH, LENGTH)).astype(np.int32)
+
+
+def torch_model():
+    torch.manual_seed(0)
+    return TorchGPT2()
+
+
+def torch_step(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+
+    def step(ids):
+        optimizer.zero_grad()
+        logits = model(ids)[:, :-1].reshape(-1, VOCABULARY)
+        loss = torch.nn.functional.cross_entropy(logits, ids[:, 1:].reshape(-1).long())
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Losses and parameters of one device, float64."""
+    model = torch_model().double()
+    step = torch_step(model)
+    losses = [float(step(torch.from_numpy(tokens()))) for _ in range(STEPS)]
+    return losses, {name: one.detach().numpy() for name, one in model.named_parameters()}
+
+
+def flax_from(model):
+    """The Flax twin with the weights of a torch model."""
+    twin = FlaxGPT2(nnx.Rngs(0))
+    given = {name: one.detach().numpy() for name, one in model.named_parameters()}
+    graph, state = nnx.split(twin)
+    flat = {}
+    for path, leaf in nnx.to_flat_state(state):
+        name, last = ".".join(map(str, path[:-1])), path[-1]
+        value = given[f"{name}.{'bias' if last == 'bias' else 'weight'}"]
+        flat[path] = leaf.replace(jnp.asarray(value.T if last == "kernel" else value))
+    return nnx.merge(graph, nnx.from_flat_state(flat))
+
+
+def flax_loss(model, ids):
+    return optax.softmax_cross_entropy_with_integer_labels(
+        model(ids)[:, :-1].astype(jnp.float32), ids[:, 1:]
+    ).mean()
+
+
+def run_torch(mesh, plan):
+    model = iso.shard(torch_model(), mesh, plan)
+    if any(part.activations for part in plan.factors):
+        xs.constrain_activations(model, mesh, plan)
+    step = xs.compile(torch_step(model))
+    batch = iso.shard({"ids": torch.from_numpy(tokens())}, mesh, plan.for_inputs())["ids"]
+    losses = [float(step(batch)) for _ in range(STEPS)]
+    return losses, xs.program_text(step), model
+
+
+def run_flax(mesh, plan):
+    step = train_step(flax_loss, optax.sgd(RATE), mesh, plan)
+    state = step.start(flax_from(torch_model()))
+    batch = iso.shard({"ids": tokens()}, mesh, plan.for_inputs())["ids"]
+    losses = []
+    for _ in range(STEPS):
+        state, loss = step(state, batch)
+        losses.append(float(loss))
+    return losses, step.lower(state, batch).compile(), state
+
+
+@pytest.mark.parametrize("framework", [run_torch, run_flax])
+@pytest.mark.parametrize("name", PLANS)
+def test_only_sums_of_gradients_go_from_slice_to_slice(name, framework, reference):
+    ici, dcn, axes, plan = PLANS[name]
+    mesh = iso.hybrid_mesh(ici, dcn, axes)
+    assert iso.slice_axes(mesh, slices=2) == {"replica": 2}
+    plan = plan * Plan(dcn={"replica": "all-reduce"})
+    losses, program, _ = framework(mesh, plan)
+    np.testing.assert_allclose(losses, reference[0], rtol=2e-6)
+    found = iso.planner.check_crossings(program, mesh, plan, slices=2)
+    assert {one.kind for one in found} == {"all-reduce"}
+    with pytest.raises(PlanError, match=r"all-reduce over .*replica.*2 slices"):
+        iso.planner.check_crossings(program, mesh, Plan(), slices=2)
+
+
+@pytest.mark.parametrize("framework", [run_torch, run_flax])
+@pytest.mark.parametrize("name", ["HSDP", "HSDP, minor slices"])
+def test_gradients_go_over_dcn_split_by_the_devices_of_a_slice(name, framework, reference):
+    ici, dcn, axes, plan = PLANS[name]
+    mesh = iso.hybrid_mesh(ici, dcn, axes)
+    _, program, _ = framework(mesh, plan)
+    sums = [one for one in iso.planner.crossings(program, mesh, slices=2) if one.bytes > SCALAR]
+    sent = collections.Counter[bool]()
+    for one in sums:
+        sent[one.axes == ("replica",)] += one.bytes * one.count
+    bytes_of = {name: 4 * one.size for name, one in reference[1].items()}
+    weights = {name for name, one in reference[1].items() if one.ndim == 2} - {"wpe.weight"}
+    assert sent[True] == sum(bytes_of[name] for name in weights) // 4
+    # XLA's CPU backend sums along both axes at once, and slices: biases, norms, positions, and the
+    # rows of the tied table that were looked up. The loss may be sent with them.
+    rest = sum(size for name, size in bytes_of.items() if name not in weights)
+    assert sent[False] - rest - bytes_of["wte.weight"] in (0, 4)
+
+
+def test_a_table_split_along_its_features_moves_rows_from_slice_to_slice():
+    mesh = iso.hybrid_mesh((1, 2, 2), (2, 1, 1), ("replica", "data", "model"))
+    _, program, _ = run_flax(mesh, BOTH)
+    with pytest.raises(PlanError, match=r"collective-permute over replica\+data\+model, 2 slices"):
+        iso.planner.check_crossings(
+            program, mesh, Plan(dcn={"replica": ("all-reduce", "all-gather")}), slices=2
+        )
+
+
+def test_what_a_run_over_slices_saved_goes_on_without_them(tmp_path, reference):
+    ici, dcn, axes, plan = PLANS["HSDP"]
+    _, _, model = run_torch(iso.hybrid_mesh(ici, dcn, axes), plan)
+    iso.save(tmp_path / "run", model)
+    other = iso.shard(torch_model(), iso.make_mesh((4,), ("data",)), Plan.fsdp("data", min_bytes=0))
+    iso.restore(tmp_path / "run", other)
+    for name, one in other.named_parameters():
+        np.testing.assert_allclose(
+            np.asarray(iso.full(one).detach()), reference[1][name], atol=2e-6, err_msg=name
+        )
+
+
+def test_a_whole_axis_of_fsdp_over_slices_is_told(reference):
+    mesh = iso.hybrid_mesh((4,), (2,), ("data",))
+    plan = Plan.fsdp("data", min_bytes=0) * Plan(dcn={"data": "all-reduce"})
+    losses, program, _ = run_torch(mesh, plan)
+    np.testing.assert_allclose(losses, reference[0], rtol=2e-6)
+    with pytest.raises(PlanError, match=r"all-gather over data, 2 slices: .* a device, test_"):
+        iso.planner.check_crossings(program, mesh, plan, slices=2)
+
+
+def test_devices_of_the_mesh_are_those_of_the_slices():
+    mesh = iso.hybrid_mesh((1, 4), (2, 1), ("replica", "data"))
+    assert [d.id for d in mesh.devices[1]] == [d.id for d in jax.devices()[4:]]
