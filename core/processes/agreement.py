@@ -336,11 +336,10 @@ def tell_fault(subject: str, error: Exception, ranks: Sequence[int] | None = Non
         error: what this rank is about to raise.
         ranks: as for `agree`.
     """
-    me, team = _team(ranks)
-    if len(team) == 1:
-        return
     try:
-        _hold(subject, fault_lines(error), team, me, 1.5, stay=False)
+        me, team = _team(ranks)
+        if len(team) > 1:
+            _hold(subject, fault_lines(error), team, me, 1.5, stay=False)
     except DistributedError as told:
         error.add_note(str(told))
 

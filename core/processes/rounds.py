@@ -130,8 +130,8 @@ class Round(abc.ABC):
         end = time.monotonic() + (_SAYING if self.all_came else _SAYING_LATE)
         words: dict[int, Sequence[str] | None] = {}
         for rank in self.team:
-            left = max(0.0, end - time.monotonic())
-            found = coordination.take(f"{self.room}/lines/{rank}", left)
+            key, left = f"{self.room}/lines/{rank}", end - time.monotonic()
+            found = coordination.take(key, left) if left > 0 else coordination.look(key)
             words[rank] = None if found is None else json.loads(found)
         told = self.judge(words)  # nothing, if the last one came just as the time was over
         coordination.put(f"{self.room}/told", told or _ALIKE)
