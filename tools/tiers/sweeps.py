@@ -52,6 +52,7 @@ _ABOUT = {
     "torch_bridge/autograd": (_LOWERINGS,),
     "torch_bridge/overrides": (_LOWERINGS,),
     "torch_bridge/domain": ("core/domain",),
+    "torch_bridge/dtensor/operators": (_LOWERINGS, "torch_bridge/distributed", "torch_bridge/spmd"),
     "torch_bridge/lowerings": (_LOWERINGS,),  # of tests that no lowering file has the name of
     "examples/domain": ("core/domain",),
     "cli": ("src/isoshard/cli",),

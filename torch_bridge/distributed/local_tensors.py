@@ -86,7 +86,10 @@ class _ToLocal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
         sharding, back, parts = ctx.how
-        return _Join.apply(gradient[0], sharding, back, parts), None, None, None
+        pieces = gradient[0]
+        if not isinstance(pieces, ManualTensor):  # the value that all devices have was used
+            pieces = cut(pieces, Sharding(mesh_of(sharding), P()))
+        return _Join.apply(pieces, sharding, back, parts), None, None, None
 
 
 class _Join(torch.autograd.Function):

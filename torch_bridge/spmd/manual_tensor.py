@@ -5,8 +5,8 @@ Underneath, the pieces are stacked along a leading axis that is split over all d
 operation is mapped over that axis with `torch.vmap`; so each device computes on its piece alone.
 
 A tensor that is not manual takes part as it is, the same on every device, and its gradient is the
-sum of theirs. Random numbers differ from device to device. Reading a value is refused: there is one
-per device. In-place operations and views work.
+sum of theirs. Random numbers differ from device to device. In-place operations and views work. A
+value can be read where all devices have the same (`agreed_value`), and otherwise is refused.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ from isoshard.torch_bridge.layout.marks import ShardingType
 from isoshard.torch_bridge.layout.shard_snapshots import XLAShard, name_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
+from .agreed_value import HOW, agreed
+
 _KEYS = tuple(
     getattr(torch.DispatchKey, name)
     for name in (
@@ -67,7 +69,7 @@ class ManualTensor(XLAShardedTensor):
     def __getattr__(self, name: str) -> Any:
         """Refuse what the verbs for other tensors ask for first: the memory, the view, the size."""
         if name in ("_storage", "_chain", "_aval"):
-            raise RuntimeError(f"a manual tensor has a value per device; {_HOW}")
+            raise RuntimeError(f"a manual tensor has a value per device; {HOW}")
         raise AttributeError(f"'ManualTensor' object has no attribute {name!r}")
 
     @classmethod
@@ -111,8 +113,10 @@ class ManualTensor(XLAShardedTensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Map one operation over the devices."""
-        if func.name() in _REFUSED:
-            raise RuntimeError(f"a manual tensor has a value per device; {_HOW}")
+        if func.name() in _READS:
+            return func(*pytree.tree_map_only(ManualTensor, ManualTensor._agreed, args))
+        if func.name() == "aten::equal":
+            return args[0].shape == args[1].shape and bool((args[0] == args[1]).all())
         flat, structure = pytree.tree_flatten((args, kwargs or {}))
         places = [n for n, leaf in enumerate(flat) if isinstance(leaf, ManualTensor)]
         mesh = flat[places[0]].home
@@ -122,7 +126,9 @@ class ManualTensor(XLAShardedTensor):
                     f"{func} has manual operands over two meshes, {mesh} and {flat[place].home}; "
                     "enable manual sharding for both over one mesh"
                 )
-        _check_device(func, args, kwargs)
+        if _leaves_device(kwargs):
+            return func(*pytree.tree_map_only(ManualTensor, ManualTensor._agreed, args), **kwargs)
+        _check_written(func, args)
 
         def run(*pieces: Any) -> Any:
             leaves = list(flat)
@@ -182,6 +188,13 @@ class ManualTensor(XLAShardedTensor):
         ]
         return sorted(found, key=lambda shard: shard.rank)
 
+    def _agreed(self) -> torch.Tensor:
+        return agreed(self.stacked, self.home)
+
+    def tolist(self) -> Any:
+        """The elements as nested lists, where all devices have the same."""
+        return self._agreed().tolist()
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Shape, dtype and devices; values would have to be executed."""
         return (
@@ -190,13 +203,6 @@ class ManualTensor(XLAShardedTensor):
         )
 
     __str__ = __repr__
-
-
-_HOW = (
-    "end the manual region with xs.disable_manual_sharding(t, spec, full_shape) or "
-    "DTensor.from_local(t, mesh, placements), or read the pieces: [shard.data for shard in "
-    "t.local_shards]"
-)
 
 
 def _needs_sum(leaf: Any) -> bool:
@@ -208,17 +214,20 @@ def _needs_sum(leaf: Any) -> bool:
     )
 
 
-_REFUSED = frozenset({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero"})
+_READS = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero"})
 
 
-def _check_device(func: Any, args: Any, kwargs: Any) -> None:
-    """Refuse to move a manual tensor elsewhere, and to write it into another."""
+def _leaves_device(kwargs: Any) -> bool:
+    """Whether an operation is asked for a result on another device."""
     device = (kwargs or {}).get("device")
-    if device is not None and torch.device(device).type not in naming.OURS:
-        raise RuntimeError(f"a manual tensor cannot move to {device} as one; {_HOW}")
+    return device is not None and torch.device(device).type not in naming.OURS
+
+
+def _check_written(func: Any, args: Any) -> None:
+    """Refuse to write a manual tensor into another."""
     if schema_of(func).is_mutable and not isinstance(args[0], ManualTensor | list | tuple):
         raise RuntimeError(
-            f"{func} would write one value per device into a tensor that has one in all; {_HOW}"
+            f"{func} would write one value per device into a tensor that has one in all; {HOW}"
         )
 
 

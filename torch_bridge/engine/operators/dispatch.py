@@ -206,13 +206,24 @@ def prepare(
     avals = tuple(None if out is None else Aval.of(out) for out in outs)
     returns = schema_of(functional).returns
     single = len(returns) == 1 and "List" not in str(returns[0].type)
-    like = 0 if functional.name() in _LIKE and tensors else -1
+    like = 0 if _is_like(functional.name(), outs, metas) else -1
     return Signature(recipe, avals, single, call.written, like)
 
 
+def _is_like(name: str, outs: Sequence[Meta | None], models: Sequence[Meta]) -> bool:
+    """Whether a factory's result lies as its model: of `_like` each, of `new_` in its shape."""
+    factory = name.partition(".")[0]
+    if factory not in _LIKE and factory not in _NEW:
+        return False
+    result, model = outs[0], models[0]
+    return result is not None and result.size == model.size
+
+
+_KINDS = ("zeros", "ones", "full", "empty")
 _LIKE = frozenset(
-    f"aten::{name}" for name in ("zeros_like", "ones_like", "full_like", "empty_like", "clone")
+    ("aten::clone", *(f"aten::{kind}_like" for kind in (*_KINDS, "rand", "randn", "randint")))
 )
+_NEW = frozenset(f"aten::new_{kind}" for kind in (*_KINDS, "empty_strided"))
 
 
 def functional_handler(func: OpOverload) -> Handler:
@@ -273,7 +284,7 @@ def record(
 
 
 def _follow(tensor: lazy_tensor.LazyTensor, like: lazy_tensor.LazyTensor) -> None:
-    """Results of `zeros_like` and friends take over their model's layout (optimizer state)."""
+    """Results of factories take over their model's layout (optimizer state, masks)."""
     source = like._storage
     if not like._chain.ops and source.value.layout != layout_numbers.UNPLACED:
         tensor._storage.value.layout = source.value.layout

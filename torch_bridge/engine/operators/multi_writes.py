@@ -26,7 +26,7 @@ from isoshard.torch_bridge.engine.values.symbolic_numbers import present
 from isoshard.torch_bridge.lowerings import registry
 
 from . import dispatch, overlaps
-from .call_template import CallTemplate
+from .call_template import CallTemplate, brought
 from .functionalize import written
 
 
@@ -45,7 +45,7 @@ def updating_handler(func: OpOverload) -> dispatch.Handler:
     fresh = [number for number, result in enumerate(returns) if result.alias_info is None]
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        key, tensors, scalars = flattener(args, kwargs)
+        key, tensors, scalars = flattener(args, _with_rate(kwargs))
         signature = signatures.get(key)
         if signature is None:
             signature = signatures[key] = prepare(args, kwargs, tensors, scalars)
@@ -86,6 +86,14 @@ def updating_handler(func: OpOverload) -> dispatch.Handler:
         )
 
     return handler
+
+
+def _with_rate(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Let a fused optimizer's learning rate be one number on the CPU in any shape, as on CUDA."""
+    rate = kwargs.get("lr")
+    if type(rate) is torch.Tensor and rate.device.type == "cpu" and rate.numel() == 1:
+        return {**kwargs, "lr": brought(rate).reshape(())}
+    return kwargs
 
 
 def register() -> None:

@@ -1,0 +1,80 @@
+"""Programs that lay tensors out, under `torch.compile` and as captured steps.
+
+DTensor's methods end a graph of dynamo and run as recorded; a captured step has them inside.
+"""
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+
+import isoshard.torch_bridge as xs
+from isoshard.torch_bridge.distributed.tensor import DTensor, distribute_tensor
+from isoshard.torch_bridge.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from tests.torch_bridge.dtensor.operators.placed import S0, S1, R, data, mesh_of
+
+MESH = (2, 4)
+PROGRAMS = {
+    "operators": lambda x: (x * x + 2).sum(1),
+    "redistribute": lambda x: (x * 2).redistribute(mesh_of(MESH), [R, S1]).relu() + 1,
+    "own mesh": lambda x: x.redistribute(x.device_mesh, [S1, S0]) * 3,
+    "own placements": lambda x: x + len(x.placements),
+    "pieces": lambda x: DTensor.from_local(x.to_local() * 2, mesh_of(MESH), [S0, R]) + 1,
+    "whole": lambda x: x.full_tensor().cumsum(0),
+}
+
+
+def compiled_by_dynamo(program):
+    torch._dynamo.reset()
+    return torch.compile(program, backend="isoshard")
+
+
+COMPILERS = {"dynamo": compiled_by_dynamo, "captured": xs.compile}
+
+
+@pytest.mark.parametrize("how", COMPILERS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_are_those_without(name, how):
+    program, mesh = PROGRAMS[name], mesh_of(MESH)
+    run = COMPILERS[how](program)
+    for seed in range(3):
+        whole = data(8, 8, seed=seed).float()
+        placed = distribute_tensor(whole, mesh, [S0, R])
+        want = program(distribute_tensor(whole, mesh, [S0, R]))
+        got = run(placed)
+        xs.sync()
+        torch.testing.assert_close(got.cpu(), want.cpu())
+        assert got.placements == want.placements
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which dynamo itself hides
+@pytest.mark.parametrize("how", COMPILERS)
+def test_a_parallel_block_trains_alike(how):
+    def trained(wrap):
+        torch.manual_seed(0)
+        block = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
+        mesh = mesh_of(MESH)
+        styles = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        block = parallelize_module(block.to("jax"), mesh["t"], styles)
+        optimizer = torch.optim.AdamW(block.parameters(), lr=0.01)
+
+        def loss_of(x):
+            return mse_loss(block(x), x)
+
+        loss_of = wrap(loss_of) if how == "dynamo" else loss_of
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = loss_of(x)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        step = wrap(step) if how == "captured" else step
+        batches = [data(8, 8, seed=seed).float().to("jax") for seed in range(4)]
+        return [step(batch).item() for batch in batches]
+
+    assert trained(COMPILERS[how]) == pytest.approx(trained(lambda step: step), rel=1e-5)
