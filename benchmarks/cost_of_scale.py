@@ -236,7 +236,7 @@ def seconds_on_hosts(runs: Mapping[str, Any], phase: str, n: int) -> float:
         phase: which.
         n: how many machines.
     """
-    shapes = ("constant",) if phase == "imports" else ("constant", "n", "n²")
+    shapes = ("constant",) if phase == "imports" else ("constant", "n")  # once for each other rank
     busiest = growth_of(runs, processor(phase, "busiest", *shapes)).at(n)
     requests = growth_of(runs, Quantity(phase, "requests", "a rank", slack=0.2)).at(n)
     return busiest + requests * ROUND_TRIP

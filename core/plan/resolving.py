@@ -157,13 +157,19 @@ def decide(plan: Plan, leaf: ModelLeaf, mesh: Mesh | None) -> list[Decision]:
     Returns:
         Their decisions; none if the leaf is large and nobody speaks of it.
     """
-    found = [_decide(factor, leaf, mesh) for factor in plan.product or (plan,)]
+    factors = [one for one in plan.factors if _lays_out(one)] or plan.factors
+    found = [_decide(factor, leaf, mesh) for factor in factors]
     spoken = list(dict.fromkeys(one for one in found if one is not None))
     if any(one.rule != BY_DEFAULT for one in spoken) or all(found):
         return spoken
     if leaf.size <= plan.replicate_below:
         return [Decision(BY_SIZE, None, AxisTable())]
     return []
+
+
+def _lays_out(factor: Plan) -> bool:
+    """Whether a factor speaks of layouts at all, and not of memory, activations or slices alone."""
+    return bool(factor.rules or factor.axes) or factor.default is not UNSAID
 
 
 def _decide(factor: Plan, leaf: ModelLeaf, mesh: Mesh | None) -> Decision | None:

@@ -81,6 +81,19 @@ def test_defaults_of_factors(mesh):
     assert resolved.specs["q_proj.bias"] == P("tp")
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [Plan(memory={"*.mu": "pinned_host"}), Plan(dcn={"fsdp": "all-reduce"}), Plan()],
+    ids=["memory", "dcn", "nothing"],
+)
+def test_a_factor_that_lays_nothing_out_leaves_the_defaults(mesh, beside):
+    large = {"odd": (1024, 1024)}
+    for plan in (Plan(default=P("tp")) * beside, beside * Plan(default=P("tp"))):
+        assert plan.resolve(large, mesh).specs == {"odd": P("tp")}
+    with pytest.raises(PlanError, match="matches no rule"):
+        (beside * beside).resolve(large, mesh)
+
+
 def test_a_product_is_a_value():
     plan = Plan.data_parallel("dp") * FSDP * TP
     assert plan == Plan.data_parallel("dp") * (FSDP * TP)
