@@ -185,9 +185,9 @@ class Plan(Presets, Imports, Automatic):
 
         Returns:
             The product. A leaf needs a rule in one factor only; factors' defaults count for a leaf
-            without a rule if all that lay leaves out have one. None in a factor leaves the leaf to the others: to keep
-            one whole, put the rule before all: `Plan({name: None}).otherwise(a * b)`. `resolve`
-            raises where one mesh axis would split two axes of a tensor.
+            without a rule if all that lay leaves out have one. None in a factor leaves the leaf to
+            the others: to keep one whole, put the rule before all: `Plan({name: None}).otherwise(a
+            * b)`. `resolve` raises where one mesh axis would split two axes of a tensor.
 
         Example:
             >>> from isoshard.core.layout.mesh import make_mesh
