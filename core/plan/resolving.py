@@ -157,8 +157,9 @@ def decide(plan: Plan, leaf: ModelLeaf, mesh: Mesh | None) -> list[Decision]:
     Returns:
         Their decisions; none if the leaf is large and nobody speaks of it.
     """
-    factors = [one for one in plan.factors if _lays_out(one)] or plan.factors
-    found = [_decide(factor, leaf, mesh) for factor in factors]
+    factors = plan.product or (plan,)
+    speaking = [factor for factor in factors if _lays_out(factor)] or factors
+    found = [_decide(factor, leaf, mesh) for factor in speaking]
     spoken = list(dict.fromkeys(one for one in found if one is not None))
     if any(one.rule != BY_DEFAULT for one in spoken) or all(found):
         return spoken

@@ -131,7 +131,7 @@ def test_what_does_not_fit(tmp_path):
     assert lines[0].startswith("  odd: a pickled object that is not loaded without asking")
     assert lines[1:] == [
         "  w: shape (32, 16) in the checkpoint, (4,) in `like`",
-        "  x: not in the checkpoint",
+        "  x: not in the checkpoint (leave it out of `like`, or map its name with weights=..)",
         "  n: in the checkpoint, and not in `like` (partial=True leaves such leaves out)",
     ]
     assert iso.restore(tmp_path, {"n": 0}, partial=True) == {"n": 1}
