@@ -233,6 +233,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "[weights](docs/weights.md), [checkpoints]": _LINKS,
     "[DTensor](docs/dtensor.md), [launching]": _LINKS,
     "[torchrun](docs/on_torchrun.md)": _LINKS,
+    "[Kubernetes](docs/on_kubernetes.md)": _LINKS,
     "[planning](docs/planning.md) and [by example]": _LINKS,
     "[by example](docs/domain_example.md)": _LINKS,
     "- Trouble:": (*_LINKS, "tests/test_troubleshooting.py::test_each_class_has_a_section"),
