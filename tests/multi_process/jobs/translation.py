@@ -19,10 +19,10 @@ def check_a_rank_is_the_device_of_its_process(world):
 
     from isoshard.torch_bridge.dtensor.translation import device_mesh_of, jax_mesh
 
-    backwards = torch.arange(world.size - 1, -1, -1).reshape(2, -1)
-    given = DeviceMesh("cpu", backwards, mesh_dim_names=("dp", "tp"))
+    turned = torch.arange(world.size).reshape(-1, 2).T  # ranks ascend along each dimension
+    given = DeviceMesh("cpu", turned, mesh_dim_names=("dp", "tp"))
     mesh = jax_mesh(given)
-    assert [d.process_index for d in mesh.devices.flat] == backwards.ravel().tolist()
+    assert [d.process_index for d in mesh.devices.flat] == turned.ravel().tolist()
     assert mesh.axis_names == ("dp", "tp") and jax.process_index() == world.rank
     assert device_mesh_of(mesh) is given
 
@@ -34,7 +34,7 @@ def check_a_new_mesh_has_working_groups_once(world):
 
     from isoshard.torch_bridge.dtensor.translation import device_mesh_of, jax_mesh
 
-    grid = np.array(iso.make_mesh((world.size,), ("x",)).devices).reshape(-1, 2)[:, ::-1]
+    grid = np.array(iso.make_mesh((world.size,), ("x",)).devices).reshape(2, -1).T
     mesh = iso.Mesh(grid, ("a", "b"))
     made = device_mesh_of(mesh)
     assert made is device_mesh_of(mesh) and made.device_type == "cpu"
