@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from xml.sax.saxutils import escape
 
+from benchmarks.scaling.figure import opening
+
 from .growth import Growth
 
 PLOTS = {
@@ -50,11 +52,7 @@ def draw(found: Mapping[str, tuple[Mapping[int, float], Growth]]) -> str:
     rows = -(-len(PLOTS) // COLUMNS)
     width, height = COLUMNS * WIDTH, HEAD + rows * HEIGHT
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'role="img" aria-labelledby="title" font-family="Helvetica, Arial, sans-serif" '
-        'font-size="10" fill="#222">',
-        '<title id="title">What processes cost, from 1 to 1,024</title>',
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        *opening(width, height, "What processes cost, from 1 to 1,024"),
         '<text x="10" y="16" font-size="13">What a process costs, against their number</text>',
         *_legend(),
     ]

@@ -19,6 +19,23 @@ BYTES = (10, 1e8)
 COLORS = {"weak": "#1f6feb", "strong": "#d9570a"}
 
 
+def opening(width: int, height: int, title: str) -> list[str]:
+    """The first lines of a figure's SVG.
+
+    Args:
+        width: in pixels.
+        height: likewise.
+        title: what readers of the page are told who do not see it.
+    """
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'role="img" aria-labelledby="title" font-family="Helvetica, Arial, sans-serif" '
+        'font-size="10" fill="#222">',
+        f'<title id="title">{title}</title>',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+    ]
+
+
 def draw(results: dict[str, Any]) -> str:
     """Draw results as `benchmarks.domain_scaling.grouped` gives them.
 
@@ -31,11 +48,7 @@ def draw(results: dict[str, Any]) -> str:
     rows = -(-len(results) // COLUMNS)
     width, height = COLUMNS * WIDTH, HEAD + rows * HEIGHT
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'role="img" aria-labelledby="title" font-family="Helvetica, Arial, sans-serif" '
-        'font-size="10" fill="#222">',
-        '<title id="title">What domain operators send, from 2 to 512 devices</title>',
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        *opening(width, height, "What domain operators send, from 2 to 512 devices"),
         *_legend(),
     ]
     for number, (name, splits) in enumerate(results.items()):

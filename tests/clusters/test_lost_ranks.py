@@ -49,6 +49,12 @@ def _goes_on(run, undisturbed, starts=2):
     assert len(found) == starts and found[0] == 0 and all(found[1:]), found
 
 
+def _killed(run, undisturbed):
+    run.until(_at(6), TIMEOUT)
+    training.kill(_ranks_of(run.out, sys.executable)[-1])
+    _goes_on(run, undisturbed)
+
+
 def _started(command, out, **variables):
     return training.started([command], out, [{"PYTHON": sys.executable, **variables}])
 
@@ -65,17 +71,13 @@ def test_mpirun(undisturbed, tmp_path):
     command = ["sh", str(RECIPES / "mpirun.sh"), *training.options(tmp_path, *STEPS)]
     options = "--oversubscribe" + (" --allow-run-as-root" if os.geteuid() == 0 else "")
     with _started(command, tmp_path, RANKS=str(RANKS), MPI_OPTIONS=options) as run:
-        run.until(_at(6), TIMEOUT)
-        training.kill(_ranks_of(tmp_path, sys.executable)[-1])
-        _goes_on(run, undisturbed)
+        _killed(run, undisturbed)
 
 
 def test_srun(undisturbed, tmp_path):
     with slurm.cluster(RANKS) as variables:
         with _started(_sbatch(tmp_path), tmp_path, **variables) as run:
-            run.until(_at(6), TIMEOUT)
-            training.kill(_ranks_of(tmp_path, sys.executable)[-1])
-            _goes_on(run, undisturbed)
+            _killed(run, undisturbed)
 
 
 def test_a_job_of_slurm_that_is_told_to_go_is_queued_again(undisturbed, tmp_path):
