@@ -79,6 +79,7 @@ if TYPE_CHECKING or _old_torch.has_device():
     from . import trainers as _trainers
     from .distributed import local_checks as _local_checks  # noqa: F401  (methods of tensors)
     from .distributed import torch_hook as _torch_hook
+    from .distributed import whole_views as _whole_views  # noqa: F401  (hints of errors)
     from .generator import Generator
     from .handlers import register_function_handler
     from .interop.calling_jax import TorchFunction, torch_function

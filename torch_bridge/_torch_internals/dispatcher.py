@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,6 +83,32 @@ set_excluded: Callable[[Any, bool], None] = NAMES.bind(
     why="lets `vmap` see operations there",
     without="as without its `is_` twin",
 )
+
+_TRANSFORM_KEYS = tuple(
+    getattr(torch.DispatchKey, name)
+    for name in (
+        "FuncTorchDynamicLayerFrontMode",
+        "FuncTorchDynamicLayerBackMode",
+        "FuncTorchBatched",
+        "FuncTorchVmapMode",
+        "FuncTorchGradWrapper",
+        "PythonTLSSnapshot",
+    )
+)
+
+
+@contextmanager
+def transforms_allowed() -> Iterator[None]:
+    """Let torch's transforms, as `torch.vmap`, see the operations of this thread."""
+    before = [is_excluded(key) for key in _TRANSFORM_KEYS]
+    for key in _TRANSFORM_KEYS:
+        set_excluded(key, False)
+    try:
+        yield
+    finally:
+        for key, excluded in zip(_TRANSFORM_KEYS, before, strict=True):
+            set_excluded(key, excluded)
+
 
 open_functions: Callable[[], int] = NAMES.bind(
     "torch._C._len_torch_function_stack",

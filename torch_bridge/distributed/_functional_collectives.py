@@ -20,7 +20,6 @@ is whole has nothing to exchange: `redistribute` it.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,13 +28,11 @@ import torch
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto, same_grid
+from isoshard.core.layout.axis_types import same_grid
 from isoshard.torch_bridge.argument_types import Opaque
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
+from isoshard.torch_bridge.spmd.manual_recipes import Axes, devices_along, mapped
+from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor, ShardKind
 
 from .device_mesh import DeviceMesh, device_mesh_of
 
@@ -49,8 +46,6 @@ __all__ = [
     "reduce_scatter_tensor_autograd",
     "wait_tensor",
 ]
-
-Axes = tuple[str, ...]
 
 
 def all_reduce(self: torch.Tensor, reduceOp: str, group: Opaque, tag: str = "") -> Any:
@@ -181,7 +176,13 @@ def _axes(pieces: ManualTensor, kind: str, group: Any) -> tuple[Axes, int]:
         names = mesh.mesh_dim_names or ()
         dims = [names.index(dim) if isinstance(dim, str) else dim]
     axes = tuple(name for one in dims for name in mesh.axis_names(one))
-    return axes, math.prod(mesh.get_jax_mesh().shape[name] for name in axes)
+    if not set(axes) <= set(pieces.axes):
+        raise ShardingError(
+            f"{kind} over {axes} of pieces over {pieces.axes}: along other axes of {mesh.root} "
+            "they are whole, and there is nothing to exchange; name one of these, or take "
+            "to_local() of a tensor that lies on the mesh of both"
+        )
+    return axes, devices_along(mesh.get_jax_mesh(), axes)
 
 
 def _operation(name: str) -> str:
@@ -198,16 +199,17 @@ class _Exchange(torch.autograd.Function):
         ctx: Any, pieces: Any, kind: str, how: str, dim: int, axes: Axes, count: int
     ) -> Any:
         ctx.how = kind, how, dim, axes, count
-        mesh = auto(pieces.home)
-        recipe = _recipe(mesh, kind, how, dim, axes)
-        (value,) = tapes.recorder().record(recipe, [lazy_tensor.read(pieces.stacked)])
-        shape = [mesh.size, *pieces.shape]
+        shape = [*pieces.shape]
         if kind == "all_gather":
-            shape[dim + 1] *= count
+            shape[dim] *= count
         elif kind == "reduce_scatter":
-            shape[dim + 1] //= count
-        aval = Aval.contiguous(tuple(shape), pieces.dtype)
-        return ManualTensor.of(lazy_tensor.fresh(aval, value), pieces.home)
+            shape[dim] //= count
+        recipe = _recipe(pieces.home, pieces.axes, kind, how, dim, axes)
+        group = frozenset(axes)
+        is_same = kind in ("all_reduce", "all_gather")
+        alike = pieces.alike | group if is_same else pieces.alike - group
+        like = ShardKind(tuple(shape), pieces.home, pieces.axes, alike)
+        return ManualTensor.made(recipe, pieces.stacked, like)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
@@ -235,8 +237,11 @@ _REDUCED = {
 
 
 @functools.lru_cache(maxsize=1024)
-def _recipe(mesh: jax.sharding.Mesh, kind: str, how: str, dim: int, axes: Axes) -> Recipe:
-    size = math.prod(mesh.shape[name] for name in axes)
+def _recipe(
+    mesh: jax.sharding.Mesh, over: Axes, kind: str, how: str, dim: int, axes: Axes
+) -> Recipe:
+    """One collective along `axes`, of pieces over the axes `over`."""
+    size = devices_along(mesh, axes)
 
     def local(stacked: jax.Array) -> jax.Array:
         piece = stacked[0]
@@ -250,6 +255,5 @@ def _recipe(mesh: jax.sharding.Mesh, kind: str, how: str, dim: int, axes: Axes) 
         part = jax.lax.psum_scatter(wide, axes, scatter_dimension=dim, tiled=True)
         return (part / size if how == "avg" else part).astype(piece.dtype)[None]
 
-    stacked = P(mesh.axis_names)
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=stacked, out_specs=stacked, check_vma=False)
-    return Recipe(kind, lambda arrays, _scalars, _key: [mapped(arrays[0])], 1)
+    run = mapped(local, mesh, over, P(over), P(over))
+    return Recipe(kind, lambda arrays, _scalars, _key: [run(arrays[0])], 1)

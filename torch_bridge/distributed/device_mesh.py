@@ -150,6 +150,16 @@ class DeviceMesh(OneProcess):
         names = self.get_jax_mesh().axis_names
         return tuple(names[axis] for axis in self.root_axes[mesh_dim])
 
+    def all_axis_names(self) -> tuple[str, ...]:
+        """The axes of `get_jax_mesh()` that it is made of, in their order there.
+
+        >>> init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))["tp"].all_axis_names()
+        ('tp',)
+        """
+        own = {axis for axes in self.root_axes for axis in axes}
+        names = self.get_jax_mesh().axis_names
+        return tuple(name for axis, name in enumerate(names) if axis in own)
+
     def is_part(self) -> bool:
         """Whether dimensions of its root are missing, along which what it lays out is the same."""
         return sum(map(len, self.root_axes)) < self.root.ndim

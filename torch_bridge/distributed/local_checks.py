@@ -11,11 +11,15 @@ import numpy as np
 import torch
 
 from isoshard.core.errors import ShardingError, UnevenError
+from isoshard.core.layout.axis_types import same_devices, same_grid
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names, check_even
 from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.method_bodies import body_of
+from isoshard.torch_bridge.spmd.manual_recipes import spec_along
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.spmd.marking import mark_sharding
 from isoshard.torch_bridge.tensor import XLAShardedTensor
@@ -23,6 +27,7 @@ from isoshard.torch_bridge.tensor import XLAShardedTensor
 from . import local_tensors, tensor_placements
 from .device_mesh import DeviceMesh, device_mesh_of
 from .gradient_scale import with_scaled_gradient
+from .redistribution import moved
 from .tensor_placements import MeshPlacements
 
 
@@ -35,25 +40,42 @@ def to_local(tensor: DeviceTensor, grad_placements: Sequence[Any] | None) -> Any
         grad_placements: as for `XLAShardedTensor.to_local`.
     """
     laid = tensor_placements.found(tensor)
+    if laid is None and marks.is_recorded(tensor):
+        tapes.materialize([lazy_tensor.read(tensor)])
+        laid = tensor_placements.found(tensor)
     if laid is None:
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} that lies on no mesh has no local pieces; "
             "lay it out first: distribute_tensor(t, mesh, placements), or t.redistribute(..)"
         )
+    return pieces(tensor, laid, grad_placements)
+
+
+def pieces(
+    tensor: DeviceTensor, laid: MeshPlacements, grad_placements: Sequence[Any] | None
+) -> Any:
+    """Each device's piece of a tensor, along the dimensions of a mesh, or of a part of one.
+
+    Args:
+        tensor: on the `jax` device.
+        laid: how it is cut.
+        grad_placements: as for `XLAShardedTensor.to_local`.
+    """
     if tensor.block_sizes is not None:
         raise UnevenError(
             f"a tensor of shape {tuple(tensor.shape)} in blocks {tensor.block_sizes} has pieces of "
             "several shapes, and to_local() is one tensor of one shape; take tensor.local_shards, "
             "isoshard.local_shards(tensor), or write a handler: docs/own_operators.md"
         )
-    check_even(laid.sharding.spec, mesh_of(laid.sharding), tuple(tensor.shape))
+    check_even(laid.along(), mesh_of(laid.sharding), tuple(tensor.shape))
     back: list[tuple[str, str]] = []
     for dim, (here, there) in enumerate(_pairs(laid, grad_placements, tensor.dim())):
         if there.is_partial() and here.is_replicate():
             back += [(axis, _reduction(there)) for axis in laid.mesh.axis_names(dim)]
         elif there != here:
             _refuse_gradient(here, there)
-    return local_tensors.cut(tensor, laid.sharding, tuple(back))
+    axes = laid.mesh.all_axis_names()
+    return local_tensors.cut(tensor, laid.sharding, axes, tuple(back))
 
 
 @body_of("from_local")
@@ -118,8 +140,10 @@ def _whole(
         return mark_sharding(whole, sharding.mesh, sharding.spec, sizes=sizes), laid, kept
     if not isinstance(whole, XLAShardedTensor):
         whole = tensor_placements.mark(whole.to("jax"), laid)
-        return (tensor_placements.moved(whole, laid) if whole.requires_grad else whole), laid, kept
-    return tensor_placements.moved(whole, laid, laid.sharding), laid, kept
+        return (moved(whole, laid) if whole.requires_grad else whole), laid, kept
+    is_open = mesh.is_part() and not tensor_placements.is_nowhere(whole)
+    laid = laid._replace(is_open=is_open)
+    return moved(whole, laid, laid.sharding), laid, kept
 
 
 def _unequal(locals_: Sequence[Any], mesh: DeviceMesh, kept: Any) -> dict[int, tuple[int, ...]]:
@@ -154,7 +178,8 @@ def _check_local(local: Any, several: bool, mesh: DeviceMesh) -> None:
                 "pass its .to_local()"
             )
         laid = marks.marked(tensor) if isinstance(tensor, XLAShardedTensor) else None
-        if laid is not None and any(axis_names(entry) for entry in laid.spec):
+        names = mesh.all_axis_names()
+        if laid is not None and any(map(axis_names, spec_along(laid.spec, names))):
             raise RuntimeError(
                 f"from_local takes what one device holds, and this tensor of shape "
                 f"{tuple(tensor.shape)} is a whole that lies as {laid.spec}; use "
@@ -165,14 +190,14 @@ def _check_local(local: Any, several: bool, mesh: DeviceMesh) -> None:
 def _joined(
     local: ManualTensor, mesh: DeviceMesh, given: Any, kept: Any, check: bool, grads: Any
 ) -> tuple[Any, MeshPlacements]:
-    if list(local.home.devices.flat) != list(mesh.get_jax_mesh().devices.flat):
-        raise ShardingError(f"these local tensors lie on {local.home}, and the mesh is {mesh}")
-    if mesh.is_part():
-        raise ShardingError(
-            f"{mesh} is one row of many, and each device has a tensor of its own, so rows may "
-            f"differ: give placements for the whole mesh, {mesh.root}, or for the part alone a "
-            "plain tensor or a list"
-        )
+    outside = _outside(local, mesh)
+    for dim in outside:
+        if not given[dim].is_replicate():
+            raise ShardingError(
+                f"these local tensors are over {local.axes} of {mesh.root}, and whole along "
+                f"dimension {dim} of {mesh}, so Replicate() is possible there, and {given[dim]} is "
+                "not; redistribute the result"
+            )
     counts = [mesh.size(dim) if p.is_shard() else 1 for dim, p in enumerate(given)]
     shape = list(local.shape)
     for placement, count in zip(kept, counts, strict=True):
@@ -182,14 +207,34 @@ def _joined(
     how: list[tuple[str, str]] = []
     parts = 1
     for dim, (here, there) in enumerate(_pairs(laid, grads, local.dim())):
-        kind = "first" if check and here.is_replicate() else None
+        kind = "first" if check and here.is_replicate() and dim not in outside else None
         kind = _reduction(given[dim]) if given[dim].is_partial() else kind
         how += [(axis, kind) for axis in mesh.axis_names(dim) if kind]
         if there.is_partial() and here.is_replicate():
-            parts *= mesh.size(dim) if _reduction(there) == "sum" else 1
+            parts *= mesh.size(dim) if _reduction(there) == "sum" and dim not in outside else 1
         elif there != here:
             _refuse_gradient(here, there)
-    return local_tensors.join(local, laid.sharding, tuple(how), parts), laid
+    whole = local_tensors.join(local, laid.sharding, tuple(how), parts)
+    if outside:
+        return moved(whole, laid, laid.sharding), laid
+    return whole, laid._replace(is_open=mesh.is_part())
+
+
+def _outside(local: ManualTensor, mesh: DeviceMesh) -> list[int]:
+    """The dimensions of a mesh that local tensors are not over."""
+    root = mesh.get_jax_mesh()
+    is_all = local.axes == local.home.axis_names
+    if is_all and not mesh.is_part() and same_devices(local.home, root):
+        return []
+    if not same_grid(local.home, root):
+        raise ShardingError(f"these local tensors lie on {local.home}, and the mesh is {mesh}")
+    if not set(local.axes) <= set(mesh.all_axis_names()):
+        raise ShardingError(
+            f"{mesh} is one row of many, and these local tensors are over {local.axes} of "
+            f"{mesh.root}, so rows may differ: give placements for the whole mesh, or take pieces "
+            "over the part alone: DTensor.from_local(t, part, [Replicate()]).to_local()"
+        )
+    return [dim for dim in range(mesh.ndim) if not set(mesh.axis_names(dim)) <= set(local.axes)]
 
 
 def _repeated(local: Any, mesh: DeviceMesh, kept: Any, reductions: dict[int, str]) -> Any:

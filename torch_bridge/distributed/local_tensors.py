@@ -24,40 +24,32 @@ the sums of `Partial`, which are taken at once.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import torch
 
-from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import axis_names
 from isoshard.torch_bridge.argument_types import DeviceTensor
-from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.recording import tape as tapes
-from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
+from isoshard.torch_bridge.spmd.manual_operations import joined
+from isoshard.torch_bridge.spmd.manual_recipes import Axes, Reductions, cut_recipe, piece_shape
+from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor, ShardKind
 
 Sharding = jax.sharding.NamedSharding
 P = jax.sharding.PartitionSpec
 
-Reductions = tuple[tuple[str, str], ...]
-"""Mesh axes along which pieces are parts of one, each with how: `sum`, `avg`, `min`, `max` or
-`first` (one device's piece for all). Along the others that split nothing, pieces are equal."""
 
-
-def cut(whole: DeviceTensor, sharding: Sharding, back: Reductions = ()) -> ManualTensor:
-    """The pieces of a whole.
+def cut(whole: DeviceTensor, sharding: Sharding, axes: Axes, back: Reductions = ()) -> ManualTensor:
+    """The pieces of a whole over some axes of its mesh.
 
     Args:
-        whole: on the `jax` device; its axes divide.
-        sharding: how it is cut.
+        whole: on the `jax` device; the axes divide it.
+        sharding: how it is cut; what it says of other axes makes no difference.
+        axes: those that the pieces are over, in the order of the mesh.
         back: how the gradients of copies become one.
     """
-    result: Any = _ToLocal.apply(whole, sharding, back, 1)
+    result: Any = _ToLocal.apply(whole, sharding, axes, back, 1)
     return result
 
 
@@ -65,7 +57,7 @@ def join(pieces: ManualTensor, sharding: Sharding, how: Reductions = (), parts: 
     """The whole that pieces make.
 
     Args:
-        pieces: over the mesh of `sharding`.
+        pieces: over the mesh of `sharding`, or some axes of it.
         sharding: how they lie in the whole.
         how: see `Reductions`.
         parts: what the gradient of every piece is divided by.
@@ -76,83 +68,37 @@ def join(pieces: ManualTensor, sharding: Sharding, how: Reductions = (), parts: 
 
 class _ToLocal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Any, sharding: Any, back: Any, parts: int) -> Any:
-        ctx.how = sharding, back, parts
+    def forward(ctx: Any, whole: Any, sharding: Any, axes: Axes, back: Any, parts: int) -> Any:
+        ctx.how = sharding, axes, back, parts
         mesh = mesh_of(sharding)
-        (value,) = tapes.recorder().record(_cut_recipe(sharding, parts), [lazy_tensor.read(whole)])
-        shape = (mesh.size, *sharding.shard_shape(tuple(whole.shape)))
-        return ManualTensor.of(lazy_tensor.fresh(Aval.contiguous(shape, whole.dtype), value), mesh)
+        shape = piece_shape(tuple(whole.shape), mesh, axes, sharding.spec)
+        recipe = cut_recipe(mesh, axes, sharding.spec, parts=parts)
+        split = {name for entry in sharding.spec for name in axis_names(entry)}
+        return ManualTensor.made(
+            recipe, whole, ShardKind(shape, mesh, axes, frozenset(axes) - split)
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
-        sharding, back, parts = ctx.how
+        sharding, axes, back, parts = ctx.how
         pieces = gradient[0]
         if not isinstance(pieces, ManualTensor):  # the value that all devices have was used
-            pieces = cut(pieces, Sharding(mesh_of(sharding), P()))
-        return _Join.apply(pieces, sharding, back, parts), None, None, None
+            pieces = cut(pieces, Sharding(mesh_of(sharding), P()), axes)
+        return _Join.apply(pieces, sharding, back, parts), None, None, None, None
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pieces: Any, sharding: Any, how: Any, parts: int) -> Any:
-        ctx.how = sharding, how, parts
-        blocks = marks.groups(sharding, pieces.dim()).shape[:-1]
-        shape = tuple(size * count for size, count in zip(pieces.shape, blocks, strict=True))
-        stacked = lazy_tensor.read(pieces.stacked)
-        (value,) = tapes.recorder().record(_join_recipe(sharding, how), [stacked])
-        if value.array is None:
-            value.layout = layout_numbers.intern(sharding)
-        whole = lazy_tensor.fresh(Aval.contiguous(shape, pieces.dtype), value)
-        marks.keep(whole, sharding, None)
-        return whole
+        is_known = pieces.axes == pieces.home.axis_names
+        axes = mesh_of(sharding).axis_names if is_known else pieces.axes
+        ctx.how = sharding, axes, how, parts
+        return joined(pieces, sharding, how)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
-        sharding, how, parts = ctx.how
-        return _ToLocal.apply(gradient[0], sharding, how, parts), None, None, None
+        return _ToLocal.apply(gradient[0], *ctx.how), None, None, None
 
 
-@functools.lru_cache(maxsize=1024)
-def _cut_recipe(sharding: Any, parts: int) -> Recipe:
-    def local(piece: jax.Array) -> jax.Array:
-        return (piece if parts == 1 else piece / parts)[None]
-
-    mesh = auto(mesh_of(sharding))
-    mapped = jax.shard_map(
-        local, mesh=mesh, in_specs=sharding.spec, out_specs=P(mesh.axis_names), check_vma=False
-    )
-    return Recipe("to_local", lambda arrays, _scalars, _key: [mapped(arrays[0])], 1)
-
-
-@functools.lru_cache(maxsize=1024)
-def _join_recipe(sharding: Any, how: Reductions) -> Recipe:
-    def local(stacked: jax.Array) -> jax.Array:
-        piece = stacked[0]
-        for kind, reduce in _REDUCE.items():
-            if axes := tuple(axis for axis, asked in how if asked == kind):
-                wide = piece.astype("int32") if piece.dtype == bool else piece
-                piece = reduce(wide, axes).astype(piece.dtype)
-        return piece
-
-    mesh = auto(mesh_of(sharding))
-    mapped = jax.shard_map(
-        local, mesh=mesh, in_specs=P(mesh.axis_names), out_specs=sharding.spec, check_vma=False
-    )
-    return Recipe("from_local", lambda arrays, _scalars, _key: [mapped(arrays[0])], 1)
-
-
-def _first(piece: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """The piece of the first device along some axes, on all of them."""
-    first = functools.reduce(lambda a, b: a & b, [jax.lax.axis_index(axis) == 0 for axis in axes])
-    return jax.lax.psum(jax.numpy.where(first, piece, jax.numpy.zeros_like(piece)), axes)
-
-
-_REDUCE = {
-    "first": _first,
-    "sum": jax.lax.psum,
-    "avg": jax.lax.pmean,
-    "min": jax.lax.pmin,
-    "max": jax.lax.pmax,
-}
 REDUCTIONS = ("sum", "avg", "min", "max")
 """The reductions of `Partial` that can be taken here."""

@@ -12,19 +12,16 @@ P(None, 'tp')
 
 from __future__ import annotations
 
-import functools
-import math
+import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import torch
 
+from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names
-from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.layout.uneven import Sizes
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.dtensor_fields import DTENSOR_SPEC, TENSOR_META
 from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike, Opaque
@@ -34,11 +31,10 @@ from isoshard.torch_bridge.engine.recording.tape import Tape, materialize
 from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout import marks, view_layouts
 from isoshard.torch_bridge.layout.method_bodies import body_of
+from isoshard.torch_bridge.spmd.manual_recipes import spec_along
 from isoshard.torch_bridge.spmd.marking import layout_for, mark_sharding
-from isoshard.torch_bridge.spmd.uneven import even_part
 
 from .device_mesh import DeviceMesh, device_mesh_of
-from .gradient_scale import with_scaled_gradient
 from .nested_chunks import nested_chunks
 
 Sharding = jax.sharding.NamedSharding
@@ -53,12 +49,19 @@ class MeshPlacements(NamedTuple):
         sharding: over the root's mesh.
         chunks: sizes of the pieces along axes that several mesh dimensions split and that they do
             not divide: those of torch.chunk, of each piece again.
+        is_open: whether the partitioner chooses what lies along the axes of the root's mesh that
+            are not in `mesh`; `sharding` tells what is known. Otherwise it is whole along them.
     """
 
     mesh: DeviceMesh
     placements: tuple[Any, ...]
     sharding: Sharding
     chunks: marks.Chunks = ()
+    is_open: bool = False
+
+    def along(self) -> jax.sharding.PartitionSpec:
+        """How a tensor lies along the axes of `mesh`, whatever the others do."""
+        return spec_along(self.sharding.spec, self.mesh.all_axis_names())
 
 
 def layout(
@@ -185,12 +188,54 @@ def found(tensor: DeviceTensor) -> MeshPlacements | None:
     gathers it; nothing moves before somebody uses it.
     """
     asked = view_layouts.sharding_of_view(tensor, gathered=True)
+    laid = None if tensor._chain.ops else _GIVEN.get(tensor._storage)
+    if laid is not None and laid.is_open:
+        if asked is None:
+            return laid
+        known = laid._replace(sharding=asked)
+        if mesh_of(asked) == mesh_of(laid.sharding) and _same(known.along(), laid.along()):
+            return known
     if asked is None:
         return None
-    laid = None if tensor._chain.ops else _GIVEN.get(tensor._storage)
     if laid is not None and laid.sharding == asked:
         return laid
     return MeshPlacements(device_mesh_of(mesh_of(asked)), placements_of(asked), asked)
+
+
+def over(laid: MeshPlacements, mesh: DeviceMesh) -> MeshPlacements:
+    """A layout by the dimensions of another part of the same mesh; another mesh changes nothing.
+
+    Args:
+        laid: the layout.
+        mesh: the part, or all of it.
+
+    Raises:
+        ShardingError: a flattened dimension of the part splits two axes of the tensor.
+
+    >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
+    >>> from torch.distributed.tensor import Replicate, Shard
+    >>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+    >>> over(layout((8, 8), mesh, [Shard(0), Shard(1)]), mesh["tp"]).placements
+    (Shard(dim=1),)
+    """
+    if laid.mesh == mesh or laid.mesh.root != mesh.root:
+        return laid
+    spec = spec_along(laid.sharding.spec, mesh.all_axis_names())
+    by_axis = placements_of(Sharding(mesh.get_jax_mesh(), spec))
+    found = [{by_axis[axis] for axis in axes} for axes in mesh.root_axes]
+    if any(len(each) > 1 for each in found):
+        raise ShardingError(
+            f"a tensor that lies as {laid.placements} on {laid.mesh} has no one placement along "
+            f"each dimension of {mesh}; redistribute it on that mesh first"
+        )
+    placements = tuple(each.pop() for each in found)
+    return MeshPlacements(mesh, placements, laid.sharding, is_open=mesh.is_part())
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two specs say the same, with or without None at the end."""
+    pairs = itertools.zip_longest(one, other)
+    return all(axis_names(a) == axis_names(b) for a, b in pairs)
 
 
 @body_of("placements")
@@ -225,6 +270,14 @@ def is_placed(tensor: DeviceTensor) -> bool:
     return marks.is_recorded(tensor) and mesh_of_program(tensor) is not None
 
 
+def is_nowhere(tensor: DeviceTensor) -> bool:
+    """Whether a tensor is known to lie on no mesh, nor to be computed from what does."""
+    if not marks.is_recorded(tensor):
+        return found(tensor) is None
+    value = tensor._storage.value
+    return isinstance(value.tape, Tape) and not meshes_behind(value)
+
+
 def _is_computed(tensor: DeviceTensor) -> bool:
     """Compute a value whose layout the partitioner chooses, if a program over a mesh can be run.
 
@@ -249,145 +302,3 @@ def mark(tensor: DeviceTensor, laid: MeshPlacements) -> Any:
     """Lay a tensor's own memory out; returns the tensor."""
     mark_sharding(tensor, mesh_of(laid.sharding), laid.sharding.spec)
     return remember(tensor, laid)
-
-
-def moved(
-    tensor: DeviceTensor,
-    laid: MeshPlacements,
-    back: Sharding | None = None,
-    dtype: torch.dtype | None = None,
-    gradient_dtype: torch.dtype | None = None,
-) -> Any:
-    """The same elements in another layout, as a new tensor; twice differentiable.
-
-    Args:
-        tensor: on the `jax` device; it stays as it is.
-        laid: the layout.
-        back: that of the gradient; if not given, the one `tensor` has, if over the same devices.
-        dtype: what to cast to before anything moves.
-        gradient_dtype: what the gradient is cast to before it moves.
-    """
-    sizes = _kept_blocks(tensor, laid)
-    if sizes is not None and back is None and gradient_dtype in (None, tensor.dtype):
-        cast = dtype not in (None, tensor.dtype)
-        if _is_laid(tensor, laid):
-            return tensor.to(dtype) if cast else tensor.view_as(tensor)
-        kept = tensor.to(dtype) if cast else tensor.clone()
-        mark_sharding(kept, mesh_of(laid.sharding), laid.sharding.spec, sizes=sizes)
-        return remember(kept, laid)
-    result: Any = _Moved.apply(
-        tensor,
-        laid.sharding,
-        back or _same_devices(marks.asked(tensor), laid.sharding),
-        dtype or tensor.dtype,
-        gradient_dtype or tensor.dtype,
-    )
-    return remember(result, laid)
-
-
-@body_of("redistribute")
-def redistributed(
-    tensor: DeviceTensor,
-    device_mesh: MeshLike,
-    placements: Sequence[Any] | None,
-    dtype: torch.dtype | None,
-    gradient_dtype: torch.dtype | None,
-) -> Any:
-    """What `tensor.redistribute(..)` gives: see there, and `moved`."""
-    if placements is None:
-        raise RuntimeError(
-            "redistribute needs placements: t.redistribute(mesh, [Shard(0)]), or "
-            "t.redistribute(placements=[Shard(0)]) over its own mesh"
-        )
-    if any(getattr(placement, "is_partial", bool)() for placement in placements):
-        raise NotImplementedError(
-            f"Can not redistribute to Partial, as {[*placements]} asks: a tensor here is seen as a "
-            "whole, so sums over devices are taken already. Use Shard(dim) or Replicate()."
-        )
-    if device_mesh is None:
-        device_mesh = tensor.device_mesh
-    laid = layout(tuple(tensor.shape), device_mesh, placements)
-    return moved(tensor, laid, None, dtype, gradient_dtype)
-
-
-@body_of("full_tensor")
-def full_tensor(tensor: DeviceTensor) -> Callable[..., Any]:
-    """What `tensor.full_tensor` is."""
-    mesh = tensor.device_mesh
-    if mesh is None:
-        raise AttributeError(
-            f"a tensor of shape {tuple(tensor.shape)} on no mesh has no full_tensor(): it is "
-            "whole. Lay it out with isoshard.shard(t, mesh, spec) or xs.mark_sharding"
-        )
-    return functools.partial(gathered, tensor, mesh)
-
-
-def gathered(
-    tensor: DeviceTensor, mesh: DeviceMesh, *, grad_placements: Sequence[Any] | None = None
-) -> Any:
-    """The same elements whole on every device of a mesh, as a new tensor; twice differentiable.
-
-    Args:
-        tensor: on the `jax` device.
-        mesh: the mesh.
-        grad_placements: the layout of the gradient as it comes back; that of `tensor` if not given.
-            Where it is `Partial()`, each device's copy has the gradient that comes back, and the
-            tensor gets their sum.
-    """
-    shape, back, times = tuple(tensor.shape), None, 1
-    if grad_placements is not None:
-        wanted = normalized(grad_placements, mesh, len(shape))
-        sums = [dim for dim, placement in enumerate(wanted) if _is_sum(placement)]
-        times = math.prod(mesh.size(dim) for dim in sums)
-        back = None if sums else layout(shape, mesh, wanted).sharding
-    whole = moved(tensor, layout(shape, mesh, None), back)
-    return with_scaled_gradient(whole, times) if times > 1 else whole
-
-
-def _is_sum(placement: Any) -> bool:
-    return placement.is_partial() and placement.reduce_op == "sum"
-
-
-def _kept_blocks(tensor: Any, laid: MeshPlacements) -> Sizes | None:
-    """The blocks of the axes that a layout splits as before; None without any."""
-    sizes, have = tensor.block_sizes, marks.asked(tensor)
-    if sizes is None or have is None or mesh_of(have) != mesh_of(laid.sharding):
-        return None
-    before, after = _names_of(have, len(sizes)), _names_of(laid.sharding, len(sizes))
-    kept = zip(sizes, before, after, strict=True)
-    found = tuple(own if names and names == wanted else None for own, names, wanted in kept)
-    return found if any(found) else None
-
-
-def _is_laid(tensor: Any, laid: MeshPlacements) -> bool:
-    """Whether a tensor is split as a layout over its mesh says, in whatever blocks."""
-    count = tensor.dim()
-    return _names_of(marks.asked(tensor), count) == _names_of(laid.sharding, count)
-
-
-def _names_of(sharding: Any, count: int) -> list[tuple[str, ...]]:
-    """The mesh axes that split each axis."""
-    names = [axis_names(entry) for entry in entries_of(sharding.spec)]
-    return names + [()] * (count - len(names))
-
-
-def _same_devices(have: Sharding | None, want: Sharding) -> Sharding:
-    if have is None or list(mesh_of(have).devices.flat) != list(mesh_of(want).devices.flat):
-        return want
-    return have
-
-
-class _Moved(torch.autograd.Function):
-    """`apply(tensor, sharding, that of the gradient, dtype, dtype while the gradient moves)`."""
-
-    @staticmethod
-    def forward(ctx: Any, t: Any, there: Any, back: Any, dtype: Any, gradient_dtype: Any) -> Any:
-        ctx.how = t.dtype, there, back, dtype, gradient_dtype
-        even, ask = even_part(there, t.shape)
-        return marks.laid_out(t.to(dtype), even, ask)
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: Any) -> Any:
-        dtype, there, back, moved_in, gradient_dtype = ctx.how
-        moved: Any = _Moved.apply(gradient[0], back, there, gradient_dtype, moved_in)
-        return moved.to(dtype), None, None, None, None

@@ -12,7 +12,6 @@ from isoshard.core.layout.uneven import Sizes
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.argument_types import DeviceTensor, DTypeLike, MeshLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 from isoshard.torch_bridge.engine.values import layout_numbers
 
@@ -178,7 +177,7 @@ class LayoutMethods(lazy_tensor.LazyTensor):
             RuntimeError: `local_tensor` is a whole that is split, or a DTensor; one of `shape` and
                 `stride` is missing; no mesh is given or current.
             ShardingError: a list does not have one tensor per device; local tensors lie on another
-                mesh, or on a part of one only.
+                mesh, or over dimensions that `device_mesh` does not have.
             NotImplementedError: a `Partial` is no sum, avg, min or max.
         """
         return BODIES["from_local"](
@@ -187,6 +186,9 @@ class LayoutMethods(lazy_tensor.LazyTensor):
 
     def to_local(self, *, grad_placements: Sequence[Any] | None = None) -> Any:
         """Each device's piece, as one tensor whose operations act on every device by itself.
+
+        Of a tensor that lies on a part of a mesh there is a piece for each place along that part,
+        and what the other dimensions split stays split: the partitioner sees to it.
 
         Where the partitioner chooses the layout of a value that is not computed yet, it is
         computed now. In a script of torch_xla (`drop_in`) it is the whole tensor, as there.
@@ -206,8 +208,6 @@ class LayoutMethods(lazy_tensor.LazyTensor):
         """
         if naming.is_torch_xla():
             return self
-        if marks.asked(self) is None and marks.is_recorded(self):
-            tapes.materialize([lazy_tensor.read(self)])
         return BODIES["to_local"](self, grad_placements)
 
     def redistribute(

@@ -22,6 +22,7 @@ from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.subprograms import subtrace
 from isoshard.torch_bridge.engine.values.value import Aval
+from isoshard.torch_bridge.spmd.stacked_shards import LessAlike, ManualLeaves
 
 from .layer_match import Stack
 from .scanning import iterated
@@ -56,6 +57,15 @@ class Looped(torch.nn.Module):
                 takes.
             ValueError: the layers are not alike any more.
         """
+        form = ManualLeaves((x, args, kwargs))
+        while True:
+            try:
+                return self._run(form, *form.stacked((x, args, kwargs)))
+            except LessAlike:  # another layer gets them otherwise than the first: once more
+                continue
+
+    def _run(self, form: ManualLeaves, x: Any, args: Any, kwargs: Any) -> Any:
+        """See `forward`; pieces come stacked."""
         carried = pytree.tree_leaves(x)
         if not any(isinstance(leaf, lazy_tensor.LazyTensor) for leaf in carried):
             return self._in_turn(x, *args, **kwargs)
@@ -79,7 +89,8 @@ class Looped(torch.nn.Module):
             one = OneLayer(self._one, stack.first)
             # What the layer puts in the place of a buffer is in `inside` afterwards.
             x = pytree.tree_map(torch.clone, carried)  # a layer may write to it
-            result = torch.func.functional_call(one, inside, (x, *args), kwargs)
+            first, rest, named = form.pieces((x, args, kwargs))
+            result = form.stacked(torch.func.functional_call(one, inside, (first, *rest), named))
             _check_result(result, carried)
             now = {name: inside[f"layer.{name}"] for name in given}
             replaced.update(name for name, tensor in now.items() if tensor is not given[name])
@@ -97,7 +108,7 @@ class Looped(torch.nn.Module):
         for name, values in changed.items():
             each = [values] if self._holds_stacks else values.unbind()
             stack.put(name, each, replace=name in replaced)
-        return y
+        return form.pieces(y)
 
     def _one(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return layer(*args, **kwargs) if self._call is None else self._call(layer, *args, **kwargs)

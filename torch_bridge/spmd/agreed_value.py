@@ -6,9 +6,11 @@ them all, so the value is the one on which the devices agree; there is none wher
 
 from __future__ import annotations
 
-import jax
+from collections.abc import Sequence
+
 import torch
 
+from isoshard.core.layout.virtual_devices import Device
 from isoshard.torch_bridge.argument_types import DeviceTensor
 from isoshard.torch_bridge.layout.shard_snapshots import name_of
 
@@ -20,18 +22,18 @@ HOW = (
 """What to do instead of reading a value that there are many of."""
 
 
-def agreed(stacked: DeviceTensor, mesh: jax.sharding.Mesh) -> torch.Tensor:
+def agreed(stacked: DeviceTensor, devices: Sequence[Device]) -> torch.Tensor:
     """The piece that every device has, on the CPU; executes what is recorded.
 
     Args:
         stacked: the pieces, of shape (devices, *shape).
-        mesh: the devices, in the order of the pieces.
+        devices: those of the pieces.
 
     Raises:
         RuntimeError: two devices have another piece. NaNs are equal here.
     """
     pieces = stacked.detach().cpu()
-    first, devices = pieces[0], list(mesh.devices.flat)
+    first = pieces[0]
     for piece, device in zip(pieces[1:], devices[1:], strict=True):
         if not _same(first, piece):
             raise RuntimeError(

@@ -22,16 +22,19 @@ devices, the first of them gives it; they should agree, as in torch_xla.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.spec import SpecLike, check_even
+from isoshard.core.layout.spec import SpecLike, axis_names, check_even
 from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
-from .manual_tensor import ManualTensor, pieces_of, whole_of
+from .manual_operations import joined
+from .manual_recipes import Axes, cut_recipe
+from .manual_tensor import ManualTensor, ShardKind
 from .marking import checked, layout_for
 from .mesh import default_mesh, get_1d_mesh, get_global_mesh
 
@@ -64,7 +67,8 @@ def enable_manual_sharding(
         raise ShardingError("this tensor is in a manual region already; disable that first")
     t, sharding = checked(t, default_mesh(mesh), partition_spec, "enable_manual_sharding")
     check_even(sharding.spec, mesh_of(sharding), tuple(t.shape))
-    return pieces_of(t, sharding)
+    result: Any = _ToShards.apply(t, sharding, "copy")
+    return result
 
 
 def disable_manual_sharding(
@@ -98,6 +102,11 @@ def disable_manual_sharding(
             f"disable_manual_sharding takes a tensor of a manual region, and this one of shape "
             f"{tuple(t.shape)} is not in one; begin it with enable_manual_sharding(t, spec)"
         )
+    if t.axes != t.home.axis_names:
+        raise ShardingError(
+            f"a manual region is over all devices, and these pieces are over {t.axes} of {t.home}; "
+            "they become a whole with DTensor.from_local(t, mesh, placements)"
+        )
     full_shape = tuple(full_shape)
     sharding = layout_for(full_shape, default_mesh(mesh), partition_spec)
     check_even(sharding.spec, mesh_of(sharding), full_shape)
@@ -112,7 +121,8 @@ def disable_manual_sharding(
             f"a whole of shape {full_shape} cut by {sharding.spec} has pieces of shape {piece}, "
             f"and these have {tuple(t.shape)}"
         )
-    return whole_of(t, sharding)
+    result: Any = _ToWhole.apply(t, sharding, "first")
+    return result
 
 
 def mark_manual_sharding(t: torch.Tensor) -> ManualTensor:
@@ -127,3 +137,42 @@ def mark_manual_sharding(t: torch.Tensor) -> ManualTensor:
     if isinstance(t, ManualTensor):
         return t
     return enable_manual_sharding(t, (None,) * t.dim(), mesh=get_global_mesh() or get_1d_mesh())
+
+
+class _ToShards(torch.autograd.Function):
+    """From a whole to pieces: every copy, or zeros after the "first". Transpose of `_ToWhole`."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Any, sharding: Any, how: str) -> Any:
+        ctx.sharding, ctx.how = sharding, how
+        mesh = mesh_of(sharding)
+        first = _others(sharding) if how == "first" else ()
+        recipe = cut_recipe(mesh, mesh.axis_names, sharding.spec, first)
+        shape = sharding.shard_shape(tuple(whole.shape))
+        return ManualTensor.made(recipe, whole, ShardKind(shape, mesh, mesh.axis_names))
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        return _ToWhole.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
+
+
+class _ToWhole(torch.autograd.Function):
+    """From pieces to a whole: of copies the "first", or their "sum". Transpose of `_ToShards`."""
+
+    @staticmethod
+    def forward(ctx: Any, pieces: Any, sharding: Any, how: str) -> Any:
+        ctx.sharding, ctx.how = sharding, how
+        return joined(pieces, sharding, tuple((name, how) for name in _others(sharding)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Any) -> Any:
+        return _ToShards.apply(gradient[0], ctx.sharding, _TRANSPOSE[ctx.how]), None, None
+
+
+_TRANSPOSE = {"copy": "sum", "sum": "copy", "first": "first"}
+
+
+def _others(sharding: Any) -> Axes:
+    """The mesh axes along which devices hold copies."""
+    used = {name for entry in sharding.spec for name in axis_names(entry)}
+    return tuple(name for name in sharding.mesh.axis_names if name not in used)

@@ -246,8 +246,11 @@ def test_a_part_of_a_mesh(mesh):
     assert whole.placements == (Shard(0),) and whole.device_mesh == mesh["tp"]
     assert whole.partition_spec == iso.P("tp") and torch.equal(whole.cpu(), part.repeat(2, 1))
     assert whole.to_local().shape == (2, 4)
+    again = DTensor.from_local(whole.to_local() * 2, mesh["tp"], [Shard(0)])
+    assert torch.equal(again.cpu(), part.repeat(2, 1) * 2) and again.device_mesh == mesh["tp"]
+    over_all = distribute_tensor(part, mesh).to_local()
     with pytest.raises(ShardingError, match=r"one row of many.*rows may differ"):
-        DTensor.from_local(whole.to_local(), mesh["tp"], [Shard(0)])
+        DTensor.from_local(over_all, mesh["tp"], [Shard(0)])
 
 
 @pytest.mark.parametrize(

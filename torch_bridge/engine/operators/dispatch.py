@@ -38,6 +38,7 @@ from isoshard.torch_bridge.lowerings import registry
 from . import (
     cpu_errors,
     decompose,
+    error_hints,
     first_state,
     generator_argument,
     out_arguments,
@@ -79,6 +80,7 @@ def dispatch(
         return handler(args, kwargs)
     except Exception as error:
         like = cpu_errors.like_cpu(func, args, kwargs, error)
+        error_hints.add_hint(func, args, like)
         if like is error:
             raise
         raise like from error

@@ -352,6 +352,11 @@ class _Aliasing(TorchFunctionMode):
         if not tensor.requires_grad:
             self._subtrace.frozen.append(weakref.ref(tensor))
             return tensor
+        if hasattr(tensor, "stacked"):
+            raise RuntimeError(
+                f"{tensor!r} comes from around a loop and requires a gradient; hand pieces to the "
+                "layers as arguments: scanned(x, pieces)"
+            )
         alias: Any = tensor.detach().requires_grad_()
         self._subtrace.aliases.append((tensor, alias))
         self._known[id(tensor)] = self._known[id(alias)] = alias
@@ -363,7 +368,8 @@ class _Aliasing(TorchFunctionMode):
 
     def _is_made_inside(self, tensor: lazy_tensor.LazyTensor) -> bool:
         if tensor.grad_fn is None:
-            return id(tensor._storage) in self._subtrace.log.created
+            memory: Any = getattr(tensor, "stacked", tensor)  # of pieces, which have it together
+            return id(memory._storage) in self._subtrace.log.created
         return sequence_number(tensor.grad_fn) >= self._begun
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from isoshard.torch_bridge.argument_types import MeshLike
-from isoshard.torch_bridge.distributed.tensor.parallel.along import lay_out_whole, one_dimension
+from isoshard.torch_bridge.distributed.along import lay_out_whole, one_dimension
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.layout_methods import LayoutMethods
 

@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from jax.sharding import NamedSharding
 from torch.distributed.tensor import Placement
 
 from isoshard.core.layout.axis_types import same_grid
@@ -35,6 +36,7 @@ from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import MeshLike, PlacementLike
 from isoshard.torch_bridge.distributed import local_checks, tensor_placements
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
+from isoshard.torch_bridge.distributed.redistribution import moved
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -170,13 +172,16 @@ def _piece(leaf: Any, number: int, mesh: DeviceMesh, wanted: Any, grads: Any, mo
         if laid is None and grads is None:
             wanted = tensor_placements.normalized(None, mesh, leaf.dim())
         elif laid is not None:
-            return local_checks.to_local(leaf, grads)
+            return local_checks.pieces(leaf, tensor_placements.over(laid, mesh), grads)
         else:
             raise ValueError(
                 f"argument {number} of local_map lies on no mesh, so in_grad_placements says "
                 "nothing for it; give in_placements too"
             )
     asked = tensor_placements.layout(tuple(leaf.shape), mesh, wanted)
+    if mesh.is_part():
+        asked = asked._replace(is_open=not tensor_placements.is_nowhere(leaf))
+        laid = None if laid is None else tensor_placements.over(laid, mesh)
     check_even(asked.sharding.spec, mesh_of(asked.sharding), tuple(leaf.shape))
     if laid is not None and laid.sharding != asked.sharding and not _alike(laid, asked, leaf):
         if not move:
@@ -185,15 +190,17 @@ def _piece(leaf: Any, number: int, mesh: DeviceMesh, wanted: Any, grads: Any, mo
                 f"in_placements asks for {asked.placements} on {mesh}; redistribute it first, or "
                 "set redistribute_inputs=True"
             )
-        leaf = tensor_placements.moved(leaf, asked)
+        leaf = moved(leaf, asked)
     elif laid is None or laid.placements != asked.placements:
-        leaf = tensor_placements.moved(leaf, asked, asked.sharding)
-    return local_checks.to_local(leaf, grads)
+        leaf = moved(leaf, asked, asked.sharding)
+    return local_checks.pieces(leaf, asked, grads)
 
 
 def _alike(laid: Any, asked: Any, leaf: Any) -> bool:
-    alike = same_grid(laid.sharding.mesh, asked.sharding.mesh)
-    return alike and laid.sharding.is_equivalent_to(asked.sharding, leaf.dim())
+    if not same_grid(laid.sharding.mesh, asked.sharding.mesh):
+        return False
+    here, there = (NamedSharding(mesh_of(one.sharding), one.along()) for one in (laid, asked))
+    return here.is_equivalent_to(there, leaf.dim())
 
 
 def _one_each(out_placements: Any) -> tuple[Any, ...]:

@@ -25,9 +25,9 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.dtensor_fields import APPLY_STYLE
 from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.distributed.along import one_dimension
 
 from . import prepare, style
-from .along import one_dimension
 
 
 def parallelize_module(

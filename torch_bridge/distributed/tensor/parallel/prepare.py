@@ -1,11 +1,12 @@
 """Styles that lay out what goes into a module, and what comes out of it.
 
-Here tensors are whole, so `input_layouts` says in which layout a tensor arrives, and the desired
-layout is the one it has inside; see `isoshard.torch_bridge.distributed.tensor.parallel.style`.
+`input_layouts` says in which layout a tensor arrives, whole or in pieces, and the desired layout is
+the one it has inside; see `isoshard.torch_bridge.distributed.tensor.parallel.style`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch.distributed.tensor import Placement
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from isoshard.torch_bridge._torch_internals.dtensor_fields import APPLY_STYLE
+from isoshard.torch_bridge.distributed.along import constraint, one_dimension
 
-from .along import constraint, one_dimension
-from .style import moved
+from .module_border import any_of_pieces, leaves
 
 
 class PrepareModuleInput(ParallelStyle):
@@ -27,7 +28,8 @@ class PrepareModuleInput(ParallelStyle):
         desired_input_layouts: how each is to lie inside the module; None leaves it.
         input_kwarg_layouts: how inputs passed by name arrive; others are left alone.
         desired_input_kwarg_layouts: how these are to lie.
-        use_local_output: makes no difference, the module gets whole tensors.
+        use_local_output: whether the module gets pieces of what arrives in pieces; otherwise it
+            gets the whole that they make.
 
     Raises:
         ValueError: there are not as many desired layouts as layouts, or they name other inputs.
@@ -68,18 +70,20 @@ class PrepareModuleInput(ParallelStyle):
 
     def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
         mesh = one_dimension(device_mesh, "PrepareModuleInput")
+        prepared = functools.partial(_prepared, mesh, self.use_local_output, False)
 
         def enter(module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
             if self.input_layouts is not None and self.desired_input_layouts is not None:
                 _check_values("input", module, inputs, self.input_layouts)
                 triples = zip(inputs, self.input_layouts, self.desired_input_layouts, strict=True)
-                inputs = tuple(_prepared(*triple, mesh, "input", module) for triple in triples)
+                inputs = tuple(prepared(triple, "input", module) for triple in triples)
             changed = {
-                name: _prepared(
-                    named[name],
-                    self.input_kwarg_layouts[name],
-                    self.desired_input_kwarg_layouts[name],
-                    mesh,
+                name: prepared(
+                    (
+                        named[name],
+                        self.input_kwarg_layouts[name],
+                        self.desired_input_kwarg_layouts[name],
+                    ),
                     name,
                     module,
                 )
@@ -108,7 +112,8 @@ class PrepareModuleOutput(ParallelStyle):
     Args:
         output_layouts: how each output comes out of the module; None for one that is left alone.
         desired_output_layouts: how each is to lie.
-        use_local_output: makes no difference, the outputs are whole tensors.
+        use_local_output: whether pieces come out of a module that pieces went into, or that makes
+            pieces; otherwise the whole does.
 
     Raises:
         ValueError: there are not as many desired layouts as layouts.
@@ -139,16 +144,18 @@ class PrepareModuleOutput(ParallelStyle):
     def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
         mesh = one_dimension(device_mesh, "PrepareModuleOutput")
 
-        def leave(module: torch.nn.Module, inputs: Any, outputs: Any) -> Any:
+        def leave(module: torch.nn.Module, inputs: Any, named: Any, outputs: Any) -> Any:
             given = outputs if isinstance(outputs, tuple) else (outputs,)
             _check_values("output", module, given, self.output_layouts)
             triples = zip(given, self.output_layouts, self.desired_output_layouts, strict=True)
+            of_pieces = any_of_pieces(inputs, named)
             results: tuple[Any, ...] = tuple(
-                _prepared(*triple, mesh, "output", module) for triple in triples
+                _prepared(mesh, self.use_local_output, of_pieces, triple, "output", module)
+                for triple in triples
             )
             return results[0] if len(results) == 1 else results
 
-        module.register_forward_hook(constraint(leave, mesh, repr(self)))
+        module.register_forward_hook(constraint(leave, mesh, repr(self)), with_kwargs=True)
         return module
 
     def __repr__(self) -> str:
@@ -168,7 +175,7 @@ class PrepareModuleInputOutput(ParallelStyle):
         desired_input_layouts: likewise.
         input_kwarg_layouts: likewise.
         desired_input_kwarg_layouts: likewise.
-        use_local_input: makes no difference, the module gets whole tensors.
+        use_local_input: as `use_local_output` of `PrepareModuleInput`.
         output_layouts: as for `PrepareModuleOutput`, and so for the last two.
         desired_output_layouts: likewise.
         use_local_output: likewise.
@@ -247,8 +254,15 @@ def _check_values(what: str, module: Any, values: Sequence[Any], layouts: Sequen
 
 
 def _prepared(
-    value: Any, present: Any, desired: Any, mesh: Any, what: str, module: torch.nn.Module
+    mesh: Any,
+    as_pieces: bool,
+    of_pieces: bool,
+    triple: tuple[Any, Any, Any],
+    what: str,
+    module: torch.nn.Module,
 ) -> Any:
+    """A value, how it lies, and how it is to lie: the value so."""
+    value, present, desired = triple
     if present is None:
         return value
     if not isinstance(value, torch.Tensor):
@@ -256,4 +270,5 @@ def _prepared(
             f"the layout {present} is given for {what} of {type(module).__name__}, which is no "
             f"tensor but a {type(value).__name__}; give None for it"
         )
-    return moved(value, mesh, present, present if desired is None else desired)
+    desired = present if desired is None else desired
+    return leaves(value, mesh, present, desired, as_pieces=as_pieces, of_pieces=of_pieces)

@@ -1,15 +1,16 @@
 """Tensor-parallel styles: how the parameters of a module lie, and what goes in and comes out.
 
 The classes have torch's constructors. Under torchrun a style turns tensors into DTensors and back,
-and sends data. Here every tensor is whole, and a style says how it lies: the parameters are marked,
+and sends data. Here tensors are whole, and a style says how they lie: the parameters are marked,
 and hooks on the module constrain what goes in and comes out, and their gradients. XLA's partitioner
 then finds the collectives, which are those that Megatron-LM writes by hand.
 
 - `input_layouts` and `output_layouts` say how tensors lie at the border, as in torch.
-- `use_local_output` changes nothing: what comes out is the whole tensor in the layout that
-  `output_layouts` says. Code after it must not count on the shape of a piece: write
-  `view(batch, length, -1, head_size)`, or the number of all heads, rather than `heads // tp`.
-- `Partial()` as a layout asks for nothing; the whole tensor is the sum already.
+- What goes in whole comes out whole: code after it writes `view(batch, length, -1, head_size)`, or
+  the number of all heads, rather than `heads // tp`.
+- What goes in as pieces, of `to_local()`, is joined as `input_layouts` says. Pieces come out where
+  `use_local_output` is True, and then `heads // tp` is right; see `module_border`.
+- `Partial()` as the layout of a whole asks for nothing: the whole tensor is the sum already.
 
 Source: Shoeybi et al. 2019, "Megatron-LM", arXiv:1909.08053; Korthikanti et al. 2022, "Reducing
 Activation Recomputation in Large Transformer Models", arXiv:2205.05198.
@@ -24,9 +25,15 @@ import torch
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from isoshard.torch_bridge.argument_types import MeshLike, PlacementLike
+from isoshard.torch_bridge.argument_types import PlacementLike
+from isoshard.torch_bridge.distributed.along import (
+    constraint,
+    lay_out_whole,
+    one_dimension,
+)
+from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh
 
-from .along import constraint, lay_out, lay_out_whole, one_dimension
+from .module_border import any_of_pieces, enters, leaves
 
 
 class LayerStyle(ParallelStyle):
@@ -67,14 +74,7 @@ class LayerStyle(ParallelStyle):
             lay_out_whole(parameter, mesh, parts.get(name) or parts[""])
         arriving, leaving = self.input_layouts[0], self.output_layouts[0]
 
-        def enter(module: torch.nn.Module, inputs: Any) -> Any:
-            return moved(inputs[0], mesh, arriving, desired), *inputs[1:]
-
-        def leave(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
-            return lay_out(output, mesh, leaving)
-
-        module.register_forward_pre_hook(constraint(enter, mesh, arriving, desired))
-        module.register_forward_hook(constraint(leave, mesh, leaving))
+        hook_first_input(self, module, mesh, arriving, desired, leaving)
         return module
 
     def __repr__(self) -> str:
@@ -91,7 +91,7 @@ class ColwiseParallel(LayerStyle):
     Args:
         input_layouts: how the input arrives; whole by default, which it is inside in any case.
         output_layouts: how the output leaves; split along the last axis by default.
-        use_local_output: kept for torch's signature, see the module's description.
+        use_local_output: whether pieces come out if pieces went in; a whole stays whole.
 
     Example:
         >>> import isoshard.torch_bridge as xs
@@ -135,7 +135,7 @@ class RowwiseParallel(LayerStyle):
             a Linear is split so, and that of an Embedding whole.
         output_layouts: how the output leaves; whole by default. `Shard(1)` splits a sequence, and
             the sum need not be whole on any device.
-        use_local_output: kept for torch's signature, see the module's description.
+        use_local_output: whether pieces come out if pieces went in; a whole stays whole.
 
     Example:
         >>> from isoshard.torch_bridge.distributed import init_device_mesh
@@ -172,7 +172,7 @@ class SequenceParallel(ParallelStyle):
 
     Args:
         sequence_dim: the axis of the input that is the sequence.
-        use_local_output: kept for torch's signature, see the module's description.
+        use_local_output: whether pieces come out if pieces went in; a whole stays whole.
 
     Example:
         >>> from isoshard.torch_bridge.distributed import init_device_mesh
@@ -195,19 +195,7 @@ class SequenceParallel(ParallelStyle):
         for parameter in module.parameters():
             lay_out_whole(parameter, mesh, Replicate())
 
-        def enter(module: torch.nn.Module, inputs: Any) -> Any:
-            if not isinstance(inputs[0], torch.Tensor):
-                raise ValueError(
-                    f"SequenceParallel splits the first input of {type(module).__name__}, which "
-                    f"must be a tensor, and it is a {type(inputs[0]).__name__}"
-                )
-            return lay_out(inputs[0], mesh, split), *inputs[1:]
-
-        def leave(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
-            return lay_out(output, mesh, split)
-
-        module.register_forward_pre_hook(constraint(enter, mesh, split))
-        module.register_forward_hook(constraint(leave, mesh, split))
+        hook_first_input(self, module, mesh, split, split, split)
         return module
 
     def __repr__(self) -> str:
@@ -218,17 +206,45 @@ class SequenceParallel(ParallelStyle):
         )
 
 
-def moved(t: torch.Tensor, mesh: MeshLike, present: Placement, desired: Placement) -> torch.Tensor:
-    """A tensor that arrives in one layout, in another.
+def hook_first_input(
+    style: LayerStyle | SequenceParallel,
+    module: torch.nn.Module,
+    mesh: DeviceMesh,
+    arriving: PlacementLike,
+    inside: PlacementLike,
+    leaving: PlacementLike,
+) -> None:
+    """Have a module lay out its first input and its output.
 
     Args:
-        t: on the `jax` device.
+        style: the style, for messages and `use_local_output`.
+        module: the module.
         mesh: of one dimension.
-        present: the layout in which it arrives.
-        desired: the other.
+        arriving: how the input arrives.
+        inside: how it is to lie.
+        leaving: how the output leaves.
     """
-    t = lay_out(t, mesh, present)
-    return t if present == desired else lay_out(t, mesh, desired)
+    as_pieces = style.use_local_output
+
+    def enter(module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
+        name = None if inputs else next(iter(named), None)
+        first = named[name] if name is not None else inputs[0] if inputs else None
+        if not isinstance(first, torch.Tensor):
+            raise ValueError(
+                f"{type(style).__name__} lays out the first input of {type(module).__name__}, "
+                f"which must be a tensor, and it is a {type(first).__name__}"
+            )
+        whole = enters(first, mesh, arriving, inside)
+        if name is not None:
+            return inputs, {**named, name: whole}
+        return (whole, *inputs[1:]), named
+
+    def leave(module: torch.nn.Module, inputs: Any, named: dict[str, Any], output: Any) -> Any:
+        of_pieces = any_of_pieces(inputs, named)
+        return leaves(output, mesh, leaving, leaving, as_pieces=as_pieces, of_pieces=of_pieces)
+
+    module.register_forward_pre_hook(constraint(enter, mesh, arriving, inside), with_kwargs=True)
+    module.register_forward_hook(constraint(leave, mesh, leaving, as_pieces), with_kwargs=True)
 
 
 def _no_layer(style: str, module: torch.nn.Module) -> str:

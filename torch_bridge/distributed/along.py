@@ -13,14 +13,15 @@ belongs to somebody else: `Replicate()` along `tp` must not gather the batch tha
 P(('dp', 'tp'),)
 
 Data lie in one layout that is known, so for parameters the spec is rewritten. A value inside a step
-has the layout that XLA gives it, and the program says only what holds along the one dimension: it
-is a `jax.shard_map` over that axis whose function does nothing.
+has the layout that XLA gives it, and the program says only what holds along the one dimension, or
+along those of a part of the mesh: it is a `jax.shard_map` over these axes whose function does
+nothing.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import torch
@@ -28,9 +29,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto, same_grid
+from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.spec import axis_names, named_sharding, same_layout
-from isoshard.torch_bridge.argument_types import MeshLike, Opaque, PlacementLike
+from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike, Opaque, PlacementLike
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -39,6 +40,7 @@ from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
+from isoshard.torch_bridge.spmd.manual_recipes import Axes, block_counts, mapped, spec_along
 from isoshard.torch_bridge.spmd.marking import checked
 from isoshard.torch_bridge.spmd.uneven import even_part
 
@@ -131,8 +133,44 @@ def lay_out(t: torch.Tensor, device_mesh: DeviceMesh, placement: PlacementLike) 
         if axis is not None:
             spec[axis] = names
         return mark_sharding_with_gradients(t, mesh, P(*spec))
-    result: Any = _Along.apply(t, mesh, names, axis)
+    spec = [names if number == axis else None for number in range(t.dim())]
+    there = AlongAxes(mesh, names, P(*spec))
+    result: Any = _Along.apply(t, there)
     return result
+
+
+class AlongAxes(NamedTuple):
+    """How a tensor lies along some axes of a mesh, whatever the others do.
+
+    Args:
+        mesh: the devices.
+        names: the axes.
+        spec: what holds along them.
+    """
+
+    mesh: jax.sharding.Mesh
+    names: Axes
+    spec: P
+
+
+def laid_along(t: DeviceTensor, there: AlongAxes) -> Any:
+    """The same elements as a new tensor, laid out along some axes; outside autograd.
+
+    Args:
+        t: on the `jax` device; it stays as it is.
+        there: how. An axis of `t` that the mesh axes do not divide is whole.
+    """
+    mesh, names, spec = there
+    blocks = block_counts(t.dim(), mesh, names, spec)
+    sides = zip(t.shape, blocks, spec_along(spec, names), strict=False)
+    even = P(*(entry if size % count == 0 else None for size, count, entry in sides))
+    home = layout_numbers.intern(NamedSharding(mesh, P()))
+    tape = tapes.recorder()
+    value = lazy_tensor.read(t)
+    if isinstance(tape, tapes.Tape) and tape.joins(home):
+        tape.marks.add(home)
+    (result,) = tape.record(_constraint(mesh, names, even), (value,))
+    return lazy_tensor.fresh(Aval.contiguous(tuple(t.shape), t.dtype), result)
 
 
 def constraint(hook: Opaque, *alike: Any) -> Any:
@@ -147,44 +185,23 @@ def constraint(hook: Opaque, *alike: Any) -> Any:
 
 
 class _Along(torch.autograd.Function):
-    """`_Along.apply(tensor, mesh, axis names, axis)`: a constraint on tensor and gradient."""
+    """`_Along.apply(tensor, there)`: a constraint on tensor and gradient."""
 
     @staticmethod
-    def forward(ctx: Any, t: Any, mesh: Any, names: Any, axis: Any) -> torch.Tensor:
-        ctx.how = mesh, names, axis
-        if axis is not None and t.shape[axis] % _count(mesh, names):
-            axis = None  # whole, as everywhere
-        recipe = _constraint(mesh, names, axis, t.dim())
-        home = layout_numbers.intern(NamedSharding(mesh, P()))
-        tape = tapes.recorder()
-        value = lazy_tensor.read(t)
-        if isinstance(tape, tapes.Tape) and tape.joins(home):
-            tape.marks.add(home)
-        (result,) = tape.record(recipe, (value,))
-        return lazy_tensor.fresh(Aval.contiguous(tuple(t.shape), t.dtype), result)
+    def forward(ctx: Any, t: Any, there: AlongAxes) -> torch.Tensor:
+        ctx.there = there
+        return laid_along(t, there)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
-        return _Along.apply(gradient[0], *ctx.how), None, None, None
+        return _Along.apply(gradient[0], ctx.there), None
 
 
 @functools.lru_cache(maxsize=1024)
-def _constraint(
-    mesh: jax.sharding.Mesh, names: tuple[str, ...], axis: int | None, ndim: int
-) -> Recipe:
+def _constraint(mesh: jax.sharding.Mesh, names: Axes, spec: P) -> Recipe:
     """The entry of a program that says how a value lies along some axes of the mesh."""
-    spec: list[Any] = [None] * ndim
-    if axis is not None:
-        spec[axis] = names
-    constrain = jax.shard_map(
-        lambda piece: piece,
-        mesh=auto(mesh),
-        in_specs=P(*spec),
-        out_specs=P(*spec),
-        axis_names=set(names),
-        check_vma=False,
-    )
-    return Recipe("mark_along", lambda arrays, _scalars, _key: [constrain(arrays[0])], 1)
+    run = mapped(lambda piece: piece, mesh, names, spec, spec)
+    return Recipe("mark_along", lambda arrays, _scalars, _key: [run(arrays[0])], 1)
 
 
 def _axis(placement: Any, ndim: int) -> int | None:
@@ -205,10 +222,3 @@ def _axis(placement: Any, ndim: int) -> int | None:
 
 def _splits(sharding: NamedSharding) -> bool:
     return any(axis_names(entry) for entry in sharding.spec)
-
-
-def _count(mesh: jax.sharding.Mesh, names: tuple[str, ...]) -> int:
-    count = 1
-    for name in names:
-        count *= mesh.shape[name]
-    return count
