@@ -31,7 +31,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.torch_bridge.argument_types import Opaque
 from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.spmd.manual_recipes import Axes, devices_along, mapped
+from isoshard.torch_bridge.spmd.manual_recipes import Axes, devices_along, mapped, summable
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor, ShardKind
 
 from .device_mesh import DeviceMesh, device_mesh_of
@@ -249,7 +249,7 @@ def _recipe(
             return jax.lax.all_gather(piece, axes, axis=dim, tiled=True)[None]
         if kind == "all_to_all":
             return jax.lax.all_to_all(piece, axes, dim, dim, tiled=True)[None]
-        wide = piece.astype("int32") if piece.dtype == bool else piece
+        wide = summable(piece, mesh, over)
         if kind == "all_reduce":
             return _REDUCED[how](wide, axes).astype(piece.dtype)[None]
         part = jax.lax.psum_scatter(wide, axes, scatter_dimension=dim, tiled=True)

@@ -146,7 +146,7 @@ def join_recipe(mesh: jax.sharding.Mesh, axes: Axes, spec: P, how: Reductions) -
     """
 
     def local(stacked: jax.Array) -> jax.Array:
-        return _reduced(stacked[0], how)
+        return _reduced(stacked[0], mesh, axes, how)
 
     return _recipe("from_local", mapped(local, mesh, axes, P(axes), spec_along(spec, axes)))
 
@@ -173,7 +173,10 @@ def narrow_recipe(mesh: jax.sharding.Mesh, axes: Axes, wide: Axes, how: Reductio
         wide: those that they are over; among them `axes`.
         how: how those along the others become one, see `Reductions`.
     """
-    local = functools.partial(_reduced, how=how)
+
+    def local(stacked: jax.Array) -> jax.Array:
+        return _reduced(stacked, mesh, wide, how)
+
     return _recipe("from_local", mapped(local, mesh, wide, P(wide), P(axes)))
 
 
@@ -181,11 +184,29 @@ def _recipe(name: str, run: Callable[[jax.Array], jax.Array]) -> Recipe:
     return Recipe(name, lambda arrays, _scalars, _key: [run(arrays[0])], 1)
 
 
-def _reduced(piece: jax.Array, how: Reductions) -> jax.Array:
+def summable(piece: jax.Array, mesh: jax.sharding.Mesh, axes: Sequence[str]) -> jax.Array:
+    """A piece in the dtype in which it is summed over devices.
+
+    XLA's compiler for CPUs ends the process at a sum of 16-bit numbers along some axes of a mesh,
+    where others are the partitioner's (jaxlib 0.10.2). It takes such sums in 32 bits, so they are.
+
+    Args:
+        piece: one device's.
+        mesh: the devices.
+        axes: those that the pieces are over.
+    """
+    dtype = piece.dtype
+    is_on_cpu = mesh.devices.flat[0].platform == "cpu"
+    is_narrow = is_on_cpu and {*axes} != {*mesh.axis_names} and dtype.itemsize < 4
+    if dtype.kind == "b" or (is_narrow and jax.numpy.issubdtype(dtype, jax.numpy.integer)):
+        return piece.astype("int32")
+    return piece.astype("float32") if is_narrow else piece
+
+
+def _reduced(piece: jax.Array, mesh: jax.sharding.Mesh, over: Axes, how: Reductions) -> jax.Array:
     for kind, reduce in _REDUCE.items():
         if axes := tuple(axis for axis, asked in how if asked == kind):
-            wide = piece.astype("int32") if piece.dtype == bool else piece
-            piece = reduce(wide, axes).astype(piece.dtype)
+            piece = reduce(summable(piece, mesh, over), axes).astype(piece.dtype)
     return piece
 
 
