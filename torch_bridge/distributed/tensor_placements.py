@@ -163,6 +163,7 @@ def dtensor_spec(tensor: DeviceTensor, cached: Opaque = None) -> Any:
     Raises:
         ValueError: the layout is not known.
 
+    >>> import torch
     >>> from isoshard.torch_bridge.distributed.tensor import Shard, distribute_tensor
     >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
     >>> t = distribute_tensor(torch.ones(8, 2), init_device_mesh("jax", (8,)), [Shard(0)])

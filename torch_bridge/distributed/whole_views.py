@@ -3,6 +3,7 @@
 A script of torchrun writes `view(batch, length, heads // tp, head_size)`, where a rank has its own
 heads. A whole tensor has them all.
 
+>>> import torch
 >>> from isoshard.torch_bridge.distributed import init_device_mesh
 >>> from isoshard.torch_bridge.distributed.tensor import Shard, distribute_tensor
 >>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))

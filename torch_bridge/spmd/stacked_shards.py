@@ -4,7 +4,8 @@ Such a program takes and returns ordinary tensors. `ManualLeaves` remembers whic
 nesting are pieces, gives them as stacked tensors, and makes pieces of these again inside.
 
 >>> import isoshard.torch_bridge as xs
->>> mine = xs.enable_manual_sharding(torch.ones(8, 6).to("jax"), ("x",), mesh=xs.get_1d_mesh("x"))
+>>> t = torch.ones(8, 6, device="jax")
+>>> mine = xs.enable_manual_sharding(t, ("x", None), mesh=xs.get_1d_mesh("x"))
 >>> form = ManualLeaves((mine, 3))
 >>> stacked, number = form.stacked((mine, 3))
 >>> stacked.shape, form.pieces((stacked, number))[0].shape

@@ -2,6 +2,7 @@
 
 They are asked on the way of an error only.
 
+>>> import torch
 >>> @hint_for("aten::view")
 ... def dozen(args):
 ...     return "a dozen is 12" if args[0].numel() == 12 else None
