@@ -47,6 +47,7 @@ def register(module: Any) -> None:
     instead: list[tuple[Any, Callable[[Any], Any]]] = [
         (accelerators.ACCELERATOR, lambda _: _accelerator),
         (accelerators.ACCELERATOR_OR_CPU, lambda _: _of_process_groups),
+        (accelerators.OUTSIDE_THE_TREE, lambda _: lazy_tensor.used),
         (accelerators.REPLICATED_OVER, _without_copies),
         (accelerators.PROFILED, _but_ours),
     ]
@@ -56,6 +57,9 @@ def register(module: Any) -> None:
         if question.found(None) is not None:
             question.wrap(make)
     torch.get_device_module = _with_ours(torch.get_device_module, module)
+    if torch.distributed.is_available():
+        backend = torch.distributed.Backend
+        backend.default_device_backend_map["jax"] = backend.GLOO  # of what ranks have on the CPU
 
 
 def _accelerator(*_: Any) -> torch.device | None:

@@ -8,7 +8,7 @@ exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,41 @@ def transposed_padding(
         (d * (k - 1) - before, d * (k - 1) - after + more)
         for k, d, (before, after), more in zip(kernel, dilation, padding, extra, strict=True)
     ]
+
+
+def each_group(
+    convolve: Callable[[jax.Array, jax.Array], jax.Array],
+    x: jax.Array,
+    kernel: jax.Array,
+    groups: int,
+    channels: int = 1,
+) -> jax.Array:
+    """A convolution in groups as a loop over them.
+
+    XLA's compiler for CPUs takes the gradient of the kernel of a convolution in groups for that of
+    one without, `groups` times the work. Where there is more padding than would keep the size, as
+    in the gradient of unpadded images, it writes down all that the kernel sees, elements of the
+    kernel times the memory of the images (JAX 0.10.2). The gradients of this loop are loops, too.
+
+    Args:
+        convolve: what is done to the images and the kernel of one group.
+        x: images of all groups.
+        kernel: the groups' kernels along its first axis.
+        groups: how many there are.
+        channels: the axis of the channels, in `x` and in the result.
+
+    >>> x, kernel = jnp.arange(8.0).reshape(1, 2, 4), jnp.ones((2, 1, 3))
+    >>> print(each_group(lambda x, k: lax.conv_general_dilated(x, k, (1,), "VALID"), x, kernel, 2))
+    [[[ 3.  6.]
+      [15. 18.]]]
+    """
+    before, after = x.shape[:channels], x.shape[channels + 1 :]
+    images = x.reshape(*before, groups, x.shape[channels] // groups, *after)
+    kernels = kernel.reshape(groups, kernel.shape[0] // groups, *kernel.shape[1:])
+    own = lax.map(lambda pair: convolve(*pair), (jnp.moveaxis(images, channels, 0), kernels))
+    out = jnp.moveaxis(own, 0, channels)
+    before, (_, each, *after) = out.shape[:channels], out.shape[channels:]
+    return out.reshape(*before, groups * each, *after)
 
 
 def kernel_gradient(

@@ -6,6 +6,8 @@ import sys
 import pytest
 import torch
 
+import isoshard.torch_bridge  # noqa: F401  (registers the device)
+
 
 @pytest.fixture(autouse=True)
 def tensor():
@@ -112,3 +114,44 @@ def test_it_is_the_accelerator_once_it_is_used(use):
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["None", "jax"]
+
+
+_TEST_HELPERS = """
+import torch
+
+import isoshard.torch_bridge  # noqa: F401  (registers the device)
+import isoshard.torch_bridge as xs
+{use}
+from torch.testing._internal import common_distributed, common_fsdp
+from torch.testing._internal.distributed._tensor import common_dtensor
+print(common_dtensor.DEVICE_TYPE, common_dtensor.PG_BACKEND, common_distributed.TEST_SKIPS != {{}})
+"""
+
+
+@pytest.mark.parametrize(("use", "device"), [("", "cpu"), ("xs.xla_device()", "jax")])
+def test_torchs_own_test_helpers_can_be_imported(use, device):
+    command = [sys.executable, "-c", _TEST_HELPERS.format(use=use)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == [device, "gloo", "True"], done.stderr
+
+
+_GROUPS = """
+import torch, torch.distributed as dist
+import isoshard.torch_bridge as xs
+xs.xla_device()
+backend = dist.get_default_backend_for_device(torch.accelerator.current_accelerator())
+store = dist.HashStore()
+for given in (None, backend):
+    dist.init_process_group(given, store=dist.PrefixStore(str(given), store), rank=0, world_size=1)
+    total = torch.ones(2)
+    dist.all_reduce(total)
+    print(backend, dist.get_backend_config(), total.sum().item())
+    dist.destroy_process_group()
+"""
+
+
+def test_process_groups_are_of_gloo_on_the_cpu():
+    command = [sys.executable, "-c", _GROUPS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    said = ["gloo", "cpu:gloo", "2.0", "gloo", "cpu:gloo,cuda:gloo", "2.0"]
+    assert done.stdout.split() == said, done.stderr

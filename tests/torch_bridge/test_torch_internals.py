@@ -527,6 +527,7 @@ def dynamo():
 @checks(
     "torch._C._accelerator_getAccelerator",
     "torch._C._get_accelerator",
+    "torch._utils._is_privateuse1_backend_available",
     "torch.nn.parallel.data_parallel._get_available_device_type",
     "torch.autograd._supported_activities",
     *(row.path for row in accelerators.QUESTIONS.values()),
@@ -536,6 +537,7 @@ def the_accelerator():
     torch.ones(1, device="jax")
     assert accelerators.ACCELERATOR.found()() == torch.device("jax")
     assert accelerators.ACCELERATOR_OR_CPU.found()() == torch.device("cpu")
+    assert accelerators.OUTSIDE_THE_TREE.found()() is True
     assert accelerators.REPLICATED_OVER.found()() is None
     assert {str(a) for a in accelerators.PROFILED.found()()} == {"ProfilerActivity.CPU"}
     arguments = {

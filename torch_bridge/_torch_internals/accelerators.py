@@ -20,6 +20,12 @@ ACCELERATOR_OR_CPU = NAMES.state(
     without="they must be told",
 )
 
+OUTSIDE_THE_TREE = NAMES.state(
+    "torch._utils._is_privateuse1_backend_available",
+    why="says whether the device outside torch's tree is there, to torch's own test helpers",
+    without="`torch.testing._internal.distributed` cannot be imported after isoshard's bridge",
+)
+
 REPLICATED_OVER = NAMES.state(
     "torch.nn.parallel.data_parallel._get_available_device_type",
     why="says over which devices `DataParallel` copies a module",

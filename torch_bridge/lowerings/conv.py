@@ -23,6 +23,7 @@ from isoshard.core.domain.windows.space_split import (
 from isoshard.core.domain.windows.transposed_conv import transposed_operator
 from isoshard.core.nn.convolution import (
     along_channels,
+    each_group,
     halves,
     kernel_gradient,
     transposed_kernel,
@@ -299,8 +300,21 @@ def gradient_of_weight(
             grad, x = (jnp.moveaxis(images, -1, 1) for images in (grad, x))
         image, slopes = (grad, x) if transposed else (x, grad)
         return kernel_gradient(image, slopes, weight.shape[2:], stride, padding, dilation, groups)
-    function = functools.partial(convolve, channels_last=channels_last)
-    return pull_back(lambda w: function(x, w, *given), grad, weight)[0]
+
+    def usual(grad: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
+        function = functools.partial(convolve, channels_last=channels_last)
+        return pull_back(lambda w: function(x, w, *given), grad, weight)[0]
+
+    def apart(grad: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
+        def one(x: jax.Array, weight: jax.Array) -> jax.Array:
+            return _whole_convolve(x, weight, *given[:-1], 1, channels_last, None)
+
+        channels = x.ndim - 1 if channels_last else 1
+        return pull_back(lambda w: each_group(one, x, w, groups, channels), grad, weight)[0]
+
+    if groups > 1 and partition().whole and not recording() and 0 not in x.shape:
+        return lax.platform_dependent(grad, x, weight, cpu=apart, default=usual)
+    return usual(grad, x, weight)
 
 
 def _slope_operands(

@@ -34,11 +34,14 @@ class Partition(NamedTuple):
         images: whether an axis behind the second is split, as that of an image in space.
         partly: whether that is so over a part of the devices only, the others being left out or
             used for the second axis, the channels of an image.
+        whole: whether the program is known to split nothing. False where nobody has said, as in a
+            function of JAX's.
     """
 
     mesh: Mesh | None = None
     images: bool = False
     partly: bool = False
+    whole: bool = False
 
 
 _NOT_SPLIT = Partition()
@@ -65,9 +68,8 @@ def partition() -> Partition:
 def _together(layouts: Iterable[Sharding]) -> Partition:
     split = [s for s in layouts if isinstance(s, NamedSharding) and any(s.spec)]
     images = [s for s in split if any(s.spec[2:])]
-    return Partition(
-        mesh_of(split[0]) if split else None, bool(images), any(map(_leaves_devices_out, images))
-    )
+    partly = any(map(_leaves_devices_out, images))
+    return Partition(mesh_of(split[0]) if split else None, bool(images), partly, not split)
 
 
 def _leaves_devices_out(layout: NamedSharding) -> bool:

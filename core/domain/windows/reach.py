@@ -73,6 +73,8 @@ class Operator:
         fill: the value, for mode "zero".
         method: one of `METHODS`.
         free: axes whose layout is not that of the input (channels).
+        apart: of which form of `local` the gradient of what is read is taken on CPUs, and that of
+            an operand; None for `local` as it is.
         made: which axis of the first operand the one free axis of outputs is; None for none.
     """
 
@@ -83,4 +85,5 @@ class Operator:
     fill: float = 0
     method: str = "auto"
     free: tuple[int, ...] = ()
+    apart: tuple[Local | None, Local | None] = (None, None)
     made: int | None = None

@@ -21,6 +21,7 @@ An axis is read so where its rows and its outputs divide; where not, it is gathe
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -119,25 +120,36 @@ def _split(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> Any:
 def _split_slope(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> Any:
     slope, x, *others = operands
     layout = _layout(operator, mesh, x, slope, result)
-    local, lies, whole = _local(operator, layout), layout.sharding, _whole_on(mesh)
+    lies, whole = layout.sharding, _whole_on(mesh)
 
-    def run(slope: Any, x: Any, *others: Any) -> Any:
+    def pulled(local: Callable[..., Any], slope: Any, x: Any, *others: Any) -> Any:
         return jax.vjp(lambda x: local(x, *others), x)[1](slope)[0]
 
-    return mesh, run, lies, (lies, lies, *[whole] * len(others))
+    return mesh, _by_form(operator, 0, layout, pulled), lies, (lies, lies, *[whole] * len(others))
 
 
 def _split_operand_slope(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> Any:
     slope, x, _ = operands
     layout = _layout(operator, mesh, x, slope)
-    local, lies, whole = _local(operator, layout), layout.sharding, _whole_on(mesh)
+    lies, whole = layout.sharding, _whole_on(mesh)
     names = [name for own in layout.names for name in own]
 
-    def run(slope: Any, x: Any, operand: Any) -> Any:
+    def pulled(local: Callable[..., Any], slope: Any, x: Any, operand: Any) -> Any:
         (own,) = jax.vjp(functools.partial(local, x), operand)[1](slope)
         return lax.psum(own, names) if names else own
 
-    return mesh, run, whole, (lies, lies, whole)
+    return mesh, _by_form(operator, 1, layout, pulled), whole, (lies, lies, whole)
+
+
+def _by_form(
+    operator: Operator, which: int, layout: ArrayLayout, pulled: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A gradient, `pulled(local, *operands)`, of the form that suits the platform."""
+    usual, form = functools.partial(pulled, _local(operator, layout)), operator.apart[which]
+    if form is None:
+        return usual
+    apart = functools.partial(pulled, _local(dataclasses.replace(operator, local=form), layout))
+    return functools.partial(lax.platform_dependent, cpu=apart, default=usual)
 
 
 def _whole_on(mesh: Mesh) -> NamedSharding:

@@ -15,6 +15,7 @@ its own.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,9 +25,9 @@ from jax import lax
 
 from isoshard.core.domain.blocks.any_framework import any_framework
 from isoshard.core.domain.blocks.row_windows import settled
-from isoshard.core.nn.convolution import transposed_kernel
+from isoshard.core.nn.convolution import each_group, transposed_kernel
 
-from .conv import Numbers, check_channels, space_axes
+from .conv import Numbers, check_channels, forms_apart, space_axes
 from .reach import METHODS, Operator, View
 from .window_arguments import Faults
 from .window_operators import apply_here
@@ -66,7 +67,10 @@ class TransposedReach:
 
 @dataclasses.dataclass(frozen=True)
 class TransposedWindow:
-    """The transposed convolution of a window: all that its rows reach, then the outputs asked."""
+    """The transposed convolution of a window: all that its rows reach, then the outputs asked.
+
+    Where it is taken `apart`, in a loop over the groups.
+    """
 
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
@@ -74,6 +78,7 @@ class TransposedWindow:
     extra: tuple[int, ...]
     groups: int
     sums: Any = None
+    apart: bool = False
 
     def __call__(self, window: Any, views: tuple[View, ...], kernel: Any) -> Any:
         """Compute the outputs; the kernel is that of the ordinary convolution."""
@@ -90,16 +95,18 @@ class TransposedWindow:
                 latest = max(span, self.stride[axis]) + self.extra[axis]
                 pads.append((span - 1, span - 1 + max(0, latest + view.outputs - reached)))
                 begins.append(settled(jnp.reshape(begin, (1, 1)))[0, 0])
-        out = lax.conv_general_dilated(
-            window,
-            kernel,
-            (1,) * len(views),
-            pads,
+        convolve = functools.partial(
+            lax.conv_general_dilated,
+            window_strides=(1,) * len(views),
+            padding=pads,
             lhs_dilation=self.stride,
             rhs_dilation=self.dilation,
-            feature_group_count=self.groups,
             preferred_element_type=self.sums,
         )
+        if self.apart:
+            out = each_group(convolve, window, kernel, self.groups)
+        else:
+            out = convolve(window, kernel, feature_group_count=self.groups)
         for axis, (view, begin) in enumerate(zip(views, begins, strict=True)):
             if begin is not None:
                 out = lax.dynamic_slice_in_dim(out, begin, view.outputs, axis + 2)
@@ -179,7 +186,7 @@ def transposed_operator(
     """A transposed convolution as an operator, of the `transposed_kernel`.
 
     Args:
-        kernel: a shape that ends with the kernel's axes of space, after two others.
+        kernel: the shape `[channels, out / groups, *space]`.
         stride: outputs from one row's to the next one's, one number per axis of space.
         padding: outputs left away on either side.
         extra: outputs more at the end.
@@ -194,4 +201,4 @@ def transposed_operator(
     numbers = zip(kernel[2:], stride, dilation, padding, extra, strict=True)
     reaches = tuple((axis + 2, TransposedReach(*each)) for axis, each in enumerate(numbers))
     local = TransposedWindow(stride, dilation, padding, extra, groups, sums)
-    return Operator("conv_transpose", reaches, local, free=(1,))
+    return Operator("conv_transpose", reaches, local, free=(1,), apart=forms_apart(local, kernel))

@@ -42,6 +42,46 @@ def test_no_device_holds_the_whole(name, mesh):
     assert report.temp_size_in_bytes <= 4 * piece
 
 
+VIEWS = {
+    "permute": lambda w: w.permute(2, 1, 0),
+    "unsqueeze": lambda w: w.unsqueeze(1),
+    "part of a whole axis": lambda w: w[:, :, :3],
+    "part of a split axis": lambda w: w[:4],
+    "index": lambda w: w[0],
+    "view": lambda w: w.view(8, 16, 2, 3),
+    "expand": lambda w: w.unsqueeze(0).expand(3, *w.shape),
+}
+LIKE = {
+    "zeros": torch.zeros_like,
+    "full": lambda x: torch.full_like(x, 2.5),
+    "rand": torch.rand_like,
+    "randint": lambda x: torch.randint_like(x, 9),
+    "new_ones": lambda x: x.new_ones(x.shape),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_like_a_view(view, mesh):
+    source = torch.arange(8 * 16 * 6.0).view(8, 16, 6)
+    placed = dt.distribute_tensor(source, mesh, [Shard(0), Shard(1)])
+    model = VIEWS[view](placed)
+    for name, make in LIKE.items():
+        torch.manual_seed(7)
+        made = make(model)
+        assert made.placements == model.placements != (Replicate(), Replicate()), name
+        assert made.device_mesh == mesh and made.shape == VIEWS[view](source).shape
+        rows = {shard.data.shape for shard in made.local_shards}
+        assert len(rows) == 1 and rows != {tuple(made.shape)}
+        torch.manual_seed(7)
+        assert torch.equal(made.cpu(), make(VIEWS[view](source).to("jax").clone()).cpu()), name
+    assert torch.equal(model.clone().cpu(), VIEWS[view](source))
+
+
+def test_like_a_view_of_what_lies_nowhere():
+    model = torch.ones(8, 16, device="jax").t()
+    assert torch.zeros_like(model).placements is None
+
+
 def test_options(mesh):
     made = dt.ones(4, 8, dtype=torch.bfloat16, requires_grad=True, device_mesh=mesh)
     assert made.dtype == torch.bfloat16 and made.requires_grad and made.is_leaf

@@ -323,6 +323,8 @@ def test_convolutions_of_an_even_split_send_rows(mesh, name, format):
     assert gathered(text) == 0
     assert summed(text) <= w.numel()
     assert sent(text) <= 16 * 2 * 6 * 32  # rows on both sides of the field, its result and slopes
+    # Of convolutions in groups XLA for CPUs makes gradients that take many times the field.
+    assert text.count("feature_group_count") <= 1  # forward
 
 
 @pytest.mark.parametrize("spec", [P("d", None, "x", "y"), P(None, None, "x"), P("y", "d", "x")])

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+import isoshard.torch_bridge as xs
 from isoshard.torch_bridge.lowerings import registry
+from isoshard.torch_bridge.lowerings.conv import gradient_of_weight
+from isoshard.torch_bridge.lowerings.program_partition import compiling_for
 from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
 
 aten = torch.ops.aten
@@ -109,3 +112,68 @@ def test_program_is_the_one_written_by_hand():
     )
     arrays = to_array(x), to_array(weight)
     assert str(ours(*arrays)) == str(plain(*arrays))
+
+
+GROUPED = {
+    "depthwise": ((2, 16, 9, 12), (16, 1, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 16),
+    "wider": ((2, 12, 9, 8), (24, 3, 2, 3), [2, 1], [1, 0], [1, 2], False, [0, 0], 4),
+    "1d": ((3, 6, 11), (6, 2, 3), [2], [2], [1], False, [0], 3),
+    "3d": ((1, 4, 4, 5, 4), (8, 1, 2, 3, 2), [1, 2, 1], [0, 1, 1], [1] * 3, False, [0] * 3, 4),
+    "transposed": ((2, 8, 5, 5), (8, 3, 3, 3), [2, 2], [1, 1], [1, 1], True, [1, 1], 4),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [*((name, None) for name in GROUPED)]
+    + [(name, torch.channels_last) for name in ("depthwise", "wider", "transposed")],
+)
+def test_the_weights_gradient_of_groups_is_taken_group_by_group(name, format, dtype):
+    x, weight, _, options = operands(GROUPED[name])
+    x, weight = (t.to(dtype) for t in (x, weight))
+    want = weight.clone().double().requires_grad_()
+    out = aten.convolution(x.double(), want, None, *options)
+    grad = torch.randn(out.shape, dtype=dtype)
+    out.backward(grad.double())
+
+    @xs.compile
+    def step(grad, x, weight):
+        mask = [False, True, False]
+        return aten.convolution_backward(grad, x, weight, None, *options, mask)[1]
+
+    moved = [t if format is None else t.to(memory_format=format) for t in (grad, x, weight)]
+    got = step(*(t.to("jax") for t in moved))
+    assert got.dtype == dtype
+    close = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 3e-2}[dtype]
+    np.testing.assert_allclose(got.cpu().double(), want.grad, rtol=close, atol=10 * close)
+    # In one piece, XLA for CPUs makes the gradient between all channels.
+    text = xs.program_text(step)
+    assert "while(" in text
+    assert "_group_count" not in text
+
+
+def test_the_weights_gradient_of_groups_under_vmap_and_differentiated(x64):
+    x, weight, _, options = operands(GROUPED["wider"])
+    x, weight = (t.double() for t in (x, weight))
+    grad = torch.randn_like(aten.convolution(x, weight, None, *options))
+    arrays = [to_array(t) for t in (grad, x, weight)]
+
+    def squares(grad, x):
+        return (gradient_of_weight(grad, x, arrays[2], *options) ** 2).sum()
+
+    def wanted(grad, x):
+        mask = [False, True, False]
+        slope = aten.convolution_backward(grad, x, weight, None, *options, mask)[1]
+        return slope.square().sum()
+
+    want = torch.autograd.grad(wanted(grad.requires_grad_(), x.requires_grad_()), (grad, x))
+    with compiling_for([]):  # known to be whole
+        text = str(jax.make_jaxpr(squares)(*arrays[:2]))
+        got = jax.jit(jax.grad(squares, (0, 1)))(*arrays[:2])
+        pairs = [jax.numpy.stack([a, 2 * a]) for a in arrays[:2]]
+        mapped = jax.jit(jax.vmap(squares))(*pairs)
+    assert "platform_index" in text
+    for have, wish in zip(got, want, strict=True):
+        np.testing.assert_allclose(have, wish, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(mapped, [squares(*(p[i] for p in pairs)) for i in (0, 1)])

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import torch
+from jax.sharding import NamedSharding
 
 from isoshard.core.runtime.bounded import CALLS, Interned
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
@@ -31,6 +32,7 @@ from isoshard.torch_bridge.engine.signatures.bound_op import build_call
 from isoshard.torch_bridge.engine.signatures.shape_inference import infer
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.metas import Meta
+from isoshard.torch_bridge.engine.values.shown_axes import spec_shown
 from isoshard.torch_bridge.engine.values.symbolic_numbers import present
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.lowerings import registry
@@ -234,6 +236,7 @@ def functional_handler(func: OpOverload) -> Handler:
     flatten = flattener.__call__  # looked up once: this runs for every operation
     signatures: Interned[Any, Signature] = Interned(CALLS)
     zeros = first_state.zeros if func.name() == first_state.NAME else None
+    copies = func.name() == "aten::clone"
     only_recorded(func)
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -251,7 +254,7 @@ def functional_handler(func: OpOverload) -> Handler:
         if signature.single:
             tensor = lazy_tensor.fresh(outs[0], values[0], here)
             if signature.like >= 0:
-                _follow(tensor, tensors[signature.like])
+                _follow(tensor, tensors[signature.like], copies)
             return tensor
         if signature.written:
             for number, value in zip(
@@ -285,12 +288,25 @@ def record(
     return here.record(signature.recipe, values, scalars)
 
 
-def _follow(tensor: lazy_tensor.LazyTensor, like: lazy_tensor.LazyTensor) -> None:
-    """Results of factories take over their model's layout (optimizer state, masks)."""
-    source = like._storage
-    if not like._chain.ops and source.value.layout != layout_numbers.UNPLACED:
-        tensor._storage.value.layout = source.value.layout
-        tensor._storage.annotation = source.annotation
+def _follow(tensor: lazy_tensor.LazyTensor, like: lazy_tensor.LazyTensor, copy: bool) -> None:
+    """Results of factories take over their model's layout (optimizer state, masks).
+
+    Of a view they are whole along an axis of which it shows a part. The `copy` of a view lies as
+    the compiler has its elements.
+    """
+    source, chain = like._storage, like._chain
+    number, annotation = source.value.layout, source.annotation
+    if number == layout_numbers.UNPLACED:
+        return
+    if chain.ops:
+        known = layout_numbers.as_named(number)
+        if copy or not isinstance(known, NamedSharding):
+            return
+        spec = spec_shown(chain, known.spec, gathered=True)
+        shown = NamedSharding(known.mesh, spec)
+        number, annotation = layout_numbers.intern(shown), annotation and shown
+    tensor._storage.value.layout = number
+    tensor._storage.annotation = annotation
 
 
 def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
