@@ -14,7 +14,8 @@ A group is a mesh, all of it, or a part of one, or a mesh and the number or name
 
 They are recorded as every operation is, and `wait()` of a result is the result. Gradients go back
 as torch's: those of a sum are summed, those of gathered pieces summed and scattered. A tensor that
-is whole has nothing to exchange: `redistribute` it.
+lies on no mesh, as one made inside `local_map`, is each device's own, the same on all. One that is
+whole on a mesh has nothing to exchange: `redistribute` it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from isoshard.torch_bridge.argument_types import Opaque
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.spmd.manual_recipes import Axes, devices_along, mapped, summable
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor, ShardKind
+from isoshard.torch_bridge.tensor import XLAShardedTensor
 
+from . import local_tensors, tensor_placements
 from .device_mesh import DeviceMesh, device_mesh_of
 
 __all__ = [
@@ -145,6 +148,11 @@ all_to_all_single_autograd = all_to_all_single
 
 
 def _exchanged(pieces: Any, kind: str, how: str, dim: int, group: Any) -> Any:
+    if _is_alike_everywhere(pieces):
+        mesh, _ = _mesh(kind, group)
+        copies = jax.sharding.NamedSharding(mesh.get_jax_mesh(), P())
+        axes = mesh.all_axis_names()
+        pieces = local_tensors.cut(pieces, copies, axes, tuple((axis, "sum") for axis in axes))
     if not isinstance(pieces, ManualTensor):
         raise ShardingError(
             f"{kind} takes what each device has, of to_local() or inside local_map, and this "
@@ -160,15 +168,26 @@ def _exchanged(pieces: Any, kind: str, how: str, dim: int, group: Any) -> Any:
     return _Exchange.apply(pieces, kind, how, dim, axes, count)
 
 
-def _axes(pieces: ManualTensor, kind: str, group: Any) -> tuple[Axes, int]:
-    """The mesh axes of a group, and how many devices it has."""
+def _is_alike_everywhere(tensor: Any) -> bool:
+    """Whether it lies on no mesh: made inside `local_map`, it is each device's own, all alike."""
+    ours = isinstance(tensor, XLAShardedTensor) and not isinstance(tensor, ManualTensor)
+    return ours and not tensor_placements.is_placed(tensor)
+
+
+def _mesh(kind: str, group: Any) -> tuple[DeviceMesh, Any]:
+    """The mesh of a group, and the dimension that was named, if one was."""
     mesh, dim = group if isinstance(group, tuple | list) and len(group) == 2 else (group, None)
     if not isinstance(mesh, DeviceMesh | jax.sharding.Mesh):
         raise ShardingError(
             f"{kind} takes a mesh, or (mesh, dimension), as its group: here are no process groups; "
             f"given was {group!r}"
         )
-    mesh = device_mesh_of(mesh)
+    return device_mesh_of(mesh), dim
+
+
+def _axes(pieces: ManualTensor, kind: str, group: Any) -> tuple[Axes, int]:
+    """The mesh axes of a group, and how many devices it has."""
+    mesh, dim = _mesh(kind, group)
     if not same_grid(mesh.get_jax_mesh(), pieces.home):
         raise ShardingError(f"{kind} over {mesh} of pieces that lie on {pieces.home}")
     dims = range(mesh.ndim)

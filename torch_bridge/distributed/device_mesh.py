@@ -297,16 +297,22 @@ def init_device_mesh(
     )
 
 
+def current_mesh_or_none() -> DeviceMesh | None:
+    """The mesh of the innermost `with mesh:`, else the one of `xs.set_global_mesh`, else None."""
+    if stack := _stack():
+        return stack[-1]
+    found = get_global_mesh()
+    return None if found is None else device_mesh_of(found)
+
+
 def current_mesh() -> DeviceMesh:
     """The mesh of the innermost `with mesh:`, else the one of `xs.set_global_mesh`.
 
     Raises:
         RuntimeError: there is neither.
     """
-    if stack := _stack():
-        return stack[-1]
-    if (found := get_global_mesh()) is not None:
-        return device_mesh_of(found)
+    if (found := current_mesh_or_none()) is not None:
+        return found
     raise RuntimeError(
         "no device mesh is given and none is active: pass device_mesh=, or write it inside "
         "`with mesh:` or after xs.set_global_mesh(mesh)"

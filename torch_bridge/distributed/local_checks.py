@@ -75,7 +75,13 @@ def pieces(
         elif there != here:
             _refuse_gradient(here, there)
     axes = laid.mesh.all_axis_names()
-    return local_tensors.cut(tensor, laid.sharding, axes, tuple(back))
+    order = _order_in_memory(tensor)
+    if order is None:
+        return local_tensors.cut(tensor, laid.sharding, axes, tuple(back))
+    turned, placements, _ = _permuted(order, tensor, laid.mesh, laid.placements, None)
+    there = tensor_placements.layout(tuple(turned.shape), laid.mesh, placements)
+    cut: Any = local_tensors.cut(turned, there.sharding, axes, tuple(back))
+    return cut.permute(_inverse(order))
 
 
 @body_of("from_local")
@@ -101,11 +107,60 @@ def from_local(
     """
     mesh = device_mesh_of(device_mesh)
     if (shape is None) != (stride is None):
-        raise RuntimeError(f"shape and stride go together; given are {shape} and {stride}")
-    whole, laid, partial = _whole(local, mesh, placements, run_check, grad_placements)
+        raise RuntimeError(
+            "Please pass both shape and stride at the same time, or neither; given are "
+            f"{shape} and {stride}"
+        )
+    order = _order_in_memory(local)
+    given = (
+        (local, placements, grad_placements)
+        if order is None
+        else _permuted(order, local, mesh, placements, grad_placements)
+    )
+    whole, laid, partial = _whole(given[0], mesh, given[1], run_check, given[2])
+    whole = tensor_placements.remember(whole, laid._replace(placements=partial))
+    if order is not None:
+        whole = whole.permute(_inverse(order))
     if shape is not None:
         _check_shape(whole, tuple(shape), tuple(stride or ()))
-    return tensor_placements.remember(whole, laid._replace(placements=partial))
+    return whole
+
+
+def _order_in_memory(local: Any) -> list[int] | None:
+    """The axes of dense tensors from the outermost in memory; None for row-major and other ones."""
+    several = isinstance(local, list | tuple)
+    orders: set[tuple[int, ...] | None] = set()
+    for tensor in local if several else [local]:
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
+            return None
+        order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
+        dense = not tensor.is_contiguous() and tensor.permute(order).is_contiguous()
+        orders.add(tuple(order) if dense else None)
+    return list(orders.pop() or ()) or None if len(orders) == 1 else None
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(axis) for axis in range(len(order))]
+
+
+def _permuted(
+    order: list[int], tensors: Any, mesh: DeviceMesh, placements: Any, grads: Any
+) -> tuple[Any, Any, Any]:
+    """Tensors and placements with their axes in another order."""
+    places = {axis: place for place, axis in enumerate(order)}
+
+    def moved(given: Any) -> Any:
+        if given is None:
+            return None
+        from_left = tensor_placements.normalized(given, mesh, len(order))
+        return [
+            tensor_placements.with_dim(one, lambda axis: places.get(axis, axis))
+            for one in from_left
+        ]
+
+    if isinstance(tensors, list | tuple):
+        return [tensor.permute(order) for tensor in tensors], moved(placements), moved(grads)
+    return tensors.permute(order), moved(placements), moved(grads)
 
 
 def _whole(
@@ -315,6 +370,6 @@ def _check_shape(whole: Any, shape: tuple[int, ...], stride: tuple[int, ...]) ->
         )
     if tuple(whole.stride()) != stride:
         raise ShardingError(
-            f"a whole of shape {shape} is in row-major order here, strides "
+            f"the local tensors make a whole of shape {shape} with strides "
             f"{tuple(whole.stride())}, and stride={stride} was given"
         )

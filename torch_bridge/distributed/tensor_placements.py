@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.dtensor_fields import DTENSOR_SPEC, TENSOR_META
-from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike, Opaque
+from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike, Opaque, PlacementLike
 from isoshard.torch_bridge.dtensor.translation import placements_of, spec_of
 from isoshard.torch_bridge.engine.compiling.result_meshes import meshes_behind
 from isoshard.torch_bridge.engine.recording.tape import Tape, materialize
@@ -107,19 +107,25 @@ def normalized(placements: Sequence[Any] | None, mesh: DeviceMesh, ndim: int) ->
     if len(placements) != mesh.ndim:
         raise ValueError(
             f"{len(placements)} placements {tuple(placements)} for {mesh}, which has {mesh.ndim} "
-            "dimensions; give one Shard(dim) or Replicate() per dimension (for one dimension of a "
-            "mesh, pass mesh['name'])"
+            "dimensions, and they must have the same length; give one Shard(dim) or Replicate() "
+            "per dimension (for one dimension of a mesh, pass mesh['name'])"
         )
-    return tuple(_from_left(p, ndim) for p in placements)
+    return tuple(with_dim(p, lambda n: n + ndim if -ndim <= n < 0 else n) for p in placements)
 
 
-def _from_left(placement: Any, ndim: int) -> Any:
-    dim = getattr(placement, "dim", 0)
-    if not -ndim <= dim < 0:
+def with_dim(placement: PlacementLike, changed: Callable[[int], int]) -> Any:
+    """The placement that splits another axis; one that splits none as it is.
+
+    Args:
+        placement: of one mesh dimension.
+        changed: the axis for the present one.
+    """
+    dim = getattr(placement, "dim", None)
+    if dim is None or changed(dim) == dim:
         return placement
     strided = hasattr(placement, "split_factor")
     extra = {"split_factor": placement.split_factor} if strided else {}
-    return type(placement)(dim + ndim, **extra)
+    return type(placement)(changed(dim), **extra)
 
 
 def _names(mesh: DeviceMesh, entry: Any) -> tuple[str, ...] | None:

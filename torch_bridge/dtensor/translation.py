@@ -86,8 +86,9 @@ def spec_of(
     for axis, placement in enumerate(placements):
         if kind_of(axis, placement) == "Partial":
             raise NotImplementedError(
-                f"mesh axis {axis} has the placement {placement!r}: a tensor here is seen as a "
-                "whole, so sums over devices are taken already. Use Shard(dim) or Replicate()."
+                f"mesh axis {axis} has the placement {placement!r}, which is not supported: a "
+                "tensor here is seen as a whole, so sums over devices are taken already. Use "
+                "Shard(dim) or Replicate()."
             )
     orders = orders_of(placements, ndim, mesh_shape)
     return tuple(

@@ -164,7 +164,8 @@ class LayoutMethods(lazy_tensor.LazyTensor):
             run_check: make copies equal, to those of the first device, by communication. Without
                 it they are promised to be equal.
             shape: of the whole; checked. Pieces of unequal size come as a list.
-            stride: of the whole; given with `shape`, and that of row-major order.
+            stride: of the whole; given with `shape`, and checked. Of dense pieces it is that of
+                the order in which they lie in memory, else row-major.
             grad_placements: for a tensor of `to_local()`, the layout of the gradient that its
                 pieces get: where they are copies, `Partial()` divides it among them.
 
@@ -198,8 +199,9 @@ class LayoutMethods(lazy_tensor.LazyTensor):
                 tensor if not given. Where they are copies, `Partial()` adds their gradients.
 
         Returns:
-            A tensor of the shape of one piece, to be used with others like it and with ordinary
-            tensors; `from_local` makes it a whole again.
+            A tensor of the shape of one piece, its axes in memory in the order of the whole's, to
+            be used with others like it and with ordinary tensors; `from_local` makes it a whole
+            again.
 
         Raises:
             RuntimeError: the tensor lies on no mesh.

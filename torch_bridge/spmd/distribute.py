@@ -203,7 +203,7 @@ def with_module(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if count == 3:
         return function
     warnings.warn(
-        f"{what} with two arguments (values, device_mesh) is deprecated; take "
+        f"Deprecating {what} with two arguments (values, device_mesh); take "
         "(module, values, device_mesh)",
         FutureWarning,
         stacklevel=3,

@@ -129,6 +129,21 @@ def test_inside_local_map(mesh):
     torch.testing.assert_close(mapped((mesh, "tp"), a, b).cpu(), x @ w)
 
 
+def test_a_tensor_on_no_mesh_is_each_device_s_own(mesh):
+    """As one that a function under local_map makes: all have it, and the same."""
+
+    def agree(a, b):
+        alike = torch.tensor([torch.equal(a, b)], device=a.device)
+        return ours.all_gather_tensor(alike, 0, mesh)
+
+    x = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0), Shard(1)])
+    found = local_map(agree, [Replicate(), Replicate()])(x, x.clone())
+    assert found.tolist() == [True] * 8
+    assert ours.all_reduce(torch.ones(2, device="jax"), "sum", mesh["tp"]).tolist() == [4.0, 4.0]
+    with pytest.raises(ShardingError, match=r"is one whole: use tensor\.redistribute"):
+        ours.all_reduce(x.sum(0), "sum", mesh)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -264,7 +264,11 @@ def test_a_part_of_a_mesh(mesh):
             RuntimeError,
             "is a whole that lies as",
         ),
-        (lambda m, t: DTensor.from_local(t, m, shape=(4, 4)), RuntimeError, "go together"),
+        (
+            lambda m, t: DTensor.from_local(t, m, shape=(4, 4)),
+            RuntimeError,
+            "both shape and stride",
+        ),
         (
             lambda m, t: DTensor.from_local(t, m, shape=(5, 4), stride=(4, 1)),
             ShardingError,
@@ -273,7 +277,7 @@ def test_a_part_of_a_mesh(mesh):
         (
             lambda m, t: DTensor.from_local(t, m, shape=(4, 4), stride=(1, 4)),
             ShardingError,
-            "row-major",
+            r"strides \(4, 1\), and stride=\(1, 4\)",
         ),
         (
             lambda m, t: DTensor.from_local(t, m, [Partial("product"), Shard(0)]),
@@ -308,3 +312,44 @@ def test_a_part_of_a_mesh(mesh):
 def test_refused(call, error, message, mesh):
     with pytest.raises(error, match=message):
         call(mesh, data(4, 4))
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0), (0, 2, 1)])
+@pytest.mark.parametrize("kind", ["one", "list", "pieces"])
+def test_strides_are_those_of_the_local_tensors(order, kind):
+    """As DTensor computes them: from the sharded axis on outwards they grow by its devices."""
+    local = data(4, 2, 3).permute(order)
+    with oracle.ranks((4,)) as torch_mesh:
+        theirs = TorchDTensor.from_local(local, torch_mesh, [Shard(-2)])
+        want = theirs.shape, theirs.stride()
+    mesh = init_device_mesh("jax", (4,))
+    given = [local] * 4 if kind == "list" else local
+    if kind == "pieces":
+        given = distribute_tensor(data(16, 2, 3), mesh, [Shard(0)]).to_local().permute(order)
+        local = given.local_shards[0].data
+    here = DTensor.from_local(given, mesh, [Shard(-2)], shape=want[0], stride=want[1])
+    assert (here.shape, here.stride()) == want and here.placements == (Shard(1),)
+    parts = [local] * 4 if kind != "pieces" else [s.data for s in given.local_shards]
+    assert torch.equal(here.cpu(), torch.cat(parts, 1))
+
+
+def test_gradients_of_local_tensors_in_another_order(mesh):
+    local = data(4, 6).t().requires_grad_()
+    line = init_device_mesh("jax", (4,))
+    (DTensor.from_local(local, line, [Shard(0)]) ** 2).sum().backward()
+    assert torch.equal(local.grad, 2 * local.detach())
+
+
+def test_pieces_lie_in_memory_as_the_whole(mesh):
+    """A transposed whole has transposed pieces, as DTensor's are; gradients come back to it."""
+    whole = data(8, 4, 6)
+    with oracle.ranks((4,)) as torch_mesh:
+        theirs = torch_distribute(whole.clone(), torch_mesh, [Shard(0)]).transpose(0, 2)
+        want = oracle.parts_of(theirs)
+    here = distribute_tensor(whole, init_device_mesh("jax", (4,)), [Shard(0)]).requires_grad_()
+    mine = here.transpose(0, 2).to_local()
+    assert mine.stride() == want[0].stride() and not mine.is_contiguous()
+    for shard, part in zip(mine.detach().local_shards, want, strict=True):
+        assert torch.equal(shard.data, part)
+    (mine**2).sum().backward()
+    assert torch.equal(here.grad.cpu(), 2 * whole)

@@ -5,6 +5,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import isoshard as iso
+from isoshard.torch_bridge.distributed._functional_collectives import all_gather_tensor
 from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
 from isoshard.torch_bridge.distributed.tensor import DTensor, distribute_tensor
 from isoshard.torch_bridge.distributed.tensor.debug import CommDebugMode
@@ -12,7 +13,6 @@ from isoshard.torch_bridge.distributed.tensor.experimental import (
     context_parallel,
     implicit_replication,
     local_map,
-    register_sharding,
 )
 
 ROW, COL = [Shard(0)], [Shard(1)]
@@ -159,15 +159,33 @@ def test_plain_tensors_go_through(line):
 @pytest.mark.parametrize(
     ("function", "out", "inside", "match"),
     [
-        (torch.neg, ROW, (ROW, ROW), "in_placements of local_map has 2 entries.* 1 arg"),
-        (lambda x: (x, x), ROW, (ROW,), "out_placements of local_map has 1 entries.*2 values"),
-        (lambda x: 3, ROW, (ROW,), "result 0 of local_map is a int"),
+        (
+            torch.neg,
+            ROW,
+            (ROW, ROW),
+            "in_placements of local_map has 2 entries.*not match the number of input args, 1",
+        ),
+        (lambda x: (x, x), ROW, (ROW,), "has 1 entries.*one PlacementType be provided.* 2"),
+        (lambda x: 3, ROW, (ROW,), "result 0 of local_map is a int.*expects None placements"),
     ],
 )
 def test_wrong_counts_are_refused(line, function, out, inside, match):
     _, ours = given(line, ROW, 8)
-    with pytest.raises(ValueError, match=match):
-        local_map(function, out, inside)(ours)
+    for kind in (ValueError, AssertionError):  # isoshard's, and DTensor's
+        with pytest.raises(kind, match=match):
+            local_map(function, out, inside)(ours)
+
+
+def test_none_is_no_placement_of_a_tensor_on_a_mesh(line):
+    """As in DTensor; one on no mesh is whole on every device."""
+    x, ours = given(line, ROW, 8, 8)
+    wrong = local_map(torch.mm, ROW, (ROW, None))
+    with pytest.raises(AssertionError, match=r"argument 1.*lies on a mesh as .*Shard.*expects pl"):
+        wrong(ours, ours)
+    with pytest.raises(ValueError, match=r"argument 1 .*expects placements, where in_placements"):
+        wrong(ours, ours * 2)
+    close(wrong(ours, torch.eye(8, device="jax")), x)
+    assert local_map(torch.mm, None, (None, None))(x, x).equal(x @ x)
 
 
 def test_placements_of_what_is_no_tensor_are_refused(line):
@@ -197,11 +215,6 @@ def test_implicit_replication_is_always_so(line):
     assert isinstance(plain, DTensor)  # now it lies there, too
 
 
-def test_register_sharding_says_what_to_do_instead():
-    with pytest.raises(iso.ShardingError, match=r"softmax.*register_lowering.*local_map"):
-        register_sharding(torch.ops.aten._softmax.default)
-
-
 def test_context_parallel_lays_the_sequence_out_and_back(mesh):
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, 16, 4) for _ in range(3))
@@ -229,3 +242,13 @@ def test_context_parallel_refuses(mesh):
         context_parallel(mesh["tp"], no_restore_buffers={x}),
     ):
         pass
+
+
+def test_without_any_mesh_it_is_the_function(line):
+    """As in DTensor, where no argument is one: here each device's own, the same on all."""
+    x = torch.ones(2, 3, device="jax")
+    gathered = local_map(lambda m, t: all_gather_tensor(t * 2, 0, m), ROW, (None, ROW))
+    out = gathered(line, x)
+    assert out.shape == (8, 3) and not isinstance(out, DTensor)
+    with line:
+        assert local_map(lambda t: t * 2, ROW, (ROW,))(torch.ones(8, 3, device="jax")).placements

@@ -73,8 +73,9 @@ def distribute_tensor(
         if not _same(present, laid.sharding, tensor.dim()):
             raise ValueError(
                 f"this tensor of shape {tuple(tensor.shape)} is laid out already, by "
-                f"{present.spec} over {mesh_of(present).shape}, and cannot be distributed as "
-                f"{laid.placements} over {laid.mesh}; use tensor.redistribute(mesh, placements)"
+                f"{present.spec} over {device_mesh_of(mesh_of(present))}, and cannot be "
+                f"distributed {_elsewhere(present, laid)}; use "
+                "tensor.redistribute(mesh, placements)"
             )
         return tensor_placements.remember(tensor, laid)
     if tensor.is_meta:
@@ -103,15 +104,21 @@ def _check_tensor(tensor: Any) -> None:
         )
     if not tensor.is_leaf:
         raise RuntimeError(
-            f"distribute_tensor takes leaf tensors, and this one of shape {tuple(tensor.shape)} "
-            f"was computed ({type(tensor.grad_fn).__name__}); use tensor.redistribute(..) on the "
-            "jax device, or tensor.detach()"
+            "distribute_tensor should be used to distribute leaf tensors, and this one of shape "
+            f"{tuple(tensor.shape)} was computed ({type(tensor.grad_fn).__name__}); use "
+            "tensor.redistribute(..) on the jax device, or tensor.detach()"
         )
 
 
 def _same(a: Any, b: Any, ndim: int) -> bool:
     here, there = mesh_of(a), mesh_of(b)
     return list(here.devices.flat) == list(there.devices.flat) and same_layout(a, b, ndim)
+
+
+def _elsewhere(present: Any, laid: Any) -> str:
+    if mesh_of(present) == mesh_of(laid.sharding):
+        return f"to a different placements, {laid.placements}"
+    return f"to a different device mesh, as {laid.placements} over {laid.mesh}"
 
 
 def distribute_module(
@@ -153,8 +160,9 @@ def distribute_module(
     """
     if getattr(module, "_distribute_module_applied", False):
         raise RuntimeError(
-            f"this {type(module).__name__} was distributed before, and distribute_module is called "
-            "once on a module; lay single parameters out again with parameter.redistribute(..)"
+            f"this {type(module).__name__} was distributed before, and distribute_module should "
+            "only be called once on a module; lay single parameters out again with "
+            "parameter.redistribute(..)"
         )
     before = input_fn and with_module("input_fn", input_fn)
     after = output_fn and with_module("output_fn", output_fn)

@@ -94,6 +94,18 @@ def _keep_handler(func: Any) -> Handler:
     return handler
 
 
+def around(func: OpOverload, wrap: Callable[[Handler], Handler]) -> None:
+    """Let an overload be handled by what `wrap` makes of how it is handled now.
+
+    Args:
+        func: the overload; it does not count as `only_recorded` any more.
+        wrap: of one handler, another.
+    """
+    present = _HANDLERS.get(id(func)) or _keep_handler(func)
+    _HANDLERS[id(func)] = wrap(present)
+    _RECORDED.discard(id(func))
+
+
 def only_recorded(func: OpOverload) -> None:
     """Tell of an overload that its handler takes a call down, and that no other code runs."""
     if func.namespace == "aten":

@@ -7,6 +7,13 @@ if __name__ != "isoshard.torch_bridge.distributed.tensor.experimental":
 
 from .context import context_parallel
 from .func_map import local_map
-from .replication import implicit_replication, register_sharding
+from .replication import implicit_replication
+from .sharding_rules import register_sharding, unregister_sharding
 
-__all__ = ["context_parallel", "implicit_replication", "local_map", "register_sharding"]
+__all__ = [
+    "context_parallel",
+    "implicit_replication",
+    "local_map",
+    "register_sharding",
+    "unregister_sharding",
+]

@@ -29,18 +29,27 @@ import torch
 from jax.sharding import NamedSharding
 from torch.distributed.tensor import Placement
 
+from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import check_even
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import MeshLike, PlacementLike
 from isoshard.torch_bridge.distributed import local_checks, tensor_placements
-from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
+from isoshard.torch_bridge.distributed.device_mesh import (
+    DeviceMesh,
+    current_mesh_or_none,
+    device_mesh_of,
+)
 from isoshard.torch_bridge.distributed.redistribution import moved
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 PlacementType = Sequence[Placement] | None
+
+
+class _CallError(ShardingError, AssertionError):
+    """Placements and values do not belong together; DTensor asserts it."""
 
 
 def local_map(
@@ -58,9 +67,9 @@ def local_map(
         func: of tensors and other values, in any nesting; without it, the result is a decorator.
         out_placements: of its result, or of each of its results (a tuple, flat); None for what is
             no tensor.
-        in_placements: of each positional argument (flat); None for what is no tensor, or is to
-            be whole. If not given, each argument is taken as it lies, and one that lies on no mesh
-            is whole on every device.
+        in_placements: of each positional argument (flat); None for what is no tensor, or lies on
+            no mesh and is to be whole. If not given, each argument is taken as it lies, and one
+            that lies on no mesh is whole on every device.
         in_grad_placements: of the gradients of the arguments, where they are not those of the
             arguments: `Partial()` for a replicated one of which each device uses a part.
         device_mesh: the mesh; that of the first argument that lies on one, if not given.
@@ -68,11 +77,13 @@ def local_map(
             refused.
 
     Returns:
-        The function of whole tensors. Called with none on the `jax` device, it is `func`.
+        The function of whole tensors. Called with none on the `jax` device, or with none on a mesh
+        where no mesh is given or current, it is `func`.
 
     Raises:
-        ValueError: when called, if an argument lies otherwise than `in_placements` says, or there
-            are not as many placements as arguments or results.
+        ValueError: when called, if an argument lies otherwise than `in_placements` says, if that
+            has None for one on a mesh, or there are not as many placements as arguments or results
+            (all but the first are an AssertionError as well, which DTensor raises).
         UnevenError: when called, if an argument does not divide; pieces must be equal here.
 
     Example:
@@ -121,31 +132,34 @@ def _call(
         ("in_grad_placements", in_grad_placements),
     ):
         if given is not None and len(given) != len(flat):
-            raise ValueError(
-                f"{what} of local_map has {len(given)} entries, and the function is called with "
-                f"{len(flat)} arguments; give one each, None for what is no tensor"
+            raise _CallError(
+                f"{what} of local_map has {len(given)} entries, which does not match the number of "
+                f"input args, {len(flat)}; give one each, None for what is no tensor"
             )
     ours = [leaf for leaf in flat if _is_whole(leaf)]
-    if not ours:
+    mesh = _mesh(ours, device_mesh) if ours else None
+    if mesh is None:
         return func(*args, **kwargs)
-    mesh = _mesh(ours, device_mesh)
     pieces = []
     for number, leaf in enumerate(flat):
         wanted = in_placements[number] if in_placements is not None else None
         grads = in_grad_placements[number] if in_grad_placements is not None else None
         if not isinstance(leaf, torch.Tensor) and (wanted is not None or grads is not None):
-            raise ValueError(
+            raise _CallError(
                 f"argument {number} of local_map is a {type(leaf).__name__} and has no placements; "
-                f"give None instead of {wanted if wanted is not None else grads}"
+                f"it expects None placements, not {wanted if wanted is not None else grads}"
             )
+        if in_placements is not None and wanted is None and _is_whole(leaf):
+            _check_unplaced(leaf, number)
         pieces.append(_piece(leaf, number, mesh, wanted, grads, move) if _is_whole(leaf) else leaf)
     result = func(*pytree.tree_unflatten(pieces, structure), **kwargs)
     leaves, outline = pytree.tree_flatten(result)
     wanted = _one_each(out_placements)
     if len(wanted) != len(leaves):
-        raise ValueError(
-            f"out_placements of local_map has {len(wanted)} entries, and the function returned "
-            f"{len(leaves)} values; give a tuple with one each"
+        raise _CallError(
+            f"out_placements of local_map has {len(wanted)} entries, and it requires one "
+            f"PlacementType be provided for each output value, of which the function returned "
+            f"{len(leaves)}; give a tuple with one each"
         )
     whole = [_whole(leaf, n, mesh, wanted[n]) for n, leaf in enumerate(leaves)]
     return pytree.tree_unflatten(whole, outline)
@@ -155,14 +169,26 @@ def _is_whole(leaf: Any) -> bool:
     return isinstance(leaf, XLAShardedTensor) and not isinstance(leaf, ManualTensor)
 
 
-def _mesh(ours: list[Any], device_mesh: Any) -> DeviceMesh:
+def _check_unplaced(leaf: Any, number: int) -> None:
+    laid = tensor_placements.found(leaf)
+    if laid is not None or tensor_placements.is_placed(leaf):
+        lies = f" as {laid.placements}" if laid is not None else ""
+        raise _CallError(
+            f"argument {number} of local_map is a tensor of shape {tuple(leaf.shape)} that lies on "
+            f"a mesh{lies}, and expects placements, where in_placements has None: give those that "
+            "its pieces are to have, or leave in_placements out to take every tensor as it lies"
+        )
+
+
+def _mesh(ours: list[Any], device_mesh: Any) -> DeviceMesh | None:
+    """The mesh that is given, else that of the first argument on one, else the current one."""
     if device_mesh is not None:
         return device_mesh_of(device_mesh)
     known = [laid.mesh for leaf in ours if (laid := tensor_placements.found(leaf)) is not None]
     known += [
         mesh for leaf in ours if (mesh := tensor_placements.mesh_of_program(leaf)) is not None
     ]
-    return known[0] if known else device_mesh_of(None)
+    return known[0] if known else current_mesh_or_none()
 
 
 def _piece(leaf: Any, number: int, mesh: DeviceMesh, wanted: Any, grads: Any, move: bool) -> Any:
@@ -214,9 +240,9 @@ def _one_each(out_placements: Any) -> tuple[Any, ...]:
 def _whole(leaf: Any, number: int, mesh: DeviceMesh, placements: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         if placements is not None:
-            raise ValueError(
+            raise _CallError(
                 f"result {number} of local_map is a {type(leaf).__name__} and has no placements; "
-                f"give None instead of {placements}"
+                f"it expects None placements, not {placements}"
             )
         return leaf
     if _is_whole(leaf) and tensor_placements.found(leaf) is not None:
