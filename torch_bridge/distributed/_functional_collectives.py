@@ -35,6 +35,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values.value import Aval
+from isoshard.torch_bridge.layout.graph_calls import laid_by
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 
 from .device_mesh import DeviceMesh, device_mesh_of
@@ -198,16 +199,8 @@ class _Exchange(torch.autograd.Function):
         ctx: Any, pieces: Any, kind: str, how: str, dim: int, axes: Axes, count: int
     ) -> Any:
         ctx.how = kind, how, dim, axes, count
-        mesh = auto(pieces.home)
-        recipe = _recipe(mesh, kind, how, dim, axes)
-        (value,) = tapes.recorder().record(recipe, [lazy_tensor.read(pieces.stacked)])
-        shape = [mesh.size, *pieces.shape]
-        if kind == "all_gather":
-            shape[dim + 1] *= count
-        elif kind == "reduce_scatter":
-            shape[dim + 1] //= count
-        aval = Aval.contiguous(tuple(shape), pieces.dtype)
-        return ManualTensor.of(lazy_tensor.fresh(aval, value), pieces.home)
+        stacked = laid_by(_sent, _shape, pieces.stacked, count, auto(pieces.home), *ctx.how[:-1])
+        return ManualTensor.of(stacked, pieces.home)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
@@ -218,6 +211,21 @@ class _Exchange(torch.autograd.Function):
             )
         back = _Exchange.apply(gradient[0], _BACK[kind], "sum", dim, axes, count)
         return back / count if how == "avg" else back, None, None, None, None, None
+
+
+def _sent(stacked: Any, count: int, *how: Any) -> Any:
+    (value,) = tapes.recorder().record(_recipe(*how), [lazy_tensor.read(stacked)])
+    shape = _shape(tuple(stacked.shape), count, *how)
+    return lazy_tensor.fresh(Aval.contiguous(shape, stacked.dtype), value)
+
+
+def _shape(shape: Any, count: int, _mesh: Any, kind: str, _how: str, dim: int, *_: Any) -> Any:
+    result = list(shape)
+    if kind == "all_gather":
+        result[dim + 1] *= count
+    elif kind == "reduce_scatter":
+        result[dim + 1] //= count
+    return tuple(result)
 
 
 _BACK = {

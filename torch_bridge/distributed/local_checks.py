@@ -14,7 +14,7 @@ from isoshard.core.errors import ShardingError, UnevenError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names, check_even
 from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.spmd.marking import mark_sharding
@@ -40,7 +40,7 @@ def to_local(tensor: DeviceTensor, grad_placements: Sequence[Any] | None) -> Any
             f"a tensor of shape {tuple(tensor.shape)} that lies on no mesh has no local pieces; "
             "lay it out first: distribute_tensor(t, mesh, placements), or t.redistribute(..)"
         )
-    if tensor.block_sizes is not None:
+    if not graph_calls.is_traced(tensor) and tensor.block_sizes is not None:
         raise UnevenError(
             f"a tensor of shape {tuple(tensor.shape)} in blocks {tensor.block_sizes} has pieces of "
             "several shapes, and to_local() is one tensor of one shape; take tensor.local_shards, "
@@ -116,7 +116,7 @@ def _whole(
         whole = whole if isinstance(whole, XLAShardedTensor) else whole.to("jax")
         sharding = laid.sharding
         return mark_sharding(whole, sharding.mesh, sharding.spec, sizes=sizes), laid, kept
-    if not isinstance(whole, XLAShardedTensor):
+    if not isinstance(whole, XLAShardedTensor) and not graph_calls.is_traced(whole):
         whole = tensor_placements.mark(whole.to("jax"), laid)
         return (tensor_placements.moved(whole, laid) if whole.requires_grad else whole), laid, kept
     return tensor_placements.moved(whole, laid, laid.sharding), laid, kept
@@ -194,7 +194,8 @@ def _joined(
 
 def _repeated(local: Any, mesh: DeviceMesh, kept: Any, reductions: dict[int, str]) -> Any:
     """The whole if every device's own tensor is this one."""
-    local = local if isinstance(local, XLAShardedTensor) else local.to("jax")
+    if not isinstance(local, XLAShardedTensor) and not graph_calls.is_traced(local):
+        local = local.to("jax")
     times = [1] * local.dim()
     for dim, placement in enumerate(kept):
         if not placement.is_replicate():

@@ -36,10 +36,10 @@ from isoshard.torch_bridge.argument_types import DeviceTensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout import graph_calls
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
+from isoshard.torch_bridge.spmd.stacked_shards import laid_whole, stacked_shape, whole_shape
 
 Sharding = jax.sharding.NamedSharding
 P = jax.sharding.PartitionSpec
@@ -78,10 +78,8 @@ class _ToLocal(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Any, sharding: Any, back: Any, parts: int) -> Any:
         ctx.how = sharding, back, parts
-        mesh = mesh_of(sharding)
-        (value,) = tapes.recorder().record(_cut_recipe(sharding, parts), [lazy_tensor.read(whole)])
-        shape = (mesh.size, *sharding.shard_shape(tuple(whole.shape)))
-        return ManualTensor.of(lazy_tensor.fresh(Aval.contiguous(shape, whole.dtype), value), mesh)
+        stacked = graph_calls.laid_by(_cut, stacked_shape, whole, sharding, parts)
+        return ManualTensor.of(stacked, mesh_of(sharding))
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
@@ -96,20 +94,23 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pieces: Any, sharding: Any, how: Any, parts: int) -> Any:
         ctx.how = sharding, how, parts
-        blocks = marks.groups(sharding, pieces.dim()).shape[:-1]
-        shape = tuple(size * count for size, count in zip(pieces.shape, blocks, strict=True))
-        stacked = lazy_tensor.read(pieces.stacked)
-        (value,) = tapes.recorder().record(_join_recipe(sharding, how), [stacked])
-        if value.array is None:
-            value.layout = layout_numbers.intern(sharding)
-        whole = lazy_tensor.fresh(Aval.contiguous(shape, pieces.dtype), value)
-        marks.keep(whole, sharding, None)
-        return whole
+        return graph_calls.laid_by(_joined, whole_shape, pieces.stacked, sharding, how)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
         sharding, how, parts = ctx.how
         return _ToLocal.apply(gradient[0], sharding, how, parts), None, None, None
+
+
+def _cut(whole: Any, sharding: Any, parts: int) -> Any:
+    (value,) = tapes.recorder().record(_cut_recipe(sharding, parts), [lazy_tensor.read(whole)])
+    shape = stacked_shape(tuple(whole.shape), sharding)
+    return lazy_tensor.fresh(Aval.contiguous(shape, whole.dtype), value)
+
+
+def _joined(stacked: Any, sharding: Any, how: Reductions) -> Any:
+    (value,) = tapes.recorder().record(_join_recipe(sharding, how), [lazy_tensor.read(stacked)])
+    return laid_whole(value, stacked, sharding)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -33,9 +33,10 @@ from isoshard.torch_bridge.engine.compiling.result_meshes import meshes_behind
 from isoshard.torch_bridge.engine.recording.tape import Tape, materialize
 from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout import marks, view_layouts
+from isoshard.torch_bridge.layout.graph_calls import is_traced
 from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.marking import layout_for, mark_sharding
-from isoshard.torch_bridge.spmd.uneven import even_part
+from isoshard.torch_bridge.spmd.uneven import laid_out
 
 from .device_mesh import DeviceMesh, device_mesh_of
 from .gradient_scale import with_scaled_gradient
@@ -131,7 +132,9 @@ _GIVEN: weakref.WeakKeyDictionary[Storage, MeshPlacements] = weakref.WeakKeyDict
 
 def remember(tensor: DeviceTensor, laid: MeshPlacements) -> Any:
     """Note what a tensor was laid out by, so that it says the same; returns the tensor."""
-    if not tensor._chain.ops:
+    if is_traced(tensor):
+        tensor._laid = laid
+    elif not tensor._chain.ops:
         _GIVEN[tensor._storage] = laid
         marks.note_chunks(tensor, laid.chunks)
         if naming.is_torch_xla():  # scripts of torch_xla read mesh axes by number
@@ -184,6 +187,8 @@ def found(tensor: DeviceTensor) -> MeshPlacements | None:
     A view that shows a part of a split axis, as `t[:4]`, is gathered along that axis, as DTensor
     gathers it; nothing moves before somebody uses it.
     """
+    if is_traced(tensor):
+        return getattr(tensor, "_laid", None)
     asked = view_layouts.sharding_of_view(tensor, gathered=True)
     if asked is None:
         return None
@@ -191,6 +196,16 @@ def found(tensor: DeviceTensor) -> MeshPlacements | None:
     if laid is not None and laid.sharding == asked:
         return laid
     return MeshPlacements(device_mesh_of(mesh_of(asked)), placements_of(asked), asked)
+
+
+_KEYS: dict[Any, int] = {}
+
+
+@body_of("_layout_key")
+def layout_key(tensor: DeviceTensor) -> int:
+    """What `tensor._layout_key` is: equal for equal layouts, or for equal meshes of programs."""
+    said = found(tensor) or mesh_of_program(tensor)
+    return -1 if said is None else _KEYS.setdefault(said, len(_KEYS))
 
 
 @body_of("placements")
@@ -212,6 +227,8 @@ def mesh_of_tensor(tensor: DeviceTensor) -> DeviceMesh | None:
     laid = found(tensor)
     if laid is not None:
         return laid.mesh
+    if is_traced(tensor):
+        return None
     if (mesh := mesh_of_program(tensor)) is not None:
         return mesh
     laid = found(tensor) if _is_computed(tensor) else None
@@ -267,7 +284,9 @@ def moved(
         dtype: what to cast to before anything moves.
         gradient_dtype: what the gradient is cast to before it moves.
     """
-    sizes = _kept_blocks(tensor, laid)
+    traced = is_traced(tensor)
+    have = (found(tensor) or laid).sharding if traced else marks.asked(tensor)
+    sizes = None if traced else _kept_blocks(tensor, laid)
     if sizes is not None and back is None and gradient_dtype in (None, tensor.dtype):
         cast = dtype not in (None, tensor.dtype)
         if _is_laid(tensor, laid):
@@ -278,7 +297,7 @@ def moved(
     result: Any = _Moved.apply(
         tensor,
         laid.sharding,
-        back or _same_devices(marks.asked(tensor), laid.sharding),
+        back or _same_devices(have, laid.sharding),
         dtype or tensor.dtype,
         gradient_dtype or tensor.dtype,
     )
@@ -305,7 +324,7 @@ def redistributed(
             "whole, so sums over devices are taken already. Use Shard(dim) or Replicate()."
         )
     if device_mesh is None:
-        device_mesh = tensor.device_mesh
+        device_mesh = mesh_of_tensor(tensor)
     laid = layout(tuple(tensor.shape), device_mesh, placements)
     return moved(tensor, laid, None, dtype, gradient_dtype)
 
@@ -313,7 +332,7 @@ def redistributed(
 @body_of("full_tensor")
 def full_tensor(tensor: DeviceTensor) -> Callable[..., Any]:
     """What `tensor.full_tensor` is."""
-    mesh = tensor.device_mesh
+    mesh = mesh_of_tensor(tensor)
     if mesh is None:
         raise AttributeError(
             f"a tensor of shape {tuple(tensor.shape)} on no mesh has no full_tensor(): it is "
@@ -383,8 +402,7 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, t: Any, there: Any, back: Any, dtype: Any, gradient_dtype: Any) -> Any:
         ctx.how = t.dtype, there, back, dtype, gradient_dtype
-        even, ask = even_part(there, t.shape)
-        return marks.laid_out(t.to(dtype), even, ask)
+        return laid_out(t.to(dtype), there)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:

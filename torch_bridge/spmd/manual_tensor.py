@@ -29,18 +29,19 @@ from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import is_excluded, set_excluded
 from isoshard.torch_bridge._torch_internals.tensor_fields import make_wrapper_subclass
-from isoshard.torch_bridge.argument_types import DeviceTensor
+from isoshard.torch_bridge.argument_types import DeviceTensor, Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout import graph_calls
 from isoshard.torch_bridge.layout.marks import ShardingType
 from isoshard.torch_bridge.layout.shard_snapshots import XLAShard, name_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .agreed_value import HOW, agreed
+from .stacked_shards import laid_whole, stacked_shape, whole_shape
 
 _KEYS = tuple(
     getattr(torch.DispatchKey, name)
@@ -143,6 +144,18 @@ class ManualTensor(XLAShardedTensor):
             return args[0]
         return pytree.tree_map_only(torch.Tensor, lambda leaf: cls.of(leaf, mesh), got)
 
+    def __tensor_flatten__(self) -> tuple[list[str], int]:
+        """What torch traces of it: the stacked pieces; and the number of its devices' layout."""
+        return ["stacked"], layout_numbers.intern(NamedSharding(self.home, P()))
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Any], number: int, _size: Opaque, _stride: Opaque
+    ) -> ManualTensor:
+        """The tensor of stacked pieces that torch traces."""
+        whole: Any = layout_numbers.as_named(number)
+        return ManualTensor.of(inner["stacked"], mesh_of(whole))
+
     def wait(self) -> ManualTensor:
         """The tensor: JAX waits for a collective where its value is read."""
         return self
@@ -208,9 +221,10 @@ class ManualTensor(XLAShardedTensor):
 def _needs_sum(leaf: Any) -> bool:
     """Whether the gradient of an ordinary tensor has to be summed over the devices."""
     return (
-        isinstance(leaf, XLAShardedTensor)
+        isinstance(leaf, torch.Tensor)
         and not isinstance(leaf, ManualTensor)
         and leaf.requires_grad
+        and (isinstance(leaf, XLAShardedTensor) or graph_calls.is_traced(leaf))
     )
 
 
@@ -296,21 +310,23 @@ _TRANSPOSE = {"copy": "sum", "sum": "copy", "first": "first"}
 
 
 def _cut_pieces(whole: Any, sharding: Any, how: str) -> ManualTensor:
-    mesh = mesh_of(sharding)
-    (value,) = tapes.recorder().record(_cut(sharding, how), [lazy_tensor.read(whole)])
-    shape = (mesh.size, *sharding.shard_shape(tuple(whole.shape)))
-    return ManualTensor.of(lazy_tensor.fresh(Aval.contiguous(shape, whole.dtype), value), mesh)
+    stacked = graph_calls.laid_by(_cut_stacked, stacked_shape, whole, sharding, how)
+    return ManualTensor.of(stacked, mesh_of(sharding))
 
 
 def _joined_pieces(pieces: ManualTensor, sharding: Any, how: str) -> Any:
-    blocks = marks.groups(sharding, pieces.dim()).shape[:-1]
-    shape = tuple(size * count for size, count in zip(pieces.shape, blocks, strict=True))
-    (value,) = tapes.recorder().record(_join(sharding, how), [lazy_tensor.read(pieces.stacked)])
-    if value.array is None:
-        value.layout = layout_numbers.intern(sharding)
-    whole = lazy_tensor.fresh(Aval.contiguous(shape, pieces.dtype), value)
-    marks.keep(whole, sharding, None)
-    return whole
+    return graph_calls.laid_by(_joined_stacked, whole_shape, pieces.stacked, sharding, how)
+
+
+def _cut_stacked(whole: Any, sharding: Any, how: str) -> Any:
+    (value,) = tapes.recorder().record(_cut(sharding, how), [lazy_tensor.read(whole)])
+    shape = stacked_shape(tuple(whole.shape), sharding)
+    return lazy_tensor.fresh(Aval.contiguous(shape, whole.dtype), value)
+
+
+def _joined_stacked(stacked: Any, sharding: Any, how: str) -> Any:
+    (value,) = tapes.recorder().record(_join(sharding, how), [lazy_tensor.read(stacked)])
+    return laid_whole(value, stacked, sharding)
 
 
 def _others(sharding: Any) -> tuple[str, ...]:

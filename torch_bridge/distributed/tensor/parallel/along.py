@@ -20,6 +20,7 @@ is a `jax.shard_map` over that axis whose function does nothing.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -37,7 +38,7 @@ from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
 from isoshard.torch_bridge.spmd.marking import checked
 from isoshard.torch_bridge.spmd.uneven import even_part
@@ -142,8 +143,25 @@ def constraint(hook: Opaque, *alike: Any) -> Any:
         hook: of a module.
         alike: what it depends on; equal for two hooks that do the same.
     """
-    hook.alike = alike
-    return hook
+    return Constraint(hook, alike)
+
+
+class Constraint:
+    """A hook that only lays out; dynamo follows it, see `dynamo_layouts`.
+
+    Attributes:
+        hook: what is called.
+        alike: what it depends on.
+    """
+
+    def __init__(self, hook: Callable[..., Any], alike: tuple[Any, ...]):
+        """See the class."""
+        self.hook = hook
+        self.alike = alike
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the hook."""
+        return self.hook(*args, **kwargs)
 
 
 class _Along(torch.autograd.Function):
@@ -152,20 +170,24 @@ class _Along(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, t: Any, mesh: Any, names: Any, axis: Any) -> torch.Tensor:
         ctx.how = mesh, names, axis
-        if axis is not None and t.shape[axis] % _count(mesh, names):
-            axis = None  # whole, as everywhere
-        recipe = _constraint(mesh, names, axis, t.dim())
-        home = layout_numbers.intern(NamedSharding(mesh, P()))
-        tape = tapes.recorder()
-        value = lazy_tensor.read(t)
-        if isinstance(tape, tapes.Tape) and tape.joins(home):
-            tape.marks.add(home)
-        (result,) = tape.record(recipe, (value,))
-        return lazy_tensor.fresh(Aval.contiguous(tuple(t.shape), t.dtype), result)
+        return graph_calls.laid_by(_constrained, graph_calls.same_shape, t, mesh, names, axis)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
         return _Along.apply(gradient[0], *ctx.how), None, None, None
+
+
+def _constrained(t: Any, mesh: Any, names: Any, axis: Any) -> torch.Tensor:
+    if axis is not None and t.shape[axis] % _count(mesh, names):
+        axis = None  # whole, as everywhere
+    recipe = _constraint(mesh, names, axis, t.dim())
+    home = layout_numbers.intern(NamedSharding(mesh, P()))
+    tape = tapes.recorder()
+    value = lazy_tensor.read(t)
+    if isinstance(tape, tapes.Tape) and tape.joins(home):
+        tape.marks.add(home)
+    (result,) = tape.record(recipe, (value,))
+    return lazy_tensor.fresh(Aval.contiguous(tuple(t.shape), t.dtype), result)
 
 
 @functools.lru_cache(maxsize=1024)
