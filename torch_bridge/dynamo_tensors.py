@@ -6,6 +6,7 @@ only what dynamo itself has imported by then, as torch imports dynamo in the mid
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -57,3 +58,5 @@ def teach() -> None:
     own: Any = XLAShardedTensor
     own.untyped_storage = _untyped_storage
     dynamo_hooks.AS_TANGENT.put(own, _as_tangent)
+    if torch.distributed.is_available():  # without it there are no placements either
+        importlib.import_module("isoshard.torch_bridge.dynamo_layouts").teach(tracers)

@@ -20,6 +20,7 @@ from isoshard.torch_bridge._torch_internals import (
     dispatcher,
     dtensor_fields,
     dynamo_hooks,
+    dynamo_values,
     higher_order_ops,
     module_fields,
     tensor_fields,
@@ -271,10 +272,11 @@ def swapping():
     assert (one.shape, two.shape) == ((2,), (1,))
 
 
-@checks("torch.Tensor._is_view")
+@checks("torch.Tensor._is_view", "torch.Tensor._base")
 def views():
     one = torch.ones(2, device="jax")
     assert not tensor_fields.is_view(one) and tensor_fields.is_view(one[0])
+    assert tensor_fields.viewed(one) is None and tensor_fields.viewed(one[0]) is one
 
 
 @checks("torch.nn.Module._load_from_state_dict")
@@ -513,7 +515,8 @@ def dynamo():
     assert function(torch.ones(1)).tolist() == [2.0]
     assert seen and seen != [None]
     kinds = dynamo_hooks.TRACERS.found()()
-    assert kinds[isoshard.torch_bridge.XLAShardedTensor] is dynamo_hooks.TRACE_TENSOR.found()
+    assert isoshard.torch_bridge.XLAShardedTensor in kinds
+    assert dynamo_hooks.TRACE_TENSOR.found()
     assert kinds[isoshard.torch_bridge.Generator] is dynamo_hooks.TRACE_OBJECT.found()
     tensor = torch.ones(1, device="jax")
     assert dynamo_hooks.SUBCLASS.found()(tensor) is None
@@ -522,6 +525,58 @@ def dynamo():
     assert torch._dynamo.trace_rules.check(make_mesh)  # skipped
     graph = ours.Graph(torch.fx.symbolic_trace(torch.nn.Identity()), [tensor])
     assert traced.BOXED.of(graph) is True
+
+
+@checks(
+    "torch._dynamo.variables.builder.VariableBuilder._id_dispatch",
+    "torch._dynamo.variables.tensor.TensorVariable.call_method",
+    "torch._dynamo.variables.tensor.TensorVariable.var_getattr",
+    "torch._dynamo.variables.builtin.BuiltinVariable.call_isinstance",
+    "torch._dynamo.variables.misc.LambdaVariable",
+    "torch._dynamo.variables.base.VariableTracker",
+    "torch._dynamo.variables.builder.wrap_fx_proxy",
+    "torch._dynamo.symbolic_convert.InstructionTranslator.current_tx",
+    "torch._dynamo.guards.install_guard",
+    "torch._dynamo.guards.GuardBuilder",
+    "torch._dynamo.source.AttrSource",
+    "torch._dynamo.exc.unimplemented",
+    "torch._dynamo.exc.TorchRuntimeError",
+    "torch._dynamo.variables.functions.UserFunctionVariable",
+    "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",
+    "torch._library.opaque_object.register_opaque_type",
+    "torch._library.opaque_object.MemberType.USE_REAL",
+    "torch._dynamo.variables.script_object.TorchScriptObjectVariable.var_getattr",
+)
+def dynamo_of_layouts():
+    from isoshard.torch_bridge.distributed import init_device_mesh
+    from isoshard.torch_bridge.distributed.tensor import DTensor, Shard, distribute_tensor
+    from isoshard.torch_bridge.distributed.tensor.parallel import (
+        ColwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("jax", (8,))
+    layer = parallelize_module(torch.nn.Linear(8, 8), mesh, ColwiseParallel())
+
+    def function(x):
+        whole = layer(x).full_tensor()
+        assert isinstance(whole, DTensor) and x.device_mesh.ndim == 1
+        return DTensor.from_local(whole.to_local() * mesh.size(), mesh)
+
+    def of(placements):
+        return lambda x: x.redistribute(mesh, placements)
+
+    def computed(x):
+        return (x * 2).to_local()
+
+    torch.compiler.reset()
+    x = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])
+    run = torch.compile(function, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(x).cpu(), (layer(x) * 8).cpu())
+    for wrong, error in ((of([]), dynamo_values.REFUSED), (computed, dynamo_values.END_GRAPH)):
+        assert error.found()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="cannot be in a graph here"):
+            torch.compile(wrong, backend="aot_eager", fullgraph=True)(x)
 
 
 @checks(

@@ -59,6 +59,12 @@ jagged_class: Any = NAMES.bind(
     without="moving a jagged tensor to the device raises torch's or another error",
 )
 
+viewed: Callable[[torch.Tensor], torch.Tensor | None] = NAMES.field(
+    "torch.Tensor._base",
+    why="is what autograd takes a tensor for a view of",
+    without="a parallel style that `torch.compile` traces raises",
+)
+
 parse_to: Callable[..., Any] = NAMES.bind(
     "torch._C._nn._parse_to",
     why="reads the arguments of `Tensor.to`",

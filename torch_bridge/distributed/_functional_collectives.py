@@ -218,17 +218,12 @@ class _Exchange(torch.autograd.Function):
         ctx: Any, pieces: Any, kind: str, how: str, dim: int, axes: Axes, count: int
     ) -> Any:
         ctx.how = kind, how, dim, axes, count
-        shape = [*pieces.shape]
-        if kind == "all_gather":
-            shape[dim] *= count
-        elif kind == "reduce_scatter":
-            shape[dim] //= count
         recipe = _recipe(pieces.home, pieces.axes, kind, how, dim, axes)
         group = frozenset(axes)
         is_same = kind in ("all_reduce", "all_gather")
         alike = pieces.alike | group if is_same else pieces.alike - group
-        like = ShardKind(tuple(shape), pieces.home, pieces.axes, alike)
-        return ManualTensor.made(recipe, pieces.stacked, like)
+        like = ShardKind(pieces.home, pieces.axes, alike)
+        return ManualTensor.made(recipe, pieces.stacked, like, _shape, kind, dim, count)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
@@ -239,6 +234,15 @@ class _Exchange(torch.autograd.Function):
             )
         back = _Exchange.apply(gradient[0], _BACK[kind], "sum", dim, axes, count)
         return back / count if how == "avg" else back, None, None, None, None, None
+
+
+def _shape(stacked: Any, kind: str, dim: int, count: int) -> Any:
+    result = list(stacked)
+    if kind == "all_gather":
+        result[dim + 1] *= count
+    elif kind == "reduce_scatter":
+        result[dim + 1] //= count
+    return tuple(result)
 
 
 _BACK = {

@@ -21,6 +21,7 @@ nothing.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -38,7 +39,7 @@ from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
 from isoshard.torch_bridge.spmd.manual_recipes import Axes, block_counts, mapped, spec_along
 from isoshard.torch_bridge.spmd.marking import checked
@@ -160,6 +161,10 @@ def laid_along(t: DeviceTensor, there: AlongAxes) -> Any:
         t: on the `jax` device; it stays as it is.
         there: how. An axis of `t` that the mesh axes do not divide is whole.
     """
+    return graph_calls.laid_by(_laid_along, graph_calls.same_shape, t, there)
+
+
+def _laid_along(t: Any, there: AlongAxes) -> Any:
     mesh, names, spec = there
     blocks = block_counts(t.dim(), mesh, names, spec)
     sides = zip(t.shape, blocks, spec_along(spec, names), strict=False)
@@ -180,8 +185,25 @@ def constraint(hook: Opaque, *alike: Any) -> Any:
         hook: of a module.
         alike: what it depends on; equal for two hooks that do the same.
     """
-    hook.alike = alike
-    return hook
+    return Constraint(hook, alike)
+
+
+class Constraint:
+    """A hook that only lays out; dynamo follows it, see `dynamo_layouts`.
+
+    Attributes:
+        hook: what is called.
+        alike: what it depends on.
+    """
+
+    def __init__(self, hook: Callable[..., Any], alike: tuple[Any, ...]):
+        """See the class."""
+        self.hook = hook
+        self.alike = alike
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the hook."""
+        return self.hook(*args, **kwargs)
 
 
 class _Along(torch.autograd.Function):

@@ -248,6 +248,12 @@ class DeviceMesh(OneProcess):
         """By devices, shape and names."""
         return hash(self._key())
 
+    def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
+        """An expression that makes it again, and the names in it; for graphs of `torch.compile`."""
+        made, given = self.__reduce__()
+        parts = [part.tolist() if isinstance(part, np.ndarray) else part for part in given]
+        return f"{made.__name__}({', '.join(map(repr, parts))})", {made.__name__: made}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by the places of its devices."""
         return _rebuilt, (

@@ -17,7 +17,7 @@ from isoshard.core.layout.spec import axis_names, check_even
 from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.manual_recipes import spec_along
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
@@ -61,7 +61,7 @@ def pieces(
         laid: how it is cut.
         grad_placements: as for `XLAShardedTensor.to_local`.
     """
-    if tensor.block_sizes is not None:
+    if not graph_calls.is_traced(tensor) and tensor.block_sizes is not None:
         raise UnevenError(
             f"a tensor of shape {tuple(tensor.shape)} in blocks {tensor.block_sizes} has pieces of "
             "several shapes, and to_local() is one tensor of one shape; take tensor.local_shards, "
@@ -133,9 +133,11 @@ def _order_in_memory(local: Any) -> list[int] | None:
     for tensor in local if several else [local]:
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             return None
+        if tensor.is_contiguous():
+            orders.add(None)
+            continue
         order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis))
-        dense = not tensor.is_contiguous() and tensor.permute(order).is_contiguous()
-        orders.add(tuple(order) if dense else None)
+        orders.add(tuple(order) if tensor.permute(order).is_contiguous() else None)
     return list(orders.pop() or ()) or None if len(orders) == 1 else None
 
 
@@ -193,7 +195,7 @@ def _whole(
         whole = whole if isinstance(whole, XLAShardedTensor) else whole.to("jax")
         sharding = laid.sharding
         return mark_sharding(whole, sharding.mesh, sharding.spec, sizes=sizes), laid, kept
-    if not isinstance(whole, XLAShardedTensor):
+    if not isinstance(whole, XLAShardedTensor) and not graph_calls.is_traced(whole):
         whole = tensor_placements.mark(whole.to("jax"), laid)
         return (moved(whole, laid) if whole.requires_grad else whole), laid, kept
     is_open = mesh.is_part() and not tensor_placements.is_nowhere(whole)
@@ -294,7 +296,8 @@ def _outside(local: ManualTensor, mesh: DeviceMesh) -> list[int]:
 
 def _repeated(local: Any, mesh: DeviceMesh, kept: Any, reductions: dict[int, str]) -> Any:
     """The whole if every device's own tensor is this one."""
-    local = local if isinstance(local, XLAShardedTensor) else local.to("jax")
+    if not isinstance(local, XLAShardedTensor) and not graph_calls.is_traced(local):
+        local = local.to("jax")
     times = [1] * local.dim()
     for dim, placement in enumerate(kept):
         if not placement.is_replicate():

@@ -33,7 +33,7 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names
 from isoshard.torch_bridge.argument_types import DeviceTensor
 from isoshard.torch_bridge.spmd.manual_operations import joined
-from isoshard.torch_bridge.spmd.manual_recipes import Axes, Reductions, cut_recipe, piece_shape
+from isoshard.torch_bridge.spmd.manual_recipes import Axes, Reductions, cut_recipe, cut_shape
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor, ShardKind
 
 Sharding = jax.sharding.NamedSharding
@@ -71,12 +71,10 @@ class _ToLocal(torch.autograd.Function):
     def forward(ctx: Any, whole: Any, sharding: Any, axes: Axes, back: Any, parts: int) -> Any:
         ctx.how = sharding, axes, back, parts
         mesh = mesh_of(sharding)
-        shape = piece_shape(tuple(whole.shape), mesh, axes, sharding.spec)
         recipe = cut_recipe(mesh, axes, sharding.spec, parts=parts)
         split = {name for entry in sharding.spec for name in axis_names(entry)}
-        return ManualTensor.made(
-            recipe, whole, ShardKind(shape, mesh, axes, frozenset(axes) - split)
-        )
+        like = ShardKind(mesh, axes, frozenset(axes) - split)
+        return ManualTensor.made(recipe, whole, like, cut_shape, mesh, axes, sharding.spec)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:

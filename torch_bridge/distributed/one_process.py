@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 
@@ -33,6 +33,10 @@ class DeviceType(str):
         return not self == other
 
     __hash__ = str.__hash__
+
+    def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
+        """An expression that makes it again, and the names in it; for graphs of `torch.compile`."""
+        return f"DeviceType({str.__repr__(self)})", {"DeviceType": DeviceType}
 
 
 class OneProcess:

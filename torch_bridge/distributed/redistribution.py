@@ -26,15 +26,16 @@ from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import Sizes
 from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike
 from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout.graph_calls import is_traced
 from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.manual_recipes import spec_along
 from isoshard.torch_bridge.spmd.marking import mark_sharding
-from isoshard.torch_bridge.spmd.uneven import even_part
+from isoshard.torch_bridge.spmd.uneven import laid_out
 
 from .along import AlongAxes, laid_along
 from .device_mesh import DeviceMesh
 from .gradient_scale import with_scaled_gradient
-from .tensor_placements import MeshPlacements, found, layout, normalized, remember
+from .tensor_placements import MeshPlacements, found, layout, mesh_of_tensor, normalized, remember
 
 Sharding = jax.sharding.NamedSharding
 
@@ -55,7 +56,9 @@ def moved(
         dtype: what to cast to before anything moves.
         gradient_dtype: what the gradient is cast to before it moves.
     """
-    sizes = _kept_blocks(tensor, laid)
+    traced = is_traced(tensor)
+    have = (found(tensor) or laid).sharding if traced else marks.asked(tensor)
+    sizes = None if traced else _kept_blocks(tensor, laid)
     if sizes is not None and back is None and gradient_dtype in (None, tensor.dtype):
         cast = dtype not in (None, tensor.dtype)
         if _is_laid(tensor, laid):
@@ -63,7 +66,7 @@ def moved(
         kept = tensor.to(dtype) if cast else tensor.clone()
         mark_sharding(kept, mesh_of(laid.sharding), laid.sharding.spec, sizes=sizes)
         return remember(kept, laid)
-    there, source = laid.sharding, back or _same_devices(marks.asked(tensor), laid.sharding)
+    there, source = laid.sharding, back or _same_devices(have, laid.sharding)
     result: Any = _Moved.apply(
         tensor,
         _along(there, laid) if laid.is_open else there,
@@ -94,7 +97,7 @@ def redistributed(
             "whole, so sums over devices are taken already. Use Shard(dim) or Replicate()."
         )
     if device_mesh is None:
-        device_mesh = tensor.device_mesh
+        device_mesh = mesh_of_tensor(tensor)
     laid = _opened(tensor, layout(tuple(tensor.shape), device_mesh, placements))
     return moved(tensor, laid, None, dtype, gradient_dtype)
 
@@ -108,7 +111,7 @@ def _opened(tensor: DeviceTensor, laid: MeshPlacements) -> MeshPlacements:
 @body_of("full_tensor")
 def full_tensor(tensor: DeviceTensor) -> Callable[..., Any]:
     """What `tensor.full_tensor` is."""
-    mesh = tensor.device_mesh
+    mesh = mesh_of_tensor(tensor)
     if mesh is None:
         raise AttributeError(
             f"a tensor of shape {tuple(tensor.shape)} on no mesh has no full_tensor(): it is "
@@ -186,8 +189,7 @@ class _Moved(torch.autograd.Function):
         ctx.how = t.dtype, there, back, dtype, gradient_dtype
         if isinstance(there, AlongAxes):
             return laid_along(t.to(dtype), there)
-        even, ask = even_part(there, t.shape)
-        return marks.laid_out(t.to(dtype), even, ask)
+        return laid_out(t.to(dtype), there)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:

@@ -30,6 +30,7 @@ from isoshard.torch_bridge.engine.compiling.result_meshes import meshes_behind
 from isoshard.torch_bridge.engine.recording.tape import Tape, materialize
 from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout import marks, view_layouts
+from isoshard.torch_bridge.layout.graph_calls import is_traced
 from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.manual_recipes import spec_along
 from isoshard.torch_bridge.spmd.marking import layout_for, mark_sharding
@@ -140,7 +141,9 @@ _GIVEN: weakref.WeakKeyDictionary[Storage, MeshPlacements] = weakref.WeakKeyDict
 
 def remember(tensor: DeviceTensor, laid: MeshPlacements) -> Any:
     """Note what a tensor was laid out by, so that it says the same; returns the tensor."""
-    if not tensor._chain.ops:
+    if is_traced(tensor):
+        tensor._laid = laid
+    elif not tensor._chain.ops:
         _GIVEN[tensor._storage] = laid
         marks.note_chunks(tensor, laid.chunks)
         if naming.is_torch_xla():  # scripts of torch_xla read mesh axes by number
@@ -194,6 +197,8 @@ def found(tensor: DeviceTensor) -> MeshPlacements | None:
     A view that shows a part of a split axis, as `t[:4]`, is gathered along that axis, as DTensor
     gathers it; nothing moves before somebody uses it.
     """
+    if is_traced(tensor):
+        return getattr(tensor, "_laid", None)
     asked = view_layouts.sharding_of_view(tensor, gathered=True)
     laid = None if tensor._chain.ops else _GIVEN.get(tensor._storage)
     if laid is not None and laid.is_open:
@@ -245,6 +250,16 @@ def _same(one: Any, other: Any) -> bool:
     return all(axis_names(a) == axis_names(b) for a, b in pairs)
 
 
+_KEYS: dict[Any, int] = {}
+
+
+@body_of("_layout_key")
+def layout_key(tensor: DeviceTensor) -> int:
+    """What `tensor._layout_key` is: equal for equal layouts, or for equal meshes of programs."""
+    said = found(tensor) or mesh_of_program(tensor)
+    return -1 if said is None else _KEYS.setdefault(said, len(_KEYS))
+
+
 @body_of("placements")
 def placements_of_tensor(tensor: DeviceTensor) -> tuple[Any, ...] | None:
     """What `tensor.placements` is."""
@@ -264,6 +279,8 @@ def mesh_of_tensor(tensor: DeviceTensor) -> DeviceMesh | None:
     laid = found(tensor)
     if laid is not None:
         return laid.mesh
+    if is_traced(tensor):
+        return None
     if (mesh := mesh_of_program(tensor)) is not None:
         return mesh
     laid = found(tensor) if _is_computed(tensor) else None
@@ -279,6 +296,8 @@ def is_placed(tensor: DeviceTensor) -> bool:
 
 def is_nowhere(tensor: DeviceTensor) -> bool:
     """Whether a tensor is known to lie on no mesh, nor to be computed from what does."""
+    if is_traced(tensor):
+        return False
     if not marks.is_recorded(tensor):
         return found(tensor) is None
     value = tensor._storage.value

@@ -121,6 +121,16 @@ class LayoutMethods(lazy_tensor.LazyTensor):
         return self._cached_spec
 
     @property
+    def _layout_key(self) -> int:
+        """A number that says how the tensor lies, for guards; -1 if that is not known yet."""
+        return BODIES["_layout_key"](self)
+
+    @property
+    def _of_pieces(self) -> bool:
+        """Whether a parallel style made the tensor of pieces, for guards."""
+        return BODIES["_of_pieces"](self)
+
+    @property
     def local_shards(self) -> list[XLAShard] | None:
         """Copies of the pieces on this process's devices; a marked value is computed for it.
 
@@ -139,9 +149,8 @@ class LayoutMethods(lazy_tensor.LazyTensor):
         """
         shard_snapshots.load(self, shards_)
 
-    @classmethod
+    @staticmethod
     def from_local(
-        cls,
         local_tensor: DeviceTensor,
         device_mesh: MeshLike = None,
         placements: Sequence[Any] | None = None,

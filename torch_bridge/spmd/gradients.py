@@ -8,10 +8,9 @@ import torch
 
 from isoshard.core.layout.spec import SpecLike
 from isoshard.torch_bridge.argument_types import AutogradContext, DeviceTensor, MeshLike
-from isoshard.torch_bridge.layout import marks
 
 from .marking import checked
-from .uneven import even_part
+from .uneven import laid_out
 
 
 class MarkShardingFunction(torch.autograd.Function):
@@ -24,8 +23,7 @@ class MarkShardingFunction(torch.autograd.Function):
         """A copy of the tensor, laid out."""
         ctx.mesh, ctx.partition_spec = mesh, partition_spec
         t, sharding = checked(torch_tensor, mesh, partition_spec, "mark_sharding_with_gradients")
-        even, ask = even_part(sharding, t.shape)
-        return marks.laid_out(t, even, ask)
+        return laid_out(t, sharding)
 
     @staticmethod
     def backward(ctx: AutogradContext, *grad_output: Any) -> Any:

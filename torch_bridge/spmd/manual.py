@@ -33,7 +33,7 @@ from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .manual_operations import joined
-from .manual_recipes import Axes, cut_recipe
+from .manual_recipes import Axes, cut_recipe, cut_shape
 from .manual_tensor import ManualTensor, ShardKind
 from .marking import checked, layout_for
 from .mesh import default_mesh, get_1d_mesh, get_global_mesh
@@ -147,9 +147,9 @@ class _ToShards(torch.autograd.Function):
         ctx.sharding, ctx.how = sharding, how
         mesh = mesh_of(sharding)
         first = _others(sharding) if how == "first" else ()
-        recipe = cut_recipe(mesh, mesh.axis_names, sharding.spec, first)
-        shape = sharding.shard_shape(tuple(whole.shape))
-        return ManualTensor.made(recipe, whole, ShardKind(shape, mesh, mesh.axis_names))
+        cut = mesh, mesh.axis_names, sharding.spec
+        like = ShardKind(mesh, mesh.axis_names)
+        return ManualTensor.made(cut_recipe(*cut, first), whole, like, cut_shape, *cut)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:

@@ -21,12 +21,12 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import transforms_allowed
-from isoshard.torch_bridge.argument_types import Opaque
+from isoshard.torch_bridge.argument_types import DeviceTensor, Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -34,10 +34,12 @@ from .agreed_value import HOW
 from .manual_recipes import (
     Axes,
     Reductions,
-    block_counts,
     cut_recipe,
+    cut_shape,
     join_recipe,
+    joined_shape,
     narrow_recipe,
+    restacked_shape,
     widen_recipe,
 )
 from .manual_tensor import ManualTensor, ShardKind
@@ -100,7 +102,7 @@ def mapped_operation(func: Opaque, args: tuple[Any, ...], kwargs: dict[str, Any]
 
     if torch.Tag.nondeterministic_seeded in func.tags:
         if alike == {*axes}:
-            return _drawn_once(func, run, args, wide, ShardKind((), mesh, axes, alike))
+            return _drawn_once(func, run, args, wide, ShardKind(mesh, axes, alike))
         alike = frozenset()
     with transforms_allowed():
         got = torch.vmap(run, randomness="different")(*[one.stacked for one in wide])
@@ -108,8 +110,9 @@ def mapped_operation(func: Opaque, args: tuple[Any, ...], kwargs: dict[str, Any]
         for one in _written(args):
             one.alike = alike
         return args[0]
+    shown = wide[0] if any(one.alias_info for one in schema_of(func).returns) else None
     return pytree.tree_map_only(
-        torch.Tensor, lambda leaf: ManualTensor.of(leaf, mesh, axes, alike), got
+        torch.Tensor, lambda leaf: ManualTensor.of(leaf, mesh, axes, alike, shown), got
     )
 
 
@@ -117,10 +120,9 @@ def _drawn_once(func: Any, run: Any, args: Any, wide: list[ManualTensor], like: 
     """An operation that draws numbers, on pieces that are alike: one draw for all devices."""
     whole = NamedSharding(like.mesh, P())
     got = run(*(joined(one, whole, ()) for one in wide))
-    recipe = cut_recipe(like.mesh, like.axes, P())
 
     def copies(leaf: Any) -> ManualTensor:
-        return ManualTensor.made(recipe, leaf, like._replace(shape=tuple(leaf.shape)))
+        return copies_of(leaf, like)
 
     if schema_of(func).is_mutable:
         args[0].stacked.copy_(copies(got).stacked)
@@ -128,11 +130,25 @@ def _drawn_once(func: Any, run: Any, args: Any, wide: list[ManualTensor], like: 
     return pytree.tree_map_only(torch.Tensor, copies, got)
 
 
+def copies_of(t: DeviceTensor, like: ShardKind) -> ManualTensor:
+    """A whole as each device's own piece, outside autograd.
+
+    Args:
+        t: on the `jax` device.
+        like: what they are.
+    """
+    recipe, how = cut_recipe(like.mesh, like.axes, P()), (like.mesh, like.axes, P())
+    return ManualTensor.made(recipe, t, like, cut_shape, *how)
+
+
 def _is_narrow(leaf: Any, axes: Axes) -> bool:
     """Whether the gradient of an operand has to be summed over devices along some of the axes."""
     if isinstance(leaf, ManualTensor):
         return leaf.axes != axes
-    return isinstance(leaf, XLAShardedTensor) and leaf.requires_grad
+    ours = isinstance(leaf, XLAShardedTensor) or (
+        isinstance(leaf, torch.Tensor) and graph_calls.is_traced(leaf)
+    )
+    return ours and leaf.requires_grad
 
 
 def _place(func: Any, manual: list[ManualTensor]) -> tuple[jax.sharding.Mesh, Axes]:
@@ -160,7 +176,8 @@ def _over(t: ManualTensor, axes: Axes) -> ManualTensor:
     if t.axes == axes:
         return t
     recipe, alike = widen_recipe(t.home, t.axes, axes), t.alike | {*axes} - {*t.axes}
-    return ManualTensor.made(recipe, t.stacked, ShardKind(tuple(t.shape), t.home, axes, alike))
+    like = ShardKind(t.home, axes, alike)
+    return ManualTensor.made(recipe, t.stacked, like, restacked_shape, t.home, axes)
 
 
 def _is_in_place(func: Any) -> bool:
@@ -204,8 +221,7 @@ class _Copies(torch.autograd.Function):
         ctx.narrow = t.axes if isinstance(t, ManualTensor) else None
         if isinstance(t, ManualTensor):
             return _over(t, axes)
-        like = ShardKind(tuple(t.shape), mesh, axes, frozenset(axes))
-        return ManualTensor.made(cut_recipe(mesh, axes, P()), t, like)
+        return copies_of(t, ShardKind(mesh, axes, frozenset(axes)))
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
@@ -226,8 +242,8 @@ class _Sums(torch.autograd.Function):
         if axes is None:
             return joined(pieces, NamedSharding(mesh, P()), how)
         recipe, alike = narrow_recipe(mesh, axes, wide, how), pieces.alike & {*axes}
-        like = ShardKind(tuple(pieces.shape), mesh, axes, alike)
-        return ManualTensor.made(recipe, pieces.stacked, like)
+        like = ShardKind(mesh, axes, alike)
+        return ManualTensor.made(recipe, pieces.stacked, like, restacked_shape, mesh, axes)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
@@ -245,13 +261,21 @@ def joined(pieces: ManualTensor, sharding: NamedSharding, how: Reductions) -> An
     """
     mesh, is_known = mesh_of(sharding), pieces.axes == pieces.home.axis_names
     axes = mesh.axis_names if is_known else pieces.axes
-    blocks = block_counts(pieces.dim(), mesh, axes, sharding.spec)
-    shape = tuple(size * count for size, count in zip(pieces.shape, blocks, strict=True))
-    recipe = join_recipe(mesh, axes, sharding.spec, how)
-    (value,) = tapes.recorder().record(recipe, [lazy_tensor.read(pieces.stacked)])
+    asked = (sharding, axes, how, is_known)
+    return graph_calls.laid_by(_joined, _joined_shape, pieces.stacked, *asked)
+
+
+def _joined(stacked: Any, sharding: Any, axes: Axes, how: Reductions, is_known: bool) -> Any:
+    recipe = join_recipe(mesh_of(sharding), axes, sharding.spec, how)
+    (value,) = tapes.recorder().record(recipe, [lazy_tensor.read(stacked)])
     if is_known and value.array is None:
         value.layout = layout_numbers.intern(sharding)
-    whole = lazy_tensor.fresh(Aval.contiguous(shape, pieces.dtype), value)
+    shape = _joined_shape(tuple(stacked.shape), sharding, axes)
+    whole = lazy_tensor.fresh(Aval.contiguous(shape, stacked.dtype), value)
     if is_known:
         marks.keep(whole, sharding, None)
     return whole
+
+
+def _joined_shape(shape: Any, sharding: Any, axes: Axes, *_: Any) -> Any:
+    return joined_shape(shape, mesh_of(sharding), axes, sharding.spec)

@@ -46,19 +46,54 @@ def spec_along(spec: P, axes: Sequence[str]) -> P:
     return P(*(entry or None for entry in entries))
 
 
-def piece_shape(
+def cut_shape(
     shape: Sequence[int], mesh: jax.sharding.Mesh, axes: Sequence[str], spec: P
 ) -> tuple[int, ...]:
-    """The shape of one device's piece along some axes of the mesh, which divide the whole.
+    """The shape of the stacked pieces of a whole; extents may be symbols of torch.
 
     Args:
-        shape: of the whole.
+        shape: of the whole, which the mesh axes divide.
         mesh: the devices.
-        axes: the names.
+        axes: those that the pieces are over.
         spec: how the whole is cut.
+
+    >>> mesh = jax.make_mesh((2, 4), ("dp", "tp"), (jax.sharding.AxisType.Auto,) * 2)
+    >>> cut_shape((6, 8), mesh, ("tp",), P("dp", "tp"))
+    (4, 6, 2)
+    >>> joined_shape((4, 6, 2), mesh, ("tp",), P("dp", "tp"))
+    (6, 8)
     """
     counts = block_counts(len(shape), mesh, axes, spec)
-    return tuple(size // count for size, count in zip(shape, counts, strict=True))
+    pieces = (size // count for size, count in zip(shape, counts, strict=True))
+    return (devices_along(mesh, axes), *pieces)
+
+
+def joined_shape(
+    shape: Sequence[int], mesh: jax.sharding.Mesh, axes: Sequence[str], spec: P
+) -> tuple[int, ...]:
+    """The shape of the whole of stacked pieces; extents may be symbols of torch.
+
+    Args:
+        shape: of the stacked pieces.
+        mesh: the devices.
+        axes: those that the pieces are over.
+        spec: how they lie in the whole.
+    """
+    counts = block_counts(len(shape) - 1, mesh, axes, spec)
+    return tuple(size * count for size, count in zip(shape[1:], counts, strict=True))
+
+
+def restacked_shape(
+    shape: Sequence[int], mesh: jax.sharding.Mesh, axes: Sequence[str]
+) -> tuple[int, ...]:
+    """The shape of stacked pieces that become as many as there are devices along other axes.
+
+    Args:
+        shape: of the stacked pieces.
+        mesh: the devices.
+        axes: those that they are over then.
+    """
+    return (devices_along(mesh, axes), *shape[1:])
 
 
 def block_counts(

@@ -19,37 +19,50 @@ where all devices have the same (`agreed_value`), and otherwise is refused.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import torch
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from isoshard.core.layout.mesh import mesh_of
 from isoshard.torch_bridge._torch_internals.tensor_fields import make_wrapper_subclass
-from isoshard.torch_bridge.argument_types import DeviceTensor
+from isoshard.torch_bridge.argument_types import DeviceTensor, Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
+from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval, Storage
+from isoshard.torch_bridge.layout.graph_calls import laid_by
 from isoshard.torch_bridge.layout.marks import ShardingType
 from isoshard.torch_bridge.layout.method_bodies import BODIES
 from isoshard.torch_bridge.layout.shard_snapshots import XLAShard, name_of
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .agreed_value import HOW, agreed
-from .manual_recipes import Axes, devices_along
+from .manual_recipes import Axes
 
-_ALIKE: weakref.WeakKeyDictionary[Storage, frozenset[str]] = weakref.WeakKeyDictionary()
+_ALIKE: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
 """What `ManualTensor.alike` says, by the memory of the stacked pieces, which views share."""
 
 
-class ShardKind(NamedTuple):
-    """What pieces are: the shape of one, the mesh, its axes that they are over, and `alike`."""
+class TracedMemory:
+    """Stands for the memory of stacked pieces where torch traces, which have none."""
 
-    shape: tuple[int, ...]
+
+class ShardKind(NamedTuple):
+    """What pieces are: the mesh, its axes that they are over, and `alike`."""
+
     mesh: jax.sharding.Mesh
     axes: Axes
     alike: frozenset[str] = frozenset()
+
+
+ShardNumbers = tuple[int, Axes, frozenset[str]]
+"""A `ShardKind` that torch can compare and copy: the number of the mesh's layout for the mesh."""
 
 
 class ManualTensor(XLAShardedTensor):
@@ -59,11 +72,13 @@ class ManualTensor(XLAShardedTensor):
         stacked: the pieces, of shape (devices along `axes`, *shape).
         home: the mesh.
         axes: its axes that the pieces are over, in its order.
+        memory: of `stacked`, which views share.
     """
 
     stacked: XLAShardedTensor
     home: jax.sharding.Mesh
     axes: Axes
+    memory: Storage | TracedMemory
 
     def __getattr__(self, name: str) -> Any:
         """Refuse what the verbs for other tensors ask for first: the memory, the view, the size."""
@@ -78,6 +93,7 @@ class ManualTensor(XLAShardedTensor):
         mesh: jax.sharding.Mesh,
         axes: Axes,
         alike: frozenset[str] = frozenset(),
+        shown: ManualTensor | None = None,
     ) -> ManualTensor:
         """The tensor whose pieces are stacked.
 
@@ -86,6 +102,7 @@ class ManualTensor(XLAShardedTensor):
             mesh: the mesh.
             axes: those of its axes that the pieces are over, in its order.
             alike: see the attribute.
+            shown: the tensor whose memory the result is a view of, where torch traces.
         """
         result: Any = make_wrapper_subclass(
             cls,
@@ -96,31 +113,42 @@ class ManualTensor(XLAShardedTensor):
             _extra_dispatch_keys=lazy_tensor.AUTOCAST,
         )
         result.stacked, result.home, result.axes = stacked, mesh, axes
+        if isinstance(stacked, lazy_tensor.LazyTensor):
+            result.memory = stacked._storage
+        else:
+            result.memory = TracedMemory() if shown is None else shown.memory
         result.alike = alike
         return result
 
     @classmethod
-    def made(cls, recipe: Recipe, source: DeviceTensor, like: ShardKind) -> ManualTensor:
-        """Pieces that an entry of the program computes.
+    def made(
+        cls,
+        recipe: Recipe,
+        source: DeviceTensor,
+        like: ShardKind,
+        shape: Callable[..., Sequence[int]],
+        *given: Opaque,
+    ) -> ManualTensor:
+        """Pieces that an entry of the program computes, or a node where torch traces.
 
         Args:
             recipe: from one array to stacked pieces.
             source: the tensor that is read.
             like: what they are.
+            shape: of them stacked, `shape(shape of the source, *given)`.
+            *given: hashable.
         """
-        (value,) = tapes.recorder().record(recipe, [lazy_tensor.read(source)])
-        shape = (devices_along(like.mesh, like.axes), *like.shape)
-        stacked = lazy_tensor.fresh(Aval.contiguous(shape, source.dtype), value)
+        stacked = laid_by(_recorded, _shape_of, source, recipe, shape, *given)
         return cls.of(stacked, like.mesh, like.axes, like.alike)
 
     @property
     def alike(self) -> frozenset[str]:
         """The axes along which all devices are known to have the same."""
-        return _ALIKE[self.stacked._storage]
+        return _ALIKE[self.memory]
 
     @alike.setter
     def alike(self, axes: frozenset[str]) -> None:
-        _ALIKE[self.stacked._storage] = axes
+        _ALIKE[self.memory] = axes
 
     @classmethod
     def __torch_function__(
@@ -137,6 +165,37 @@ class ManualTensor(XLAShardedTensor):
     ) -> Any:
         """Map one operation over the devices."""
         return BODIES["manual_dispatch"](func, args, kwargs or {})
+
+    def __tensor_flatten__(self) -> tuple[list[str], ShardNumbers]:
+        """What torch traces of it: the stacked pieces; and what they are, which is guarded."""
+        mesh = layout_numbers.intern(NamedSharding(self.home, P()))
+        return ["stacked"], (mesh, self.axes, self.alike)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Any], numbers: ShardNumbers, _size: Opaque, _stride: Opaque
+    ) -> ManualTensor:
+        """The tensor of stacked pieces that torch traces."""
+        mesh, axes, alike = numbers
+        whole: Any = layout_numbers.as_named(mesh)
+        return ManualTensor.of(inner["stacked"], mesh_of(whole), axes, alike)
+
+    def __coerce_same_metadata_as_tangent__(
+        self, expected: ShardNumbers, kind: Opaque = None
+    ) -> ManualTensor:
+        """The gradient that a compiled graph was traced for: it is this one, or it is refused.
+
+        Raises:
+            RuntimeError: devices have the same along other axes than those it was traced for, so
+                another sum would be taken.
+        """
+        _, axes, alike = expected
+        raise RuntimeError(
+            f"the gradient of pieces over {axes} that a compiled graph returns is alike along "
+            f"{sorted(self.alike)}, and its backward graph was traced for one that is alike along "
+            f"{sorted(alike)}, as the pieces: other gradients would be summed over devices. Make "
+            "the pieces a whole in the compiled function, with DTensor.from_local(..)"
+        )
 
     def wait(self) -> ManualTensor:
         """The tensor: JAX waits for a collective where its value is read."""
@@ -217,3 +276,13 @@ class ManualTensor(XLAShardedTensor):
         )
 
     __str__ = __repr__
+
+
+def _recorded(source: Any, recipe: Recipe, shape: Callable[..., Any], *given: Any) -> Any:
+    (value,) = tapes.recorder().record(recipe, [lazy_tensor.read(source)])
+    extents = shape(tuple(source.shape), *given)
+    return lazy_tensor.fresh(Aval.contiguous(extents, source.dtype), value)
+
+
+def _shape_of(source: Any, _recipe: Recipe, shape: Callable[..., Any], *given: Any) -> Any:
+    return shape(source, *given)

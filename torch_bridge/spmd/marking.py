@@ -16,7 +16,7 @@ Source: the RFC "XLAShardedTensor and mark_sharding" of PyTorch/XLA.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import torch
@@ -31,7 +31,7 @@ from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording.recorder import recorder
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
 from .mark_errors import MarkSpecError, UnmarkableError
@@ -76,6 +76,9 @@ def mark_sharding(
         (P('x',), torch.Size([2, 6]))
     """
     t, sharding = checked(t, mesh, partition_spec, "mark_sharding")
+    if graph_calls.is_traced(t):
+        graph_calls.mark_by(mark_sharding, t, mesh, partition_spec)
+        return t
     if sizes is not None:
         sizes = None if isinstance(sizes, str) and sizes == "chunk" else sizes
         layout = BlockLayout.plan(tuple(t.shape), sharding.mesh, sharding, sizes)
@@ -178,14 +181,14 @@ def checked(
             f"{verb} takes the tensor first, then the mesh, then the spec: {verb}(t, mesh, spec); "
             f"given first was {type(t).__name__}"
         )
-    if not isinstance(t, XLAShardedTensor):
+    if not isinstance(t, XLAShardedTensor) and not graph_calls.is_traced(t):
         name = naming.current().type
         raise UnmarkableError(
             f"{verb} takes a tensor on the {name} device, and this one of shape "
             f"{tuple(t.shape)} is on {t.device}. Move it with t.to({name!r}) (a module with "
             f"module.to({name!r})), or use isoshard.shard(t, mesh, spec), which does both."
         )
-    return t, layout_for(tuple(t.shape), mesh, partition_spec)
+    return cast(XLAShardedTensor, t), layout_for(tuple(t.shape), mesh, partition_spec)
 
 
 def layout_for(

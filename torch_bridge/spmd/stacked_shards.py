@@ -20,14 +20,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jax.sharding import PartitionSpec as P
 
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import Aval
 
-from .manual_recipes import cut_recipe
+from .manual_operations import copies_of
 from .manual_tensor import ManualTensor, ShardKind
 
 
@@ -90,7 +89,7 @@ class ManualLeaves:
 def _kind(leaf: Any) -> ShardKind | None:
     if not isinstance(leaf, ManualTensor):
         return None
-    return ShardKind(tuple(leaf.shape), leaf.home, leaf.axes, leaf.alike)
+    return ShardKind(leaf.home, leaf.axes, leaf.alike)
 
 
 class _Stacked(torch.autograd.Function):
@@ -98,7 +97,7 @@ class _Stacked(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pieces: Any, kind: ShardKind) -> Any:
-        ctx.kind = kind._replace(shape=tuple(pieces.shape))
+        ctx.kind = kind
         stacked = pieces.stacked
         aval = Aval.contiguous(tuple(stacked.shape), stacked.dtype)
         return lazy_tensor.fresh(aval, lazy_tensor.read(stacked))
@@ -122,8 +121,7 @@ class _Unstacked(torch.autograd.Function):
     def backward(ctx: Any, *gradient: Any) -> Any:
         kind, pieces = ctx.kind, gradient[0]
         if not isinstance(pieces, ManualTensor):  # the value that all devices have was used
-            like = kind._replace(shape=tuple(pieces.shape), alike=frozenset(kind.axes))
-            pieces = ManualTensor.made(cut_recipe(kind.mesh, kind.axes, P()), pieces, like)
+            pieces = copies_of(pieces, kind._replace(alike=frozenset(kind.axes)))
         if not kind.alike <= pieces.alike:
             raise RuntimeError(
                 f"pieces of shape {tuple(pieces.shape)} that go through scanned layers are the "

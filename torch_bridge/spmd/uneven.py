@@ -23,6 +23,7 @@ buffers are of unequal pieces, see `layout.uneven_shards`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -31,6 +32,8 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import check_even, named_sharding
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.user_warnings import warn_user
+from isoshard.torch_bridge.argument_types import DeviceTensor
+from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.layout.marks import Sharding
 
 
@@ -60,6 +63,20 @@ def even_part(sharding: Sharding, shape: Sequence[int]) -> tuple[Sharding, Shard
         UnevenWarning,
     )
     return even, sharding
+
+
+def laid_out(t: DeviceTensor, sharding: Sharding) -> Any:
+    """A new tensor with the same elements in a layout, or in the even part of it; below autograd.
+
+    Args:
+        t: on the `jax` device, or traced in its place.
+        sharding: what was asked for.
+    """
+    return graph_calls.laid_by(_laid_out, graph_calls.same_shape, t, sharding)
+
+
+def _laid_out(t: DeviceTensor, sharding: Sharding) -> Any:
+    return marks.laid_out(t, *even_part(sharding, t.shape))
 
 
 def even_layout(

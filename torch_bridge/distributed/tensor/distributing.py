@@ -23,7 +23,9 @@ from isoshard.core.layout.spec import same_layout
 from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.distributed import tensor_placements
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
+from isoshard.torch_bridge.distributed.redistribution import moved
 from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout.graph_calls import is_traced
 from isoshard.torch_bridge.spmd.distribute import with_module
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
@@ -83,7 +85,9 @@ def distribute_tensor(
     elif isinstance(tensor, XLAShardedTensor):
         here = tensor.detach().clone()
     else:
-        here = tensor.detach().to("jax")
+        here = tensor.to("jax").detach()  # in this order, as only inputs may come to a graph
+    if is_traced(here):
+        return moved(here, laid)
     result = tensor_placements.mark(here, laid).requires_grad_(tensor.requires_grad)
     marks.keep_gradient_layout(result)
     return result

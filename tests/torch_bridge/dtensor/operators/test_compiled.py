@@ -1,6 +1,6 @@
 """Programs that lay tensors out, under `torch.compile` and as captured steps.
 
-DTensor's methods end a graph of dynamo and run as recorded; a captured step has them inside.
+Whether dynamo makes one graph of them is tested in `distributed/test_one_graph`.
 """
 
 import pytest

@@ -29,6 +29,8 @@ from isoshard.torch_bridge.distributed import local_checks, tensor_placements
 from isoshard.torch_bridge.distributed.along import lay_out
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh
 from isoshard.torch_bridge.engine.values.value import Storage
+from isoshard.torch_bridge.layout.graph_calls import is_traced
+from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -36,6 +38,7 @@ _OF_PIECES: weakref.WeakSet[Storage] = weakref.WeakSet()
 """The memory of wholes that a style made of pieces."""
 
 
+@body_of("_of_pieces")
 def is_of_pieces(value: Opaque) -> bool:
     """Whether a value is pieces, or a whole that a style made of pieces.
 
@@ -44,7 +47,9 @@ def is_of_pieces(value: Opaque) -> bool:
     """
     if isinstance(value, ManualTensor):
         return True
-    return isinstance(value, XLAShardedTensor) and value._storage in _OF_PIECES
+    if isinstance(value, XLAShardedTensor):
+        return value._storage in _OF_PIECES
+    return getattr(value, "_of_pieces", False)  # what torch traces
 
 
 def any_of_pieces(*values: Opaque) -> bool:
@@ -57,7 +62,12 @@ def any_of_pieces(*values: Opaque) -> bool:
 
 
 def enters(
-    t: torch.Tensor, mesh: DeviceMesh, present: PlacementLike, desired: PlacementLike
+    t: torch.Tensor,
+    mesh: DeviceMesh,
+    present: PlacementLike,
+    desired: PlacementLike,
+    *,
+    of_pieces: bool = False,
 ) -> torch.Tensor:
     """A tensor that arrives in one layout, whole or in pieces, as a whole in another.
 
@@ -66,11 +76,12 @@ def enters(
         mesh: of one dimension.
         present: the layout in which it arrives.
         desired: the other.
+        of_pieces: whether it counts as pieces, as they themselves do.
 
     Raises:
         ShardingError: its pieces are over other axes than those of `mesh`.
     """
-    is_local = is_of_pieces(t)
+    is_local = of_pieces or is_of_pieces(t)
     if isinstance(t, ManualTensor):
         t = local_checks.from_local(t, mesh, [present], False, None, None, None)
     else:
@@ -121,5 +132,8 @@ def leaves(
 
 
 def _noted(whole: Any) -> Any:
-    _OF_PIECES.add(whole._storage)
+    if is_traced(whole):
+        whole._of_pieces = True
+    else:
+        _OF_PIECES.add(whole._storage)
     return whole

@@ -1,0 +1,246 @@
+"""`torch.compile(.., fullgraph=True)` over pieces over a part of a mesh, and over alike pieces."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import isoshard.torch_bridge as xs
+from isoshard.torch_bridge.distributed import init_device_mesh
+from isoshard.torch_bridge.distributed._functional_collectives import all_reduce
+from isoshard.torch_bridge.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    parallel,
+)
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch._dynamo"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
+
+R, S0, S1 = Replicate(), Shard(0), Shard(1)
+BACKENDS = ("eager", "aot_eager", "isoshard")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+
+
+def data(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def compiled(function, backend, **options):
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(function, backend=counter, fullgraph=True, **options), counter
+
+
+def elements(t):
+    """All elements; of pieces, those of each device."""
+    if t.sharding_spec == "{manual}":
+        return torch.stack([shard.data for shard in t.detach().local_shards])
+    return t.detach().cpu()
+
+
+def written_in_a_view(x, w, mesh):
+    mine = x.to_local().clone()
+    mine[0].add_(x.redistribute(mesh, [S0, R]).to_local()[0])  # which differs along dp
+    return mine @ w
+
+
+PROGRAMS = {
+    "split": (
+        "tp",
+        [S1],
+        lambda x, w, m: DTensor.from_local(x.to_local().cumsum(1), m["tp"], [S1]) @ w,
+    ),
+    "open": ("tp", [S1], lambda x, w, m: x.redistribute(m["tp"], [R]).to_local() @ w),
+    "moved while open": (
+        "tp",
+        [S0],
+        lambda x, w, m: (
+            DTensor.from_local(x.to_local() @ w @ w.T, m["tp"], [S0])
+            .redistribute(m["tp"], [S1])
+            .to_local()
+        ),
+    ),
+    "copies": ("tp", [R], lambda x, w, m: x.to_local() @ w),
+    "sum of copies": (
+        "tp",
+        [R],
+        lambda x, w, m: DTensor.from_local(x.to_local() @ w, m["tp"], [Partial()]),
+    ),
+    "made alike": (
+        "tp",
+        [S0],
+        lambda x, w, m: all_reduce(x.to_local().sin(), "sum", m["tp"]) @ w,
+    ),
+    "over fewer axes": (
+        None,
+        [S0, R],
+        lambda x, w, m: x.to_local()[:2] @ w * x.redistribute(m["tp"], [S0]).to_local().sum(),
+    ),
+    "written in a view": (None, [R, R], written_in_a_view),
+    "of wholes": ("tp", [R], lambda x, w, m: (x * 2).to_local() @ w),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_pieces_and_gradients_are_those_without(name, backend, mesh):
+    part, placements, program = PROGRAMS[name]
+    lies = mesh if part is None else mesh[part]
+    run, counter = compiled(lambda x, w: program(x, w, mesh), backend)
+    for seed in range(2):
+        results = []
+        for one in (run, lambda x, w: program(x, w, mesh)):
+            x = distribute_tensor(data(8, 8, seed=seed), lies, placements).requires_grad_()
+            w = data(8, 3, seed=9).to("jax").requires_grad_()
+            out = one(x, w)
+            (out * out).sum().backward()
+            kind = [getattr(out, name, None) for name in ("axes", "alike")]
+            results.append(([elements(out), x.grad.cpu(), w.grad.cpu()], kind))
+        torch.testing.assert_close(results[0][0], results[1][0])
+        assert results[0][1] == results[1][1]
+    assert counter.frame_count == 1
+
+
+def test_extents_may_be_symbols(mesh):
+    def program(x):
+        return DTensor.from_local(x, mesh["tp"], [R]).redistribute(mesh["tp"], [S0]).to_local() * 2
+
+    run, counter = compiled(program, "aot_eager", dynamic=True)
+    for rows in (8, 16, 24):
+        x = data(rows, 4).to("jax").requires_grad_()
+        run(x).sum().backward()
+        torch.testing.assert_close(x.grad.cpu(), torch.full((rows, 4), 2.0, dtype=x.dtype))
+    assert counter.frame_count == 1
+
+
+def test_what_pieces_are_is_guarded(mesh):
+    run, counter = compiled(lambda p: p * 2, "aot_eager")
+    whole = data(8, 8)
+    for lies, placements, graphs in (
+        (mesh, [R, R], 1),
+        (mesh, [R, R], 1),
+        (mesh["tp"], [R], 2),
+        (mesh["dp"], [R], 3),
+    ):
+        mine = distribute_tensor(whole, lies, placements).to_local().detach()
+        got = run(mine)
+        assert got.axes == mine.axes and got.alike == mine.alike
+        torch.testing.assert_close(elements(got), elements(mine) * 2)
+        assert counter.frame_count == graphs
+    both = distribute_tensor(data(8, 8), mesh["dp"], [R]).to_local().detach()
+    both.mul_(distribute_tensor(data(16, 8), mesh["dp"], [S0]).to_local().detach())
+    assert run(both).alike == frozenset() and counter.frame_count == 4
+
+
+def test_a_gradient_of_another_kind_is_refused(mesh):
+    w = data(8, 3).to("jax").requires_grad_()
+    run, _ = compiled(lambda x: x.to_local() @ w, "aot_eager")
+    out = run(distribute_tensor(data(8, 8), mesh["tp"], [R]))
+    differs = distribute_tensor(data(32, 3), mesh["tp"], [S0]).to_local()
+    with pytest.raises(
+        RuntimeError, match=r"alike along \[\], .* alike along \['tp'\].*from_local"
+    ):
+        (out * differs).sum().backward()
+
+
+MARKS = {
+    "mark_sharding": lambda x, m: xs.mark_sharding(x * 2, m.get_xs_mesh(), ("dp", None)),
+    "mark of a result": lambda x, m: xs.mark_sharding(
+        x.redistribute(m, [R, S0]), m.get_xs_mesh(), ("dp", None)
+    ),
+    "mark with gradient": lambda x, m: xs.mark_sharding_with_gradients(x * 2, m, ("dp", None)),
+}
+
+
+@pytest.mark.parametrize("name", MARKS)
+def test_marks_are_not_taken_for_whole(name, mesh):
+    def program(x):
+        return MARKS[name](x, mesh).to_local() * 2
+
+    x = distribute_tensor(data(8, 8), mesh, [R, R])
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="to_local cannot be in a graph here"):
+        compiled(program, "aot_eager")[0](x)
+    torch.compiler.reset()
+    got = torch.compile(program, backend="aot_eager")(x)
+    torch.testing.assert_close(elements(got), elements(program(x)))
+
+
+def test_a_whole_is_no_piece(mesh):
+    x = distribute_tensor(data(8, 8), mesh, [R, R])
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"(?s)this is a whole. Take t.to_loc"):
+        compiled(lambda x: all_reduce(x * 2, "sum", mesh["tp"]) * 2, "aot_eager")[0](x)
+
+
+class Perceptron(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(8, 16)
+        self.last = torch.nn.Linear(16, 8)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return self.last(hidden.view(2, -1, hidden.shape[-1]).relu().reshape(hidden.shape))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("last", [True, False])
+def test_styles_of_pieces(first, last, backend, mesh):
+    torch.manual_seed(0)
+    plan = {
+        "first": parallel.ColwiseParallel(use_local_output=first),
+        "last": parallel.RowwiseParallel(use_local_output=last),
+    }
+    plain = Perceptron().double()
+    model = parallel.parallelize_module(copy.deepcopy(plain).to("jax"), mesh["tp"], plan)
+    run, counter = compiled(model, backend)
+    x = DTensor.from_local(data(4, 8).to("jax"), mesh["tp"], [R])
+    for given in (x.to_local(), x, x.to_local()):
+        results = []
+        for one in (run, model):
+            model.zero_grad()
+            out = one(given)
+            (out * out).sum().backward()
+            grads = [parameter.grad.cpu() for parameter in model.parameters()]
+            results.append(([elements(out), *grads], type(out)))
+        torch.testing.assert_close(results[0][0], results[1][0])
+        assert results[0][1] == results[1][1]
+    want = plain(data(4, 8))
+    torch.testing.assert_close(out.detach().cpu(), want.detach())
+    assert counter.frame_count == 2
+
+
+def test_a_whole_made_of_pieces_is_guarded(mesh):
+    plan = {"": parallel.RowwiseParallel(input_layouts=R, use_local_output=False)}
+    make = parallel.parallelize_module(torch.nn.Linear(8, 8).double().to("jax"), mesh["tp"], plan)
+    last = parallel.parallelize_module(
+        torch.nn.Linear(8, 8).double().to("jax"), mesh["tp"], parallel.ColwiseParallel()
+    )
+    run, counter = compiled(lambda x: last(x.view(2, 2, 8)), "aot_eager")
+    x = DTensor.from_local(data(4, 8).to("jax"), mesh["tp"], [R])
+    for number, given in enumerate((make(x.to_local()), make(x)), 1):
+        got, want = run(given), last(given.view(2, 2, 8))
+        assert type(got) is type(want) and got.shape == want.shape
+        torch.testing.assert_close(elements(got), elements(want))
+        assert counter.frame_count == number

@@ -1,0 +1,173 @@
+"""Parallel styles under `torch.compile(.., fullgraph=True)`: their hooks are nodes of one graph."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from isoshard.torch_bridge.distributed import init_device_mesh
+from isoshard.torch_bridge.distributed.tensor import Replicate, Shard, distribute_tensor, parallel
+from tests.torch_bridge.distributed import tp_block
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch._dynamo"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+]
+
+R, S0, S1 = Replicate(), Shard(0), Shard(1)
+BACKENDS = ("eager", "aot_eager", "isoshard")
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+
+
+def data(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def compiled(function, backend):
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(function, backend=counter, fullgraph=True), counter
+
+
+def by_sequence():
+    return tp_block.plan(parallel) | {
+        "": parallel.PrepareModuleInput(input_layouts=R, desired_input_layouts=S1),
+        "attention_norm": parallel.SequenceParallel(),
+        "ffn_norm": parallel.SequenceParallel(),
+        "attention.wo": parallel.RowwiseParallel(output_layouts=S1),
+        "feed_forward.w2": parallel.RowwiseParallel(output_layouts=S1),
+    }
+
+
+PLANS = {"Megatron's": lambda: tp_block.plan(parallel), "by sequence": by_sequence}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_block_is_the_eager_one(plan, backend, mesh):
+    torch.manual_seed(0)
+    plain = tp_block.Block().double()
+    model = copy.deepcopy(plain).to("jax")
+    model = parallel.parallelize_module(model, mesh["tp"], PLANS[plan]())
+    run, counter = compiled(model, backend)
+    for seed in range(2):
+        whole = data(tp_block.BATCH, tp_block.LENGTH, tp_block.WIDTH, seed=seed)
+        plain.zero_grad(), model.zero_grad()
+        want = plain(whole)
+        want.square().mean().backward()
+        x = distribute_tensor(whole, mesh, [S0, R])
+        eager = model(x)
+        got = run(x)
+        got.square().mean().backward()
+        torch.testing.assert_close(got.detach().cpu(), want.detach())
+        assert got.placements == eager.placements
+        for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.cpu(), theirs.grad, msg=name)
+            assert mine.grad.placements == mine.placements
+    assert counter.frame_count == 1
+
+
+def test_training_compiles_once(mesh, counted):
+    torch.manual_seed(0)
+    model = parallel.parallelize_module(
+        tp_block.Block().to("jax"), mesh["tp"], tp_block.plan(parallel)
+    )
+    plain = copy.deepcopy(model)
+    losses, compilations = [], []
+    for one in (compiled(model, "isoshard")[0], plain):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        for seed in range(4):
+            whole = data(tp_block.BATCH, tp_block.LENGTH, tp_block.WIDTH, seed=seed).float()
+            optimizer.zero_grad()
+            loss = one(distribute_tensor(whole, mesh, [S0, R])).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            compilations.append(counted("compilations"))
+    assert losses[:4] == pytest.approx(losses[4:], rel=1e-4)
+    assert compilations[1] == compilations[3]
+
+
+class Pair(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+
+    def forward(self, x, scale):
+        return self.layer(x) * scale, x
+
+
+STYLES = {
+    "input": lambda: parallel.PrepareModuleInput(
+        input_layouts=R,
+        desired_input_layouts=S0,
+        input_kwarg_layouts={"scale": R},
+        desired_input_kwarg_layouts={"scale": S1},
+    ),
+    "output": lambda: parallel.PrepareModuleOutput(
+        output_layouts=(S0, None), desired_output_layouts=(S1, None)
+    ),
+    "both": lambda: parallel.PrepareModuleInputOutput(
+        input_layouts=R,
+        desired_input_layouts=S1,
+        output_layouts=(R, R),
+        desired_output_layouts=(S0, S1),
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", STYLES)
+def test_inputs_and_outputs_of_a_module(name, backend, mesh):
+    module = parallel.parallelize_module(Pair().double().to("jax"), mesh["tp"], STYLES[name]())
+    x, scale = data(8, 8).to("jax"), data(8, 8, seed=1).to("jax")
+    run, counter = compiled(module, backend)
+    results = []
+    for one in (module, run, run):
+        module.zero_grad()
+        out, same = one(x, scale=scale)
+        (out * same).sum().backward()
+        numbers = [t.detach().cpu() for t in (out, same, module.layer.weight.grad)]
+        results.append((numbers, out.placements, same.placements))
+    for numbers, *placements in results[1:]:
+        torch.testing.assert_close(numbers, results[0][0])
+        assert placements == list(results[0][1:])
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("style", ["ColwiseParallel", "RowwiseParallel"])
+def test_an_embedding(style, mesh):
+    table = torch.nn.Embedding(16, 8)
+    plain = copy.deepcopy(table)
+    module = parallel.parallelize_module(table.to("jax"), mesh["tp"], getattr(parallel, style)())
+    run, counter = compiled(module, "aot_eager")
+    for seed in range(2):
+        tokens = torch.randint(0, 16, (4, 8), generator=torch.Generator().manual_seed(seed))
+        for one, given in ((run, tokens.to("jax")), (plain, tokens)):
+            one.zero_grad()
+            one(given).square().sum().backward()
+        torch.testing.assert_close(module.weight.grad.cpu(), plain.weight.grad)
+    assert counter.frame_count == 1
+
+
+def test_what_a_style_refuses(mesh):
+    style = parallel.PrepareModuleInput(input_layouts=(R, R), desired_input_layouts=(S0, S0))
+    module = parallel.parallelize_module(torch.nn.ReLU(), mesh["tp"], style)
+    x = data(8, 8).to("jax")
+    with pytest.raises(ValueError, match="ReLU has 1 inputs, and input_layouts has 2 entries"):
+        torch.compile(module, backend="aot_eager")(x)

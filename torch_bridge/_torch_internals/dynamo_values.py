@@ -1,0 +1,146 @@
+"""How dynamo follows values, and makes nodes of them.
+
+>>> RULE.why
+"is a function of dynamo's own values"
+"""
+
+from __future__ import annotations
+
+from isoshard.core.runtime.private_names import PrivateName
+
+from .declared import NAMES
+
+_ENDS = "DTensor's methods and parallel styles end a graph of `torch.compile`"
+_KNOWN = "2.13"
+SINCE = (2, 13)
+"""The first torch whose names were seen to do what they are used for."""
+
+
+FUNCTIONS = NAMES.state(
+    "torch._dynamo.variables.builder.VariableBuilder._id_dispatch",
+    why="is the table of the functions that dynamo has a rule for",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+CALL_METHOD = NAMES.state(
+    "torch._dynamo.variables.tensor.TensorVariable.call_method",
+    why="is how dynamo calls a tensor's method",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+GET_ATTRIBUTE = NAMES.state(
+    "torch._dynamo.variables.tensor.TensorVariable.var_getattr",
+    why="is how dynamo reads a tensor's attribute",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+IS_INSTANCE = NAMES.state(
+    "torch._dynamo.variables.builtin.BuiltinVariable.call_isinstance",
+    why="is how dynamo asks whether a tensor is a DTensor",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+RULE = NAMES.state(
+    "torch._dynamo.variables.misc.LambdaVariable",
+    why="is a function of dynamo's own values",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+VALUE = NAMES.state(
+    "torch._dynamo.variables.base.VariableTracker",
+    why="is a value that dynamo follows",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+RESULT = NAMES.state(
+    "torch._dynamo.variables.builder.wrap_fx_proxy",
+    why="makes dynamo's value of a new node",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+TRANSLATOR = NAMES.state(
+    "torch._dynamo.symbolic_convert.InstructionTranslator.current_tx",
+    why="is the frame that is being traced",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+GUARD = NAMES.state(
+    "torch._dynamo.guards.install_guard",
+    why="lets another layout of an input be traced again",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+GUARDS = NAMES.state(
+    "torch._dynamo.guards.GuardBuilder",
+    why="has the kinds of guards",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+ATTRIBUTE = NAMES.state(
+    "torch._dynamo.source.AttrSource",
+    why="says that a value is an attribute of another",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+END_GRAPH = NAMES.state(
+    "torch._dynamo.exc.unimplemented",
+    why="ends a graph and says why",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+REFUSED = NAMES.state(
+    "torch._dynamo.exc.TorchRuntimeError",
+    why="is raised where a function refuses what is traced",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+USER_OBJECT = NAMES.state(
+    "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",
+    why="is an object that dynamo looks into only where it is asked",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+USER_FUNCTION = NAMES.state(
+    "torch._dynamo.variables.functions.UserFunctionVariable",
+    why="is a function whose code dynamo follows",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+CONSTANT_TYPE = NAMES.state(
+    "torch._library.opaque_object.register_opaque_type",
+    why="lets a mesh be a constant of a graph, of which `mesh.size()` may be asked",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+READ = NAMES.state(
+    "torch._library.opaque_object.MemberType.USE_REAL",
+    why="lets what a mesh is asked be answered while dynamo traces",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+CONSTANT_ATTRIBUTE = NAMES.state(
+    "torch._dynamo.variables.script_object.TorchScriptObjectVariable.var_getattr",
+    why="is how dynamo reads an attribute of such a constant",
+    without=_ENDS,
+    known=_KNOWN,
+)
+
+ALL = tuple(row for row in list(globals().values()) if isinstance(row, PrivateName))
+"""The rows of this module: without one of them none is used."""
