@@ -177,7 +177,7 @@ class _Agreement(Round):
         rooms = {name: _waiting_in(name, json.loads(told)) for name, told in waiting.items()}
         circle = circle_through(self.room, rooms.values())
         # Who had come into a room stays while it has no verdict: so at one moment all were there.
-        if circle and not any(coordination.look(f"{room.name}/verdict") for room, _ in circle):
+        if circle and not any(coordination.take(f"{room.name}/verdict") for room, _ in circle):
             told = {rank: f"{room.here[rank]} (of {_list(room.team)})" for room, rank in circle}
             self._end(dict(sorted(told.items())), [room for room, _ in circle])
         elif self.call is not None and self.room in rooms:

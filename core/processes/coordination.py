@@ -1,6 +1,6 @@
 """Words between the processes: a small store that JAX's coordination service keeps.
 
-`put` leaves a string under a key, `take` waits for one, `count` counts under one. Each is one
+`put` leaves a string under a key, `take` looks or waits for one, `count` counts under one. Each is one
 request to that service, which is on rank 0's machine and serves all; `metrics` has how many this
 process has made ("store.requests") and what they carried ("store.bytes"). This module is the only
 place that touches JAX's client of it, which has no public name (`core/runtime/_jax_internals.py`).
@@ -131,46 +131,28 @@ def all_below(key: str) -> dict[str, str]:
     return {name.removeprefix(start): value for name, value in found}
 
 
-def look(key: str) -> str | None:
-    """The value of `key`, or None if nobody has left one yet.
+def take(key: str, timeout: float | None = None) -> str | None:
+    """The value of `key`.
 
     Args:
         key: as given to `put`.
-
-    Raises:
-        DistributedError: there is no coordination service, or it is gone.
-    """
-    client = _client()
-    try:
-        found = client.key_value_try_get(_SPACE + key)
-    except jax.errors.JaxRuntimeError as error:
-        _note(key, "")
-        if "NOT_FOUND" in str(error):
-            return None
-        raise DistributedError(f"the coordination service did not answer: {error}") from None
-    _note(key, found)
-    return found
-
-
-def take(key: str, timeout: float) -> str | None:
-    """Wait for the value of `key`.
-
-    Args:
-        key: as given to `put`.
-        timeout: seconds to wait.
+        timeout: seconds to wait for it; None does not wait.
 
     Returns:
-        The value, or None if nobody put one in time.
+        The value, or None if nobody has put one, or puts one in time.
 
     Raises:
         DistributedError: there is no coordination service, or it is gone.
     """
-    client = _client()
+    client, name = _client(), _SPACE + key
     try:
-        found = client.blocking_key_value_get(_SPACE + key, max(1, int(timeout * 1000)))
+        if timeout is None:
+            found = client.key_value_try_get(name)
+        else:
+            found = client.blocking_key_value_get(name, max(1, int(timeout * 1000)))
     except jax.errors.JaxRuntimeError as error:
         _note(key, "")
-        if "DEADLINE_EXCEEDED" in str(error):
+        if ("NOT_FOUND" if timeout is None else "DEADLINE_EXCEEDED") in str(error):
             return None
         raise DistributedError(f"the coordination service did not answer: {error}") from None
     _note(key, found)

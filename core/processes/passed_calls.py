@@ -145,7 +145,7 @@ def _ask(rank: int, question: str) -> None:
     number = 0
     while True:
         key = f"asked/{rank}/{number}"
-        if coordination.look(key) is None and coordination.put_first(key, question):
+        if coordination.take(key) is None and coordination.put_first(key, question):
             return
         number += 1
 
@@ -165,4 +165,4 @@ def answer_of(rank: int, call: Call, room: str) -> str | None:
     """
     if coordination.put_first(f"{room}/asks/{rank}", "asked"):
         _ask(rank, json.dumps({"call": call, "room": room}))
-    return coordination.look(f"{room}/passed/{rank}")
+    return coordination.take(f"{room}/passed/{rank}")

@@ -131,7 +131,7 @@ class Round(abc.ABC):
         words: dict[int, Sequence[str] | None] = {}
         for rank in self.team:
             key, left = f"{self.room}/lines/{rank}", end - time.monotonic()
-            found = coordination.take(key, left) if left > 0 else coordination.look(key)
+            found = coordination.take(key, left if left > 0 else None)
             words[rank] = None if found is None else json.loads(found)
         told = self.judge(words)  # nothing, if the last one came just as the time was over
         coordination.put(f"{self.room}/told", told or _ALIKE)

@@ -66,6 +66,7 @@ _ABOUT = {
     "harness": (_HARNESS,),
     "fuzz": (_HARNESS, "tests/fuzz/operations"),
     "conformance": (_HARNESS,),
+    "dtensor_suite": (_HARNESS, "torch_bridge/distributed", "tests/dtensor_suite"),
     "aot": (_HARNESS,),
     "benchmarks": (_HARNESS, "benchmarks"),
     "newcomer": ("core/plan", "core/transfer", "torch_bridge/interop", "torch_bridge/spmd"),

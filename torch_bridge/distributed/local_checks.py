@@ -111,6 +111,7 @@ def from_local(
             "Please pass both shape and stride at the same time, or neither; given are "
             f"{shape} and {stride}"
         )
+    local = [_made(one) for one in local] if isinstance(local, list | tuple) else _made(local)
     order = _order_in_memory(local)
     given = (
         (local, placements, grad_placements)
@@ -124,6 +125,13 @@ def from_local(
     if shape is not None:
         _check_shape(whole, tuple(shape), tuple(stride or ()))
     return whole
+
+
+def _made(local: Any) -> Any:
+    """A meta tensor as an `empty` one, as `distribute_tensor` makes it."""
+    if not isinstance(local, torch.Tensor) or not local.is_meta:
+        return local
+    return torch.empty_like(local, device="jax").requires_grad_(local.requires_grad)
 
 
 def _order_in_memory(local: Any) -> list[int] | None:

@@ -74,6 +74,15 @@ class OneProcess:
         """
         _refuse("get_group")
 
+    @staticmethod
+    def from_group(*_: Opaque, **__: Opaque) -> NoReturn:
+        """Refused: there are no process groups.
+
+        Raises:
+            RuntimeError: always.
+        """
+        _refuse("from_group")
+
     def get_all_groups(self) -> NoReturn:
         """Refused: there are no process groups.
 

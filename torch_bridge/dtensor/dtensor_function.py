@@ -40,6 +40,7 @@ from isoshard.torch_bridge.interop.jax_operands import TENSOR, of_operands, sort
 from . import dtensor_exchange, fitting, translation
 from .dtensor_exchange import is_dtensor
 from .rank_program import RankProgram, subject_of
+from .routes import TO_JAX
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -60,6 +61,7 @@ class DistributedFunction:
         self.name = name
         self._function, self._out_specs = function, out_specs
         self._known: Bounded[Any, RankProgram] = Bounded(PROGRAMS)
+        self._own = partial("{}: tensors of its own".format, name)
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Compute the function in every rank of the mesh.
@@ -119,6 +121,11 @@ class DistributedFunction:
         else:
             results = program.results(program.forward(arrays))
         return jax.tree.unflatten(program.pulled.structure, results)
+
+    def pass_by(self) -> None:
+        """Say that a call has no DTensors, and so asks no rank, as one that has would."""
+        for subject in (TO_JAX, subject_of(self.name)):
+            pass_by(subject, self._own)
 
 
 def _as_before(avals: Sequence[Any]) -> str:

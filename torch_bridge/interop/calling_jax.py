@@ -24,7 +24,6 @@ All tensors of a call are on one device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -35,13 +34,10 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.spec import SpecLike
-from isoshard.core.processes.agreement import pass_by
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
 from isoshard.torch_bridge.dtensor.dtensor_function import DistributedFunction
-from isoshard.torch_bridge.dtensor.rank_program import subject_of
-from isoshard.torch_bridge.dtensor.routes import TO_JAX
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.operators.host_ops import upload
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -117,8 +113,7 @@ class TorchFunction:
         leaves, structure = jax.tree.flatten((args, kwargs))
         if any(map(_is_distributed, leaves)):
             return self._distributed(args, kwargs)
-        for subject in (TO_JAX, subject_of(self.name)):  # what ranks with DTensors agree on
-            pass_by(subject, partial("{}: tensors of its own".format, self.name))
+        self._distributed.pass_by()
         if self._out_specs is not None:
             raise TypeError(
                 f"{self.name} has out_specs, which are for DTensors; lay results on the jax device "

@@ -36,7 +36,7 @@ def _batch_statistics(
     Each device has mean and variance of its part, and all of them make those of the whole (Chan,
     Golub and LeVeque, 1983). As torch's, and unlike a mean of squares, nothing cancels.
     """
-    mesh, images, _ = partition()
+    mesh, images, *_ = partition()
     if mesh is None or images or not x.size or x.shape[0] % mesh.size:
         return statistics(x, axes, eps)
     x = x.reshape(mesh.size, -1, *x.shape[1:])

@@ -120,7 +120,8 @@ def test_a_device_twice_and_backends():
 
 
 @pytest.mark.parametrize(
-    "name", ["get_rank", "get_local_rank", "get_coordinate", "get_group", "get_all_groups"]
+    "name",
+    ["get_rank", "get_local_rank", "get_coordinate", "get_group", "get_all_groups", "from_group"],
 )
 def test_no_process_has_a_place(name, mesh3):
     with pytest.raises(RuntimeError, match=rf"{name}\(\).*one process drives all"):

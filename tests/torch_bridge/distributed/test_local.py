@@ -353,3 +353,15 @@ def test_pieces_lie_in_memory_as_the_whole(mesh):
         assert torch.equal(shard.data, part)
     (mine**2).sum().backward()
     assert torch.equal(here.grad.cpu(), 2 * whole)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Replicate(), Partial()])
+def test_meta_tensors_become_empty_ones(placement):
+    line = init_device_mesh("jax", (4,))
+    local = torch.randn(4, 6, device="meta", requires_grad=True)
+    here = DTensor.from_local(local, line, [placement])
+    assert here.device.type == "jax" and here.requires_grad and here.dtype == torch.float32
+    assert here.shape == ((16, 6) if placement == Shard(0) else (4, 6))
+    with torch.no_grad():
+        made = torch.empty_like(DTensor.from_local([local] * 4, line, [placement])).fill_(1.5)
+    assert made.placements == here.placements and (made.to_local() == 1.5).all()

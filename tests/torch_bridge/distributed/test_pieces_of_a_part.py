@@ -248,6 +248,30 @@ def test_local_map_along_the_part(mesh):
     assert not re.findall(MOVES, xs.program_text(compiled))
 
 
+def test_local_map_takes_arguments_as_they_lie_along_the_part(mesh):
+    seen = []
+
+    def columns(x, weight):
+        seen.extend((x.axes, x.shape, weight.axes, weight.shape))
+        return x @ weight.T
+
+    x, weight = data(4, 16), data(8, 16, seed=1)
+    product = local_map(columns, [Shard(1)], device_mesh=mesh["tp"])
+    out = product(batch(x, mesh), distribute_tensor(weight, mesh, [Replicate(), Shard(0)]))
+    torch.testing.assert_close(out.cpu(), x @ weight.T)
+    assert seen == [("tp",), (4, 16), ("tp",), (2, 16)]
+    with pytest.raises(ValueError, match=r"lies as \(Shard\(dim=0\),\) .* asks for \(Replicate"):
+        local_map(
+            columns, [Shard(1)], in_placements=([Shard(0)], [Replicate()]), device_mesh=mesh["tp"]
+        )(
+            distribute_tensor(x, mesh["tp"], [Shard(0)]),
+            distribute_tensor(weight, mesh, [Replicate(), Shard(0)]),
+        )
+    split = distribute_tensor(data(4, 8), mesh, [Shard(0), Shard(1)])
+    with pytest.raises(ShardingError, match="no one placement along each dimension"):
+        local_map(torch.neg, [Replicate()], device_mesh=mesh._flatten("all"))(split)
+
+
 # Ordinary tensors: one gradient where all devices compute the same, the sum of theirs otherwise.
 
 

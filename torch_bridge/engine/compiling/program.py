@@ -202,8 +202,10 @@ def _computed(tape: Tape, only: Value | None) -> bool:
         program = _kept_before(plan.key())
         if program is None:
             lean = plan.lean()
-            program = _known(plan, lean)
-            if program is None:
+            known = _LEAN.get(lean.key())  # one that differs in entries of no use
+            if known is not None:
+                program = kept(plan.key(), lambda known=known: known)
+            else:
                 if not again:
                     asked, scalars = with_moving_places(plan, lean, scalars)
                 program = program_of(asked, arrays, lean if asked is plan else None)
@@ -269,12 +271,6 @@ def program_of(
         return program
 
     return kept(plan.key(), made)
-
-
-def _known(plan: CompileRequest, lean: CompileRequest) -> Program | None:
-    """The program of a plan, if one was compiled that differs in entries of no use."""
-    program = _LEAN.get(lean.key())
-    return None if program is None else kept(plan.key(), lambda: program)
 
 
 def kept(key: Any, compiled: Callable[[], Program]) -> Program:
