@@ -57,7 +57,8 @@ key_set: Callable[[Any], Any] | None = NAMES.bind(
     "torch._C.DispatchKeySet",
     otherwise=None,
     why="calls the kernel whose place ours took",
-    without="`pin_memory()` of a CPU tensor copies where it would pin for CUDA",
+    without="`pin_memory()` of a CPU tensor copies where it would pin for CUDA; turning "
+    "pieces in place raises",
 )
 
 excluding: Callable[[Any], AbstractContextManager[Any]] = NAMES.bind(

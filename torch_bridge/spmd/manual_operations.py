@@ -109,6 +109,8 @@ def mapped_operation(func: Opaque, args: tuple[Any, ...], kwargs: dict[str, Any]
     if schema_of(func).is_mutable:
         for one in _written(args):
             one.alike = alike
+        if torch.Tag.inplace_view in func.tags:
+            args[0].resized()
         return args[0]
     shown = wide[0] if any(one.alias_info for one in schema_of(func).returns) else None
     return pytree.tree_map_only(

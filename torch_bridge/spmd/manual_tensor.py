@@ -29,6 +29,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.mesh import mesh_of
+from isoshard.torch_bridge._torch_internals.dispatcher import excluding, key_set
 from isoshard.torch_bridge._torch_internals.tensor_fields import make_wrapper_subclass
 from isoshard.torch_bridge.argument_types import DeviceTensor, Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -140,6 +141,13 @@ class ManualTensor(XLAShardedTensor):
         """
         stacked = laid_by(_recorded, _shape_of, source, recipe, shape, *given)
         return cls.of(stacked, like.mesh, like.axes, like.alike)
+
+    def resized(self) -> None:
+        """Take the shape that the stacked pieces have by now, as after `squeeze_`."""
+        now = ManualTensor.of(self.stacked, self.home, self.axes, self.alike, self)
+        keys: Any = key_set
+        with excluding(keys(torch.DispatchKey.Python)):  # below `__torch_dispatch__`
+            torch.Tensor.data.__set__(self, now)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def alike(self) -> frozenset[str]:

@@ -98,6 +98,11 @@ PROGRAMS = {
         lambda x, w, m: x.to_local()[:2] @ w * x.redistribute(m["tp"], [S0]).to_local().sum(),
     ),
     "written in a view": (None, [R, R], written_in_a_view),
+    "turned in place": (
+        "tp",
+        [S0],
+        lambda x, w, m: DTensor.from_local(x.to_local().sum(0) @ w, m["tp"], [Partial()]),
+    ),
     "of wholes": ("tp", [R], lambda x, w, m: (x * 2).to_local() @ w),
 }
 

@@ -272,6 +272,21 @@ def test_local_map_takes_arguments_as_they_lie_along_the_part(mesh):
         local_map(torch.neg, [Replicate()], device_mesh=mesh._flatten("all"))(split)
 
 
+def test_pieces_that_are_turned_in_place_have_the_new_shape(mesh):
+    x, w = data(8, 8), data(8, 3, seed=1)
+    rows_of = distribute_tensor(x, mesh["tp"], [Shard(0)]).requires_grad_()
+    product = rows_of.to_local().sum(0) @ w.to("jax")  # torch makes it with `squeeze_`
+    assert product.shape == (3,)
+    whole = DTensor.from_local(product, mesh["tp"], [Partial()])
+    torch.testing.assert_close(whole.detach().cpu(), x.sum(0) @ w)
+    whole.sum().backward()
+    torch.testing.assert_close(rows_of.grad.cpu(), w.sum(1).expand(8, 8))
+    turned = rows_of.detach().to_local().clone()
+    turned.t_()[0].unsqueeze_(0).mul_(2)
+    assert turned.shape == (8, 2)
+    torch.testing.assert_close(rows(turned)[1], torch.cat([2 * x[2:4, :1], x[2:4, 1:]], 1).T)
+
+
 # Ordinary tensors: one gradient where all devices compute the same, the sum of theirs otherwise.
 
 
