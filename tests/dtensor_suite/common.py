@@ -229,7 +229,7 @@ def _theirs() -> Any:
     parallelize = module.Transformer.parallelize
 
     def whole(model: Any, mesh: Any, sequence: bool, local_output_for_attn: bool = False) -> Any:
-        """Tensors stay whole, so that no layer has a part of the heads."""
+        """The examples give whole tensors, so that no layer has a part of the heads."""
         return parallelize(model, mesh, sequence)
 
     module.Transformer.parallelize = staticmethod(whole)

@@ -33,6 +33,7 @@ NEED_RANKS: dict[str, str] = {
     "test_random_ops::*meta_tensor_init": _GENERATOR,
     "test_random_ops::*init_ops": _GENERATOR,
     "test_tp_random_state::*": _GENERATOR,
+    "test_parallelize_api::*::test_linear_row_wise_parallel": "each rank gives another piece",
     "test_redistribute::*::test_replicate_to_partial": "calls torch's function of autograd itself",
     "test_redistribute::*::test_shard_dim_alltoall": "calls a private exchange of torch",
     "test_utils::TestStridedSharding::*": "calls a private exchange of torch",
@@ -41,13 +42,18 @@ NEED_RANKS: dict[str, str] = {
 }
 """Patterns of `file::case`, with what the case is about."""
 
+OWN_TENSORS = frozenset({"test_parallelize_api", "test_tp_style"})
+"""Files in which a tensor on no mesh that goes into a parallel module is each rank's own.
+
+In `test_tp_examples` it is a whole, as a model trained on one process has it.
+"""
+
 _SUM = "the sum over a split axis is taken at once, and the test counts with a term of it"
 _MIX = "parts of one mesh mix in an operation"
 _WAITING = "a result is no AsyncCollectiveTensor: JAX waits where a value is read"
 _META = "meta tensors become `empty` ones on the devices"
 _STAYS = "what a softmax runs along may stay split"
 _OWN = "each rank has random numbers of its own there"
-_WHOLE = "tensors go into and come out of parallel styles whole"
 
 DECIDED: dict[str, dict[int, str]] = {
     "test_api": {283: "torch refuses, too, to distribute a module twice by now"},
@@ -64,13 +70,12 @@ DECIDED: dict[str, dict[int, str]] = {
     "test_dtensor_ops": {53: "torch 2.6's database of operators had one that is gone"},
     "test_embedding_ops": {154: "`max_norm` works"},
     "test_math_ops": {116: _STAYS, 229: _STAYS},
+    "test_parallelize_api": {201: "a style that is given a whole gives a whole"},
     "test_tensor_ops": {
         195: _SUM,
         295: _OWN,
         309: _OWN,
     },
-    "test_parallelize_api": {183: _WHOLE, 201: _WHOLE},
-    "test_tp_style": dict.fromkeys((55, 69, 96, 133, 180, 206, 258, 290, 317, 329, 344), _WHOLE),
 }
 """By file and line of PyTorch 2.6: why isoshard answers otherwise."""
 

@@ -13,10 +13,12 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
+from torch.utils import _pytree as pytree
 
 from isoshard.core.errors import UnevenError
-from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh
-from isoshard.torch_bridge.distributed.tensor import DTensor
+from isoshard.torch_bridge.distributed import tensor_placements
+from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
+from isoshard.torch_bridge.distributed.tensor import DTensor, Replicate, parallel
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensor import XLAShardedTensor
 
@@ -36,6 +38,24 @@ class _Group(ModuleType):
 
 
 GROUP = _Group("torch.distributed")
+
+
+def parallelize_module(module: Any, mesh: Any = None, *plan: Any, **named: Any) -> Any:
+    """As isoshard's; what goes into the module and lies on no mesh is each rank's own tensor."""
+    mesh = device_mesh_of(mesh)
+    made: Any = parallel.parallelize_module(module, mesh, *plan, **named)
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        is_whole = isinstance(tensor, XLAShardedTensor) and not isinstance(tensor, ManualTensor)
+        if not is_whole or not tensor.is_leaf or tensor._storage in tensor_placements._GIVEN:
+            return tensor
+        return DTensor.from_local(tensor, mesh, [Replicate()]).to_local()
+
+    def enter(_: Any, *given: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, own, given)
+
+    made.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+    return made
 
 
 def install() -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from . import names
+from . import names, rank_zero
 from .common import noted
-from .differences import DECIDED
+from .differences import DECIDED, OWN_TENSORS
 
 _KINDS = {
     "counts": r"comm_counts|get_total_counts|_counts\b|comm_mode|fwd_mode|bwd_mode",
@@ -45,6 +45,8 @@ def load(path: Path) -> ModuleType:
     module.__dict__[_NAME] = SimpleNamespace(**offered)
     tree = renamed(path.read_text(), str(path), decided)
     exec(compile(tree, str(path), "exec"), module.__dict__)
+    if path.stem in OWN_TENSORS:
+        module.__dict__["parallelize_module"] = rank_zero.parallelize_module
     return module
 
 

@@ -63,7 +63,7 @@ class PrepareModuleInput(ParallelStyle):
             _check_as_many("input_layouts", self.input_layouts, self.desired_input_layouts)
         arriving, desired = set(self.input_kwarg_layouts), set(self.desired_input_kwarg_layouts)
         if arriving != desired:
-            raise ValueError(
+            raise _LayoutsError(
                 "input_kwarg_layouts and desired_input_kwarg_layouts name the same inputs, and "
                 f"these do not: {sorted(arriving)} and {sorted(desired)}"
             )
@@ -237,17 +237,22 @@ def _several(layouts: Any) -> tuple[Any, ...] | None:
     return (layouts,) if isinstance(layouts, Placement) else layouts and tuple(layouts)
 
 
+class _LayoutsError(ValueError, AssertionError):
+    """Layouts and values do not belong together; torch asserts it."""
+
+
 def _check_as_many(what: str, given: Sequence[Any], desired: Sequence[Any] | None) -> None:
     if desired is None or len(given) != len(desired):
-        raise ValueError(
-            f"{what} and desired_{what} go together one by one, and these do not: "
-            f"{tuple(given)} and {desired}"
+        raise _LayoutsError(
+            f"{what} and desired_{what} should have same length! They go together one by one, and "
+            f"these do not: {tuple(given)} and {desired}"
         )
 
 
 def _check_values(what: str, module: Any, values: Sequence[Any], layouts: Sequence[Any]) -> None:
     if len(values) != len(layouts):
         raise ValueError(
+            f"module {what}s and {what}_layouts should have same length! "
             f"{type(module).__name__} has {len(values)} {what}s, and {what}_layouts has "
             f"{len(layouts)} entries; give one each, None for one that is left alone"
         )
@@ -266,7 +271,7 @@ def _prepared(
     if present is None:
         return value
     if not isinstance(value, torch.Tensor):
-        raise ValueError(
+        raise _LayoutsError(
             f"the layout {present} is given for {what} of {type(module).__name__}, which is no "
             f"tensor but a {type(value).__name__}; give None for it"
         )
