@@ -105,7 +105,7 @@ def test_routes_are_forgotten_by_those_who_agreed_on_them(monkeypatch):
         questions = [
             routes.Question(key, f"{key}", (0,), lambda key=key: f"{key}!") for key in keys
         ]
-        routes.settle(questions)
+        routes.settle(routes.TO_JAX, questions)
         return [routes.known(key) for key in keys]
 
     assert ask(1, 2, 3) == ["1!", "2!", "3!"]
