@@ -79,13 +79,47 @@ def _either(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _chosen(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:
     """The operator by its rule, or in Python where the rule does not hold."""
-    leaves = pytree.tree_leaves([arg for arg in args if isinstance(arg, tuple | list)])
+    bound = _with_numbers_bound(args)
+    leaves = pytree.tree_leaves([arg for arg in bound if isinstance(arg, tuple | list)])
     if kwargs.get("mutated_arg_indices") or not all(isinstance(x, torch.Tensor) for x in leaves):
         return in_python(*args, **kwargs)
     try:
-        return rule(*args)
+        return rule(*bound)
     except jax.errors.ConcretizationTypeError:
         return in_python(*args, **kwargs)
+
+
+def _with_numbers_bound(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, where numbers among what every step takes went into the functions.
+
+    They come with open shapes: once dynamo has seen two sizes, graphs take the size.
+    """
+    *before, last = args
+    numbers = [None if isinstance(one, torch.Tensor) else one for one in last]
+    if not any(isinstance(one, int | float) for one in numbers):
+        return args
+    tensors = tuple(one for one in last if isinstance(one, torch.Tensor))
+    return (*(_Bound(one, numbers) if callable(one) else one for one in before), tensors)
+
+
+class _Bound:
+    """A function whose last arguments are given in part.
+
+    Args:
+        function: of all of them.
+        numbers: its last arguments; None for those that are not given.
+    """
+
+    def __init__(self, function: Callable[..., Any], numbers: Sequence[Any]):
+        """See the class."""
+        self.function, self.numbers = function, numbers
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it with the others."""
+        count = len(args) - sum(one is None for one in self.numbers)
+        rest = iter(args[count:])
+        last = (next(rest) if one is None else one for one in self.numbers)
+        return self.function(*args[:count], *last)
 
 
 # The rules
@@ -224,6 +258,9 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def _code(function: Any) -> str | None:
     """What two graphs have in common that compute the same; None where it is not known."""
+    if isinstance(function, _Bound):
+        code = _code(function.function)
+        return code and f"{code}\n{function.numbers}"
     if not isinstance(function, torch.fx.GraphModule):
         return None
     inner = dict(function.named_modules())

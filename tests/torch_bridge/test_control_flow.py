@@ -85,6 +85,25 @@ def test_it_is_one_program_that_is_soon_known(counted):
     assert compiled[1] == compiled[-1] <= 2 and counted("fallbacks") == 0
 
 
+OF_ANY_SIZE = {
+    "cond": lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * x.shape[0], (x,)),
+    "while_loop": lambda x: while_loop(
+        lambda n, x: n < 5, lambda n, x: (n + 1, x * x.shape[0]), (torch.zeros_like(x[0]), x)
+    )[1],
+    "scan": lambda x: scan(lambda sum, row: (sum + row, sum * row), torch.zeros_like(x[0]), x)[1],
+    "map": lambda x: torch_map(lambda row, y: row * y, x, x + 1),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_several_sizes_are_several_programs(name, counted):
+    for size in (2, 3, 5, 7):
+        x = data(size)
+        got = OF_ANY_SIZE[name](x.to("jax"))
+        torch.testing.assert_close(got.cpu(), OF_ANY_SIZE[name](x))
+    assert counted("fallbacks") == 0
+
+
 def test_what_runs_in_python_is_counted(counted):
     x = data(2).to("jax")
     _, got = while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, x * 2), (0, x))
