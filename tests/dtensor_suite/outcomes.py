@@ -34,8 +34,10 @@ RANKS_ASKED = (
     "asks for the part of one process",
     "process group has not been initialized",
     "Default process group",
+    "Process group cannot be None",
     "env:// rendezvous",
     "not compiled with CUDA",
+    "a mesh of device type 'cuda'",
     "failed to convert args to DTensor",  # an operator's arguments are no tensors, or sparse ones
 )
 """Words of errors that say that a case has no meaning here; most are about several processes."""
