@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
 import isoshard.torch_bridge as xs
@@ -25,16 +24,11 @@ from isoshard.torch_bridge.distributed.tensor import (
     Shard,
     distribute_tensor,
 )
+from tests.torch_bridge.distributed.graph_counting import BACKENDS, MARKS, compiled, data, elements
 
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore::UserWarning:torch._dynamo"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
-]
+pytestmark = MARKS
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
-BACKENDS = ("eager", "aot_eager", "isoshard")
 SPLIT = (S0, R)
 SPEC = jax.sharding.PartitionSpec("dp", None)
 Unsupported = torch._dynamo.exc.Unsupported
@@ -57,23 +51,6 @@ def fresh():
 @pytest.fixture(scope="module")
 def mesh():
     return mesh_of()
-
-
-def data(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def compiled(function, backend, **options):
-    """The function in one graph, and what counts the graphs."""
-    counter = CompileCounterWithBackend(backend)
-    return torch.compile(function, backend=counter, fullgraph=True, **options), counter
-
-
-def elements(t):
-    """All elements; of pieces, those of each device."""
-    if t.sharding_spec == "{manual}":
-        return torch.stack([shard.data for shard in t.detach().local_shards])
-    return t.detach().cpu()
 
 
 def with_gradient(function, x):

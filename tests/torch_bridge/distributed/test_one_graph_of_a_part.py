@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 import isoshard.torch_bridge as xs
 from isoshard.torch_bridge.distributed import init_device_mesh
@@ -19,16 +18,11 @@ from isoshard.torch_bridge.distributed.tensor import (
     distribute_tensor,
     parallel,
 )
+from tests.torch_bridge.distributed.graph_counting import BACKENDS, MARKS, compiled, data, elements
 
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore::UserWarning:torch._dynamo"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
-]
+pytestmark = MARKS
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
-BACKENDS = ("eager", "aot_eager", "isoshard")
 
 
 @pytest.fixture(autouse=True)
@@ -41,22 +35,6 @@ def fresh():
 @pytest.fixture(scope="module")
 def mesh():
     return init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
-
-
-def data(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def compiled(function, backend, **options):
-    counter = CompileCounterWithBackend(backend)
-    return torch.compile(function, backend=counter, fullgraph=True, **options), counter
-
-
-def elements(t):
-    """All elements; of pieces, those of each device."""
-    if t.sharding_spec == "{manual}":
-        return torch.stack([shard.data for shard in t.detach().local_shards])
-    return t.detach().cpu()
 
 
 def written_in_a_view(x, w, mesh):

@@ -6,21 +6,15 @@ import copy
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from isoshard.torch_bridge.distributed import init_device_mesh
 from isoshard.torch_bridge.distributed.tensor import Replicate, Shard, distribute_tensor, parallel
 from tests.torch_bridge.distributed import tp_block
+from tests.torch_bridge.distributed.graph_counting import BACKENDS, MARKS, compiled, data
 
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.filterwarnings("ignore::UserWarning:torch._dynamo"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
-]
+pytestmark = MARKS
 
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
-BACKENDS = ("eager", "aot_eager", "isoshard")
 
 
 @pytest.fixture(autouse=True)
@@ -33,15 +27,6 @@ def fresh():
 @pytest.fixture(scope="module")
 def mesh():
     return init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
-
-
-def data(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def compiled(function, backend):
-    counter = CompileCounterWithBackend(backend)
-    return torch.compile(function, backend=counter, fullgraph=True), counter
 
 
 def by_sequence():
