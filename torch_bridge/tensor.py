@@ -37,7 +37,7 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
 from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.engine.capture import dropped_gradients
 from isoshard.torch_bridge.engine.compiling import input_placement
-from isoshard.torch_bridge.engine.operators.host_ops import to_host
+from isoshard.torch_bridge.engine.operators.reading import to_host
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from . import addresses, naming

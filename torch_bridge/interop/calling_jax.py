@@ -39,7 +39,7 @@ from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
 from isoshard.torch_bridge.dtensor.dtensor_function import DistributedFunction
 from isoshard.torch_bridge.dtypes import logical_dtype
-from isoshard.torch_bridge.engine.operators.host_ops import upload
+from isoshard.torch_bridge.engine.operators.cpu_fallback import upload
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.memory_log import note_constant

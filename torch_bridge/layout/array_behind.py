@@ -10,7 +10,6 @@ from jax.core import Tracer
 
 from isoshard.core.domain import BlockLayout, lay_out_in_blocks
 from isoshard.core.errors import no_sharing
-from isoshard.core.layout.axis_types import on_mesh, retyped
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.exchange import lay_out
 from isoshard.torch_bridge.argument_types import ArrayLike, LayoutLike
@@ -41,21 +40,25 @@ def array_behind(
     else:
         found = array
         value.shared = True
-    mesh = layout_numbers.typed_mesh(value.layout) if sharding is None else None
-    return found if mesh is None else on_users_mesh(found, mesh)
+    return found if sharding is not None else on_users_mesh(found, value)
 
 
 def users_sharding(value: Value, sharding: jax.sharding.NamedSharding) -> Any:
     """How the array of a value lies, said on the mesh that its user knows."""
-    mesh = layout_numbers.typed_mesh(value.layout)
-    return sharding if mesh is None else on_mesh(sharding, mesh)
+    mesh = layout_numbers.users_mesh(value.layout)
+    if mesh is None or not layout_numbers.is_restated(value.layout):
+        return sharding
+    return layout_numbers.restated(sharding, mesh) or sharding
 
 
-def on_users_mesh(array: ArrayLike, mesh: jax.sharding.Mesh) -> Any:
-    """An array, or one in blocks, on a mesh of the grid it lies on, with the types of that."""
-    if not isinstance(array, UnevenArray):
-        return retyped(array, mesh)
-    return UnevenArray(retyped(array.array, mesh), array.shape, array.sizes)
+def on_users_mesh(array: ArrayLike, value: Value) -> Any:
+    """The array of a value, or one in blocks, on the mesh that its user knows."""
+    if not layout_numbers.is_restated(value.layout):
+        return array
+    if isinstance(array, UnevenArray):
+        return UnevenArray(on_users_mesh(array.array, value), array.shape, array.sizes)
+    found: Any = array
+    return jax.device_put(found, users_sharding(value, found.sharding))
 
 
 def in_layout(array: ArrayLike, layout: LayoutLike, copy: bool | None, name: str) -> Any:

@@ -30,7 +30,7 @@ from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.tensor_fields import rebuild_from_cpu, rebuild_parameter
 from isoshard.torch_bridge.engine.operators import dispatch
-from isoshard.torch_bridge.engine.operators.host_ops import to_host
+from isoshard.torch_bridge.engine.operators.reading import to_host
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 # Gathered tensors that a pickler still holds, by the value they were gathered from, and the view.

@@ -8,6 +8,7 @@ copies of a replicated tensor (`alike`): these stay alike, so one device draws f
 
 from __future__ import annotations
 
+import contextvars
 from typing import Any
 
 import jax
@@ -43,6 +44,13 @@ from .manual_recipes import (
     widen_recipe,
 )
 from .manual_tensor import ManualTensor, ShardKind
+
+_MAPPING: contextvars.ContextVar[bool] = contextvars.ContextVar("mapping", default=False)
+
+
+def is_mapping() -> bool:
+    """Whether the operation being dispatched is mapped over each device's pieces."""
+    return _MAPPING.get()
 
 
 @body_of("manual_function")
@@ -98,7 +106,11 @@ def mapped_operation(func: Opaque, args: tuple[Any, ...], kwargs: dict[str, Any]
         for place, piece in zip(places, pieces, strict=True):
             leaves[place] = piece
         given, named = pytree.tree_unflatten(leaves, structure)
-        return func(*given, **named)
+        token = _MAPPING.set(True)
+        try:
+            return func(*given, **named)
+        finally:
+            _MAPPING.reset(token)
 
     if torch.Tag.nondeterministic_seeded in func.tags:
         if alike == {*axes}:

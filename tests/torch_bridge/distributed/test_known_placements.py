@@ -1,11 +1,13 @@
 """What a tensor says of its placements before anybody has read its value."""
 
+import jax
 import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import isoshard.torch_bridge as xs
+from isoshard import P, shard, to_jax
 from isoshard.core.errors import ShardingError
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.distributed.tensor import (
@@ -148,3 +150,35 @@ def test_a_spec_for_a_tensor_with_a_graph_warns():
     local = torch.ones(2, requires_grad=True)
     with pytest.warns(UserWarning, match=r"call DTensor\.from_local"):
         DTensor(local, DTensorSpec(mesh, (Shard(0),)), requires_grad=False)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: x.nonzero(),
+        lambda x: x[x > 3],
+        lambda x: (x * 2)[x > 3],
+        lambda x: x.t()[x.t() > 3],
+        lambda x: x.unique(),
+        lambda x: x.unique(return_inverse=True)[1],
+        lambda x: torch.masked_select(x, x > 3),
+    ],
+)
+def test_what_the_cpu_computes_is_whole_on_the_mesh(x, made):
+    y = made(x)
+    assert isinstance(y, DTensor) and y.device_mesh == x.device_mesh
+    assert y.placements == (Replicate(), Replicate())
+    assert torch.equal(y.full_tensor().cpu(), made(x.cpu()))
+    rows = y[: y.shape[0] // 2 * 2].redistribute(y.device_mesh, [Shard(0), Replicate()])
+    assert rows.placements[0] == Shard(0) and (rows + 1).placements[0] == Shard(0)
+
+
+def test_what_the_cpu_computes_of_tensors_on_no_mesh_is_on_none():
+    found = torch.ones(3, device="jax").nonzero()
+    assert found.placements is None and not isinstance(found, DTensor)
+
+
+def test_what_the_cpu_computes_keeps_a_mesh_with_explicit_axes():
+    mesh = jax.make_mesh((4,), ("x",))
+    t = shard(torch.arange(8.0), mesh, P("x"))
+    assert to_jax(t[t > 2]).sharding == jax.sharding.NamedSharding(mesh, P())

@@ -127,3 +127,63 @@ def test_one_array_under_two_types_is_one_memory():
     np.testing.assert_array_equal(a, np.ones((8, 4)))
     np.testing.assert_array_equal(iso.to_jax(t), np.full((8, 4), 2))
     assert iso.to_jax(t).sharding == NamedSharding(mesh, P("x"))
+
+
+OTHERS = {"equal grid": ((2, 4), ("dp", "tp")), "other grid": ((8,), ("all",))}
+
+
+@pytest.fixture(params=[(kind, other) for kind in KINDS for other in OTHERS], ids="-".join)
+def two(request):
+    """Two meshes of the same devices, of one kind."""
+    kind, other = request.param
+    shape, names = OTHERS[other]
+    return mesh_of(kind), jax.make_mesh(shape, names, axis_types=KINDS[kind][: len(shape)])
+
+
+def _on(mesh, spec):
+    return iso.shard(torch.arange(64.0).reshape(8, 8), mesh, spec)
+
+
+def test_a_result_is_said_on_its_own_mesh_whatever_else_the_program_computes(two):
+    mesh, other = two
+    a, b = _on(mesh, P("x", "y")), _on(other, P(other.axis_names[0]))
+    mine, theirs = a * 2, b * 3  # of one program
+    torch.testing.assert_close(theirs.cpu(), torch.arange(64.0).reshape(8, 8) * 3)
+    for t, known in ((a, mesh), (mine, mesh), (a + 1, mesh), (b, other), (theirs, other)):
+        assert iso.sharding_of(t).mesh == known and t.device_mesh.get_jax_mesh() == known
+        array = iso.to_jax(t)
+        assert array.sharding.mesh == known and _pointers(array) == _pointers(iso.to_jax(t))
+        np.testing.assert_array_equal(array, t.cpu())
+    assert iso.to_jax(a).sharding.spec == iso.to_jax(mine).sharding.spec == P("x", "y")
+    assert iso.to_jax(theirs).sharding.spec == P(other.axis_names[0])
+    assert jax.typeof(iso.to_jax(mine)) == jax.typeof(iso.to_jax(a))
+
+
+def test_of_two_meshes_a_result_is_said_on_the_first_that_something_is_split_over(two):
+    mesh, other = two
+    copied, split = _on(mesh, P()), _on(other, P(None, other.axis_names[-1]))
+    both = copied + split
+    torch.testing.assert_close(both.cpu(), torch.arange(64.0).reshape(8, 8) * 2)
+    assert iso.sharding_of(both) == iso.sharding_of(split)
+    again = _on(mesh, P("x")) + split
+    assert iso.sharding_of(again).mesh == mesh
+
+
+def test_gradients_and_optimizers_on_a_mesh_beside_another(two):
+    mesh, other = two
+    weight = torch.nn.Parameter(_on(mesh, P("x", "y")))
+    plain = torch.nn.Parameter(torch.ones(8, device="jax"))
+    optimizer = torch.optim.AdamW([weight, plain], 0.1)
+    for step in range(4):
+        x = _on(other, P(other.axis_names[0]))
+        (x @ weight * plain).sum().backward()
+        if step == 2:
+            metrics.reset()
+        optimizer.step()
+        assert iso.sharding_of(weight.grad).mesh == mesh
+        optimizer.zero_grad()
+        xs.sync()
+    assert metrics.counters().get("compilations", 0) == 0
+    assert metrics.counters().get("transfers.between_devices", 0) == 0
+    for t in (weight.detach(), optimizer.state[weight]["exp_avg"]):
+        assert iso.sharding_of(t) == iso.to_jax(t).sharding == NamedSharding(mesh, P("x", "y"))

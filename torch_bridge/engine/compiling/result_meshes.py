@@ -1,18 +1,20 @@
 """The meshes that users see a program's results on.
 
-A program is compiled under Auto axes. A result that depends on something on a user's Explicit mesh
-has its layout on that mesh: that of the first such input, or of a mark on the way, which counts as
-later. That depends on what the result is made of only, not on what else the program computes.
+A program is compiled under Auto axes, and over a finer mesh where it names several (`common_mesh`).
+A result has its layout on a mesh that it is made of: that of an input, or of a mark on the way,
+which counts before the inputs of what is marked. Of several it is the first with Explicit axes,
+else the first that something is split over, else the first. That depends on what the result is made
+of only, not on what else the program computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Collection, Sequence
 
 import jax
 
-from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.axis_types import auto, is_typed
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -29,15 +31,29 @@ def result_layouts(plan: CompileRequest, numbers: Sequence[int]) -> list[int]:
         plan: what was computed.
         numbers: the results' layouts under Auto axes, in the order of `plan.live`.
     """
-    named = {*plan.placed, *plan.wanted, *_marks(plan)}
-    if all(layout_numbers.typed_mesh(number) is None for number in named):
+    if not are_restated({*plan.placed, *plan.wanted, *_marks(plan)}):
         return [*numbers]
-    meshes = _meshes(plan)
+    behind = _meshes(plan)
     found = []
     for slot, wanted, number in zip(plan.live, plan.wanted, numbers, strict=True):
-        mesh = layout_numbers.typed_mesh(wanted) or meshes[slot]
-        found.append(layout_numbers.typed(number, mesh))
+        meshes = [*_candidates(wanted), *behind[slot]]
+        for mesh, _ in sorted(meshes, key=lambda one: (not is_typed(one[0]), not one[1])):
+            said = layout_numbers.said_on(number, mesh)
+            if layout_numbers.users_mesh(said) == mesh:
+                number = said
+                break
+        found.append(number)
     return found
+
+
+def are_restated(numbers: Collection[int]) -> bool:
+    """Whether users see arrays of a program on other meshes than the program has them on.
+
+    Args:
+        numbers: the layouts that the program names.
+    """
+    meshes = {*map(layout_numbers.users_mesh, numbers)} - {None}
+    return len(meshes) > 1 or any(map(layout_numbers.is_restated, numbers))
 
 
 def meshes_behind(value: Value) -> set[jax.sharding.Mesh]:
@@ -58,8 +74,7 @@ def meshes_behind(value: Value) -> set[jax.sharding.Mesh]:
                 number = recipe.detail
             if is_used:
                 numbers.add(number)
-    found = [layout_numbers.sharding(n) for n in numbers - {layout_numbers.UNPLACED}]
-    return {mesh_of(one) for one in found if isinstance(one, jax.sharding.NamedSharding)}
+    return {auto(mesh) for mesh in map(layout_numbers.users_mesh, numbers) if mesh is not None}
 
 
 def _marks(plan: CompileRequest) -> list[int]:
@@ -67,17 +82,30 @@ def _marks(plan: CompileRequest) -> list[int]:
     return [recipe.detail for recipe in entries if recipe.name == "mark_sharding"]
 
 
-def _meshes(plan: CompileRequest) -> list[Any]:
-    """For each slot the typed mesh of its layout, or None."""
+_Candidate = tuple[jax.sharding.Mesh, bool]
+"""A mesh that a result may be seen on, and whether something is split over it."""
+
+
+def _meshes(plan: CompileRequest) -> list[tuple[_Candidate, ...]]:
+    """For each slot the meshes of what it is made of, the first first."""
     placed = iter(plan.placed)
-    meshes: list[Any] = []
+    meshes: list[tuple[_Candidate, ...]] = []
     for entry in plan.program:
         if not isinstance(entry[0], int):
-            meshes.append(layout_numbers.typed_mesh(next(placed)))
+            meshes.append(_candidates(next(placed)))
             continue
         recipe = RECIPES[entry[0]]
-        mesh = next((meshes[slot] for slot in entry[1:] if meshes[slot] is not None), None)
+        found = dict.fromkeys(one for slot in entry[1:] for one in meshes[slot])
         if recipe.name == "mark_sharding":
-            mesh = layout_numbers.typed_mesh(recipe.detail) or mesh
-        meshes += [mesh] * recipe.count
+            found = dict.fromkeys((*_candidates(recipe.detail), *found))
+        meshes += [tuple(found)] * recipe.count
     return meshes
+
+
+@functools.cache
+def _candidates(number: int) -> tuple[_Candidate, ...]:
+    """The mesh of a layout as users see it; empty without one."""
+    mesh = layout_numbers.users_mesh(number)
+    if mesh is None:
+        return ()
+    return ((mesh, any(layout_numbers.sharding(number).spec)),)

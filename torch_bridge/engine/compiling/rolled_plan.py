@@ -38,6 +38,7 @@ from .plan_lowering import (
     platform_of,
     tracing,
 )
+from .result_meshes import are_restated
 from .traced_entries import traced_entries
 
 
@@ -177,8 +178,8 @@ def _refuse(plan: CompileRequest) -> None:
         raise NotRolled("it has arrays in blocks of unequal sizes")
     if any(map(layout_numbers.is_resting, named)):
         raise NotRolled("it has arrays that rest in host memory")
-    if any(layout_numbers.typed_mesh(number) is not None for number in named):
-        raise NotRolled("it has arrays on a mesh with Explicit axes")
+    if are_restated(named):
+        raise NotRolled("it has arrays on a mesh with Explicit axes, or on several meshes")
 
 
 def _numbers(plan: CompileRequest) -> list[jax.ShapeDtypeStruct]:

@@ -8,60 +8,30 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from typing import Any
 
-import jax
-import numpy as np
 import torch
 from torch.nn import parameter
 
-from isoshard.core.domain import without_padding
-from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import naming
-from isoshard.torch_bridge._torch_internals import OpOverload
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.recorder import recorder
-from isoshard.torch_bridge.engine.values.metas import Meta, map_leaves
-from isoshard.torch_bridge.engine.values.value import Aval, contiguous_stride
-from isoshard.torch_bridge.exchange import from_numpy
+from isoshard.torch_bridge.engine.values.value import contiguous_stride
 
-from . import dispatch, expanded_writes, global_tensors, overlaps, reading, uninitialized
+from . import (
+    cpu_fallback,
+    dispatch,
+    expanded_writes,
+    global_tensors,
+    overlaps,
+    reading,
+    uninitialized,
+)
 from .call_template import import_tensor
 
 aten = torch.ops.aten
-
-
-def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
-    """Compute a tensor, gather it and copy it to the CPU."""
-    recorder().refuse("the value of a tensor")
-    array: Any = reading.held(tensor)
-    uneven = array if isinstance(array, UnevenArray) else None
-    array = array if uneven is None else uneven.array
-    reading.check_readable(array, tensor)
-    if not array.is_fully_addressable and not _has_whole(array):
-        raise RuntimeError(
-            f"a tensor of shape {tuple(tensor.shape)} lies partly in other processes and cannot be "
-            "read as a whole; in every process, gather it first with isoshard.full(tensor) or "
-            "tensor.full_tensor(), or read this process's pieces: isoshard.local_shards(tensor)"
-        )
-    started = time.perf_counter()
-    host = np.array(array, copy=True) if uneven is None else without_padding(uneven)
-    seconds = time.perf_counter() - started
-    metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
-    if naming.is_torch_xla() and len(array.sharding.device_set) > 1:
-        metrics.count("reads_of_shards")
-    return from_numpy(host, tensor._aval.meta.dtype)
-
-
-def _has_whole(array: jax.Array) -> bool:
-    """Whether this process has every block of an array over several processes."""
-    mine = {str(piece.index) for piece in array.addressable_shards}
-    return (
-        bool(mine) and len(mine) * math.prod(array.sharding.shard_shape(array.shape)) >= array.size
-    )
 
 
 def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -69,7 +39,7 @@ def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     device = kwargs.get("device")
     dtype = kwargs.get("dtype") or tensor.dtype
     if device is not None and torch.device(device).type not in naming.OURS:
-        host = to_host(tensor)
+        host = reading.to_host(tensor)
         format = kwargs.get("memory_format") or torch.preserve_format
         if format is torch.preserve_format:
             host = _lying_as(tensor, host)
@@ -97,7 +67,7 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """`copy_(self, src)` in all directions."""
     target, source = args[0], args[1]
     if not isinstance(target, lazy_tensor.LazyTensor):
-        return target.copy_(to_host(source))
+        return target.copy_(reading.to_host(source))
     if source is target:  # torch returns before it looks at either
         return target
     overlaps.check_writable(aten.copy_.default, target)
@@ -131,7 +101,7 @@ _UNINITIALIZED: Any = parameter.UninitializedTensorMixin  # pyright: ignore[repo
 
 
 def _item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return to_host(args[0]).item()
+    return reading.to_host(args[0]).item()
 
 
 def _equal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -160,47 +130,6 @@ def _zeros_in_memory_like(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
     steps = [extent * step for step in contiguous_stride(batch)]
     zeros = aten.new_zeros.default(tensor, [math.prod(batch) * extent])
     return aten.as_strided.default(zeros, size, [*steps, *other.stride()], other.storage_offset())
-
-
-def on_host(func: OpOverload) -> dispatch.Handler:
-    """A handler that computes an operator whose result's shape depends on values on the CPU.
-
-    XLA programs have static shapes, so the tape is executed, torch's CPU kernel runs, and the
-    result goes back. Counted as `fallbacks`.
-    """
-
-    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        metrics.count("fallbacks")
-        metrics.count(f"fallbacks.{func.name()}")
-
-        def down(leaf: Any) -> Any:
-            return _as_it_lies(leaf) if isinstance(leaf, lazy_tensor.LazyTensor) else leaf
-
-        got = func(
-            *(map_leaves(down, arg) for arg in args),
-            **{name: map_leaves(down, value) for name, value in kwargs.items() if name != "device"},
-        )
-        return map_leaves(
-            lambda leaf: upload(leaf) if isinstance(leaf, torch.Tensor) else leaf, got
-        )
-
-    return handler
-
-
-def _as_it_lies(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
-    """A copy on the CPU in the tensor's memory order, which some results take over."""
-    host, meta = to_host(tensor), tensor._aval.meta
-    if meta.is_contiguous:
-        return host
-    first = tuple(slice(1) if step == 0 else slice(None) for step in meta.stride)
-    order = torch.empty_like(meta.tensor()[first], device="cpu")
-    return order.copy_(host[first]).expand(meta.size)
-
-
-def upload(tensor: torch.Tensor) -> lazy_tensor.LazyTensor:
-    """A CPU tensor's snapshot as a `jax` tensor, placed when first needed."""
-    aval = Aval.of(Meta.of(torch.empty_like(tensor, device="meta")))  # torch's own memory order
-    return lazy_tensor.fresh(aval, lazy_tensor.host_value(tensor))
 
 
 _DATA_DEPENDENT = (
@@ -256,8 +185,8 @@ def _positions(indices: list[Any]) -> list[Any]:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             metrics.count("fallbacks")
             metrics.count("fallbacks.boolean index")
-            host = to_host(index) if isinstance(index, lazy_tensor.LazyTensor) else index
-            found += [upload(axis) for axis in host.nonzero(as_tuple=True)]
+            host = reading.to_host(index) if isinstance(index, lazy_tensor.LazyTensor) else index
+            found += [cpu_fallback.upload(axis) for axis in host.nonzero(as_tuple=True)]
         else:
             found.append(index)
     return found
@@ -340,7 +269,7 @@ def register() -> None:
     global _cast, _copy_cast, _index_on_host, _index_static, _put
     _cast = dispatch.functional_handler(aten._to_copy.default)
     _copy_cast = dispatch.in_place_handler(aten.copy_.default, ["self"])
-    _index_on_host = on_host(aten.index.Tensor)
+    _index_on_host = cpu_fallback.on_host(aten.index.Tensor)
     _index_static = dispatch.functional_handler(aten.index.Tensor)
     _put = dispatch.in_place_handler(aten.index_put_.default, ["self"])
     dispatch.SPECIAL.update(
@@ -374,7 +303,7 @@ def register() -> None:
         packet, _, overload = name.partition(".")
         func = getattr(getattr(aten, packet, None), overload or "default", None)
         if func is not None:
-            dispatch.SPECIAL[func.name()] = on_host(func)
+            dispatch.SPECIAL[func.name()] = cpu_fallback.on_host(func)
 
 
 register()

@@ -12,18 +12,26 @@ of its own, and a checkpoint of 48 layers would compile hundreds. Here the numbe
 from __future__ import annotations
 
 import functools
+import math
+import time
 from typing import Any
 
 import jax
+import numpy as np
+import torch
 from jax.core import Tracer
 
+from isoshard.core.domain import without_padding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.memory_log import visible
+from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values import donated
+from isoshard.torch_bridge.exchange import from_numpy
 
 
 def array_of(tensor: lazy_tensor.LazyTensor) -> jax.Array:
@@ -36,6 +44,36 @@ def held(tensor: lazy_tensor.LazyTensor) -> Any:
     """As `array_of`; of a tensor in blocks with padding the `UnevenArray`, and nothing moves."""
     array = _part_of(tensor)
     return input_placement.held(lazy_tensor.read(tensor)) if array is None else array
+
+
+def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
+    """Compute a tensor, gather it and copy it to the CPU."""
+    recorder().refuse("the value of a tensor")
+    array: Any = held(tensor)
+    uneven = array if isinstance(array, UnevenArray) else None
+    array = array if uneven is None else uneven.array
+    check_readable(array, tensor)
+    if not array.is_fully_addressable and not _has_whole(array):
+        raise RuntimeError(
+            f"a tensor of shape {tuple(tensor.shape)} lies partly in other processes and cannot be "
+            "read as a whole; in every process, gather it first with isoshard.full(tensor) or "
+            "tensor.full_tensor(), or read this process's pieces: isoshard.local_shards(tensor)"
+        )
+    started = time.perf_counter()
+    host = np.array(array, copy=True) if uneven is None else without_padding(uneven)
+    seconds = time.perf_counter() - started
+    metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
+    if naming.is_torch_xla() and len(array.sharding.device_set) > 1:
+        metrics.count("reads_of_shards")
+    return from_numpy(host, tensor._aval.meta.dtype)
+
+
+def _has_whole(array: jax.Array) -> bool:
+    """Whether this process has every block of an array over several processes."""
+    mine = {str(piece.index) for piece in array.addressable_shards}
+    return (
+        bool(mine) and len(mine) * math.prod(array.sharding.shard_shape(array.shape)) >= array.size
+    )
 
 
 def check_readable(array: Any, tensor: lazy_tensor.LazyTensor) -> None:

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from jax.core import Tracer
 
-from isoshard.torch_bridge.engine.operators import dispatch, host_ops
+from isoshard.torch_bridge.engine.operators import cpu_fallback, dispatch
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 
 from . import subtrace
 
 _CHECK = torch.ops.aten._linalg_check_errors.default
-_on_host = host_ops.on_host(_CHECK)
+_on_host = cpu_fallback.on_host(_CHECK)
 
 
 def _check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from jax.core import Tracer
 
 from isoshard.core.errors import CaptureError
 from isoshard.torch_bridge._torch_internals import OpOverload
-from isoshard.torch_bridge.engine.operators import dispatch, host_ops
+from isoshard.torch_bridge.engine.operators import cpu_fallback, dispatch
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 
@@ -63,7 +63,7 @@ def runs_on_host(name: str, platform: str, dtype: torch.dtype) -> bool:
 
 def _by_platform(func: OpOverload) -> dispatch.Handler:
     usual = dispatch.functional_handler(func)
-    on_host = host_ops.on_host(func)
+    on_host = cpu_fallback.on_host(func)
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         where = platform()

@@ -2,7 +2,8 @@
 
 A program may read tensors laid out on a mesh (2, 4) and others on a mesh (8,) of the same devices
 in the same order. JAX describes what XLA chooses for a result in the axes of one mesh only, so
-such a program gets its inputs on a mesh whose axes are fine enough for all of them.
+such a program gets its inputs on a mesh whose axes are fine enough for all of them. Users see each
+tensor on the mesh they know (`layout_numbers.said_on`).
 
 >>> common_shape([(2, 4), (8,), (4, 2)])
 (2, 2, 2)
@@ -104,13 +105,13 @@ def _refine(numbers: frozenset[int]) -> dict[int, int]:
     flat = next(iter(meshes)).devices.reshape(-1)
     names = tuple(f"axis{place}" for place in range(len(shape)))
     fine = Mesh(np.asarray(flat).reshape(shape), names)
-    return {number: _said_on(number, _on(value, fine)) for number, value in named.items()}
+    return {number: _computed_on(number, _on(value, fine)) for number, value in named.items()}
 
 
-def _said_on(number: int, value: NamedSharding) -> int:
-    """The number of a layout in the axes of another mesh; blocks stay the same blocks."""
+def _computed_on(number: int, value: NamedSharding) -> int:
+    """A layout that programs have in the axes of another mesh; blocks stay the same blocks."""
     blocks = layout_numbers.blocks(number)
-    return layout_numbers.intern(value if blocks is None else blocks.on(value))
+    return layout_numbers.computed_as(value if blocks is None else blocks.on(value), number)
 
 
 def _on(value: NamedSharding, fine: Mesh) -> NamedSharding:

@@ -15,7 +15,8 @@ P('x',)
 
 Programs are compiled under Auto axes: `layout` and `sharding` are over them, and so are the arrays
 that values hold. A layout over a mesh with Explicit axes has a number of its own, which `as_named`
-knows by: that is what users see, and what results are handed out in.
+knows by: that is what users see, and what results are handed out in. So has one whose program ran
+over a finer mesh, as it read tensors on other meshes as well (`common_mesh`): `said_on` makes it.
 
 >>> typed = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
 >>> intern(typed) == number, untyped(intern(typed)) == number
@@ -34,10 +35,12 @@ import jax
 from jax.sharding import Mesh
 
 from isoshard.core.domain import BlockLayout
+from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto, is_typed, on_mesh, same_grid
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.offload import is_offloaded, on_device
 from isoshard.core.layout.partial_sums import stored
+from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.virtual_devices import Device
 
 UNPLACED = -1
@@ -47,7 +50,7 @@ Layout = jax.sharding.Sharding | BlockLayout
 
 _LAYOUTS: list[Layout] = []
 _NAMED: list[Layout] = []
-_NUMBERS: dict[Layout, int] = {}
+_NUMBERS: dict[tuple[Layout, Layout], int] = {}
 _GROUPS: list[tuple[Device, ...]] = []
 _REPLICATED: dict[int, int] = {}
 _NUMBERING = threading.Lock()
@@ -56,13 +59,18 @@ _NUMBERING = threading.Lock()
 @functools.cache
 def intern(layout: Layout) -> int:
     """The number of a layout; equal ones have equal numbers."""
+    return _numbered(_under_auto(layout), layout)
+
+
+def _numbered(computed: Layout, named: Layout) -> int:
+    """The number of a layout that programs have in one way, and users in another."""
     with _NUMBERING:
-        number = _NUMBERS.get(layout)  # another thread may ask at the same time
+        number = _NUMBERS.get((computed, named))  # another thread may ask at the same time
         if number is None:
-            number = _NUMBERS[layout] = len(_LAYOUTS)
-            _GROUPS.append(_assignment(layout))
-            _LAYOUTS.append(_under_auto(layout))
-            _NAMED.append(stored(layout))  # a reduced axis is one of copies
+            number = _NUMBERS[computed, named] = len(_LAYOUTS)
+            _GROUPS.append(_assignment(named))
+            _LAYOUTS.append(computed)
+            _NAMED.append(stored(named))  # a reduced axis is one of copies
     return number
 
 
@@ -83,23 +91,68 @@ def untyped(number: int) -> int:
     return intern(_LAYOUTS[number])
 
 
-def typed(number: int, mesh: Any) -> int:
-    """The number of the same layout on a mesh of the same grid; None keeps the number."""
+def computed_as(layout: Layout, number: int) -> int:
+    """The number of a layout that users see as they do that of another number.
+
+    Args:
+        layout: under Auto axes.
+        number: of the same blocks on the same devices.
+    """
+    return _numbered(layout, _NAMED[number])
+
+
+def said_on(number: int, mesh: Mesh | None) -> int:
+    """The number of the same layout as users see it on another mesh of the same devices.
+
+    Args:
+        number: of a layout.
+        mesh: may be None, or have no axes to say it with; then the number stays.
+
+    >>> fine = make_mesh((2, 4), ("axis0", "axis1"))
+    >>> number = intern(jax.sharding.NamedSharding(fine, P(("axis0", "axis1"))))
+    >>> seen = said_on(number, mesh)
+    >>> as_named(seen).spec, sharding(seen).spec, said_on(seen, fine) == number
+    (P('x',), P(('axis0', 'axis1'),), True)
+    """
     found = None if number == UNPLACED else sharding(number)
     if mesh is None or not isinstance(found, jax.sharding.NamedSharding):
         return number
-    if not same_grid(found.mesh, mesh):
+    same = restated(found, mesh)
+    if same is None:
         return number
-    blocks, same = _LAYOUTS[number], on_mesh(found, mesh)
-    return intern(blocks.on(same) if isinstance(blocks, BlockLayout) else same)
+    blocks = _LAYOUTS[number]
+    named = blocks.on(same) if isinstance(blocks, BlockLayout) else same
+    own = _under_auto(named)
+    return _numbered(own if own == blocks else blocks, named)
+
+
+@functools.lru_cache(maxsize=4096)
+def restated(found: jax.sharding.NamedSharding, mesh: Mesh) -> jax.sharding.NamedSharding | None:
+    """The same blocks on the same devices, in the axes of another mesh; None if it has none."""
+    if same_grid(found.mesh, mesh):
+        return on_mesh(found, mesh)
+    try:
+        return named_sharding(found, mesh, len(found.spec))
+    except ShardingError:
+        return None
+
+
+def is_restated(number: int) -> bool:
+    """Whether users see a layout on another mesh than programs have it on."""
+    return number != UNPLACED and _NAMED[number] is not _LAYOUTS[number]
+
+
+def users_mesh(number: int) -> Mesh | None:
+    """The mesh that users see a layout on; None if it is on none."""
+    found: Any = None if number == UNPLACED else _NAMED[number]
+    found = found.sharding if isinstance(found, BlockLayout) else found
+    return mesh_of(found) if isinstance(found, jax.sharding.NamedSharding) else None
 
 
 def typed_mesh(number: int) -> Mesh | None:
     """The mesh of a layout, if it has Explicit axes."""
-    found: Any = None if number == UNPLACED else _NAMED[number]
-    if found is None or found is _LAYOUTS[number]:
-        return None
-    return mesh_of(found.sharding if isinstance(found, BlockLayout) else found)
+    mesh = users_mesh(number)
+    return mesh if mesh is not None and is_typed(mesh) else None
 
 
 def sharding(number: int) -> jax.sharding.Sharding:
@@ -136,10 +189,10 @@ def replicated_like(number: int) -> int:
     if found is None:
         like = sharding(number)
         if isinstance(like, jax.sharding.NamedSharding):
-            whole = jax.sharding.NamedSharding(like.mesh, jax.sharding.PartitionSpec())
-        else:
-            whole = like
-        found = _REPLICATED[number] = intern(whole)
+            like = jax.sharding.NamedSharding(like.mesh, jax.sharding.PartitionSpec())
+        mesh, whole = users_mesh(number), intern(like)
+        found = whole if mesh is None else said_on(whole, auto(mesh))
+        _REPLICATED[number] = found
     return found
 
 

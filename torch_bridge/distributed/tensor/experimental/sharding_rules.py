@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,7 +41,7 @@ from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mes
 from isoshard.torch_bridge.dtensor.translation import placements_of
 from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
+from isoshard.torch_bridge.spmd.manual_operations import is_mapping
 from isoshard.torch_bridge.spmd.uneven import even_part
 
 Rule = Callable[..., Sequence[tuple[Sequence[Any], Sequence[Any]]]]
@@ -131,7 +130,8 @@ class _Ruled:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         tensors = [leaves[n] for n in at]
-        mesh = None if _on_pieces() else _mesh(self.op, tensors)
+        # one device's piece is what no rule is about
+        mesh = None if is_mapping() else _mesh(self.op, tensors)
         if mesh is None:
             return self.plain(args, kwargs)
         specs = [_spec(tensor, mesh) for tensor in tensors]
@@ -150,14 +150,6 @@ class _Ruled:
                 laid = tensor_placements.layout(tuple(output.shape), mesh, placements)
                 tensor_placements.mark(output, laid)
         return made
-
-
-def _on_pieces() -> bool:
-    """Whether a `ManualTensor` maps the call over each device's piece, which no rule is about."""
-    mapping, frame = ManualTensor.__torch_dispatch__.__code__, sys._getframe(2)
-    while frame is not None and frame.f_code is not mapping:
-        frame = frame.f_back
-    return frame is not None
 
 
 def _mesh(op: OpOverload, tensors: list[Any]) -> DeviceMesh | None:

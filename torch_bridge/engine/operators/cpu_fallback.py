@@ -1,0 +1,86 @@
+"""Operators that torch's CPU kernels compute, where no program of XLA can.
+
+What they give lies whole on every device of the mesh that their arguments lie on:
+
+>>> from isoshard import P, make_mesh, shard
+>>> import torch, isoshard.torch_bridge
+>>> t = shard(torch.tensor([0.0, 1.0, 0.0, 2.0]), make_mesh((4,), ("x",)), P("x"))
+>>> t[t > 0].tolist(), t.nonzero().placements
+([1.0, 2.0], (Replicate(),))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import torch
+
+from isoshard.core.runtime import metrics
+from isoshard.torch_bridge._torch_internals import OpOverload
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.metas import Meta, map_leaves
+from isoshard.torch_bridge.engine.values.value import Aval
+
+from . import dispatch, reading
+
+
+def on_host(func: OpOverload) -> dispatch.Handler:
+    """A handler that computes an operator whose result's shape depends on values on the CPU.
+
+    XLA programs have static shapes, so the tape is executed, torch's CPU kernel runs, and the
+    result goes back, whole to every device of the first argument's mesh. Counted as `fallbacks`.
+    """
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        metrics.count("fallbacks")
+        metrics.count(f"fallbacks.{func.name()}")
+
+        layouts: list[int] = []
+
+        def down(leaf: Any) -> Any:
+            if not isinstance(leaf, lazy_tensor.LazyTensor):
+                return leaf
+            host = _as_it_lies(leaf)
+            layouts.append(leaf._storage.value.layout)
+            return host
+
+        got = func(
+            *(map_leaves(down, arg) for arg in args),
+            **{name: map_leaves(down, value) for name, value in kwargs.items() if name != "device"},
+        )
+        whole = _whole_on_mesh(layouts)
+        return map_leaves(
+            lambda leaf: upload(leaf, whole) if isinstance(leaf, torch.Tensor) else leaf, got
+        )
+
+    return handler
+
+
+def _as_it_lies(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
+    """A copy on the CPU in the tensor's memory order, which some results take over."""
+    host, meta = reading.to_host(tensor), tensor._aval.meta
+    if meta.is_contiguous:
+        return host
+    first = tuple(slice(1) if step == 0 else slice(None) for step in meta.stride)
+    order = torch.empty_like(meta.tensor()[first], device="cpu")
+    return order.copy_(host[first]).expand(meta.size)
+
+
+def _whole_on_mesh(layouts: list[int]) -> int:
+    """The layout of a whole copy on every device of the first mesh among some layouts."""
+    for number in layouts:
+        if number != layout_numbers.UNPLACED:
+            if isinstance(layout_numbers.sharding(number), jax.sharding.NamedSharding):
+                whole = layout_numbers.replicated_like(number)
+                return layout_numbers.said_on(whole, layout_numbers.typed_mesh(number))
+    return layout_numbers.UNPLACED
+
+
+def upload(tensor: torch.Tensor, layout: int = layout_numbers.UNPLACED) -> lazy_tensor.LazyTensor:
+    """A CPU tensor's snapshot as a `jax` tensor, placed when first needed, in a layout if given."""
+    aval = Aval.of(Meta.of(torch.empty_like(tensor, device="meta")))  # torch's own memory order
+    value = lazy_tensor.host_value(tensor)
+    value.layout = layout
+    return lazy_tensor.fresh(aval, value)
