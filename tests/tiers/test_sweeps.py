@@ -88,6 +88,21 @@ def test_what_passes_is_entered_beside_what_passed_before(root, monkeypatch):
     assert json.loads(kept.read_text())["files"].keys() == {spec}
 
 
+def test_a_page_runs_if_it_changed_since_it_passed(root, monkeypatch):
+    kept, pages = root / "kept.json", ["README.md", "docs/a.md"]
+    (root / "docs").mkdir()
+    for page in pages:
+        (root / page).write_text("")
+    assert sweeps.changed_pages(pages, kept, root) == {*pages}
+    sweeps.note([], kept, root, pages=pages)
+    assert sweeps.changed_pages(pages, kept, root) == changed(root) == set()
+    (root / "docs/a.md").write_text("another")
+    sweeps.note([POOL], kept, root)
+    assert sweeps.changed_pages(pages, kept, root) == {"docs/a.md"}
+    monkeypatch.setattr(record, "versions", dict)
+    assert sweeps.changed_pages(pages, kept, root) == {*pages}
+
+
 @pytest.mark.parametrize(
     ("path", "folders", "runs"),
     [

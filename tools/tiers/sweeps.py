@@ -7,11 +7,13 @@ itself are about the whole house. Within a file, two marks say that a test has a
 
 - `sweep`: a function over a table of like cases. At least one case of it runs.
 - `long`: one check of several seconds, with shorter ones beside it.
+- `page`: a function over pages of the documentation, whose cases have their paths as names. A page
+  that changed since it passed runs; of the others as of a sweep.
 
 `--sweeps all`, as pytest does by itself, runs every case. `--sweeps sample` runs whole the test
-files whose rooms changed since all passed, those in `tests/` itself, and one in four of the others;
+files whose rooms changed since all passed, those in `tests/` itself, and one in six of the others;
 of these one case in eight of each sweep, and one long test in eight. Where a change reaches more
-than an eighth of all test files, one in four of those runs, too. A file that the command line names
+than an eighth of all test files, one in six of those runs, too. A file that the command line names
 always runs.
 
 `--sweeps few` runs one marked case in forty, whatever changed; `--sweeps part` does so in one test
@@ -33,9 +35,12 @@ from . import choice, record, sources
 
 KEPT = sources.ROOT / "tests" / "sweeps.json"
 ONE_IN = {"sample": 8, "few": 40, "part": 40}
-FILES_ONE_IN = {"sample": 4, "part": 12}
+FILES_ONE_IN = {"sample": 6, "part": 12}
 MOST_REACHED = 1 / 8
 """Where a change reaches a larger share of all test files than this, it reaches none whole."""
+
+PAGES = "tests/test_doc_blocks.py"
+"""Runs the programs of the README and of `docs`."""
 
 APART = ("tests/multi_process/", "tests/with_torch_xla/", "tests/clusters/")
 """Folders that pytest enters only where they are named."""
@@ -43,6 +48,7 @@ APART = ("tests/multi_process/", "tests/with_torch_xla/", "tests/clusters/")
 MARKS = {
     "sweep": "a table of like cases; make test runs a sample, make test-all each",
     "long": "one check of several seconds; make test runs one in eight, make test-all each",
+    "page": "a page that changed runs; of the others make test runs a sample, make test-all each",
 }
 _LOWERINGS = "torch_bridge/lowerings"
 _HARNESS = "tools/harness"
@@ -108,14 +114,43 @@ def changed(paths: Collection[str], kept: Path = KEPT, root: Path = sources.ROOT
     return {path for path in paths if files.get(path) != _state(path, root)}
 
 
-def note(paths: Collection[str], kept: Path = KEPT, root: Path = sources.ROOT) -> None:
-    """Enter test files whose tests all pass; those of other runs stay, but for other versions."""
+def note(
+    paths: Collection[str],
+    kept: Path = KEPT,
+    root: Path = sources.ROOT,
+    *,
+    pages: Collection[str] = (),
+) -> None:
+    """Enter test files whose tests all pass, and pages; what other runs entered stays.
+
+    Args:
+        paths: of the test files.
+        kept: where.
+        root: of the repository.
+        pages: whose programs passed.
+    """
     known = json.loads(kept.read_text()) if kept.is_file() else {}
-    before = known["files"] if known.get("versions") == record.versions() else {}
-    files = {path: before[path] for path in before if (root / path).is_file()}
-    files |= {path: _state(path, root) for path in paths}
-    content = {"versions": record.versions(), "files": dict(sorted(files.items()))}
+    before = known if known.get("versions") == record.versions() else {}
+    states = {path: _state(path, root) for path in paths}
+    digests = {page: sources.digest([page], root) for page in pages}
+    content = {
+        "versions": record.versions(),
+        "files": _renewed(before.get("files", {}), states, root),
+        "pages": _renewed(before.get("pages", {}), digests, root),
+    }
     kept.write_text(json.dumps(content, indent=0) + "\n")
+
+
+def _renewed(before: Mapping[str, str], now: Mapping[str, str], root: Path) -> dict[str, str]:
+    there = {path: state for path, state in before.items() if (root / path).is_file()}
+    return dict(sorted({**there, **now}.items()))
+
+
+def changed_pages(pages: Collection[str], kept: Path = KEPT, root: Path = sources.ROOT) -> Set[str]:
+    """The pages that are not as they were when they passed."""
+    known = json.loads(kept.read_text()) if kept.is_file() else {}
+    noted = known.get("pages", {}) if known.get("versions") == record.versions() else {}
+    return {page for page in pages if noted.get(page) != sources.digest([page], root)}
 
 
 def _state(path: str, root: Path) -> str:
@@ -128,7 +163,7 @@ def left_out(
     """The tests that do not run.
 
     Args:
-        marked: test -> `sweep` or `long`.
+        marked: test -> `sweep` or `long`; a `page` counts as one of a sweep.
         reached: test files that run whole.
         one_in: of the other tests, the share that runs.
         seed: draws them.
@@ -139,7 +174,7 @@ def left_out(
     groups: dict[str, list[str]] = collections.defaultdict(list)
     for test, mark in marked.items():
         if test.partition("::")[0] not in reached:
-            groups[test.partition("[")[0] if mark == "sweep" else mark].append(test)
+            groups[mark if mark == "long" else test.partition("[")[0]].append(test)
     kept = (choice.drawn(tests, seed=seed, one_in=one_in) for tests in groups.values())
     return {test for tests in groups.values() for test in tests}.difference(*kept)
 
@@ -222,6 +257,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     marked = {
         item.nodeid: mark for item in items for mark in MARKS if item.get_closest_marker(mark)
     }
+    pages = {test: test.partition("[")[2][:-1] for test in marked if marked[test] == "page"}
+    renewed = changed_pages({*pages.values()})
+    marked = {test: mark for test, mark in marked.items() if pages.get(test) not in renewed}
     whole = _drawn(tier)[1]
     out = left_out(marked, whole, one_in=ONE_IN[tier], seed=choice.seed_of())
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
@@ -237,7 +275,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         print(f"\n{KEPT.name} is as it was: it is for files that pass whole")
         return
     folders = [Path(word).absolute().relative_to(sources.ROOT).as_posix() for word in config.args]
-    note([path for path in _every() if _ran(path, folders)])
+    pages = [p.relative_to(sources.ROOT).as_posix() for p in sources.ROOT.glob("docs/*.md")]
+    programs = ["README.md", *pages] if _ran(PAGES, folders) else []
+    note([path for path in _every() if _ran(path, folders)], pages=programs)
     print(f"\nwrote {KEPT}")
 
 
