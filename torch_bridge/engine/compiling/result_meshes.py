@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import jax
 
@@ -108,4 +109,5 @@ def _candidates(number: int) -> tuple[_Candidate, ...]:
     mesh = layout_numbers.users_mesh(number)
     if mesh is None:
         return ()
-    return ((mesh, any(layout_numbers.sharding(number).spec)),)
+    found: Any = layout_numbers.sharding(number)
+    return ((mesh, any(found.spec)),)
