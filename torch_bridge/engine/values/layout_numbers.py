@@ -108,7 +108,8 @@ def said_on(number: int, mesh: Mesh | None) -> int:
         number: of a layout.
         mesh: may be None, or have no axes to say it with; then the number stays.
 
-    >>> fine = make_mesh((2, 4), ("axis0", "axis1"))
+    >>> from isoshard import P, make_mesh
+    >>> mesh, fine = make_mesh((8,), ("x",)), make_mesh((2, 4), ("axis0", "axis1"))
     >>> number = intern(jax.sharding.NamedSharding(fine, P(("axis0", "axis1"))))
     >>> seen = said_on(number, mesh)
     >>> as_named(seen).spec, sharding(seen).spec, said_on(seen, fine) == number
