@@ -107,11 +107,14 @@ def test_files(root: Path = sources.ROOT) -> list[str]:
 
 def changed(paths: Collection[str], kept: Path = KEPT, root: Path = sources.ROOT) -> Set[str]:
     """The test files whose rooms are not as they were when all passed; all for other versions."""
-    known = json.loads(kept.read_text()) if kept.is_file() else {}
-    if known.get("versions") != record.versions():
-        return set(paths)
-    files = known["files"]
+    files = _noted(kept).get("files", {})
     return {path for path in paths if files.get(path) != _state(path, root)}
+
+
+def changed_pages(pages: Collection[str], kept: Path = KEPT, root: Path = sources.ROOT) -> Set[str]:
+    """The pages that are not as they were when they passed; all for other versions."""
+    noted = _noted(kept).get("pages", {})
+    return {page for page in pages if noted.get(page) != sources.digest([page], root)}
 
 
 def note(
@@ -129,8 +132,7 @@ def note(
         root: of the repository.
         pages: whose programs passed.
     """
-    known = json.loads(kept.read_text()) if kept.is_file() else {}
-    before = known if known.get("versions") == record.versions() else {}
+    before = _noted(kept)
     states = {path: _state(path, root) for path in paths}
     digests = {page: sources.digest([page], root) for page in pages}
     content = {
@@ -146,11 +148,10 @@ def _renewed(before: Mapping[str, str], now: Mapping[str, str], root: Path) -> d
     return dict(sorted({**there, **now}.items()))
 
 
-def changed_pages(pages: Collection[str], kept: Path = KEPT, root: Path = sources.ROOT) -> Set[str]:
-    """The pages that are not as they were when they passed."""
+def _noted(kept: Path) -> dict[str, dict[str, str]]:
+    """What is noted of these versions; empty for others."""
     known = json.loads(kept.read_text()) if kept.is_file() else {}
-    noted = known.get("pages", {}) if known.get("versions") == record.versions() else {}
-    return {page for page in pages if noted.get(page) != sources.digest([page], root)}
+    return known if known.get("versions") == record.versions() else {}
 
 
 def _state(path: str, root: Path) -> str:

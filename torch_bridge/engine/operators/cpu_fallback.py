@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import torch
 
 from isoshard.core.runtime import metrics
@@ -71,10 +70,9 @@ def _as_it_lies(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
 def _whole_on_mesh(layouts: list[int]) -> int:
     """The layout of a whole copy on every device of the first mesh among some layouts."""
     for number in layouts:
-        if number != layout_numbers.UNPLACED:
-            if isinstance(layout_numbers.sharding(number), jax.sharding.NamedSharding):
-                whole = layout_numbers.replicated_like(number)
-                return layout_numbers.said_on(whole, layout_numbers.typed_mesh(number))
+        if layout_numbers.users_mesh(number) is not None:
+            whole = layout_numbers.replicated_like(number)
+            return layout_numbers.said_on(whole, layout_numbers.typed_mesh(number))
     return layout_numbers.UNPLACED
 
 

@@ -123,8 +123,7 @@ def said_on(number: int, mesh: Mesh | None) -> int:
         return number
     blocks = _LAYOUTS[number]
     named = blocks.on(same) if isinstance(blocks, BlockLayout) else same
-    own = _under_auto(named)
-    return _numbered(own if own == blocks else blocks, named)
+    return intern(named) if _under_auto(named) == blocks else _numbered(blocks, named)
 
 
 @functools.lru_cache(maxsize=4096)

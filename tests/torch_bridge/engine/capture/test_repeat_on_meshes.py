@@ -122,6 +122,21 @@ def test_explicit_axes_are_a_reason():
     assert said().startswith("repeat: not rolled: it has arrays on a mesh with Explicit axes")
 
 
+def test_several_meshes_are_a_reason(mesh):
+    other = iso.make_mesh((8,), ("all",))
+
+    def place(model):
+        iso.shard(model.to("jax"), mesh, PLANS["fsdp"])
+        xs.clear_sharding(model.first.weight)
+        xs.mark_sharding(model.first.weight, other, ("all", None))
+
+    metrics.reset()
+    compare(2, place=place)
+    assert said().startswith(
+        "repeat: not rolled: it has arrays on a mesh with Explicit axes, or on s"
+    )
+
+
 def test_layout_numbers_of_stacks(mesh):
     number = layout_numbers.intern(jax.NamedSharding(mesh, P("x")))
     assert layout_numbers.sharding(stacked_layout(number)).spec == P(None, "x")
