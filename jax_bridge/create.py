@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
 from isoshard.core.frameworks import framework_of
@@ -35,6 +34,7 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.on_auto_axes import axes_of, on_auto_axes
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
 
 from .graphs import join, split
 from .layout import LEFT_OUT, mesh_first, named_boxes, plan_state

@@ -23,10 +23,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from isoshard.core.planner.traced.traced_step import GRADIENT, MODULE
+from isoshard.core.runtime._jax_internals.jaxprs import Primitive
 
 
 @dataclasses.dataclass(eq=False)

@@ -4,7 +4,7 @@ XLA on CPU computes JAX's random bits in a loop over whole arrays: beside an arr
 holds three more of its size for a while (of bfloat16 eight). Written out, the bits of an element
 depend on its own position only, and nothing but the result needs memory:
 
->>> from jax.extend.core import jaxpr_as_fun
+>>> from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
 >>> make = jax.make_jaxpr(lambda key: jax.random.normal(key, (256, 64)))
 >>> key = jax.random.key(0)
 >>> fused = jax.jit(jaxpr_as_fun(write_out(make(key))))
@@ -23,12 +23,15 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, JaxprEqn
+from isoshard.core.runtime.jaxprs import JaxprRewriter, opened
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
@@ -44,33 +47,15 @@ def write_out(traced: ClosedJaxpr) -> ClosedJaxpr:
     Returns:
         The function with the same inputs and results.
     """
-    return _rewritten(traced, {})
+    return _WrittenOut().program(traced)
 
 
-def _rewritten(traced: Any, known: dict[int, tuple[Any, Any]]) -> Any:
-    """See `write_out`; a function that is called repeatedly is rewritten once, and kept."""
-    if isinstance(traced, ClosedJaxpr):
-        return traced.replace(jaxpr=_rewritten(traced.jaxpr, known))
-    if id(traced) not in known:
-        steps = [_step(step, known) for step in traced.eqns]
-        known[id(traced)] = traced, traced.replace(eqns=steps)
-    return known[id(traced)][1]
-
-
-def _step(step: JaxprEqn, known: dict[int, tuple[Any, Any]]) -> JaxprEqn:
-    """One step: random bits become a call; functions that are called are rewritten too."""
-    if step.primitive.name == "random_bits" and _is_served(step):
-        return _call(step)
-    params = {name: _inner(value, known) for name, value in step.params.items()}
-    return step.replace(params=params)
-
-
-def _inner(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
-    if isinstance(value, ClosedJaxpr | Jaxpr):
-        return _rewritten(value, known)
-    if isinstance(value, tuple) and any(isinstance(part, ClosedJaxpr) for part in value):
-        return tuple(_inner(part, known) for part in value)
-    return value
+class _WrittenOut(JaxprRewriter):
+    def equation(self, eqn: JaxprEqn, context: Any) -> Iterator[JaxprEqn]:
+        if eqn.primitive.name == "random_bits" and _is_served(eqn):
+            yield _call(eqn)
+        else:
+            yield self.inside(eqn, context)
 
 
 def _is_served(step: JaxprEqn) -> bool:
@@ -86,7 +71,7 @@ def _is_served(step: JaxprEqn) -> bool:
 def _call(step: JaxprEqn) -> JaxprEqn:
     """The step as a call of `_bits`."""
     bits = functools.partial(_bits, step.params["bit_width"], step.params["shape"])
-    [call] = jax.make_jaxpr(jax.jit(bits))(step.invars[0].aval).jaxpr.eqns
+    [call] = opened(jax.make_jaxpr(jax.jit(bits))(step.invars[0].aval)).eqns
     return step.replace(primitive=call.primitive, params=call.params)
 
 

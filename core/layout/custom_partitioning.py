@@ -43,10 +43,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend.core import Primitive
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from isoshard.core.runtime import _jax_internals
+from isoshard.core.runtime._jax_internals.jaxprs import Primitive
 
 from .mesh import mesh_of
 

@@ -18,7 +18,9 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
+
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Literal
+from isoshard.core.runtime.jaxprs import opened
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ class EquationFlow:
     @property
     def inputs(self) -> int:
         """How many inputs the program has; their values have the first numbers."""
-        return len(self.program.jaxpr.invars)
+        return len(opened(self.program).invars)
 
     @functools.cached_property
     def read_together(self) -> list[tuple[int, list[int]]]:
@@ -83,7 +85,7 @@ class EquationFlow:
         Args:
             program: any closed jaxpr.
         """
-        jaxpr = program.jaxpr
+        jaxpr = opened(program)
         equations = needed(jaxpr.eqns, jaxpr.outvars)
         inputs = [*jaxpr.invars, *jaxpr.constvars]
         numbers = {variable: number for number, variable in enumerate(inputs)}
@@ -114,7 +116,7 @@ class EquationFlow:
 
     def variables(self) -> list[Any]:
         """The program's variable of each value."""
-        jaxpr = self.program.jaxpr
+        jaxpr = opened(self.program)
         made = [variable for one in self.equations for variable in one.outvars]
         return [*jaxpr.invars, *jaxpr.constvars, *made]
 

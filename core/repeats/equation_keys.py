@@ -20,9 +20,10 @@ from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Jaxpr, Literal
+from isoshard.core.runtime.jaxprs import opened
 
 _WITH_RULES = ("custom_jvp_call", "custom_vjp_call")
 _MARK = re.compile(r"(?<=^gradient:).*|\d+")
@@ -145,9 +146,9 @@ class _Keys:
             self._array(one) if isinstance(one, np.ndarray | np.generic) else ("object", id(one))
             for one in program.consts
         ]
-        return "closed", self._once(program.jaxpr, self._program), *consts
+        return "closed", self._once(opened(program), self._program), *consts
 
-    def _program(self, program: Jaxpr) -> Hashable:
+    def _program(self, program: Any) -> Hashable:
         numbers: dict[Any, int] = {}
 
         def atom(one: Any) -> Hashable:

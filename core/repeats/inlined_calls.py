@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Literal, Var, jaxprs_in_params
 from jax.sharding import Sharding
 
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Literal, Var
 from isoshard.core.runtime.jaxprs import equations as all_equations
+from isoshard.core.runtime.jaxprs import jaxprs_inside, opened, replaced
 
 _BODY = {"jit": "jaxpr", "closed_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 """Primitive that calls one program with its operands -> the parameter that has it."""
@@ -40,16 +41,16 @@ def inlined(program: ClosedJaxpr, holding: str = "") -> ClosedJaxpr:
     def wanted(equation: Any) -> bool:
         return _holds(equation, holding) if holding else _is_call(equation)
 
-    if not any(wanted(one) for one in program.jaxpr.eqns):
+    if not any(wanted(one) for one in opened(program).eqns):
         return program
     names: dict[Any, Any] = {}
     equations: list[Any] = []
-    for one in program.jaxpr.eqns:
+    for one in opened(program).eqns:
         operands = [_read(atom, names) for atom in one.invars]
         if not wanted(one):
             equations.append(one.replace(invars=operands))
             continue
-        inner = one.params[_BODY[one.primitive.name]].jaxpr
+        inner = opened(one.params[_BODY[one.primitive.name]])
         inside = dict(zip(inner.invars, operands, strict=True))
         for each in inner.eqns:  # one program may be called often: each call has its own results
             made = [Var(variable.aval) for variable in each.outvars]
@@ -57,8 +58,8 @@ def inlined(program: ClosedJaxpr, holding: str = "") -> ClosedJaxpr:
             equations.append(each.replace(invars=read, outvars=made))
             inside.update(zip(each.outvars, made, strict=True))
         names.update(zip(one.outvars, [_read(atom, inside) for atom in inner.outvars], strict=True))
-    results = [_read(one, names) for one in program.jaxpr.outvars]
-    found = program.replace(jaxpr=program.jaxpr.replace(eqns=equations, outvars=results))
+    results = [_read(one, names) for one in opened(program).outvars]
+    found = replaced(program, eqns=equations, outvars=results)
     return inlined(found, holding) if holding else found
 
 
@@ -78,7 +79,7 @@ def _is_call(equation: Any) -> bool:
     params = equation.params
     if equation.primitive.name != "jit" or params["jaxpr"].consts or equation.effects:
         return False
-    if any(any(jaxprs_in_params(one.params)) for one in params["jaxpr"].eqns):
+    if any(any(jaxprs_inside(one.params)) for one in params["jaxpr"].eqns):
         return False
     layouts = (*params["in_shardings"], *params["out_shardings"])
     return not any(isinstance(one, Sharding) for one in layouts) and not any(

@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, jaxpr_as_fun
+
+from isoshard.core.runtime._jax_internals.jaxprs import DebugInfo, Jaxpr, jaxpr_as_fun
+from isoshard.core.runtime.jaxprs import closed
 
 _NAMES = DebugInfo("repeats", "rolled", None, None)
 
@@ -22,7 +24,7 @@ def function_of(variables: list[Any], results: Sequence[Any], equations: list[An
     """
     effects: Any = frozenset().union(*[one.effects for one in equations])
     jaxpr = Jaxpr([], variables, list(results), equations, effects, _NAMES)
-    return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+    return jaxpr_as_fun(closed(jaxpr))
 
 
 def over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count: int) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from isoshard.core.repeats.equation_flow import EquationFlow, needed
@@ -23,6 +22,7 @@ from isoshard.core.repeats.row_updates import RowUpdates
 from isoshard.core.repeats.side_by_side import BatchedEquation
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
 from isoshard.core.repeats.updates_in_loops import LoopUpdates
+from isoshard.core.runtime._jax_internals.jaxprs import Var
 
 
 class LoopEmission:

@@ -12,11 +12,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import jaxprs_in_params
-
 from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.loop_plans import LoopPlan, RecomputedEquation
 from isoshard.core.repeats.stacked_values import StackedValues
+from isoshard.core.runtime.jaxprs import jaxprs_inside
 
 Values = tuple[int, ...]
 """The value of each iteration, in the order of arrays."""
@@ -146,7 +145,7 @@ class _Later:
 
 
 def _is_cheap(equation: Any) -> bool:
-    inside = list(jaxprs_in_params(equation.params))
+    inside = list(jaxprs_inside(equation.params))
     if equation.primitive.name in ("jit", "pjit"):
         return all(_is_cheap(one) for program in inside for one in program.eqns)
     return equation.primitive.name in _CHEAP and not inside

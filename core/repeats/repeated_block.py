@@ -25,9 +25,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jax.extend.core import jaxprs_in_params
 
 from isoshard.core.repeats.equation_flow import EquationFlow
+from isoshard.core.runtime.jaxprs import jaxprs_inside
 
 _OUTSIDE = np.iinfo(np.int64).min
 """Stands in a pattern for an operand that comes from outside."""
@@ -240,7 +240,7 @@ def _intervals(
 
 
 def _written_out(equation: Any) -> int:
-    inside = jaxprs_in_params(equation.params)
+    inside = jaxprs_inside(equation.params)
     return 1 + sum(_written_out(one) for program in inside for one in program.eqns)
 
 

@@ -30,7 +30,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from isoshard.core.repeats.common_equations import computed_once
@@ -50,6 +49,8 @@ from isoshard.core.repeats.side_by_side import SideBySide
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
 from isoshard.core.repeats.updates_in_loops import LoopUpdates, updates_in
 from isoshard.core.repeats.wanted_arrays import wanted_arrays
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Var
+from isoshard.core.runtime.jaxprs import opened
 
 _WORTH = 8
 """A loop saves at least so many equations."""
@@ -209,8 +210,8 @@ def _check(
     if at_least < 2:
         raise ValueError(f"at_least={at_least}: a loop has 2 iterations or more")
     for what, given, wanted in (
-        ("labels", labels, len(program.jaxpr.invars)),
-        ("replaces", replaces, len(program.jaxpr.outvars)),
+        ("labels", labels, len(opened(program).invars)),
+        ("replaces", replaces, len(opened(program).outvars)),
     ):
         if given is not None and len(given) != wanted:
             of = "inputs" if what == "labels" else "results"

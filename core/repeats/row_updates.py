@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Var
 
 from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.jaxpr_functions import function_of, over_rows
 from isoshard.core.repeats.side_by_side import BatchedEquation
 from isoshard.core.repeats.stacked_values import StackedArray
 from isoshard.core.repeats.updates_in_loops import LoopUpdates
+from isoshard.core.runtime._jax_internals.jaxprs import Var
 
 
 class RowUpdates:

@@ -38,7 +38,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import AxisType, NamedSharding
 
 from isoshard.core.layout.axis_types import (
@@ -52,6 +51,8 @@ from isoshard.core.layout.axis_types import (
 )
 from isoshard.core.layout.partial_sums import stored, unreduced
 from isoshard.core.layout.spec import named_sharding
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, JaxprEqn, Literal
+from isoshard.core.runtime.jaxprs import jaxprs_inside, opened, scan_counts
 
 from ..errors import ModelError
 
@@ -90,7 +91,7 @@ class FlatProgram:
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Compute it, under Auto axes, with those inputs that are read."""
-        inner = self.jaxpr.jaxpr
+        inner = opened(self.jaxpr)
         inputs = tuple(under_auto(x) if isinstance(x, jax.Array) else x for x in inputs)
         known = dict(zip((inner.invars[at] for at in self.read), inputs, strict=True))
         known.update(zip(inner.constvars, self.jaxpr.consts, strict=True))
@@ -116,26 +117,26 @@ def flat_program(fn: Callable[..., Any], inputs: Sequence[Any]) -> FlatProgram:
             (unreduced axes), or lays values out inside `while` or `cond`; all faults are collected.
     """
     traced = jax.make_jaxpr(fn)(*inputs)
-    faults = list(dict.fromkeys(_faults(traced.jaxpr)))
+    faults = list(dict.fromkeys(_faults(traced)))
     if faults:
         raise ModelError("\n  ".join(["the function cannot be written as ONNX:", *faults]))
     notes = _Notes()
 
     def flat(*leaves: Any) -> list[Any]:
         notes.start(leaves)
-        results = _run(traced.jaxpr, traced.consts, leaves, notes)
+        results = _run(traced, leaves, notes)
         return [*results, *notes.values]
 
     with untyped_context():
         whole = jax.make_jaxpr(flat)(*map(_untyped, inputs))
-    steps = _needed(whole.jaxpr)
+    steps = _needed(whole)
     asked = {id(atom) for step in steps for atom in step.invars}
-    asked.update(id(atom) for atom in whole.jaxpr.outvars)
+    asked.update(id(atom) for atom in opened(whole).outvars)
     return FlatProgram(
         whole,
         steps,
-        tuple(at for at, var in enumerate(whole.jaxpr.invars) if id(var) in asked),
-        len(whole.jaxpr.outvars) - len(notes.layouts),
+        tuple(at for at, var in enumerate(opened(whole).invars) if id(var) in asked),
+        len(opened(whole).outvars) - len(notes.layouts),
         tuple(notes.layouts),
         notes.given,
     )
@@ -201,7 +202,9 @@ def _alike(one: Any, other: NamedSharding, kind: AxisType) -> bool:
     return along(one.spec, other.mesh, kind) == along(other.spec, other.mesh, kind)
 
 
-def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], notes: _Notes) -> list[Any]:
+def _run(program: Any, args: Sequence[Any], notes: _Notes) -> list[Any]:
+    """Evaluate a program, closed or not."""
+    jaxpr, consts = opened(program), getattr(program, "consts", ())
     known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     known.update(zip(jaxpr.invars, args, strict=True))
     for step in jaxpr.eqns:
@@ -230,24 +233,23 @@ def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], notes: _Notes
 
 def _call(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
     body = next(step.params[key] for key in _BODIES if key in step.params)
-    inner, consts = (body.jaxpr, body.consts) if isinstance(body, ClosedJaxpr) else (body, ())
     said = step.params.get("in_shardings", (None,) * len(given))
     given = [notes.asked(value, layout) for value, layout in zip(given, said, strict=True)]
-    results = _run(inner, consts, given, notes)
+    results = _run(body, given, notes)
     said = step.params.get("out_shardings", (None,) * len(results))
     return [notes.asked(value, layout) for value, layout in zip(results, said, strict=True)]
 
 
 def _scan(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
     """All turns of a loop whose number is known, one after the other."""
-    body, length, fixed = step.params["jaxpr"], step.params["length"], step.params["num_consts"]
-    carried = step.params["num_carry"]
+    body, length = step.params["jaxpr"], step.params["length"]
+    fixed, carried = scan_counts(step.params)
     consts, carry = list(given[:fixed]), list(given[fixed : fixed + carried])
     turns = range(length - 1, -1, -1) if step.params["reverse"] else range(length)
     rows: dict[int, list[Any]] = {}
     for turn in turns:
         row = [jax.lax.index_in_dim(x, turn, 0, keepdims=False) for x in given[fixed + carried :]]
-        found = _run(body.jaxpr, body.consts, [*consts, *carry, *row], notes)
+        found = _run(body, [*consts, *carry, *row], notes)
         carry, rows[turn] = found[:carried], found[carried:]
     if not length:
         shapes: list[Any] = [var.aval for var in step.outvars[carried:]]
@@ -263,8 +265,8 @@ def _while(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
     goes_on, body = step.params["cond_jaxpr"], step.params["body_jaxpr"]
     asked, consts, start = given[:read], given[read : read + fixed], given[read + fixed :]
     found = jax.lax.while_loop(
-        lambda held: _run(goes_on.jaxpr, goes_on.consts, [*asked, *held], notes)[0],
-        lambda held: _run(body.jaxpr, body.consts, [*consts, *held], notes),
+        lambda held: _run(goes_on, [*asked, *held], notes)[0],
+        lambda held: _run(body, [*consts, *held], notes),
         list(start),
     )
     return list(found)
@@ -277,7 +279,7 @@ def _cond(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
 
 
 def _branch(body: ClosedJaxpr, *args: Any, notes: _Notes) -> list[Any]:
-    return _run(body.jaxpr, body.consts, args, notes)
+    return _run(body, args, notes)
 
 
 _LOOPS = {"while": _while, "cond": _cond}
@@ -312,8 +314,9 @@ def _store(known: dict[Any, Any], step: JaxprEqn, results: Sequence[Any]) -> Non
     known.update(zip(step.outvars, results, strict=True))
 
 
-def _needed(jaxpr: Jaxpr) -> tuple[JaxprEqn, ...]:
+def _needed(program: Any) -> tuple[JaxprEqn, ...]:
     """The equations that a result depends on."""
+    jaxpr = opened(program)
     asked = {id(atom) for atom in jaxpr.outvars}
     kept = []
     for step in reversed(jaxpr.eqns):
@@ -323,8 +326,8 @@ def _needed(jaxpr: Jaxpr) -> tuple[JaxprEqn, ...]:
     return tuple(reversed(kept))
 
 
-def _faults(jaxpr: Jaxpr, around: str = "") -> Iterator[str]:
-    for step in _needed(jaxpr):
+def _faults(program: Any, around: str = "") -> Iterator[str]:
+    for step in _needed(program):
         yield from _faults_of(step, around)
 
 
@@ -348,7 +351,7 @@ def _faults_of(step: JaxprEqn, around: str) -> Iterator[str]:
     elif around and (name == _CONSTRAINT or _said(step, step.params.get("dst_sharding"))):
         yield f"{name} inside {around}: ONNX's loops have no layouts inside; lay values out outside"
     else:
-        for body in _bodies(step):
+        for body in jaxprs_inside(step.params):
             yield from _faults(body, around or (name if name not in _WRITTEN_OUT else ""))
 
 
@@ -356,12 +359,3 @@ def _open_sum(step: JaxprEqn) -> Any:
     """The spec of a result whose sum is still to be taken, or None."""
     said = [step.params.get(key) for key in (*_TYPES, "dst_sharding")]
     return next((one.spec for one in said if one is not None and unreduced(one)), None)
-
-
-def _bodies(step: JaxprEqn) -> Iterator[Jaxpr]:
-    for value in step.params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(one, ClosedJaxpr):
-                yield one.jaxpr
-            elif isinstance(one, Jaxpr):
-                yield one

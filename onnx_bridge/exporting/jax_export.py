@@ -32,6 +32,7 @@ from isoshard.core.layout.axis_types import auto, constrain, is_typed
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.plan.rule_patterns import check_patterns, matches
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.jaxprs import opened
 
 from ..annotating.annotate import annotate
 from ..annotating.staging import Stages
@@ -221,7 +222,7 @@ def _converted(
 
 def _value_names(program: FlatProgram, outputs: Sequence[str], used: set[str]) -> list[str]:
     """A name for each result, then for each value laid out; what is a result has that name."""
-    atoms = program.jaxpr.jaxpr.outvars
+    atoms = opened(program.jaxpr).outvars
     known = dict(zip(map(id, reversed(atoms[: len(outputs)])), reversed(outputs), strict=True))
     names = list(outputs)
     for at, atom in enumerate(atoms[len(outputs) :]):

@@ -32,6 +32,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.plan import Plan
+from isoshard.core.runtime.jaxprs import opened
 
 from ..errors import AnnotationError, AnnotationWarning
 from ..reading.graph import Graph
@@ -127,7 +128,7 @@ def _of_leaves(
 
 def _of_values(program: FlatProgram, names: Sequence[str], mesh: Mesh) -> dict[str, P]:
     found: dict[str, P] = {}
-    atoms = program.jaxpr.jaxpr.outvars[program.results :]
+    atoms = opened(program.jaxpr).outvars[program.results :]
     for name, layout, atom in zip(names[program.results :], program.layouts, atoms, strict=True):
         found |= _said(name, layout, atom.aval.ndim, mesh)
     return found

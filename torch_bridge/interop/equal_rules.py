@@ -14,8 +14,16 @@ from typing import Any
 import jax
 import numpy as np
 from jax.dtypes import float0
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, Literal, Var, jaxpr_as_fun
 
+from isoshard.core.runtime._jax_internals.jaxprs import (
+    ClosedJaxpr,
+    DebugInfo,
+    Jaxpr,
+    Literal,
+    Var,
+    jaxpr_as_fun,
+)
+from isoshard.core.runtime.jaxprs import closed, replaced
 from isoshard.core.runtime.jaxprs import equations as equations_of
 
 _CALLS = ("custom_vjp_call", "custom_jvp_call")
@@ -34,7 +42,7 @@ def with_equal_rules(program: ClosedJaxpr) -> ClosedJaxpr:
     known: dict[Hashable, Any] = {}
     alive = []  # the constants of rules are told apart by their identity
     equations = []
-    for equation in program.jaxpr.eqns:
+    for equation in program.eqns:
         if equation.primitive.name.startswith(_CALLS):
             traced, rule = _rule(equation)
             alive.append(traced)
@@ -43,14 +51,14 @@ def with_equal_rules(program: ClosedJaxpr) -> ClosedJaxpr:
         equations.append(equation)
     if not known:
         return program
-    return ClosedJaxpr(program.jaxpr.replace(eqns=equations), program.consts)
+    return replaced(program, eqns=equations)
 
 
 def _rule(equation: Any) -> tuple[ClosedJaxpr | None, Hashable]:
     """What a call and its gradient compute, traced and as a key; None if that cannot be told."""
     inputs = [*dict.fromkeys(one for one in equation.invars if isinstance(one, Var))]
     alone = Jaxpr([], inputs, list(equation.outvars), [equation], equation.effects, _NAMES)
-    called = jaxpr_as_fun(ClosedJaxpr(alone, ()))
+    called = jaxpr_as_fun(closed(alone))
 
     def both(given: list[Any], cotangents: list[Any]) -> list[Any]:
         results, pull = jax.vjp(lambda *values: called(*values), *given)

@@ -23,9 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import jaxpr_as_fun
 
 from isoshard.core.layout.axis_types import is_typed
+from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
+from isoshard.core.runtime.jaxprs import opened
 
 
 class Pulled:
@@ -60,7 +61,7 @@ class Pulled:
         traced = jax.make_jaxpr(self._with_residuals)(*operands)
         self.holds_tracers = any(isinstance(const, Tracer) for const in traced.consts)
         self._compute = jaxpr_as_fun(traced)
-        jaxpr = traced.jaxpr
+        jaxpr = opened(traced)
         count = self.structure.num_leaves
         results = jaxpr.outvars[:count]
         self.operands = [var.aval for var in jaxpr.invars]

@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import torch
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -40,6 +39,8 @@ from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.layout.mesh import ambient_mesh
 from isoshard.core.layout.spec import SpecLike, named_sharding
 from isoshard.core.layout.uneven import UnevenArray, is_uneven
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, jaxpr_as_fun
+from isoshard.core.runtime.jaxprs import closed, opened
 from isoshard.core.transfer.exchange import lay_out
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import ArrayLike, Leaf, PyTree
@@ -346,7 +347,7 @@ def _chosen(
     count = len(program.consts)
 
     def alone(*arrays: Any) -> list[Any]:
-        return jaxpr_as_fun(ClosedJaxpr(program.jaxpr, arrays[:count]))(*arrays[count:])
+        return jaxpr_as_fun(closed(opened(program), arrays[:count]))(*arrays[count:])
 
     device = grid.abstract_device
     return propagated(alone, shapes, jax.default_backend() if device is None else device.platform)

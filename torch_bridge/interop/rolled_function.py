@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -22,7 +21,8 @@ from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.planner.axes.border_layouts import spread_layouts
 from isoshard.core.repeats.rolled_program import rolled
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime.jaxprs import equations
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Var, jaxpr_as_fun
+from isoshard.core.runtime.jaxprs import closed, equations, opened
 from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
 from isoshard.torch_bridge.engine.compiling.loop_copies import loop_copies
 from isoshard.torch_bridge.engine.compiling.rolled_plan import said
@@ -49,14 +49,14 @@ def rolled_values(
     """
     lies = [_layout(*pair) for pair in zip(inputs, types, strict=True)]
     if any(isinstance(one, Tracer) for one in program.consts):  # of a trace around this one
-        closed, count = program, len(program.consts)
+        jaxpr, count = opened(program), len(program.consts)
 
-        def opened(*values: Any) -> Any:
-            return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, values[:count]))(*values[count:])
+        def with_constants(*values: Any) -> Any:
+            return jaxpr_as_fun(closed(jaxpr, values[:count]))(*values[count:])
 
         inputs = [*program.consts, *inputs]
         lies = [*[None] * count, *lies]
-        program = jax.make_jaxpr(opened)(*inputs)
+        program = jax.make_jaxpr(with_constants)(*inputs)
     borders = _borders(program, lies)
     found = rolled(with_equal_rules(program), differentiated=True, layouts=borders)
     where = metrics.user_location()

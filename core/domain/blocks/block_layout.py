@@ -26,7 +26,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
@@ -36,6 +35,7 @@ from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh
 from isoshard.core.layout.mesh import as_mesh, mesh_of
 from isoshard.core.layout.spec import named_sharding, same_layout
 from isoshard.core.layout.uneven import Sizes, UnevenArray
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn, Primitive
 from isoshard.core.transfer.host_memory import host_to_jax, narrowed
 from isoshard.core.transfer.relayout import lay_out
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jax.sharding import NamedSharding
 
 from isoshard.core.layout.axis_types import is_typed, under_auto
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from isoshard.core.runtime.jaxprs import opened
 
 from .block_values import Value, as_value
 from .splits import AxisSplit
@@ -162,7 +163,7 @@ def _asks(eqn: JaxprEqn) -> bool:
 
 def interpret_closed(closed: ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
     """Run a jaxpr with its constants."""
-    return interpret(closed.jaxpr, closed.consts, values)
+    return interpret(opened(closed), closed.consts, values)
 
 
 def _plain(eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:

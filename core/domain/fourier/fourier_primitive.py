@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from isoshard.core.layout import custom_partitioning
+from isoshard.core.runtime._jax_internals.jaxprs import Primitive
 
 from .fourier_split import Along, split_transform, whole_transform
 

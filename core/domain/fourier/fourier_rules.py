@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import JaxprEqn
 from jax.lax import FftType
 
 from isoshard.core.domain.blocks.block_values import Value
 from isoshard.core.domain.blocks.hints import but
 from isoshard.core.domain.blocks.interpreting import pack_like, rule
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
 
 from .fourier_primitive import transform
 

@@ -29,7 +29,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from isoshard.core.domain.blocks.block_values import Frame, Value
@@ -38,6 +37,7 @@ from isoshard.core.domain.blocks.uneven_values import operand_of, placed, value_
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout import custom_partitioning
 from isoshard.core.layout.uneven import is_uneven
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn, Primitive
 
 from .value_calls import on_arrays, results_of
 

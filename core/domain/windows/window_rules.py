@@ -13,7 +13,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import JaxprEqn
 
 from isoshard.core.domain.blocks.array_layout import layout_of
 from isoshard.core.domain.blocks.block_values import Value
@@ -22,6 +21,7 @@ from isoshard.core.domain.blocks.interpreting import bind, pack_like, rule, run_
 from isoshard.core.domain.blocks.splits import AxisSplit
 from isoshard.core.domain.blocks.uneven_values import operand_of, placed, value_of
 from isoshard.core.domain.lifting.rules.ordering_rules import ordered
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
 
 from .conv import ConvReach, ConvWindow
 from .pool import PoolReach

@@ -22,8 +22,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Var
 
 from ..traced.rolled_step import rolled_step
 from ..traced.traced_step import TracedStep

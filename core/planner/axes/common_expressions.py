@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from jax.extend.core import Literal
+
+from isoshard.core.runtime._jax_internals.jaxprs import Literal
 
 CONSTANT = -1
 """The number of all values that are made of nothing but constants: each use makes its own."""

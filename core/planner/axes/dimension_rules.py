@@ -24,7 +24,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jax.extend.core import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime.jaxprs import jaxprs_inside, opened
 
 from . import contracted_dimensions as contracted
 from . import indexed_dimensions as indexed
@@ -242,7 +243,7 @@ def primitives(program: Any) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     seen: set[int] = set()
-    stack = [getattr(program, "jaxpr", program)]
+    stack = [opened(program)]
     while stack:
         jaxpr = stack.pop()
         if id(jaxpr) in seen:
@@ -251,22 +252,7 @@ def primitives(program: Any) -> dict[str, int]:
         for equation in jaxpr.eqns:
             name = equation.primitive.name
             found[name] = found.get(name, 0) + 1
-            stack += inner_jaxprs(equation.params)
-    return found
-
-
-def inner_jaxprs(params: Mapping[str, Any]) -> list[Any]:
-    """The jaxprs in an equation's parameters, open.
-
-    Args:
-        params: of the equation.
-    """
-    found = []
-    for value in params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            inner = getattr(one, "jaxpr", one)
-            if hasattr(inner, "eqns"):
-                found.append(inner)
+            stack += map(opened, jaxprs_inside(equation.params))
     return found
 
 

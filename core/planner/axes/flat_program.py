@@ -24,7 +24,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
+
+from isoshard.core.runtime._jax_internals.jaxprs import Literal
 
 from .common_expressions import CONSTANT, equation_key
 from .dimension_rules import dimension_rule, elementwise_rule, is_elementwise

@@ -16,7 +16,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jax.extend.core import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime.jaxprs import is_jaxpr, opened, scan_counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +103,9 @@ def bodies(equation: JaxprEqn) -> tuple[Body, ...]:
     key = _CALLS.get(name)
     if not key or key not in params:
         return ()
-    jaxpr = _open(params[key])
-    if jaxpr is None:
+    if not is_jaxpr(params[key]):
         return ()
+    jaxpr = opened(params[key])
     shift = len(equation.invars) - len(jaxpr.invars)
     if shift < 0:
         return ()
@@ -123,14 +124,9 @@ def has_bodies(name: str) -> bool:
     return name in _CALLS or name in ("scan", "while", "cond")
 
 
-def _open(program: Any) -> Any:
-    jaxpr = getattr(program, "jaxpr", program)
-    return jaxpr if hasattr(jaxpr, "eqns") else None
-
-
 def _scan(params: Mapping[str, Any]) -> Body:
-    jaxpr = _open(params["jaxpr"])
-    constants, carry = params["num_consts"], params["num_carry"]
+    jaxpr = opened(params["jaxpr"])
+    constants, carry = scan_counts(params)
     rows = constants + carry
     return Body(
         jaxpr,
@@ -143,7 +139,7 @@ def _scan(params: Mapping[str, Any]) -> Body:
 
 
 def _while(params: Mapping[str, Any]) -> tuple[Body, Body]:
-    condition, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])
+    condition, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
     first, second = params["cond_nconsts"], params["body_nconsts"]
     carry = len(body.invars) - second
     return (
@@ -165,7 +161,7 @@ def _while(params: Mapping[str, Any]) -> tuple[Body, Body]:
 
 
 def _branch(program: Any, results: int) -> Body:
-    jaxpr = _open(program)
+    jaxpr = opened(program)
     return Body(
         jaxpr,
         tuple(Link(n + 1, n) for n in range(len(jaxpr.invars))),

@@ -21,8 +21,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jax.sharding import NamedSharding
+
+from isoshard.core.runtime._jax_internals.jaxprs import Literal
+from isoshard.core.runtime.jaxprs import JaxprRewriter, opened, replaced
 
 from ..axes.dimension_rules import is_elementwise
 from ..traced.traced_step import GRADIENT, MODULE, TracedStep
@@ -38,7 +40,7 @@ def constrained(program: Any, layouts: Mapping[str, NamedSharding]) -> Any:
         program: a closed jaxpr.
         layouts: by name of the module, without `module:`.
     """
-    return _Constraints(layouts).of(program) if layouts else program
+    return _Constraints(layouts).program(program) if layouts else program
 
 
 def module_of(equation: Any, mark: str = MODULE) -> str | None:
@@ -61,7 +63,7 @@ def with_free_results(step: TracedStep) -> TracedStep:
     Args:
         step: as traced.
     """
-    jaxpr = step.program.jaxpr
+    jaxpr = opened(step.program)
     made = {var: one for one in jaxpr.eqns for var in one.outvars}
     free: dict[Any, Any] = {}
     for result, var in zip(step.results, jaxpr.outvars, strict=True):
@@ -84,8 +86,9 @@ def with_free_results(step: TracedStep) -> TracedStep:
         for one in jaxpr.eqns
         if not any(var in free for var in one.outvars)
     ]
-    program = jaxpr.replace(eqns=equations, outvars=[of(var) for var in jaxpr.outvars])
-    return dataclasses.replace(step, program=step.program.replace(jaxpr=program))
+    outvars = [of(var) for var in jaxpr.outvars]
+    program = replaced(step.program, eqns=equations, outvars=outvars)
+    return dataclasses.replace(step, program=program)
 
 
 def _updating(result: Any, made: Mapping[Any, Any]) -> Iterator[Any]:
@@ -104,52 +107,27 @@ def _updating(result: Any, made: Mapping[Any, Any]) -> Iterator[Any]:
             stack += one.invars
 
 
-class _Constraints:
+class _Constraints(JaxprRewriter):
     def __init__(self, layouts: Mapping[str, NamedSharding]) -> None:
+        super().__init__()
         self._layouts = layouts
-        self._seen: dict[int, tuple[Any, Any]] = {}
 
-    def of(self, value: Any) -> Any:
-        if isinstance(value, ClosedJaxpr):
-            inner = self.of(value.jaxpr)
-            return value if inner is value.jaxpr else value.replace(jaxpr=inner)
-        if isinstance(value, Jaxpr):
-            found = self._seen.get(id(value))
-            if found is None:
-                found = self._seen[id(value)] = (value, self._jaxpr(value))
-            return found[1]
-        if type(value) in (tuple, list):
-            items = [self.of(one) for one in value]
-            if all(new is old for new, old in zip(items, value, strict=True)):
-                return value
-            return type(value)(items)
-        return value
-
-    def _jaxpr(self, jaxpr: Any) -> Any:
-        equations = [new for one in jaxpr.eqns for new in self._equations(one)]
-        if len(equations) == len(jaxpr.eqns) and all(
-            new is old for new, old in zip(equations, jaxpr.eqns, strict=True)
-        ):
-            return jaxpr
-        return jaxpr.replace(eqns=equations)
-
-    def _equations(self, equation: Any) -> Iterator[Any]:
-        modules = module_of(equation) or module_of(equation, GRADIENT) or ""
-        said = (self._layouts.get(module) for module in modules.split(","))
-        layout = next((one for one in said if one is not None), None)
-        if layout is not None and equation.outvars[0].aval.ndim >= len(layout.spec):
-            yield from _behind(equation, layout)
-            return
-        params = {name: self.of(value) for name, value in equation.params.items()}
-        same = all(params[name] is value for name, value in equation.params.items())
-        yield equation if same else equation.replace(params=params)
+    def equation(self, eqn: Any, context: Any) -> Iterator[Any]:
+        modules = module_of(eqn) or module_of(eqn, GRADIENT) or ""
+        layouts = (self._layouts.get(module) for module in modules.split(","))
+        layout = next((one for one in layouts if one is not None), None)
+        if layout is not None and eqn.outvars[0].aval.ndim >= len(layout.spec):
+            yield from _behind(eqn, layout)
+        else:
+            yield self.inside(eqn, context)
 
 
 def _behind(equation: Any, layout: NamedSharding) -> Iterator[Any]:
     """An equation, and a constraint that takes its result's place."""
     (result,) = equation.outvars
     given = jax.ShapeDtypeStruct(result.aval.shape, result.aval.dtype)
-    small = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, layout))(given).jaxpr
+    small = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, layout))(given)
+    small = opened(small)
     (constraint,) = small.eqns
     yield equation.replace(outvars=[small.invars[0]])
     yield constraint.replace(outvars=[result], source_info=equation.source_info)

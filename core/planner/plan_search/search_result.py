@@ -171,7 +171,7 @@ def _ways_out(step: TracedStep, rests: bool) -> list[str]:
     ways = ["a smaller batch"]
     again = ("remat", "remat2", "checkpoint")
     how = RECOMPUTE.get(step.framework)
-    if how and not any(one.primitive.name in again for one in step.program.jaxpr.eqns):
+    if how and not any(one.primitive.name in again for one in step.program.eqns):
         ways.append(f"layers computed again in the backward pass ({how})")
     if any(one.role == "parameter" and one.dtype.itemsize > 2 for one in step.inputs):
         ways.append("parameters or optimizer state in bfloat16")

@@ -17,6 +17,8 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding
 
+from isoshard.core.runtime.jaxprs import jaxprs_inside
+
 from ..machine.topologies import topology_of
 from ..traced.rolled_step import rolled_step
 from ..traced.traced_step import TracedStep
@@ -51,7 +53,7 @@ class SearchedStep:
         known = self.program.modules
         alike = {_NUMBER.sub("*", name): name for name in reversed(tuple(known))}
         found = {}
-        for name in dict.fromkeys(_marked(self.written.program.jaxpr)):
+        for name in dict.fromkeys(_marked(self.written.program)):
             one = name if name in known else alike.get(_NUMBER.sub("*", name))
             if name and one is not None:  # the whole model's output is that of its last module
                 found[name] = one
@@ -176,7 +178,7 @@ def with_loops(step: TracedStep) -> TracedStep:
 
 
 def _loops(step: TracedStep) -> int:
-    return sum(one.primitive.name == "scan" for one in step.program.jaxpr.eqns)
+    return sum(one.primitive.name == "scan" for one in step.program.eqns)
 
 
 def _marked(jaxpr: Any) -> Iterator[str]:
@@ -185,8 +187,5 @@ def _marked(jaxpr: Any) -> Iterator[str]:
         module = module_of(equation)
         if module is not None:
             yield module
-        for value in equation.params.values():
-            for one in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(one, "jaxpr", one)
-                if hasattr(inner, "eqns"):
-                    yield from _marked(inner)
+        for nested in jaxprs_inside(equation.params):
+            yield from _marked(nested)

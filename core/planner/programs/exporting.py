@@ -14,20 +14,21 @@ arrays that they stand for.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax import export
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
-from jax.extend.core.primitives import closed_call_p
 from jax.sharding import NamedSharding
 
 from isoshard.core.layout.axis_types import is_typed
 from isoshard.core.planner.axes.flops import flops_of
-from isoshard.core.planner.traced.abstract_meshes import on_abstract_mesh
+from isoshard.core.planner.traced.abstract_meshes import abstract_layout, on_abstract_mesh
 from isoshard.core.planner.traced.source_lines import line_of, scope_of
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime._jax_internals import no_locations
+from isoshard.core.runtime._jax_internals.jaxprs import closed_call_p, jaxpr_as_fun
+from isoshard.core.runtime.jaxprs import JaxprRewriter
 
 from .hlo_costs import KERNEL
 from .planning_errors import PlanningError
@@ -133,34 +134,22 @@ def with_lines(program: Any) -> Any:
         A jaxpr of the same kind, in which operators of `custom_partitioning` are calls of what
         they stand for.
     """
-    if isinstance(program, ClosedJaxpr):
-        return program.replace(jaxpr=with_lines(program.jaxpr))
-    return program.replace(eqns=[_with_line(one) for one in program.eqns])
+    return _WithLines().program(program)
 
 
-def _with_line(equation: Any) -> Any:
-    if equation.primitive.name == "custom_partitioning":
-        call = {"call_jaxpr": equation.params["call"]}
-        equation = equation.replace(primitive=closed_call_p, params=call)
-    params = {name: _inner(value) for name, value in equation.params.items()}
-    if any(params[name] is not value for name, value in equation.params.items()):
-        equation = equation.replace(params=params)
-    line = line_of(equation)
-    scopes = [scope_of(line)] if line else []
-    if equation.primitive.name == "pallas_call":
-        scopes.append(f"{KERNEL}{flops_of(equation):.0f}")
-    source = equation.source_info
-    for scope in scopes:
-        source = source.replace(name_stack=source.name_stack.extend(scope))
-    return equation.replace(source_info=source) if scopes else equation
-
-
-def _inner(value: Any) -> Any:
-    if isinstance(value, ClosedJaxpr | Jaxpr):
-        return with_lines(value)
-    if type(value) in (tuple, list) and any(isinstance(v, ClosedJaxpr | Jaxpr) for v in value):
-        return type(value)(_inner(one) for one in value)
-    return value
+class _WithLines(JaxprRewriter):
+    def equation(self, eqn: Any, context: Any) -> Iterator[Any]:
+        if eqn.primitive.name == "custom_partitioning":
+            eqn = eqn.replace(primitive=closed_call_p, params={"call_jaxpr": eqn.params["call"]})
+        eqn = self.inside(eqn, context)
+        line = line_of(eqn)
+        scopes = [scope_of(line)] if line else []
+        if eqn.primitive.name == "pallas_call":
+            scopes.append(f"{KERNEL}{flops_of(eqn):.0f}")
+        source = eqn.source_info
+        for scope in scopes:
+            source = source.replace(name_stack=source.name_stack.extend(scope))
+        yield eqn.replace(source_info=source) if scopes else eqn
 
 
 def _pairs(step: TracedStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -187,4 +176,4 @@ def _in_order(values: list[Any], order: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def _abstract(layout: NamedSharding | None) -> NamedSharding | None:
-    return None if layout is None else on_abstract_mesh(layout)
+    return None if layout is None else abstract_layout(layout)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from isoshard.core.planner.costs.device_program import DeviceOp, DeviceProgram
 from isoshard.core.planner.reports.report import LiveArray
 from isoshard.core.planner.traced.traced_step import TracedStep
+from isoshard.core.runtime.jaxprs import JaxprRewriter
 
 from .planning_errors import PlanningError
 
@@ -74,7 +74,7 @@ def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
     mesh = Mesh(
         old.devices.take(range(size), axis=place), old.axis_names, axis_types=old.axis_types
     )
-    change = _Change(mesh.abstract_mesh, step.name)
+    change = _OnOtherMesh(mesh.abstract_mesh, step.name)
 
     def moved(layout: NamedSharding | None) -> NamedSharding | None:
         if layout is None:
@@ -84,7 +84,7 @@ def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
     return ScaledStep(
         dataclasses.replace(
             step,
-            program=change.of(step.program),
+            program=change.program(step.program),
             inputs=tuple(
                 dataclasses.replace(one, sharding=moved(one.sharding)) for one in step.inputs
             ),
@@ -98,33 +98,28 @@ def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
     )
 
 
-class _Change:
-    """A jaxpr with another abstract mesh wherever it names one."""
+class _OnOtherMesh(JaxprRewriter):
+    """Puts another abstract mesh wherever a program names one."""
 
     def __init__(self, mesh: AbstractMesh, name: str):
-        self.mesh = mesh
-        self.name = name
+        super().__init__()
+        self._mesh = mesh
+        self._name = name
 
-    def of(self, value: Any) -> Any:
+    def value(self, value: Any, context: Any) -> Any:
         if isinstance(value, Mesh | AbstractMesh):
-            return self.mesh
+            return self._mesh
         if isinstance(value, NamedSharding):
-            return NamedSharding(self.mesh, value.spec, memory_kind=value.memory_kind)
-        if isinstance(value, ClosedJaxpr):
-            return value.replace(jaxpr=self.of(value.jaxpr))
-        if isinstance(value, Jaxpr):
-            return value.replace(eqns=[self.equation(one) for one in value.eqns])
-        if type(value) in (tuple, list):
-            return type(value)(self.of(one) for one in value)
-        return value
+            return NamedSharding(self._mesh, value.spec, memory_kind=value.memory_kind)
+        return super().value(value, context)
 
-    def equation(self, one: Any) -> Any:
-        if one.primitive.name == "shard_map":
+    def equation(self, eqn: Any, context: Any) -> Iterator[Any]:
+        if eqn.primitive.name == "shard_map":
             raise PlanningError(
-                f"{self.name}: a part of it is written for each device by jax.shard_map, so it "
+                f"{self._name}: a part of it is written for each device by jax.shard_map, so it "
                 f"cannot be partitioned for fewer devices than it is planned for. {_OTHERWISE}"
             )
-        return one.replace(params={key: self.of(value) for key, value in one.params.items()})
+        yield self.inside(eqn, context)
 
 
 def scaled_back(

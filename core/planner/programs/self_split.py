@@ -30,19 +30,22 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Var, jaxprs_in_params
-from jax.extend.core.primitives import closed_call_p
 from jax.sharding import NamedSharding, PartitionSpec
 
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.planner.axes.border_layouts import border_layouts
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.repeats.inlined_calls import inlined
-from isoshard.core.runtime.jaxprs import equations
+from isoshard.core.runtime._jax_internals.jaxprs import (
+    ClosedJaxpr,
+    Var,
+    closed_call_p,
+)
+from isoshard.core.runtime.jaxprs import JaxprRewriter, equations, jaxprs_inside
 
 ASKED = "custom_partitioning"
 """The primitive of operators that are asked."""
@@ -65,7 +68,7 @@ def answered(step: TracedStep) -> ClosedJaxpr:
     program = inlined(step.program, holding=ASKED)
     laid = border_layouts(step, program, said=True)
     talking = list[Any]()
-    made = _mapped(program, lambda one, fixed: _answer(step, laid, one, fixed, talking))
+    made = _Answered(step, laid, talking).program(program)
     return made if talking else program
 
 
@@ -144,24 +147,19 @@ def _specs(layouts: Any) -> Any:
     return jax.tree.map(lambda one: one.spec, layouts)
 
 
-def _mapped(program: Any, change: Callable[[Any, dict[Any, Any]], list[Any]]) -> Any:
-    """A jaxpr with operators of `custom_partitioning` changed, at any depth."""
-    if isinstance(program, ClosedJaxpr):
-        return program.replace(jaxpr=_mapped(program.jaxpr, change))
-    if isinstance(program, Jaxpr):
-        laid = dict[Any, Any]()
-        return program.replace(
-            eqns=[new for one in program.eqns for new in _changed(one, laid, change)]
-        )
-    if type(program) in (tuple, list):
-        return type(program)(_mapped(one, change) for one in program)
-    return program
+class _Answered(JaxprRewriter):
+    """Puts what operators of `custom_partitioning` answer in their place, at any depth."""
 
+    def __init__(
+        self, step: TracedStep, laid: dict[Any, NamedSharding], talking: list[Any]
+    ) -> None:
+        super().__init__()
+        self._step, self._laid, self._talking = step, laid, talking
+        self._fixed = dict[Any, Any]()
 
-def _changed(equation: Any, laid: dict[Any, Any], change: Callable[..., list[Any]]) -> list[Any]:
-    if equation.primitive.name == ASKED:
-        return change(equation, laid)
-    if not any(_asks(inside) for inside in jaxprs_in_params(equation.params)):
-        return [equation]
-    params = {name: _mapped(value, change) for name, value in equation.params.items()}
-    return [equation.replace(params=params)]
+    def equation(self, eqn: Any, context: Any) -> Iterable[Any]:
+        if eqn.primitive.name == ASKED:
+            return _answer(self._step, self._laid, eqn, self._fixed, self._talking)
+        if any(_asks(nested) for nested in jaxprs_inside(eqn.params)):
+            return [self.inside(eqn, context)]
+        return [eqn]

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.runtime.jaxprs import JaxprRewriter
 
 
 def on_abstract_mesh(program: Any) -> Any:
@@ -30,34 +31,24 @@ def on_abstract_mesh(program: Any) -> Any:
     Returns:
         A jaxpr of the same kind; nothing of the one given changes.
     """
-    return _changed(program)
+    return _OnAbstractMesh().program(program)
 
 
-def _changed(value: Any) -> Any:
-    if isinstance(value, Mesh):
-        return value.abstract_mesh
-    if isinstance(value, NamedSharding):
-        if not isinstance(value.mesh, Mesh):
-            return value
-        return NamedSharding(value.mesh.abstract_mesh, value.spec, memory_kind=value.memory_kind)
-    if isinstance(value, ClosedJaxpr):
-        inner = _changed(value.jaxpr)
-        return value if inner is value.jaxpr else value.replace(jaxpr=inner)
-    if isinstance(value, Jaxpr):
-        equations = [_equation(one) for one in value.eqns]
-        if all(new is old for new, old in zip(equations, value.eqns, strict=True)):
-            return value
-        return value.replace(eqns=equations)
-    if type(value) in (tuple, list):
-        items = [_changed(one) for one in value]
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return type(value)(items)
-    return value
+def abstract_layout(layout: NamedSharding) -> NamedSharding:
+    """The same layout over the abstract mesh.
+
+    Args:
+        layout: over devices, or over an abstract mesh already.
+    """
+    if not isinstance(layout.mesh, Mesh):
+        return layout
+    return NamedSharding(layout.mesh.abstract_mesh, layout.spec, memory_kind=layout.memory_kind)
 
 
-def _equation(equation: Any) -> Any:
-    params = {name: _changed(value) for name, value in equation.params.items()}
-    if all(params[name] is value for name, value in equation.params.items()):
-        return equation
-    return equation.replace(params=params)
+class _OnAbstractMesh(JaxprRewriter):
+    def value(self, value: Any, context: Any) -> Any:
+        if isinstance(value, Mesh):
+            return value.abstract_mesh
+        if isinstance(value, NamedSharding):
+            return abstract_layout(value)
+        return super().value(value, context)

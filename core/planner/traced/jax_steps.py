@@ -32,7 +32,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.errors import ShardingError
@@ -42,6 +41,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSAID
 from isoshard.core.plan.model_leaves import ModelLeaf
 from isoshard.core.plan.resolving import resolve_leaves
+from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
 
 from .input_roles import ArgumentLeaf, leaves_of_arguments, replaced
 from .traced_step import Role, StepInput, StepResult, TracedStep

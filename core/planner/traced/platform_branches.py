@@ -16,10 +16,11 @@ platforms. What counts flops and memory before that has to drop them itself.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr
-from jax.extend.core.primitives import closed_call_p
+from isoshard.core.runtime._jax_internals.jaxprs import closed_call_p
+from isoshard.core.runtime.jaxprs import JaxprRewriter
 
 _LOWERED = {"gpu": "cuda"}
 """What JAX calls a platform where it lowers for it, if not as a device does."""
@@ -36,35 +37,26 @@ def for_platform(program: Any, platform: str) -> Any:
         A jaxpr of the same kind, which calls the branch. What has none for the platform stays, and
         says so when it is lowered. Nothing of the one given changes.
     """
-    return _changed(program, _LOWERED.get(platform, platform))
+    return _OneBranch(_LOWERED.get(platform, platform)).program(program)
 
 
-def _changed(value: Any, platform: str) -> Any:
-    if isinstance(value, ClosedJaxpr):
-        inner = _changed(value.jaxpr, platform)
-        return value if inner is value.jaxpr else value.replace(jaxpr=inner)
-    if isinstance(value, Jaxpr):
-        equations = [_equation(one, platform) for one in value.eqns]
-        if all(new is old for new, old in zip(equations, value.eqns, strict=True)):
-            return value
-        return value.replace(eqns=equations)
-    if type(value) in (tuple, list) and any(isinstance(v, ClosedJaxpr | Jaxpr) for v in value):
-        return type(value)(_changed(one, platform) for one in value)
-    return value
+class _OneBranch(JaxprRewriter):
+    def __init__(self, platform: str) -> None:
+        super().__init__()
+        self._platform = platform
 
-
-def _equation(equation: Any, platform: str) -> Any:
-    params = {name: _changed(value, platform) for name, value in equation.params.items()}
-    if equation.primitive.name == "cond":
-        platforms = equation.params.get("branches_platforms") or ()
-        for branch, names in zip(params["branches"], platforms, strict=bool(platforms)):
-            if names is None or platform in names:
-                return equation.replace(
-                    primitive=closed_call_p,
-                    invars=equation.invars[1:],
-                    params={"call_jaxpr": branch},
-                    effects=branch.effects,
-                )
-    if all(params[name] is value for name, value in equation.params.items()):
-        return equation
-    return equation.replace(params=params)
+    def equation(self, eqn: Any, context: Any) -> Iterator[Any]:
+        eqn = self.inside(eqn, context)
+        if eqn.primitive.name == "cond":
+            params = eqn.params
+            platforms = params.get("branches_platforms") or ()
+            for branch, names in zip(params["branches"], platforms, strict=bool(platforms)):
+                if names is None or self._platform in names:
+                    yield eqn.replace(
+                        primitive=closed_call_p,
+                        invars=eqn.invars[1:],
+                        params={"call_jaxpr": branch},
+                        effects=branch.effects,
+                    )
+                    return
+        yield eqn

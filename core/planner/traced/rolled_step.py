@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import NamedSharding
 
 from isoshard.core.planner.traced.traced_step import (
@@ -22,6 +21,7 @@ from isoshard.core.planner.traced.traced_step import (
     stacked_layout,
 )
 from isoshard.core.repeats.rolled_program import Stack, rolled
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Var
 
 
 def rolled_step(

@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import re
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from isoshard.core.runtime.jaxprs import JaxprRewriter, holds_jaxprs
 
 SCOPE = "line:"
 """A bridge traces an operation inside `jax.named_scope("line:file.py:12 (function)")` to say where
@@ -84,56 +86,23 @@ def with_lines_of_calls(program: Any) -> Any:
     return _Called().program(program, "")
 
 
-class _Called:
-    """Programs by the line of their call; those that are called twice are looked at once."""
+class _Called(JaxprRewriter):
+    """The context of a program is the line of its call."""
 
-    def __init__(self) -> None:
-        self._seen: dict[tuple[int, str], tuple[Any, Any]] = {}
-
-    def program(self, program: Any, call: str) -> Any:
-        key = id(program), call
-        if key not in self._seen:
-            old = program.jaxpr if isinstance(program, ClosedJaxpr) else program
-            equations = [self._equation(one, call) for one in old.eqns]
-            found = program
-            if any(new is not one for new, one in zip(equations, old.eqns, strict=True)):
-                inner = old.replace(eqns=equations)
-                found = inner if old is program else program.replace(jaxpr=inner)
-            self._seen[key] = program, found
-        return self._seen[key][1]
-
-    def _equation(self, equation: Any, call: str) -> Any:
+    def equation(self, eqn: Any, context: Any) -> Iterator[Any]:
         line = ""
-        holds = any(map(_holds_programs, equation.params.values()))
-        if call or holds:
-            line = line_of(equation)
-        if holds:
-            params = {
-                name: self._value(value, line or call) for name, value in equation.params.items()
-            }
-            if any(params[name] is not value for name, value in equation.params.items()):
-                equation = equation.replace(params=params)
-        if line or not call:
-            return equation
-        source = equation.source_info
-        return equation.replace(
-            source_info=source.replace(name_stack=source.name_stack.extend(scope_of(call)))
+        nested = any(map(holds_jaxprs, eqn.params.values()))
+        if context or nested:
+            line = line_of(eqn)
+        if nested:
+            eqn = self.inside(eqn, line or context)
+        if line or not context:
+            yield eqn
+            return
+        source = eqn.source_info
+        yield eqn.replace(
+            source_info=source.replace(name_stack=source.name_stack.extend(scope_of(context)))
         )
-
-    def _value(self, value: Any, call: str) -> Any:
-        if isinstance(value, ClosedJaxpr | Jaxpr):
-            return self.program(value, call)
-        if not _holds_programs(value):
-            return value
-        items = [self._value(one, call) for one in value]
-        same = all(new is old for new, old in zip(items, value, strict=True))
-        return value if same else type(value)(items)
-
-
-def _holds_programs(value: Any) -> bool:
-    if type(value) in (tuple, list):
-        return any(isinstance(one, ClosedJaxpr | Jaxpr) for one in value)
-    return isinstance(value, ClosedJaxpr | Jaxpr)
 
 
 @functools.lru_cache(maxsize=65_536)

@@ -20,9 +20,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, DebugInfo, Jaxpr, JaxprEqn, Literal, Var
 
 from isoshard.core.repeats.inlined_calls import inlined
+from isoshard.core.runtime._jax_internals.jaxprs import (
+    ClosedJaxpr,
+    DebugInfo,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+)
+from isoshard.core.runtime.jaxprs import closed, opened
 
 _NAMES = DebugInfo("isoshard_step", "traced", None, None)
 
@@ -85,7 +93,7 @@ class TemplateWriter:
             given: values like those that it will be written with.
         """
         program = inlined(jax.make_jaxpr(function)(*[self._struct(one.aval) for one in given]))
-        jaxpr = program.jaxpr
+        jaxpr = opened(program)
         names: dict[Any, Any] = {}
         for variable, value in zip(jaxpr.constvars, program.consts, strict=True):
             names[variable], _ = self._constants.setdefault(id(value), (variable, value))
@@ -132,7 +140,7 @@ class TemplateWriter:
         variables = [variable for variable, _ in self._constants.values()]
         effects: Any = frozenset().union(*[one.effects for one in self._traced])
         jaxpr = Jaxpr(variables, inputs, results, equations, effects, _NAMES)
-        return ClosedJaxpr(jaxpr, [value for _, value in self._constants.values()])
+        return closed(jaxpr, [value for _, value in self._constants.values()])
 
     def _struct(self, number: int) -> jax.ShapeDtypeStruct:
         aval = self._avals[number]

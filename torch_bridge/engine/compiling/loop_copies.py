@@ -28,10 +28,10 @@ import math
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
-
 from isoshard.core.planner.axes.flops import flops_of, is_product
 from isoshard.core.repeats.rolled_program import Rolled
+from isoshard.core.runtime._jax_internals.jaxprs import Jaxpr, Literal
+from isoshard.core.runtime.jaxprs import jaxprs_inside, opened, scan_counts
 from isoshard.core.runtime.metrics import human_bytes
 
 FLOPS_A_BYTE = 6.0
@@ -94,7 +94,7 @@ def loop_copies(
         inputs: stacks that it is given as such; others are made of single arrays first.
         results: stacks that are taken as such; others are taken apart.
     """
-    program = found.program.jaxpr
+    program = opened(found.program)
     copied = sum(_of_loop(one) for one in program.eqns if one.primitive.name == "scan")
     for stack, one in zip(found.inputs, program.invars, strict=True):
         if stack.stacked and stack.numbers not in inputs:
@@ -107,8 +107,8 @@ def loop_copies(
 
 def _of_loop(equation: Any) -> int:
     """Bytes that a loop copies in all iterations."""
-    body = equation.params["jaxpr"].jaxpr
-    constants, carries = equation.params["num_consts"], equation.params["num_carry"]
+    body = opened(equation.params["jaxpr"])
+    constants, carries = scan_counts(equation.params)
     flow = _Products(set(body.invars[:constants]), body.invars[constants + carries :])
     flow.follow(body, {})
     size = 2 * sum(map(_bytes, flow.multiplied))  # read, and written beside
@@ -146,7 +146,7 @@ class _Products:
         for equation in program.eqns:
             name = equation.primitive.name
             read = [one for one in equation.invars if not isinstance(one, Literal)]
-            inside = list(jaxprs_in_params(equation.params))
+            inside = list(jaxprs_inside(equation.params))
             if inside and len(inside[0].invars) == len(equation.invars):
                 self.follow(inside[0], dict(zip(inside[0].invars, equation.invars, strict=True)))
                 given = [one for one in inside[0].outvars if not isinstance(one, Literal)]
@@ -175,7 +175,7 @@ def _flops(program: Jaxpr) -> float:
     """Operations of a program; what is in a `scan` counts for each iteration."""
     total = 0.0
     for equation in program.eqns:
-        inside = list(jaxprs_in_params(equation.params))
+        inside = list(jaxprs_inside(equation.params))
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
         total += sum(times * _flops(one) for one in inside) if inside else flops_of(equation)
     return total

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jax.extend.core import ClosedJaxpr, Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from isoshard.core.planner.axes.border_layouts import spread_layouts
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Var
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 

@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
 
 from isoshard.core.repeats.rolled_program import Rolled, Stack, rolled
+from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined

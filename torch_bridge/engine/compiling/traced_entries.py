@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
+from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr
+from isoshard.core.runtime.jaxprs import opened
 from isoshard.torch_bridge.engine.recording import random_state
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -52,7 +53,7 @@ def traced_entries(
         meaning.
     """
     entries = _Entries()
-    inputs = jax.make_jaxpr(lambda *given: given)(*arguments).jaxpr.invars
+    inputs = opened(jax.make_jaxpr(lambda *given: given)(*arguments)).invars
     results = entries.results(plan, [entries.writer.known(one) for one in inputs])
     return entries.writer.program(inputs, results), entries.writer.kinds()
 

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
 
 from isoshard.core.domain.blocks.block_values import Frame, Value
 from isoshard.core.domain.blocks.interpreting import bind, interpret, interpret_closed, rule, trace
 from isoshard.core.domain.lifting.value_calls import on_arrays, results_of
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
 
 
 @rule("jit", "pjit", "closed_call", "core_call")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from jax.extend.core import JaxprEqn
-
 from isoshard.core.domain.blocks.block_values import Value, joint
 from isoshard.core.domain.blocks.hints import but
 from isoshard.core.domain.blocks.interpreting import bind, rule
 from isoshard.core.domain.blocks.splits import AxisSplit
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
 
 
 @rule("gather")

@@ -7,18 +7,19 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import JaxprEqn
 
 from isoshard.core.domain.blocks.block_values import Frame, Splits, Value, joint
 from isoshard.core.domain.blocks.interpreting import interpret_closed, pack_like, rule
 from isoshard.core.domain.lifting.value_calls import agreeing, on_arrays, results_of
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime.jaxprs import scan_counts
 
 
 @rule("scan")
 def scan(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """What is scanned is unpacked along that axis, and the results are packed again."""
     params = eqn.params
-    consts, carried, given = _parts(values, (params["num_consts"], params["num_carry"]))
+    consts, carried, given = _parts(values, scan_counts(params))
     scanned = next((value.splits[0] for value in given if value.splits[0]), None)
     given = [value.whole([0]) for value in given]
     inner = [Frame(value.splits[1:], value.hints[1:]) for value in given]

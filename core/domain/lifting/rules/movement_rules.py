@@ -16,13 +16,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import JaxprEqn
 
 from isoshard.core.domain.blocks.axis_moves import at_home, in_chunks, movable, move_axis
 from isoshard.core.domain.blocks.block_values import Value, aligned, joint, joint_hints
 from isoshard.core.domain.blocks.hints import but
 from isoshard.core.domain.blocks.interpreting import bind, rule
 from isoshard.core.domain.blocks.splits import AxisSplit
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
 
 
 @rule("slice")

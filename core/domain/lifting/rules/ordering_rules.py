@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from jax.extend.core import JaxprEqn
-
 from isoshard.core.domain.blocks.block_values import Value, aligned, joint, joint_hints
 from isoshard.core.domain.blocks.hints import but
 from isoshard.core.domain.blocks.interpreting import bind, pack_like, rule
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
 
 Axes = Callable[[JaxprEqn, Value], Iterable[int]]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from jax.extend.core import JaxprEqn
-
 from isoshard.core.domain.blocks.block_values import Value, joint
 from isoshard.core.domain.blocks.interpreting import bind, rule
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
 
 
 @rule("dot_general")

@@ -10,12 +10,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jax.extend.core import JaxprEqn
-
 from isoshard.core.domain.blocks.block_values import Value
 from isoshard.core.domain.blocks.hints import Even, but
 from isoshard.core.domain.blocks.interpreting import bind, rule
 from isoshard.core.domain.blocks.splits import AxisSplit
+from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
 
 
 @rule("transpose")

@@ -4,6 +4,11 @@ Each name is one row of a table (`private_names`), with why it is used and what 
 without it. `docs/compatibility.md` is made of the rows, and
 `tests/core/runtime/test_jax_internals.py` calls each as isoshard does.
 
+| module | of |
+|---|---|
+| this one | devices, processes, the compiler |
+| `jaxprs` | traced programs: 40 ms, so `import isoshard` leaves it out |
+
 >>> devices_have_started() in (True, False)
 True
 >>> sorted(row.path.rpartition(".")[2] for row in NAMES)[:3]
@@ -12,18 +17,19 @@ True
 
 from __future__ import annotations
 
+if __name__ != "isoshard.core.runtime._jax_internals":
+    raise ImportError(f"import isoshard.core.runtime._jax_internals, not {__name__}")
+
 import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jax.sharding import Mesh, Sharding
 
-from .private_names import PrivateNames
+from .declared import NAMES as NAMES
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive  # 40 ms, with Pallas
-
-NAMES = PrivateNames("jax", known="0.9.0 to 0.10.2")
 
 devices_have_started: Callable[[], bool] = NAMES.bind(
     "jax._src.xla_bridge.backends_are_initialized",
