@@ -1,6 +1,6 @@
 # One command each: `make demo`, `make test`, `make notebooks`, `make fuzz`, `make bench`. Each
-# creates .venv, installs isoshard with the versions of constraints.txt, and does its job; a second
-# run installs nothing.
+# creates .venv, installs isoshard with the versions of constraints/ for its Python, and does its job;
+# a second run installs nothing.
 #
 # What is said to run "what a change reaches, and a sample" runs everything in `make test-all`:
 # docs/testing.md.
@@ -23,12 +23,14 @@ TYPED := tests/core tests/jax_bridge tests/onnx_bridge $(addprefix tests/torch_b
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PINNED := --constraint constraints.txt --no-build-isolation
+CONSTRAINTS := $(wildcard constraints/$(shell $(PYTHON) -c \
+	'import sys; print("python%d.%d.txt" % sys.version_info[:2])' 2>/dev/null))
+PINNED := $(addprefix --constraint ,$(CONSTRAINTS)) --no-build-isolation
 INSTALL := @sh tools/install.sh packages $(BIN)/python
 
 .DEFAULT_GOAL := help
 .PHONY: help demo domain notebooks docs docs-browser test test-all conformance aot fuzz bench
-.PHONY: bench-peers test-newest test-oldest test-torch-xla test-torch-xla-if-changed test-torchrun
+.PHONY: bench-peers test-newest test-matrix test-torch-xla test-torch-xla-if-changed test-torchrun
 .PHONY: test-clusters lint types wheel clean
 .DELETE_ON_ERROR:
 
@@ -103,11 +105,11 @@ test-torchrun: $(VENV)/.dev-installed  ## DTensor ranks and JAX's runtime, in 2 
 test-clusters: $(VENV)/.clusters-installed  ## the training script under torchrun, SLURM, Open MPI and Ray
 	CLUSTERS_PYTHON=$(CURDIR)/$(VENV)-clusters/bin/python $(BIN)/pytest tests/clusters $(PYTEST_ARGS)
 
-test-newest: $(VENV)/.dev-installed  ## the engine's tests with the newest torch and jax (6 GB)
-	$(BIN)/python -m benchmarks.environments newest --test
+test-newest:  ## imports, samples, demo and JAX's internals on the newest JAX and torch (6 GB)
+	$(PYTHON) -m tools.versions check newest
 
-test-oldest: $(VENV)/.dev-installed  ## likewise with the oldest of pyproject.toml's ranges (6 GB)
-	$(BIN)/python -m benchmarks.environments oldest --test
+test-matrix:  ## all tests with all versions of docs/compatibility.md (30 GB, hours; ARGS=newest)
+	$(PYTHON) -m tools.versions test $(ARGS)
 
 test-torch-xla: $(VENV)/.dev-installed  ## over the real torch_xla 2.9, and the same as it (7 GB)
 	$(BIN)/python -m benchmarks.environments torch-xla --test
@@ -137,7 +139,7 @@ $(VENV)/.created:
 	@sh tools/install.sh environment $(PYTHON) $(VENV)
 	@touch $@
 
-$(VENV)/.demo-installed: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.demo-installed: $(VENV)/.created pyproject.toml $(CONSTRAINTS)
 	$(INSTALL) "setuptools, which builds isoshard" $(PINNED) setuptools
 	$(INSTALL) "isoshard, jax, torch and flax: about a minute, by the network" $(PINNED) --editable '.[torch,flax]'
 	@touch $@
@@ -151,7 +153,7 @@ $(VENV)/.notebooks-installed: $(VENV)/.demo-installed
 	@touch $@
 
 # Sources are read, not imported: neither torch nor Flax is installed for it.
-$(VENV)/.docs-installed: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.docs-installed: $(VENV)/.created pyproject.toml $(CONSTRAINTS)
 	$(INSTALL) "setuptools, which builds isoshard" $(PINNED) setuptools
 	$(INSTALL) "isoshard, jax and Sphinx" $(PINNED) --editable '.[docs]'
 	@touch $@
@@ -166,7 +168,7 @@ $(VENV)/.clusters-installed: $(VENV)/.dev-installed
 	@$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
 	  > "$$($(VENV)-clusters/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth"
 	@sh tools/install.sh packages $(VENV)-clusters/bin/python "Ray, and the types of JobSet and Kubernetes" \
-	  --constraint constraints.txt 'ray[train]>=2.50' kubernetes-validate kubeflow-trainer-api pyyaml
+	  $(addprefix --constraint ,$(CONSTRAINTS)) 'ray[train]>=2.50' kubernetes-validate kubeflow-trainer-api pyyaml
 	@touch $@
 
 # Apart, for tests/ecosystem: torchvision does not load beside torch's CPU build, and transformers

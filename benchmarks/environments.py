@@ -1,8 +1,7 @@
-"""Python environments that are made by request only: the peers', and other versions of ours.
+"""Python environments that are made by request only: the peers' and other compilers.
 
     python -m benchmarks.environments torchax torch-xla     (make bench-peers)
-    python -m benchmarks.environments newest --test         (make test-newest)
-    python -m benchmarks.environments oldest --test
+    python -m benchmarks.environments torch-xla --test      (make test-torch-xla)
     python -m benchmarks.environments aot                   (make aot)
 
 Each lies beside `.venv` as `.venv-NAME`. They are large where they need a torch of which the
@@ -60,20 +59,6 @@ def torch_xla_devices(count: int) -> dict[str, str]:
     return {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(count)}
 
 
-_TEST = (
-    "pytest",
-    "pytest-timeout",
-    "pytest-xdist",
-    "hypothesis",
-    "expecttest",
-    "rich",
-    "setuptools>=77",
-    "wheel",
-    "chex",
-    "transformers>=5",
-)
-_FLAX = ("flax", "optax")
-_ENGINE = (Tests(("-n", "2", "--dist", "worksteal", "tests/core", "tests/torch_bridge")),)
 _WITH_TORCH_XLA = "tests/with_torch_xla"
 
 ENVIRONMENTS = {
@@ -94,18 +79,6 @@ ENVIRONMENTS = {
             Tests((f"{_WITH_TORCH_XLA}/spmd",), torch_xla_devices(8)),
             Tests((f"{_WITH_TORCH_XLA}/test_scripts.py",), inside=False),
         ),
-    ),
-    "newest": Environment(
-        "the newest torch and jax that this Python can have; 6 GB",
-        ("torch", "jax", *_FLAX, *_TEST),
-        ours=True,
-        tests=_ENGINE,
-    ),
-    "oldest": Environment(
-        "the oldest torch and jax of pyproject.toml's ranges; 6 GB",
-        ("torch==2.10.0", "jax==0.9.0", "jaxlib==0.9.0", *_FLAX, *_TEST),
-        ours=True,
-        tests=_ENGINE,
     ),
     "aot": Environment(
         "the compilers for TPU and CUDA, which need no accelerator; 6 GB",

@@ -165,6 +165,15 @@ class PrivateNameError(CodedError, RuntimeError, code="ISO012"):
     """The installed torch or JAX lacks a private name that is needed for what was asked."""
 
 
+class UntestedVersionWarning(CodedWarning, code="ISO015"):
+    """The installed torch or JAX is outside the range that isoshard was tested with.
+
+    Example:
+        >>> print(UntestedVersionWarning("jax 0.13.0 is newer than 0.9 to 0.12"))
+        jax 0.13.0 is newer than 0.9 to 0.12 [ISO015]
+    """
+
+
 class DistributedError(CodedError, RuntimeError, code="ISO011"):
     """The processes of a run cannot be started together, do not agree, or one of them failed.
 

@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import AxisType
 
 from isoshard.core.layout.mesh import hybrid_mesh, make_mesh
+from tests.xla_flags import ONE_BY_ONE, WITHOUT_MLIR
 from tools.tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -25,7 +26,7 @@ from tools.tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
 )
 
 DEVICES = 8
-QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+QUICK = " ".join((*WITHOUT_MLIR, *ONE_BY_ONE))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's idle threads spin, beside eight devices
 jax.config.update("jax_platforms", "cpu")

@@ -84,7 +84,7 @@ KNOWN = {
 
 # Code of these packages is never the user's own; the demo in isoshard.cli is.
 _INTERNAL = ("isoshard.", "torch.", "jax.", "jaxlib.", "flax.", "optax.", "numpy.")
-_INTERNAL += ("contextlib.", "functools.", "logging.", "warnings.")
+_INTERNAL += ("contextlib.", "functools.", "importlib.", "logging.", "warnings.")
 _OWN = ("isoshard.cli.",)
 
 _counts: collections.defaultdict[str, int] = collections.defaultdict(int)

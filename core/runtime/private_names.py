@@ -38,11 +38,14 @@ import dataclasses
 import functools
 import importlib
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from isoshard.core.errors import PrivateNameError
+from isoshard.core.errors import PrivateNameError, UntestedVersionWarning
+
+from .user_warnings import warn_user
 
 _RAISE: Any = object()
 
@@ -154,6 +157,27 @@ class PrivateNames:
         self.package, self.known = package, known
         self._rows: dict[str, PrivateName] = {}
 
+    def warn_if_untested(self) -> None:
+        """Warn where the installed package is older or newer than the versions of the table.
+
+        Example:
+            >>> import warnings
+            >>> with warnings.catch_warnings(record=True) as caught:
+            ...     warnings.simplefilter("always")
+            ...     PrivateNames("numpy", known="1.10 to 1.11").warn_if_untested()
+            >>> str(caught[0].message).partition("numpy 1")[2]
+            '.10 to 1.11 only; if something fails, install one of these [ISO015]'
+        """
+        version = importlib.import_module(self.package).__version__
+        oldest, newest = (_numbers(bound) for bound in self.known.split(" to "))
+        installed = _numbers(version)
+        if not oldest <= installed or installed[: len(newest)] > newest:
+            warn_user(
+                f"{self.package} {version} is installed, and isoshard was tested with "
+                f"{self.package} {self.known} only; if something fails, install one of these",
+                UntestedVersionWarning,
+            )
+
     def __iter__(self) -> Iterator[PrivateName]:
         """Every row."""
         return iter(self._rows.values())
@@ -229,6 +253,12 @@ class _Absent:
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return (type(self._row.attribute, (), {"__new__": functools.partial(self._refuse)}),)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release of a version as numbers: (0, 12, 0) of `0.12.0.dev1`."""
+    release = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release else ()
 
 
 def _has(row: PrivateName, example: Callable[[], Any] | None) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.xla_flags import WITHOUT_MLIR
 from tools.harness.workers import Lost, answers
 
 from . import snippet
@@ -40,9 +41,12 @@ Found = tuple[int, list[tuple[str, str]]]
 Function = Callable[[int, range], Any]
 MEMORY = 8 << 30
 """Bytes that a process may take; a program that wants more ends it, not the machine."""
-QUICK = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_cpu_use_fusion_emitters=false"
+QUICK = " ".join(
+    (
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+        *WITHOUT_MLIR,
+    )
 )
 """XLA compiles with less care for the speed of the result. What it computes should be the same; a
 program that differs is run again as users compile it, and counts if it differs there."""

@@ -4,3 +4,5 @@ from isoshard.core.runtime.private_names import PrivateNames
 
 NAMES = PrivateNames("torch", known="2.10 to 2.15")
 """What every row without versions of its own is known to be in."""
+
+NAMES.warn_if_untested()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jax.experimental.shard_alike import shard_alike
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.layout.sharding_groups import shard_alike
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import DeviceTensor

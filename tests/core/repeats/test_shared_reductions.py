@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isoshard.core.repeats.rolled_program import rolled
+from isoshard.core.runtime.jaxprs import scan_counts
 from tests.core.repeats.rolled_values import both
 
 DEPTH, LENGTH, WIDTH = 5, 32, 8
@@ -79,4 +80,4 @@ def test_what_is_kept_apart_on_purpose_stays_apart():
 def _given(found):
     """What the forward gives the backward."""
     loop = next(one for one in found.program.eqns if one.primitive.name == "scan")
-    return loop.outvars[loop.params["num_carry"] :]
+    return loop.outvars[scan_counts(loop.params)[1] :]

@@ -12,6 +12,7 @@ import pytest
 from jax.extend.core import jaxpr_as_fun
 
 from isoshard.core.repeats.rolled_program import rolled
+from isoshard.core.runtime.jaxprs import scan_counts
 from tests.core.repeats.rolled_values import both
 
 DEPTH, WIDTH = 5, 128
@@ -60,7 +61,7 @@ def _traced(optimizer):
 def _stacks(found):
     """How many arrays of weights of all layers the last loop carries, and how many it gives."""
     loop = [one for one in found.program.eqns if one.primitive.name == "scan"][-1]
-    carries = loop.params["num_carry"]
+    carries = scan_counts(loop.params)[1]
     shapes = [one.aval.shape for one in loop.outvars]
     whole = DEPTH, WIDTH, WIDTH
     return shapes[:carries].count(whole), shapes[carries:].count(whole)

@@ -1,0 +1,54 @@
+"""A JAX or torch outside the tested range: one warning at import, at the user's line."""
+
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from isoshard.core.errors import UntestedVersionWarning
+from isoshard.core.runtime.private_names import PrivateNames
+
+IMPORTED = """
+import warnings
+import {package}
+{package}.__version__ = {version!r}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import isoshard{module}
+    import isoshard.core.layout.mesh, isoshard.core.repeats.rolled_program
+for warning in caught:
+    print(warning.category.__name__, warning.filename, warning.message)
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "version", "tested"),
+    [
+        ("jax", "", "0.13.0", "0.9 to 0.12"),
+        ("jax", "", "0.8.4", "0.9 to 0.12"),
+        ("torch", ".torch_bridge", "2.16.0+cpu", "2.10 to 2.15"),
+    ],
+)
+def test_an_untested_version_warns_once_at_import(package, module, version, tested):
+    code = IMPORTED.format(package=package, module=module, version=version)
+    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert got.stdout.splitlines() == [
+        f"UntestedVersionWarning <string> {package} {version} is installed, and isoshard was "
+        f"tested with {package} {tested} only; if something fails, install one of these [ISO015]"
+    ], got.stderr
+
+
+@pytest.mark.parametrize("version", ["1.26.0", "2.4", "2.4.6", "2.4.6.dev1+local", "1.27"])
+def test_tested_versions_are_silent(version, monkeypatch):
+    monkeypatch.setattr("numpy.__version__", version)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PrivateNames("numpy", known="1.26 to 2.4").warn_if_untested()
+
+
+@pytest.mark.parametrize("version", ["1.25.2", "2.5.0", "3"])
+def test_others_are_not(version, monkeypatch):
+    monkeypatch.setattr("numpy.__version__", version)
+    with pytest.warns(UntestedVersionWarning, match=rf"numpy {version} is installed"):
+        PrivateNames("numpy", known="1.26 to 2.4").warn_if_untested()

@@ -1,0 +1,1 @@
+"""Which versions of Python, JAX and torch isoshard is tested with, and their environments."""

@@ -1,0 +1,120 @@
+"""Test isoshard with other versions of Python, JAX and torch.
+
+    python -m tools.versions test newest              the whole suite with a pair (make test-matrix)
+    python -m tools.versions test newest tests/core   a part of it
+    python -m tools.versions check newest             what runs on each change (make test-newest)
+    python -m tools.versions constraints newest       write its constraints/ file anew
+    python -m tools.versions docs                     write the table of docs/compatibility.md
+
+Environments are shared by all checkouts of the machine: `~/.cache/isoshard/environments`, or
+`ISOSHARD_ENVIRONMENTS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.harness import documents
+
+from . import checks, environments, matrix
+from .pairs import PAIRS, ROOT
+
+ENGINE = ("tests/core", "tests/jax_bridge", "tests/torch_bridge", "tests/onnx_bridge")
+WHOLE = ("tests",)
+PARTS = {
+    name: WHOLE if name in ("reference", "newest", "newest-3.14") else ENGINE for name in PAIRS
+}
+"""What `test` runs where no part is named."""
+
+
+def test(name: str, parts: Sequence[str], arguments: Sequence[str]) -> int:
+    """Run tests with a pair, and keep what they came to.
+
+    Args:
+        name: of the pair.
+        parts: folders or files of tests; none for what is usual for the pair.
+        arguments: for pytest.
+
+    Returns:
+        1 if a test failed.
+    """
+    status = 0
+    extras = environments.FEW if PARTS[name] is ENGINE else environments.EVERYTHING
+    for part in parts or PARTS[name]:
+        with tempfile.TemporaryDirectory() as scratch:
+            report = Path(scratch) / "report.xml"
+            options = ("-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal")
+            command = ("-m", "pytest", *options, f"--junitxml={report}", part, *arguments)
+            code = environments.run(name, command, extras)
+            if code > 1 or not report.exists():
+                print(f"pytest ended with {code} at {part}: nothing is kept", file=sys.stderr)
+                return code or 1
+            counts = matrix.counted(report)
+        now = datetime.datetime.now(datetime.UTC).date().isoformat()
+        matrix.keep(name, part, {**counts, "date": now, "commit": _commit()})
+        status |= bool(counts["failures"])
+    return status
+
+
+def constraints(name: str) -> None:
+    """Write the constraints of a pair: what pip would install today.
+
+    Args:
+        name: of the pair.
+    """
+    pair = PAIRS[name]
+    lines = environments.resolved(name)
+    head = (
+        f"# Python {pair.python}, JAX {pair.jax}, torch {pair.torch}: all packages that tests and "
+        "figures are made with.",
+        f"# Renewed by: python -m tools.versions constraints {name}",
+    )
+    pair.constraints.write_text("\n".join((*head, *lines)) + "\n")
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+
+def main() -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.versions",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="\n".join(
+            f"  {name}: Python {pair.python}, JAX {pair.jax}, torch {pair.torch}: {pair.why}"
+            for name, pair in PAIRS.items()
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=("test", "check", "constraints", "docs"))
+    parser.add_argument("names", nargs="*", metavar="PAIR or tests")
+    options, arguments = parser.parse_known_args()
+    names = [name for name in options.names if name in PAIRS] or list(PAIRS)
+    parts = [name for name in options.names if name not in PAIRS]
+    status = 0
+    try:
+        for name in names if options.command != "docs" else ():
+            if options.command == "test":
+                status |= test(name, parts, arguments)
+            elif options.command == "check":
+                status |= checks.check(name)
+            else:
+                constraints(name)
+    except environments.NoPython as error:
+        print(f"tools.versions: {error}", file=sys.stderr)
+        return 2
+    if options.command in ("test", "docs"):
+        print(f"wrote {documents.put('compatibility.md', matrix.table())}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""What runs with the newest versions on each change: imports, samples, demo, JAX's internals."""
+
+from __future__ import annotations
+
+import time
+
+from . import environments
+
+TESTS = (
+    "tests/test_readme.py",
+    "tests/test_hidden_names.py",
+    "tests/core/runtime",
+    "tests/core/repeats",
+    "tests/core/planner/traced",
+    "tests/jax_bridge",
+    "tests/torch_bridge/test_torch_internals.py",
+)
+"""Rooms whose tests meet what JAX and torch change: traced programs, private names, samples."""
+
+_IMPORTS = """
+import importlib, pkgutil
+import isoshard, isoshard.torch_bridge, isoshard.onnx_bridge
+for room in (isoshard.core, isoshard.jax_bridge, isoshard.torch_bridge, isoshard.onnx_bridge):
+    for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+        if "torch_xla_backend" not in module.name:
+            importlib.import_module(module.name)
+"""
+
+STEPS = {
+    "imports": ("-W", "error::DeprecationWarning:isoshard", "-c", _IMPORTS),
+    "doctor": ("-m", "isoshard", "doctor"),
+    "demo": ("-m", "isoshard", "demo"),
+    "tests": ("-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal", *TESTS),
+}
+
+
+def check(name: str) -> int:
+    """Run the steps with a pair, and print how long each took.
+
+    Args:
+        name: of the pair.
+
+    Returns:
+        1 if a step failed; the others run all the same.
+    """
+    failed = []
+    for step, arguments in STEPS.items():
+        begun = time.perf_counter()
+        status = environments.run(name, arguments)
+        print(f"{name} {step}: {status or 'ok'}, {time.perf_counter() - begun:.0f} s", flush=True)
+        failed += [step] if status else []
+    return bool(failed)
