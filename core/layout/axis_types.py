@@ -35,7 +35,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.frameworks import framework_of
 
 from .offload import bring_in, on_device, put_back
-from .partial_sums import reduced, refuse, resharded, stored, unreduced
+from .partial_sums import reduced, refuse, resharded, same_terms, stored, unreduced
 from .spec_entries import axis_names, entries_of
 
 AnyMesh = Mesh | AbstractMesh
@@ -222,7 +222,7 @@ def _constrained(x: Any, sharding: NamedSharding) -> Any:
 def _without_sums(x: Any, sharding: NamedSharding) -> Any:
     """Reduce the terms that a layout does not leave unreduced, into its shards."""
     told = jax.typeof(x).sharding
-    if not unreduced(told) or unreduced(told) == unreduced(sharding):
+    if not unreduced(told) or same_terms(told, sharding):
         return x
     said = sharding if same_grid(told.mesh, sharding.mesh) else told
     said = told if P.UNCONSTRAINED in entries_of(said.spec) else said

@@ -2,7 +2,8 @@
 
 Along an unreduced mesh axis every device holds a term, and the value is the sum of the terms.
 Along a reduced axis every device holds the value, and its gradient is unreduced. JAX has both in
-types, over Explicit axes; DTensor calls the first `Partial`.
+types, over Explicit axes; DTensor calls the first `Partial`. From JAX 0.12 on the terms may be
+those of a maximum or a minimum as well.
 
 >>> mesh = jax.make_mesh((2, 4), ("x", "y"))
 >>> terms = NamedSharding(mesh, P("x", unreduced={"y"}))
@@ -19,6 +20,7 @@ OpSharding string, `Tiles`, a torch tensor, a file. There `refuse` says what to 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -43,6 +45,64 @@ def unreduced(layout: Any) -> tuple[str, ...]:
 def reduced(layout: Any) -> tuple[str, ...]:
     """The mesh axes along which the gradient will be unreduced, sorted; as `unreduced`."""
     return _axes(layout, "reduced")
+
+
+def reduction(layout: Any) -> str:
+    """What reduces the terms of a layout: "sum", and from JAX 0.12 on "max" or "min" too.
+
+    Args:
+        layout: a sharding or a PartitionSpec.
+    """
+    kind = getattr(getattr(layout, "spec", layout), "unreduced_kind", None)
+    return "sum" if kind is None else kind.name
+
+
+def open_spec(
+    entries: Iterable[Any],
+    unreduced: Iterable[str],
+    by: str = "sum",
+    reduced: Iterable[str] = (),
+) -> P:
+    """A PartitionSpec whose values are still to be reduced along mesh axes.
+
+    Args:
+        entries: of the stored blocks, one per array axis.
+        unreduced: those mesh axes.
+        by: "sum", "max" or "min".
+        reduced: mesh axes along which gradients will be unreduced.
+
+    Raises:
+        UnrepresentableError: JAX has no such reduction; before 0.12 it has sums only.
+
+    Example:
+        >>> reduction(open_spec(["x"], ["y"]))
+        'sum'
+    """
+    axes = {"unreduced": frozenset(unreduced), "reduced": frozenset(reduced)}
+    if by == "sum":
+        return P(*entries, **axes)
+    kinds = getattr(jax.sharding, "UnreducedKind", None)
+    if not hasattr(kinds, by):
+        raise UnrepresentableError(
+            f"the {by} over mesh axes {', '.join(sorted(axes['unreduced']))} is still to be taken, "
+            f"and JAX {jax.__version__} has sums only (maxima and minima from 0.12 on). Reduce it "
+            "first."
+        )
+    return P(*entries, **axes, unreduced_kind=getattr(kinds, by))
+
+
+def _terms(layout: Any) -> tuple[tuple[str, ...], str]:
+    return unreduced(layout), reduction(layout)
+
+
+def same_terms(layout: Any, other: Any) -> bool:
+    """Whether two layouts leave the same axes unreduced, by the same reduction.
+
+    Args:
+        layout: a sharding or a PartitionSpec.
+        other: another one.
+    """
+    return _terms(layout) == _terms(other)
 
 
 def stored(sharding: Any) -> Any:
@@ -81,8 +141,8 @@ def with_sums(sharding: NamedSharding, said: Any, name: str) -> NamedSharding:
             f"{name}: sums over mesh axis {', '.join(wrong)}: JAX has them over Explicit axes "
             "only. Make the mesh with jax.make_mesh, or with axis_types=AxisType.Explicit."
         )
-    sums = {"unreduced": frozenset(unreduced(said)), "reduced": frozenset(reduced(said))}
-    spec = P(*entries_of(sharding.spec), **sums)
+    sums = unreduced(said), reduction(said), reduced(said)
+    spec = open_spec(entries_of(sharding.spec), *sums)
     return NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
 
 
@@ -106,7 +166,7 @@ def resharded(x: jax.Array, sharding: Any) -> jax.Array:
     if isinstance(x, Tracer):  # where JAX takes no word on the usual memory
         kind = None if sharding.memory_kind == "device" else sharding.memory_kind
         sharding = NamedSharding(sharding.mesh, sharding.spec, memory_kind=kind)
-    if unreduced(have) and unreduced(sharding) and unreduced(have) != unreduced(sharding):
+    if unreduced(have) and unreduced(sharding) and not same_terms(have, sharding):
         x = jax.sharding.reshard(x, stored(sharding))  # XLA ends the process otherwise
     return jax.sharding.reshard(x, sharding)
 

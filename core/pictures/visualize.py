@@ -67,7 +67,7 @@ from isoshard.core.layout.axis_types import AnyMesh
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.op_sharding import parse_op_sharding
-from isoshard.core.layout.partial_sums import stored, unreduced
+from isoshard.core.layout.partial_sums import reduction, stored, unreduced
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.spec_entries import axis_names, entries_of
 from isoshard.core.layout.tiles import Tiles
@@ -199,11 +199,14 @@ def _of_sharding(
     mesh = sharding.mesh
     notes, terms = _own_devices(mesh), None
     if names := unreduced(sharding):
-        notes.append(f"Σ: the sum over {', '.join(names)} is still to be taken, of a term each")
+        reduced_by = {"sum": "sum", "max": "maximum", "min": "minimum"}[reduction(sharding)]
+        over = ", ".join(names)
+        notes.append(f"Σ: the {reduced_by} over {over} is still to be taken, of a term each")
         terms = terms_of(mesh, names)
     ids = tuple(one.id for one in mesh.devices.flat) if isinstance(mesh, Mesh) else None
     where = f"mesh ({_axes(mesh)})"
-    drawing = _drawing(repr(spec), tiles, where, shape, dtype, notes, sizes, terms, devices=ids)
+    title = repr(spec).replace(", unreduced_kind=sum", "")  # JAX 0.12 writes the usual kind, too
+    drawing = _drawing(title, tiles, where, shape, dtype, notes, sizes, terms, devices=ids)
     if drawing.held is None:
         return drawing
     split = [name for entry in entries_of(spec) for name in axis_names(entry)]

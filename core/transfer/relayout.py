@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, Sharding
 from isoshard.core.errors import ShardingError, no_sharing
 from isoshard.core.layout.axis_types import beside, constrain, on_mesh, same_grid
 from isoshard.core.layout.in_shard_map import manual_axes, sharding_here
-from isoshard.core.layout.partial_sums import resharded, stored, unreduced
+from isoshard.core.layout.partial_sums import resharded, same_terms, stored, unreduced
 from isoshard.core.layout.spec import same_layout
 from isoshard.core.layout.virtual_devices import Device
 
@@ -136,7 +136,7 @@ def _through_sums(x: jax.Array, sharding: Sharding) -> jax.Array:
     if have and isinstance(x.sharding, NamedSharding):
         mesh = x.sharding.mesh
         alike = isinstance(sharding, NamedSharding) and same_grid(mesh, sharding.mesh)
-        if not (alike and have == want):
+        if not (alike and same_terms(x.sharding, sharding)):
             x = resharded(x, on_mesh(stored(sharding if alike else x.sharding), mesh))
     if not want:
         return lay_out(x, sharding)

@@ -8,8 +8,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import jax
 
 from isoshard.core.errors import ShardingError, SpecError, UnrepresentableError
 from isoshard.torch_bridge.argument_types import PlacementLike
@@ -42,14 +44,33 @@ def kind_of(axis: int, placement: PlacementLike) -> str:
     raise SpecError(f"{placement!r} is no placement; give Shard(dim) or Replicate()")
 
 
-def check_sum(name: str, placement: PlacementLike) -> None:
-    """Raise UnrepresentableError unless a partial placement of the mesh axis `name` is a sum."""
-    if type(placement).__name__ != "Partial" or placement.reduce_op != "sum":
+def reduction_of(placements: Mapping[str, PlacementLike]) -> str:
+    """The reduction of partial placements: "sum", or from JAX 0.12 on "max" or "min".
+
+    Args:
+        placements: the partial ones, by mesh axis.
+
+    Raises:
+        UnrepresentableError: JAX has none of the kind, or the axes have several.
+    """
+    kinds = [kind.name for kind in getattr(jax.sharding, "UnreducedKind", ())] or ["sum"]
+    by = "sum"
+    for name, placement in placements.items():
+        by = getattr(placement, "reduce_op", "")
+        if type(placement).__name__ != "Partial" or by not in kinds:
+            raise UnrepresentableError(
+                f"mesh axis {name!r} has the placement {placement!r}, and JAX's unreduced axes "
+                f"({jax.__version__}) hold {' or '.join(kinds)} still to be taken, nothing else. "
+                "Reduce it first: t.redistribute(placements=..) with Replicate() there, or "
+                "iso.to_jax(t, reduce=True)."
+            )
+    if len({getattr(placement, "reduce_op", "") for placement in placements.values()}) > 1:
         raise UnrepresentableError(
-            f"mesh axis {name!r} has the placement {placement!r}, and JAX's unreduced axes are "
-            "sums still to be taken, nothing else. Reduce it first: t.redistribute(placements=..) "
-            "with Replicate() there, or iso.to_jax(t, reduce=True)."
+            f"mesh axes {', '.join(placements)} have the placements {(*placements.values(),)}, and "
+            "a JAX array is reduced by one operation along all its unreduced axes. Reduce one "
+            "first: t.redistribute(placements=..) with Replicate() there."
         )
+    return by
 
 
 def factor_of(placement: PlacementLike) -> int:

@@ -40,7 +40,7 @@ from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import UnrepresentableError
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.mesh import as_mesh, mesh_of
-from isoshard.core.layout.partial_sums import stored, unreduced
+from isoshard.core.layout.partial_sums import open_spec, reduction, stored, unreduced
 from isoshard.core.layout.spec import axis_names, named_sharding
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.tiles import Tiles
@@ -52,7 +52,7 @@ from .chunked_axes import local_shape_and_offset as local_shape_and_offset
 from .meshes import device_mesh_of as device_mesh_of
 from .meshes import jax_mesh, of_type
 from .meshes import rank_mesh_of as rank_mesh_of
-from .placement_kinds import check_sum, kind_of, orders_of
+from .placement_kinds import kind_of, orders_of, reduction_of
 
 Entry = int | tuple[int, ...] | None
 
@@ -105,7 +105,8 @@ def placements_of(sharding: NamedSharding) -> tuple[Any, ...]:
             `Replicate`.
 
     Returns:
-        `Shard`, `_StridedShard`, `Replicate`, or `Partial("sum")` for an unreduced axis.
+        `Shard`, `_StridedShard`, `Replicate`, or `Partial` for an unreduced axis, with the op that
+        reduces it.
 
     Raises:
         UnrepresentableError: an entry is UNCONSTRAINED, or the sharding is no NamedSharding.
@@ -117,7 +118,7 @@ def placements_of(sharding: NamedSharding) -> tuple[Any, ...]:
     sizes = [sharding.mesh.shape[name] for name in names]
     found: list[Any] = [Replicate() for _ in names]
     for name in unreduced(sharding):
-        found[names.index(name)] = Partial("sum")
+        found[names.index(name)] = Partial(reduction(sharding))
     for dim, entry in enumerate(entries_of(sharding.spec)):
         if entry is P.UNCONSTRAINED:
             raise UnrepresentableError(
@@ -169,7 +170,7 @@ def placements_on(sharding: NamedSharding, device_mesh: MeshLike, ndim: int) -> 
     renamed = np.array([number[device] for device in ours.devices.flat])
     spec = Tiles(renamed[Tiles.from_sharding(stored(sharding), ndim).grid]).to_spec(theirs)
     partial = _partial_axes(sharding, renamed, theirs)
-    return placements_of(_named(spec, theirs, partial, ndim))
+    return placements_of(_named(spec, theirs, partial, ndim, reduction(sharding)))
 
 
 def layout_of(
@@ -179,7 +180,8 @@ def layout_of(
 
     Args:
         placements: one per mesh axis. `Partial("sum")` makes the axis unreduced, which JAX has on
-            Explicit meshes only: the sharding's mesh is Explicit then, and Auto otherwise.
+            Explicit meshes only: the sharding's mesh is Explicit then, and Auto otherwise. From
+            JAX 0.12 on so do `Partial("max")` and `Partial("min")`.
         device_mesh: torch's mesh.
         shape: the tensor's true global shape.
 
@@ -188,8 +190,8 @@ def layout_of(
         where an axis does not divide.
 
     Raises:
-        UnrepresentableError: a `Partial` is no sum, a split factor is that of no order of mesh
-            axes, or uneven strided blocks are not consecutive.
+        UnrepresentableError: JAX has no such `Partial`, several differ, a split factor is that of
+            no order of mesh axes, or uneven strided blocks are not consecutive.
         IndexError, SpecError, ValueError: as `spec_of`.
 
     Example:
@@ -210,8 +212,7 @@ def _layout(placements: tuple[Any, ...], device_mesh: Any, shape: tuple[int, ...
     check_count(placements, mesh)
     kinds = [kind_of(axis, placement) for axis, placement in enumerate(placements)]
     partial = [axis for axis, kind in enumerate(kinds) if kind == "Partial"]
-    for axis in partial:
-        check_sum(mesh.axis_names[axis], placements[axis])
+    by = reduction_of({mesh.axis_names[axis]: placements[axis] for axis in partial})
     orders = orders_of(placements, len(shape), mesh.axis_sizes)
     sizes = tuple(
         block_sizes(dim, extent, order, placements, mesh)
@@ -226,7 +227,7 @@ def _layout(placements: tuple[Any, ...], device_mesh: Any, shape: tuple[int, ...
         entries.pop()
     spec = P(*(names[0] if len(names) == 1 else names or None for names in entries))
     names = [mesh.axis_names[axis] for axis in partial]
-    return BlockLayout(_named(spec, mesh, names, len(shape)), shape, padded, sizes)
+    return BlockLayout(_named(spec, mesh, names, len(shape), by), shape, padded, sizes)
 
 
 def check_count(placements: Sequence[Any], mesh: MeshLike) -> None:
@@ -247,12 +248,14 @@ def _check_named(sharding: Any) -> None:
         )
 
 
-def _named(spec: P, mesh: Mesh, partial: Iterable[str], ndim: int) -> NamedSharding:
-    """The sharding of a canonical spec, and of sums over the axes `partial` still to be taken."""
+def _named(
+    spec: P, mesh: Mesh, partial: Iterable[str], ndim: int, by: str = "sum"
+) -> NamedSharding:
+    """The sharding of a canonical spec whose values are still to be reduced over axes `partial`."""
     if not (names := frozenset(partial)):
         return named_sharding(spec, mesh, ndim)
-    entries = entries_of(spec)
-    return NamedSharding(of_type(mesh, AxisType.Explicit), P(*entries, unreduced=names))
+    spec = open_spec(entries_of(spec), names, by)
+    return NamedSharding(of_type(mesh, AxisType.Explicit), spec)
 
 
 def _partial_axes(sharding: NamedSharding, renamed: np.ndarray, theirs: Mesh) -> list[str]:

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+import isoshard as iso
 from isoshard import UnrepresentableError, make_mesh
 from isoshard.torch_bridge.dtensor.translation import (
     layout_of,
@@ -46,9 +47,34 @@ def test_several_partial_axes_uneven_and_of_one_device():
 
 
 @pytest.mark.parametrize("kind", ["avg", "min", "max", "product", "band", "bor", "bxor"])
-def test_other_partials_have_no_word_in_jax(kind):
-    with pytest.raises(UnrepresentableError, match=rf"mesh axis 'tp'.*{kind}.*sums still to be"):
-        layout_of((Shard(0), Partial(kind)), torch_mesh((2, 4), names=("dp", "tp")), (8,))
+def test_partials_that_jax_has_not_are_refused(kind):
+    mesh = torch_mesh((2, 4), names=("dp", "tp"))
+    if hasattr(getattr(jax.sharding, "UnreducedKind", None), kind):
+        mixed = (Partial(kind), Partial("sum"))
+        with pytest.raises(UnrepresentableError, match=r"axes dp, tp .*by one operation"):
+            layout_of(mixed, mesh, (8,))
+        return
+    with pytest.raises(UnrepresentableError, match=rf"mesh axis 'tp'.*{kind}.*still to be taken"):
+        layout_of((Shard(0), Partial(kind)), mesh, (8,))
+
+
+@pytest.mark.skipif(not hasattr(jax.sharding, "UnreducedKind"), reason="JAX 0.12 brought maxima")
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_maxima_and_minima_are_unreduced_axes(kind):
+    mesh = torch_mesh((2, 4), names=("dp", "tp"))
+    layout = layout_of((Shard(0), Partial(kind)), mesh, (4, 3))
+    assert placements_of(layout.sharding) == (Shard(0), Partial(kind))
+    local = np.random.default_rng(0).normal(size=(8, 2, 3)).astype(np.float32)
+    devices = layout.sharding.mesh.devices.flat
+    array = jax.make_array_from_single_device_arrays(
+        layout.shape,
+        layout.sharding,
+        [jax.device_put(x, d) for x, d in zip(local, devices, strict=True)],
+    )
+    whole = getattr(local.reshape(2, 4, 2, 3), kind)(1).reshape(4, 3)
+    np.testing.assert_array_equal(iso.full(array), whole)
+    assert placements_of(iso.reshard(array, P("dp")).sharding) == (Shard(0), Replicate())
+    np.testing.assert_array_equal(iso.reshard(array, P(None, None)), whole)
 
 
 class MaskedPartial(Partial):
@@ -57,7 +83,7 @@ class MaskedPartial(Partial):
 
 def test_a_kind_of_partial_is_no_plain_sum():
     assert MaskedPartial().reduce_op == "sum"
-    with pytest.raises(UnrepresentableError, match=r"mesh axis 'a'.*sums still to be taken"):
+    with pytest.raises(UnrepresentableError, match=r"mesh axis 'a'.*still to be taken"):
         layout_of((MaskedPartial(),), torch_mesh((4,)), (8,))
 
 
