@@ -105,8 +105,8 @@ test-torchrun: $(VENV)/.dev-installed  ## DTensor ranks and JAX's runtime, in 2 
 test-clusters: $(VENV)/.clusters-installed  ## the training script under torchrun, SLURM, Open MPI and Ray
 	CLUSTERS_PYTHON=$(CURDIR)/$(VENV)-clusters/bin/python $(BIN)/pytest tests/clusters $(PYTEST_ARGS)
 
-test-newest:  ## imports, samples, demo and JAX's internals on the newest JAX and torch (6 GB)
-	$(PYTHON) -m tools.versions check newest
+test-newest:  ## samples, demo, JAX's internals on the newest JAX and torch (6 GB; PYTHON=: on its newest)
+	$(PYTHON) -m tools.versions check $(if $(filter command,$(origin PYTHON)),latest,newest)
 
 test-matrix:  ## all tests with all versions of docs/compatibility.md (30 GB, hours; ARGS=newest)
 	$(PYTHON) -m tools.versions test $(ARGS)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .pairs import PAIRS, ROOT
+from .pairs import LATEST, ROOT, pair
 
 WHEEL = ROOT / "build" / "versions"
 """Where isoshard's wheel is unpacked."""
@@ -42,9 +42,9 @@ def folder(name: str) -> Path:
     Args:
         name: of the pair.
     """
-    pair = PAIRS[name]
-    kept = pair.constraints.read_bytes() if pair.constraints.exists() else b""
-    digest = hashlib.sha256(kept + repr((pair, FEW, _TESTS)).encode()).hexdigest()
+    wanted = pair(name)
+    kept = wanted.constraints.read_bytes() if wanted.constraints else b""
+    digest = hashlib.sha256(kept + repr((wanted, FEW, _TESTS)).encode()).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     root = Path(os.environ.get("ISOSHARD_ENVIRONMENTS") or cache / "isoshard" / "environments")
     return root / f"{name}-{digest[:12]}"
@@ -61,21 +61,20 @@ def python_of(name: str, extras: str = FEW) -> Path:
         NoPython: there is no such Python to make it with.
         subprocess.CalledProcessError: pip could not install a package, and printed why.
     """
-    pair, made = PAIRS[name], folder(name)
+    wanted, made = pair(name), folder(name)
     python = made / "bin" / "python"
     complete = made / f"complete-{extras}"
-    if complete.exists():
+    if complete.exists() and name != LATEST:
         return python
     begun = time.perf_counter()
-    print(
-        f"{made}: Python {pair.python}, {', '.join(pair.requirements)}, [{extras}] ..", flush=True
-    )
+    packages = ", ".join(wanted.requirements)
+    print(f"{made}: Python {wanted.python}, {packages}, [{extras}] ..", flush=True)
     if not python.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([interpreter(pair.python), "-m", "venv", made], check=True)
+        subprocess.run([interpreter(wanted.python), "-m", "venv", made], check=True)
         pip(python, "--upgrade", *_BUILD)
-    pinned = ("--constraint", str(pair.constraints)) if pair.constraints.exists() else ()
-    pip(python, *pinned, *pair.requirements, *_TESTS, f"isoshard[{extras}] @ {ROOT.as_uri()}")
+    how = ("--constraint", str(wanted.constraints)) if wanted.constraints else ("--upgrade",)
+    pip(python, *how, *wanted.requirements, *_TESTS, f"isoshard[{extras}] @ {ROOT.as_uri()}")
     subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "isoshard"], check=True)
     complete.touch()
     print(f"installed in {time.perf_counter() - begun:.0f} s", flush=True)
@@ -102,14 +101,14 @@ def resolved(name: str) -> list[str]:
     Returns:
         Requirements such as "numpy==2.5.5", by name.
     """
-    pair = PAIRS[name]
     extras = FEW if name == "oldest" else EVERYTHING  # not all libraries have such old releases
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run([interpreter(pair.python), "-m", "venv", scratch], check=True)
+        subprocess.run([interpreter(pair(name).python), "-m", "venv", scratch], check=True)
         python, report = Path(scratch) / "bin" / "python", Path(scratch) / "report.json"
         pip(python, "--upgrade", "pip")
-        wanted = (*pair.requirements, *_TESTS, *_BUILD, f"isoshard[{extras}] @ {ROOT.as_uri()}")
-        pip(python, "--dry-run", "--ignore-installed", "--report", str(report), *wanted)
+        dry = ("--dry-run", "--ignore-installed", "--report", str(report))
+        ours = f"isoshard[{extras}] @ {ROOT.as_uri()}"
+        pip(python, *dry, *pair(name).requirements, *_TESTS, *_BUILD, ours)
         installs = json.loads(report.read_text())["install"]
     named = {one["metadata"]["name"]: one["metadata"]["version"] for one in installs}
     return [

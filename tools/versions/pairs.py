@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +20,9 @@ class Pair(NamedTuple):
 
     Attributes:
         python: major and minor version.
-        jax: of jax and jaxlib.
-        torch: of torch.
-        file: of its constraints, in `constraints/`.
+        jax: of jax and jaxlib; empty for the newest.
+        torch: of torch; likewise.
+        file: of its constraints, in `constraints/`; empty for none.
         why: who has it.
     """
 
@@ -34,12 +35,16 @@ class Pair(NamedTuple):
     @property
     def requirements(self) -> tuple[str, ...]:
         """What pip is to install, beside isoshard and its extras."""
-        return (f"jax=={self.jax}", f"jaxlib=={self.jax}", f"torch=={self.torch}")
+        versions = {"jax": self.jax, "jaxlib": self.jax, "torch": self.torch}
+        return tuple(
+            f"{name}=={version}" if version else name for name, version in versions.items()
+        )
 
     @property
-    def constraints(self) -> Path:
+    def constraints(self) -> Path | None:
         """The versions of all packages: those that pip gave when the pair was last renewed."""
-        return ROOT / "constraints" / self.file
+        path = ROOT / "constraints" / self.file
+        return path if self.file and path.exists() else None
 
 
 PAIRS = {
@@ -50,3 +55,16 @@ PAIRS = {
     "oldest": Pair("3.11", "0.9.0", "2.10.0", "oldest.txt", "the oldest that isoshard takes"),
 }
 """By name. A Python's own file, `python3.N.txt`, is what `make PYTHON=python3.N` installs."""
+
+LATEST = "latest"
+
+
+def pair(name: str) -> Pair:
+    """A pair by its name.
+
+    Args:
+        name: of `PAIRS`; or "latest", what pip gives the running Python today.
+    """
+    if name == LATEST:
+        return Pair(".".join(map(str, sys.version_info[:2])), "", "", "", "what pip gives today")
+    return PAIRS[name]
