@@ -41,7 +41,8 @@ def _table(rows: Iterable, known: str) -> str:
     lines = ["| name | which .. | without it |", "|---|---|---|"]
     for row in sorted(rows, key=lambda row: row.path.lower()):
         versions = "" if row.known == known else f" ({row.known})"
-        lines.append(f"| `{row.path}`{versions} | {row.why} | {row.without} |")
+        formerly = f", before that `{row.formerly}`" if row.formerly else ""
+        lines.append(f"| `{row.path}`{formerly}{versions} | {row.why} | {row.without} |")
     return "\n".join(lines)
 
 

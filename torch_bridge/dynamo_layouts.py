@@ -348,6 +348,7 @@ def teach(tracers: dict[type, Opaque]) -> None:
     tracers[along.Constraint] = _followed
     read, constant = hooks.READ.found(), hooks.CONSTANT_TYPE.found()
     asked = [name for name in dir(DeviceMesh) if not name.startswith("__")]
-    constant(DeviceMesh, typ="value", members=dict.fromkeys([*asked, "__getitem__"], read))
-    constant(DeviceType, typ="value")
+    kind = "constant" if hooks.CONSTANT_TYPE.present == hooks.CONSTANT_TYPE.path else "value"
+    constant(DeviceMesh, typ=kind, members=dict.fromkeys([*asked, "__getitem__"], read))
+    constant(DeviceType, typ=kind)
     hooks.CONSTANT_ATTRIBUTE.wrap(_attribute_of_mesh)

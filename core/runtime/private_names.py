@@ -34,6 +34,7 @@ What an instance carries is read by a function, which looks for it on an example
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -59,17 +60,28 @@ class PrivateName:
         why: what isoshard does with it, as the end of "which ..".
         without: what happens where it is missing.
         known: the versions of the package that are known to have it.
+        formerly: its path in older ones of these; empty if it is the same.
     """
 
     path: str
     why: str
     without: str
     known: str
+    formerly: str = ""
+
+    @property
+    def present(self) -> str:
+        """The path that the installed version has; `path` if it has neither."""
+        for path in (self.path, self.formerly) if self.formerly else ():
+            with contextlib.suppress(ImportError, AttributeError):
+                _resolved(path)
+                return path
+        return self.path
 
     @property
     def attribute(self) -> str:
         """The last part of the path."""
-        return self.path.rpartition(".")[2]
+        return self.present.rpartition(".")[2]
 
     @property
     def owner(self) -> Any:
@@ -79,7 +91,7 @@ class PrivateName:
             PrivateNameError: it is not there itself.
         """
         try:
-            return _resolved(self.path.rpartition(".")[0])
+            return _resolved(self.present.rpartition(".")[0])
         except (ImportError, AttributeError):
             raise self.error() from None
 
@@ -93,7 +105,7 @@ class PrivateName:
             PrivateNameError: there is none, and nothing else was given.
         """
         try:
-            return _resolved(self.path)
+            return _resolved(self.present)
         except (ImportError, AttributeError):
             if otherwise is _RAISE:
                 raise self.error() from None
@@ -182,7 +194,9 @@ class PrivateNames:
         """Every row."""
         return iter(self._rows.values())
 
-    def state(self, path: str, *, why: str, without: str, known: str | None = None) -> PrivateName:
+    def state(
+        self, path: str, *, why: str, without: str, known: str | None = None, formerly: str = ""
+    ) -> PrivateName:
         """Add a row, and look nothing up.
 
         Args:
@@ -190,6 +204,7 @@ class PrivateNames:
             why: what isoshard does with it.
             without: what happens where it is missing.
             known: versions that have it.
+            formerly: its path in older versions.
 
         Raises:
             ValueError: the path is of another package, or was stated before.
@@ -198,7 +213,7 @@ class PrivateNames:
             raise ValueError(f"{path} is no name of {self.package}")
         if path in self._rows:
             raise ValueError(f"{path} was stated before")
-        row = self._rows[path] = PrivateName(path, why, without, known or self.known)
+        row = self._rows[path] = PrivateName(path, why, without, known or self.known, formerly)
         return row
 
     def bind(self, path: str, *, otherwise: Any = _RAISE, **words: str) -> Any:

@@ -530,7 +530,7 @@ def dynamo():
 @checks(
     "torch._dynamo.variables.builder.VariableBuilder._id_dispatch",
     "torch._dynamo.variables.tensor.TensorVariable.call_method",
-    "torch._dynamo.variables.tensor.TensorVariable.var_getattr",
+    "torch._dynamo.variables.tensor.TensorVariable.tp_getattro_impl",
     "torch._dynamo.variables.builtin.BuiltinVariable.call_isinstance",
     "torch._dynamo.variables.misc.LambdaVariable",
     "torch._dynamo.variables.base.VariableTracker",
@@ -543,9 +543,9 @@ def dynamo():
     "torch._dynamo.exc.TorchRuntimeError",
     "torch._dynamo.variables.functions.UserFunctionVariable",
     "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",
-    "torch._library.opaque_object.register_opaque_type",
+    "torch._library.opaque_object.register_custom_class",
     "torch._library.opaque_object.MemberType.USE_REAL",
-    "torch._dynamo.variables.script_object.TorchScriptObjectVariable.var_getattr",
+    "torch._dynamo.variables.script_object.CustomClassObjectVariable.tp_getattro_impl",
 )
 def dynamo_of_layouts():
     from isoshard.torch_bridge.distributed import init_device_mesh

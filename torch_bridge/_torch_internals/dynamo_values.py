@@ -11,7 +11,7 @@ from isoshard.core.runtime.private_names import PrivateName
 from .declared import NAMES
 
 _ENDS = "DTensor's methods and parallel styles end a graph of `torch.compile`"
-_KNOWN = "2.13"
+_KNOWN = "2.13 to 2.15"
 SINCE = (2, 13)
 """The first torch whose names were seen to do what they are used for."""
 
@@ -31,7 +31,8 @@ CALL_METHOD = NAMES.state(
 )
 
 GET_ATTRIBUTE = NAMES.state(
-    "torch._dynamo.variables.tensor.TensorVariable.var_getattr",
+    "torch._dynamo.variables.tensor.TensorVariable.tp_getattro_impl",
+    formerly="torch._dynamo.variables.tensor.TensorVariable.var_getattr",
     why="is how dynamo reads a tensor's attribute",
     without=_ENDS,
     known=_KNOWN,
@@ -122,7 +123,8 @@ USER_FUNCTION = NAMES.state(
 )
 
 CONSTANT_TYPE = NAMES.state(
-    "torch._library.opaque_object.register_opaque_type",
+    "torch._library.opaque_object.register_custom_class",
+    formerly="torch._library.opaque_object.register_opaque_type",
     why="lets a mesh be a constant of a graph, of which `mesh.size()` may be asked",
     without=_ENDS,
     known=_KNOWN,
@@ -136,7 +138,8 @@ READ = NAMES.state(
 )
 
 CONSTANT_ATTRIBUTE = NAMES.state(
-    "torch._dynamo.variables.script_object.TorchScriptObjectVariable.var_getattr",
+    "torch._dynamo.variables.script_object.CustomClassObjectVariable.tp_getattro_impl",
+    formerly="torch._dynamo.variables.script_object.TorchScriptObjectVariable.var_getattr",
     why="is how dynamo reads an attribute of such a constant",
     without=_ENDS,
     known=_KNOWN,
