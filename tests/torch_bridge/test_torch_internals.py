@@ -540,7 +540,7 @@ def dynamo():
     "torch._dynamo.guards.GuardBuilder",
     "torch._dynamo.source.AttrSource",
     "torch._dynamo.exc.unimplemented",
-    "torch._dynamo.exc.TorchRuntimeError",
+    "torch._dynamo.exc.FakeTensorObservedException",
     "torch._dynamo.variables.functions.UserFunctionVariable",
     "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",
     "torch._library.opaque_object.register_custom_class",

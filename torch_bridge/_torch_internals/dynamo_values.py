@@ -102,7 +102,8 @@ END_GRAPH = NAMES.state(
 )
 
 REFUSED = NAMES.state(
-    "torch._dynamo.exc.TorchRuntimeError",
+    "torch._dynamo.exc.FakeTensorObservedException",
+    formerly="torch._dynamo.exc.TorchRuntimeError",
     why="is raised where a function refuses what is traced",
     without=_ENDS,
     known=_KNOWN,
