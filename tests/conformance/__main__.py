@@ -33,10 +33,10 @@ from .report import figures, summary, write
 from .worker import start, traced
 
 RECORD = sources.ROOT / "tests" / "conformance" / "record.json"
-ONE_IN = 15
+ONE_IN = 30
 """Of the entries that a change does not reach, one of so many is run."""
 
-MANY = 40
+MANY = 20
 SEED = "8b876505e5ed"
 """Where a change reaches more entries than `MANY`, as many cells are run as so many entries have;
 the same ones until `--note` says what else passes."""
