@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jax.sharding import Mesh, Sharding
 
-from .private_names import PrivateNames
+from .private_names import TRIED, PrivateNames
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive  # 40 ms, with Pallas
 
-NAMES = PrivateNames("jax", known="0.9.0 to 0.10.2")
+NAMES = PrivateNames("jax", known=TRIED["jax"])
 
 devices_have_started: Callable[[], bool] = NAMES.bind(
     "jax._src.xla_bridge.backends_are_initialized",

@@ -44,6 +44,9 @@ from typing import Any, NoReturn
 
 from isoshard.core.errors import PrivateNameError
 
+TRIED = {"jax": "0.9.0 to 0.10.2", "torch": "2.10 to 2.15"}
+"""The oldest and the newest version of each package that isoshard was tried with."""
+
 _RAISE: Any = object()
 
 
