@@ -42,6 +42,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from .errors import ShardingError
+from .installation import install_command
 
 if TYPE_CHECKING:
     from .checkpoint.manifest import Sum
@@ -51,11 +52,8 @@ if TYPE_CHECKING:
 
 Loader = Callable[[], object]
 
-_HOW_TO_GET = {
-    "torch": "pip install 'isoshard[torch]'",
-    "flax": "pip install 'isoshard[flax]'",
-    "onnx": "pip install 'isoshard[onnx]'",
-}
+_EXTRAS = ("torch", "flax", "onnx")
+"""Frameworks that an extra of the same name installs."""
 
 
 class Framework:
@@ -361,7 +359,7 @@ def require(name: str) -> Framework:
         if name not in _frameworks:
             _load(name)
     if name not in _frameworks:
-        known = ", ".join(map(repr, sorted({*_HOW_TO_GET, *_frameworks, *_loaders})))
+        known = ", ".join(map(repr, sorted({*_EXTRAS, *_frameworks, *_loaders})))
         raise ImportError(f"there is no framework {name!r} here; known are {known}")
     return _frameworks[name]
 
@@ -383,7 +381,7 @@ def _load(root: str) -> None:
             _loaders[root] = loader
             if (error.name or "").partition(".")[0] != root or root in sys.modules:
                 raise
-            how = _HOW_TO_GET.get(root, f"pip install {root}")
+            how = install_command(root) if root in _EXTRAS else f"pip install {root}"
             raise ImportError(f"{root} is not installed here; get it with {how}") from None
         except BaseException:
             _loaders[root] = loader

@@ -29,13 +29,15 @@ if not __name__.startswith("isoshard."):
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from isoshard.core.installation import install_command
+
 try:
     import onnx as _onnx  # noqa: F401 (asked for here, so that its absence is told once and well)
 except ModuleNotFoundError as error:
     if error.name != "onnx":
         raise
     raise ModuleNotFoundError(
-        "onnx is not installed here; get it with pip install 'isoshard[onnx]'", name="onnx"
+        f"onnx is not installed here; get it with {install_command('onnx')}", name="onnx"
     ) from None
 
 from isoshard.core.frameworks import register

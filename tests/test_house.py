@@ -22,7 +22,16 @@ TWICE = {
 
 ROOMS = {
     "core": (
-        *("errors", "frameworks", "runtime", "layout", "plan", "processes", "transfer"),
+        *(
+            "errors",
+            "installation",
+            "frameworks",
+            "runtime",
+            "layout",
+            "plan",
+            "processes",
+            "transfer",
+        ),
         *("pictures", "nn", "domain", "weights", "checkpoint", "data"),
         *("repeats", "planner"),
     ),

@@ -252,7 +252,9 @@ REQUIRED = [
     *PROJECT["project"]["dependencies"],
     *(name for extra in EXTRAS.values() for name in extra),
 ]
-_NAMED = re.compile(r"""isoshard\[([\w, -]+)\]|["']\.\[([\w,-]+)\]["']""")
+_NAMED = re.compile(
+    r"""isoshard\[([\w, -]+)\]|["']\.\[([\w,-]+)\]["']|install_command\(["']([\w-]+)["']"""
+)
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
@@ -295,7 +297,7 @@ def test_extras_that_are_named_are_there():
 
 def _extras_of(text: str) -> set[str]:
     """The extras of isoshard that a text names."""
-    found = (first or second for first, second in _NAMED.findall(text))
+    found = ("".join(groups) for groups in _NAMED.findall(text))
     return {extra.strip() for names in found for extra in names.split(",")}
 
 

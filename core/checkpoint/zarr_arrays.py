@@ -29,6 +29,7 @@ import numpy as np
 
 from isoshard.core.checkpoint.source import Block, Entry
 from isoshard.core.errors import CheckpointError
+from isoshard.core.installation import install_command
 
 from .chunk_grid import Grid
 from .file_writes import by_file
@@ -145,7 +146,7 @@ def imported() -> Any:
     except ModuleNotFoundError:
         raise ImportError(
             "checkpoints are read and written by TensorStore, which is not installed here; get it "
-            "with pip install 'isoshard[checkpoint]'"
+            f"with {install_command('checkpoint')}"
         ) from None
     return tensorstore
 

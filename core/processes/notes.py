@@ -5,7 +5,7 @@
 >>> other = dataclasses.replace(first, rank=1, host="n1", versions={"isoshard": "0.1"})
 >>> print(*faults([first, other]), sep="\\n")
 isoshard is 0.2 on rank 0 (n0), 0.1 on rank 1 (n1): install one version everywhere, for instance \
-pip install isoshard==0.2
+that of rank 0 (n0)
 >>> cautions([first, dataclasses.replace(other, machine="boot b", address="127.0.1.1")])
 ['rank 1 (n1) takes its own host name for 127.0.1.1, where other machines cannot reach it, and \
 gloo tells them to: take the name out of the 127. lines of /etc/hosts there, or set \
@@ -102,10 +102,10 @@ def faults(notes: Sequence[Note]) -> list[str]:
         if len(versions) > 1:
             said = ", ".join(f"{v or 'missing'} on {_these(who)}" for v, who in versions.items())
             one = notes[0].versions.get(name)
-            fix = f"{name}=={one}" if one else name
-            found.append(
-                f"{name} is {said}: install one version everywhere, for instance pip install {fix}"
-            )
+            fix = f"pip install {name}=={one}" if one else f"pip install {name}"
+            if name == "isoshard":  # rank 0 may have it from a checkout or a wheel file
+                fix = f"that of {notes[0].name}"
+            found.append(f"{name} is {said}: install one version everywhere, for instance {fix}")
     return found
 
 

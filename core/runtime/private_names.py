@@ -48,6 +48,9 @@ from isoshard.core.errors import PrivateNameError, UntestedVersionWarning
 
 from .user_warnings import warn_user
 
+TRIED = {"jax": "0.9 to 0.12", "torch": "2.10 to 2.15"}
+"""The oldest and the newest version of each package that isoshard was tried with."""
+
 _RAISE: Any = object()
 
 
@@ -181,9 +184,7 @@ class PrivateNames:
             '.10 to 1.11 only; if something fails, install one of these [ISO015]'
         """
         version = importlib.import_module(self.package).__version__
-        oldest, newest = (_numbers(bound) for bound in self.known.split(" to "))
-        installed = _numbers(version)
-        if not oldest <= installed or installed[: len(newest)] > newest:
+        if not is_tried(version, self.known):
             warn_user(
                 f"{self.package} {version} is installed, and isoshard was tested with "
                 f"{self.package} {self.known} only; if something fails, install one of these",
@@ -270,10 +271,29 @@ class _Absent:
         return (type(self._row.attribute, (), {"__new__": functools.partial(self._refuse)}),)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """The release of a version as numbers: (0, 12, 0) of `0.12.0.dev1`."""
-    release = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, release[0].split("."))) if release else ()
+def is_tried(version: str, tried: str) -> bool:
+    """Whether a version is within a range; releases of its last version are.
+
+    Args:
+        version: of a package.
+        tried: such as "2.10 to 2.15".
+
+    Example:
+        >>> is_tried("2.15.1+cpu", "2.10 to 2.15"), is_tried("2.16", "2.10 to 2.15")
+        (True, False)
+    """
+    oldest, newest = map(release, tried.split(" to "))
+    return oldest <= release(version) and release(version)[: len(newest)] <= newest
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The release of a version as numbers.
+
+    Args:
+        version: such as "2.13.0+cpu", of which it is (2, 13, 0).
+    """
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
 def _has(row: PrivateName, example: Callable[[], Any] | None) -> bool:

@@ -28,6 +28,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from onnx import numpy_helper
 
+from isoshard.core.installation import install_command
 from isoshard.core.layout.axis_types import auto, constrain, is_typed
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.plan.rule_patterns import check_patterns, matches
@@ -188,7 +189,7 @@ def _converted(
         if error.name != "jax2onnx":
             raise
         raise ModuleNotFoundError(
-            "export_jax needs jax2onnx; get it with pip install 'isoshard[onnx-jax]'",
+            f"export_jax needs jax2onnx; get it with {install_command('onnx-jax')}",
             name="jax2onnx",
         ) from None
     leaves = {**taken.weights, **taken.inputs}

@@ -20,6 +20,7 @@ from isoshard.cli import main
 from isoshard.cli.demo import command, crossing, data, flax_twin, model, training
 from isoshard.cli.demo.report import save
 from isoshard.cli.demo.training import Run, Settings
+from isoshard.core.installation import install_command
 
 SMALL = model.Config(layers=1, width=32, heads=4, length=16)
 
@@ -156,7 +157,7 @@ class TestCommand:
         monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
         assert main(["demo", "--out", str(tmp_path)]) == 2
         said = capsys.readouterr().err
-        assert 'matplotlib, which is not installed. Fix: pip install "isoshard[demo]"' in said
+        assert f"matplotlib, which is not installed. Fix: {install_command('demo')}" in said
         assert list(tmp_path.iterdir()) == []
 
     def test_the_short_one_shows_what_the_full_one_does(self, tmp_path):

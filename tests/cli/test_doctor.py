@@ -1,27 +1,83 @@
 """`isoshard doctor` tells what is installed and what works, and survives what does not."""
 
+import dataclasses
+import importlib.metadata
 import io
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 from rich.console import Console
 
-from isoshard.cli import doctor, main, probes, survey
-from isoshard.cli.doctor import Package
+from isoshard.cli import doctor, main, packages, probes, survey
+from isoshard.cli.doctor import Examination
+from isoshard.cli.packages import EXTRAS, Package
 from isoshard.cli.probes import FAILS, MISSING, PROBES, WORKS, Probe, Result, Unavailable
+from isoshard.core.errors import PrivateNameError
+from isoshard.core.installation import install_command
+from isoshard.core.planner.programs import targets
 from isoshard.core.planner.programs.targets import Planned
+from isoshard.core.runtime import nvidia
+from isoshard.core.runtime.private_names import TRIED
 
 JAX, TORCH = Package("jax", "0.10.2", ">=0.9", None), Package("torch", None, ">=2.10", "torch")
 WELL = [Result("devices", WORKS, "8 x cpu (cpu)"), Result("shard", WORKS, "8 blocks")]
+BROKEN = Result("train", FAILS, "ImportError: no name\n  of this kind", "install another torch")
 
 
-def shown(found, results) -> str:
-    console = Console(file=io.StringIO(), width=100)
-    doctor.show(console, found, results)
+def shown(*args, width=100, **kwargs) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    doctor.show(console, Examination(*args, **kwargs))
     return console.file.getvalue()
+
+
+@pytest.fixture
+def metadata(monkeypatch, tmp_path):
+    """Put packages before those that are installed, as far as their metadata say."""
+
+    def put(**versions):
+        for name, version in versions.items():
+            folder = tmp_path / f"{name}-{version}.dist-info"
+            folder.mkdir()
+            text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            if name == "jax":
+                text += "Provides-Extra: cuda12\nProvides-Extra: cuda13\n"
+            (folder / "METADATA").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return put
+
+
+@pytest.fixture
+def only_core(monkeypatch):
+    """No package of an extra is installed."""
+    core = ("isoshard", "jax", "jaxlib", "numpy", "rich")
+    version = importlib.metadata.version
+
+    def only(name):
+        if name not in core:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(packages.importlib.metadata, "version", only)
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    """Put an `nvidia-smi` on the path."""
+
+    def put(text, status=0):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\necho '{text}'\nexit {status}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    return put
 
 
 @pytest.fixture
@@ -65,6 +121,7 @@ def test_everything_works_here(command):
     assert checks["devices"]["facts"]["devices"] == [{"platform": "cpu", "kind": "cpu", "count": 2}]
     versions = {package["name"]: package["version"] for package in data["packages"]}
     assert versions["jax"] == jax.__version__
+    assert str(Path(__file__).resolve().parents[2]) in data["origin"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +139,7 @@ def test_a_missing_module_is_named_with_the_command_that_gets_it(fake_probe, mon
     monkeypatch.setattr(probes.importlib.util, "find_spec", lambda name: None)
     result = probes.run("shard")
     assert (result.status, result.detail) == (MISSING, "torch and matplotlib not installed")
-    assert result.fix == 'pip install "isoshard[demo,torch]"'
+    assert result.fix == install_command("demo", "torch")
 
 
 def test_what_a_probe_raises_is_its_result(fake_probe):
@@ -100,11 +157,132 @@ def test_what_is_not_on_this_machine_is_missing_and_not_broken(fake_probe):
     assert probes.run("shard").status == MISSING
 
 
-def test_a_gpu_that_jax_does_not_see_is_pointed_out(monkeypatch):
-    monkeypatch.setattr(probes.shutil, "which", lambda name: f"/usr/bin/{name}")
+@pytest.fixture
+def cuda_target(monkeypatch):
+    """What doctor says of compiling for GPUs, without a plugin."""
+    monkeypatch.setattr(targets, "packages_of", lambda python: {"jax": jax.__version__})
+    monkeypatch.setattr(nvidia, "cuda_plugins", dict)
+    return lambda: next(target for target in targets.planned() if target.machine == "cuda")
+
+
+def test_a_driver_without_the_plugin_is_told_with_the_extra_that_fits_it(
+    driver, metadata, cuda_target
+):
+    driver("| Driver Version: 550.54.15   CUDA Version: 12.4  |")
+    metadata(jax=jax.__version__)
     result = probes.run("accelerator")
-    assert "NVIDIA driver, but JAX is installed without CUDA" in result.detail
-    assert 'pip install "jax[cuda13]"' in result.fix
+    assert result.status == MISSING
+    assert result.detail == (
+        "NVIDIA driver for CUDA 12.4 found, but JAX's CUDA plugin is not installed"
+    )
+    assert result.fix == cuda_target().fix == f'pip install "jax[cuda12]=={jax.__version__}"'
+
+
+def test_without_a_driver_there_is_no_accelerator_and_the_same_extra(
+    monkeypatch, metadata, cuda_target
+):
+    metadata(jax=jax.__version__)
+    monkeypatch.setattr(nvidia.shutil, "which", lambda name: None)
+    result = probes.run("accelerator")
+    assert (result.status, result.detail.split()[0]) == (MISSING, "none")
+    assert result.fix == cuda_target().fix == f'pip install "jax[cuda13]=={jax.__version__}"'
+
+
+@pytest.mark.parametrize(("platforms", "status"), [("cpu", MISSING), (None, FAILS)])
+def test_a_plugin_without_effect_is_broken_unless_the_cpu_is_asked_for(
+    driver, metadata, monkeypatch, platforms, status
+):
+    driver("CUDA Version: 13.0")
+    metadata(jax="0.10.2", jax_cuda13_plugin="0.9.1")
+    monkeypatch.setitem(TRIED, "jax", "0.9.0 to 0.10.2")
+    config = SimpleNamespace(jax_platforms=platforms)
+    fake = SimpleNamespace(config=config, default_backend=lambda: "cpu", __version__="0.10.2")
+    monkeypatch.setattr(probes, "jax", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    result = probes.run("accelerator")
+    assert result.status == status
+    if status == FAILS:
+        assert "jax-cuda13-plugin 0.9.1 installed, but JAX 0.10.2 sees no GPU" in result.detail
+        assert "jax.devices('cuda')" in result.fix
+    else:
+        assert result.detail.endswith("but this process is set to use the CPU")
+        assert result.fix == ""  # it is installed
+
+
+def test_a_plugin_without_a_driver_is_not_advised_again(monkeypatch, metadata):
+    """It compiles for GPUs that are not attached."""
+    monkeypatch.setattr(nvidia.shutil, "which", lambda name: None)
+    metadata(jax=jax.__version__, jax_cuda13_plugin=jax.__version__)
+    result = probes.run("accelerator")
+    assert (result.status, result.fix) == (MISSING, "")
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """The versions in this environment count as tried."""
+    monkeypatch.setitem(TRIED, "jax", "0.9.0 to 0.99")
+    monkeypatch.setitem(TRIED, "torch", "2.10 to 2.99")
+
+
+@pytest.mark.parametrize(
+    "error", [ModuleNotFoundError("No module named 'jax.gone'"), PrivateNameError("jax has no x")]
+)
+def test_a_bridge_that_cannot_be_imported_names_the_versions(tried, monkeypatch, error):
+    def fail():
+        raise error
+
+    exchange = dataclasses.replace(PROBES["exchange"], run=fail)
+    monkeypatch.setitem(PROBES, "exchange", exchange)
+    result = probes.run("exchange")
+    assert result.status == FAILS
+    torch = importlib.metadata.version("torch")
+    assert result.fix == (
+        "isoshard was tried with jax 0.9.0 to 0.99 and torch 2.10 to 2.99 (installed: "
+        f"jax {jax.__version__} and torch {torch}): reinstall what cannot be imported"
+    )
+
+
+def test_another_failure_of_the_exchange_keeps_its_own_advice(tried):
+    assert "the same kind of device" in probes.advice("exchange", RuntimeError("copies"))
+
+
+def test_a_newer_jax_is_named_whatever_fails(tried, metadata):
+    metadata(jax="1.0.1")
+    fix = probes.advice("flax", RecursionError("maximum recursion depth exceeded"))
+    assert "(installed: jax 1.0.1)" in fix and "torch" not in fix
+    assert fix.endswith(': pip install "jax>=0.9.0,<=0.99"')
+
+
+def test_the_versions_that_were_tried_are_those_of_the_private_names():
+    from isoshard.core.runtime import _jax_internals
+    from isoshard.torch_bridge import _torch_internals
+
+    assert _jax_internals.NAMES.known == TRIED["jax"]
+    assert _torch_internals.NAMES.known == TRIED["torch"]
+
+
+def test_torch_tpu_without_libtpu_is_named(metadata, monkeypatch):
+    assert packages.torch_tpu_warning() == ""
+    monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
+    metadata(torch_tpu="0.2.0")
+    warning = packages.torch_tpu_warning()
+    assert (
+        "a bare `import torch` ends the process unless TORCH_DEVICE_BACKEND_AUTOLOAD=0" in warning
+    )
+    assert warning.endswith("which is not so here")
+    assert shown([JAX], WELL, warning=warning).count("torch_tpu") == 1
+    assert probes.advice("train") == warning  # its process ended
+    assert shown([JAX], [*WELL, dataclasses.replace(BROKEN, fix=warning)], warning=warning).count(
+        "torch_tpu"
+    ) == 1  # fmt: skip
+    assert probes.advice("shard") != warning
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    assert packages.torch_tpu_warning().endswith("which is so here")
+
+
+def test_torch_tpu_beside_a_tpu_wants_the_same_slot(metadata):
+    metadata(torch_tpu="0.2.0", libtpu="0.0.52")
+    assert "both want torch's PrivateUse1 slot" in packages.torch_tpu_warning()
 
 
 def test_a_probe_that_hangs_is_given_up(fake_python):
@@ -126,26 +304,84 @@ def test_a_child_that_cannot_start_says_why(fake_python):
     assert result.detail == "the process ended (exit status 1): No module named jax"
 
 
-def test_packages_come_from_the_metadata_without_the_tools_of_developers():
-    found = {package.name: package for package in doctor.packages()}
-    assert {"isoshard", "python", "jax", "jaxlib", "numpy", "rich", "torch", "flax"} <= set(found)
-    assert "pytest" not in found
-    assert (found["torch"].needs, found["torch"].extra) == (">=2.10", "torch")
-    assert found["tensorstore"].extra == "checkpoint"
-    assert (found["onnx"].needs, found["onnx"].extra) == (">=1.18", "onnx")
-    assert found["onnxscript"].extra == "onnx-torch"
-    assert found["jax"].extra is None
+@pytest.mark.parametrize("deadly", ["train", "function"])
+def test_the_probe_that_ended_the_process_is_the_one_that_is_named(monkeypatch, deadly):
+    """Also where others worked before it, in the same process and in the one after it."""
+    names = ["shard", "train", "numbers", "function"]
+    program = (
+        "import json, os, sys\n"
+        "for name in sys.argv[6:]:\n"
+        f"    if name == {deadly!r}: os._exit(3)\n"
+        "    print('isoshard-probe ' + json.dumps({'name': name, 'status': 'works', 'detail': ''}),"
+        " flush=True)\n"
+    )
+    popen = subprocess.Popen
+
+    def start(command, **options):
+        return popen([command[0], "-c", program, *command], **options)
+
+    monkeypatch.setattr(survey.subprocess, "Popen", start)
+    results = list(survey.survey(names, timeout=30))
+    assert [result.name for result in results] == names
+    assert [result.name for result in results if result.status == FAILS] == [deadly]
+
+
+def test_packages_are_those_of_users():
+    listed = {package.name: package for package in packages.packages()}
+    assert list(listed)[:6] == ["isoshard", "python", "jax", "jaxlib", "numpy", "rich"]
+    assert not {"pytest", "sphinx", "nbclient", "dm-haiku", "diffrax"} & set(listed)
+    assert (listed["torch"].needs, listed["torch"].extra) == (">=2.10", "torch")
+    assert listed["tensorstore"].extra == "checkpoint"
+    assert (listed["onnx"].needs, listed["onnx"].extra) == (">=1.18", "onnx")
+    assert listed["onnxscript"].extra == "onnx-torch"
+    assert listed["jax"].extra is None
+    assert packages.missing_extras() == []
+
+
+def test_what_is_not_installed_is_a_line_of_extras(only_core):
+    listed, extras = packages.packages(), packages.missing_extras()
+    assert [package.name for package in listed][2:] == ["jax", "jaxlib", "numpy", "rich"]
+    assert extras == list(EXTRAS)
+    missing = Result("train", MISSING, "torch not installed", install_command("torch"))
+    text = shown(listed, [*WELL, missing], extras=extras)
+    assert "Extras to add: torch (PyTorch on the mesh), flax" in text
+    assert text.count(install_command("torch")) == 1  # brackets survive, told once
+    assert "not installed" not in text
+    assert "isoshard works on this machine." in text
+
+
+def test_an_extra_is_missing_where_one_that_it_needs_is(only_core, monkeypatch):
+    installed = packages.importlib.metadata.version
+    monkeypatch.setattr(
+        packages.importlib.metadata,
+        "version",
+        lambda name: "1" if name in ("matplotlib", "flax", "optax") else installed(name),
+    )
+    missing = packages.missing_extras()
+    assert "flax" not in missing and "demo" in missing  # demo needs torch
+
+
+def test_every_extra_for_users_is_one():
+    provided = importlib.metadata.metadata("isoshard").get_all("Provides-Extra")
+    assert set(EXTRAS) <= set(provided)
+    assert set(provided) - set(EXTRAS) == {"ecosystem", "docs", "dev", "notebooks"}
 
 
 @pytest.mark.parametrize(
     ("package", "problem", "fix"),
     [
         (JAX, "", ""),
-        (TORCH, "not installed", 'pip install "isoshard[torch]"'),
+        (TORCH, "not installed", install_command("torch")),
         (Package("torch", "2.9.1", ">=2.10", "torch"), "2.9.1 is too old", "torch>=2.10"),
         (Package("torch", "2.13.0+cpu", ">=2.10", "torch"), "", ""),
         (Package("torch", "2.14.0.dev20270101", ">=2.10", "torch"), "", ""),
-        (Package("rich", None, ">=13", None), "not installed", "pip install isoshard"),
+        (Package("jax", "0.12.0.1", "<0.11,>=0.9", None), "0.12.0.1 is too new", "jax<0.11,>=0.9"),
+        (Package("jax", "0.11.0", "<0.11,>=0.9", None), "0.11.0 is too new", "jax<0.11,>=0.9"),
+        (Package("jax", "0.10.9", "<0.11,>=0.9", None), "", ""),
+        (Package("jax", "0.8", "<0.11,>=0.9", None), "0.8 is too old", "jax<0.11,>=0.9"),
+        (Package("numpy", "2.0", ">=2.0.0", None), "", ""),
+        (Package("python", "3.10.1", ">=3.11", None), "3.10.1 is too old", "use Python >=3.11"),
+        (Package("rich", None, ">=13", None), "not installed", install_command()),
     ],
 )
 def test_a_package_has_a_problem_or_none(package, problem, fix):
@@ -154,32 +390,95 @@ def test_a_package_has_a_problem_or_none(package, problem, fix):
     assert bool(package.fix) == bool(problem)
 
 
-def test_a_requirement_it_cannot_read_is_an_error():
-    with pytest.raises(ValueError, match="requirement doctor cannot read: !!"):
-        doctor._package("!!")
-
-
-def test_the_tables_show_problem_and_fix():
-    missing = Result("train", MISSING, "torch not installed", 'pip install "isoshard[torch]"')
-    text = shown([JAX, TORCH], [*WELL, missing])
-    assert "not installed" in text
-    assert text.count('pip install "isoshard[torch]"') == 1  # brackets survive, said once
+@pytest.mark.parametrize(
+    ("name", "version", "untried"),
+    [
+        ("jax", "0.10.2", False),
+        ("jax", "0.10.3", True),
+        ("jax", "0.12.0.1", True),
+        ("torch", "2.15.1+cpu", False),
+        ("torch", "2.16.0", True),
+        ("flax", "99", False),
+    ],
+)
+def test_a_version_newer_than_was_tried_is_no_fault(name, version, untried, monkeypatch):
+    monkeypatch.setitem(TRIED, "jax", "0.9.0 to 0.10.2")
+    monkeypatch.setitem(TRIED, "torch", "2.10 to 2.15")
+    package = Package(name, version, ">=0.1", None)
+    assert bool(package.untried) == untried
+    text = shown([package], WELL, width=120)
+    assert ("newer than isoshard has been tried with" in text) == untried
     assert "isoshard works on this machine." in text
 
 
-def test_a_broken_core_is_said_plainly():
-    text = shown([JAX], [WELL[0], Result("shard", FAILS, "RuntimeError: no", "the fix")])
-    assert "✗" in text
-    assert "the fix" in text
-    assert "cannot shard arrays on this machine" in text
+@pytest.mark.parametrize("requirement", ["!!", "jax~=0.9", 'jax>=0.9; python_version > "3"'])
+def test_a_requirement_it_cannot_read_is_an_error(requirement):
+    with pytest.raises(ValueError, match="requirement doctor cannot read: "):
+        packages._parsed(requirement)
 
 
-@pytest.mark.parametrize(("status", "code"), [(WORKS, 0), (FAILS, 1)])
-def test_the_exit_status_is_that_of_the_core(monkeypatch, capsys, status, code):
-    results = [WELL[0], Result("shard", status, "seen"), Result("plot", FAILS, "no")]
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("jax<0.11,>=0.9", ("jax", None, "<0.11,>=0.9", None)),
+        ('torch<2.16,>=2.10; extra == "torch"', ("torch", None, "<2.16,>=2.10", "torch")),
+        ('isoshard[flax,torch]; extra == "demo"', ("isoshard", "flax,torch", "", "demo")),
+    ],
+)
+def test_requirements_are_read(text, parsed):
+    assert packages._parsed(text).group("name", "extras", "needs", "extra") == parsed
+
+
+def test_what_does_not_work_is_the_end():
+    old = Package("torch", "2.9.1", ">=2.10", "torch")
+    text = shown([JAX, old], [*WELL, BROKEN], width=80)
+    assert text.splitlines()[-3:] == [
+        "What does not work:",
+        "  torch: 2.9.1 is too old; isoshard takes >=2.10",
+        "  train torch on the mesh: ImportError: no name of this kind",
+    ]
+    assert "✗" in text and "install another torch" in text and 'pip install "torch>=2.10"' in text
+    assert "works on this machine" not in text
+
+
+def test_what_is_missing_is_no_fault():
+    none = Result("accelerator", MISSING, "none seen by JAX", "pip install cuda")
+    text = shown([JAX], [*WELL, none])
+    assert text.splitlines()[-1] == "isoshard works on this machine."
+    assert "use an accelerator: pip install cuda" in text
+
+
+def test_it_says_where_isoshard_came_from():
+    isoshard = Package("isoshard", "0.1.0", "", None)
+    text = shown([isoshard, JAX], WELL, origin="a package index")
+    assert text.startswith("isoshard 0.1.0, from a package index\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "code"),
+    [("plot", WORKS, 0), ("plot", MISSING, 0), ("plot", FAILS, 1), ("shard", FAILS, 1)],
+)
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_the_exit_status_is_1_if_a_probe_fails(monkeypatch, capsys, name, status, code, options):
+    results = [WELL[0], Result(name, status, "seen")]
+    monkeypatch.setattr(doctor, "packages", lambda: [Package("isoshard", "0.1.0", "", None), JAX])
     monkeypatch.setattr(doctor, "survey", lambda *_, **__: iter(results))
-    assert main(["doctor", "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["healthy"] == (code == 0)
+    assert main(["doctor", *options]) == code
+    printed = capsys.readouterr().out
+    if options:
+        data = json.loads(printed)
+        assert data["healthy"] == (code == 0) == (not data["faults"])
+    else:
+        assert printed.rstrip().endswith("isoshard works on this machine.") == (code == 0)
+
+
+def test_the_exit_status_is_1_if_a_package_is_too_old(monkeypatch, capsys, metadata):
+    monkeypatch.setattr(doctor, "survey", lambda *_, **__: iter(WELL))
+    metadata(optax="0.1")
+    assert main(["doctor", "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert not data["healthy"]
+    assert {"title": "optax", "reason": "0.1 is too old; isoshard takes >=0.2.5"} in data["faults"]
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
@@ -208,7 +507,33 @@ def test_a_command_whose_dependency_is_missing_says_so(monkeypatch, capsys):
     assert main(["demo"]) == 2
     message = capsys.readouterr().err
     assert "isoshard demo needs torch, which is not installed" in message
-    assert 'pip install "isoshard[demo]"' in message
+    assert install_command("demo") in message
+
+
+@pytest.mark.parametrize("words", [["-h"], ["plan", "--list"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_stops_early_is_no_error(words, unbuffered):
+    """As in `isoshard -h | head -3`."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "isoshard", *words],
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+        assert (process.wait(timeout=120), errors) == (141, "")
+
+
+def test_a_pipe_other_than_standard_output_is_an_error(monkeypatch):
+    def fail(argv):
+        raise BrokenPipeError("of a socket")
+
+    monkeypatch.setattr(doctor, "main", fail)
+    with open(os.devnull, "w") as stdout:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(BrokenPipeError, match="of a socket"):
+            main(["doctor"])
 
 
 def test_what_can_be_planned_is_shown_with_what_is_missing():
@@ -216,9 +541,7 @@ def test_what_can_be_planned_is_shown_with_what_is_missing():
         Planned("tpu", "compile for TPU", {"libtpu": "0.0.52"}, "", "pip install libtpu"),
         Planned("cuda", "compile for GPU", {}, "the plugin is not installed", "pip install it"),
     ]
-    console = Console(file=io.StringIO(), width=100)
-    doctor.show(console, [JAX], WELL, rows)
-    text = console.file.getvalue()
+    text = shown([JAX], WELL, rows)
     assert "What can be planned" in text and "libtpu 0.0.52" in text
     assert "the plugin is not installed" in text and "compile for GPU: pip install it" in text
-    assert doctor.report([JAX], WELL, rows)["planning"][1]["machine"] == "cuda"
+    assert Examination([JAX], WELL, rows).report()["planning"][1]["machine"] == "cuda"

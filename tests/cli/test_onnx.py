@@ -9,6 +9,7 @@ import pytest
 
 from isoshard.cli import main
 from isoshard.cli.onnx_drawing import draw
+from isoshard.core.installation import install_command
 from tests.onnx_bridge.checking import broken
 
 
@@ -159,7 +160,7 @@ def test_without_onnx_it_says_what_to_install():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert 'needs onnx, which is not installed. Fix: pip install "isoshard[onnx]"' in done.stderr
+    assert f"needs onnx, which is not installed. Fix: {install_command('onnx')}" in done.stderr
 
 
 def test_a_reader_that_stops_early_is_no_error(saved):

@@ -9,6 +9,7 @@ import transformers
 from isoshard import Plan, planner
 from isoshard.cli import main
 from isoshard.cli.plan_models import model_target
+from isoshard.core.installation import install_command
 from tests.core.planner.reports.sample_reports import fitting
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -165,5 +166,5 @@ def test_missing_packages(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert refused(capsys, "config.json") == (
         "isoshard plan: --hf needs torch and transformers, which is not installed. "
-        'Fix: pip install "isoshard[models]"\n'
+        f"Fix: {install_command('models')}\n"
     )

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from isoshard.core.installation import install_command
+
 PROGRAM = """
 import sys
 {before}
@@ -32,7 +34,7 @@ def test_torch_is_not_loaded():
 
 def test_without_onnx_the_error_says_how_to_get_it():
     told, loaded = run("sys.modules['onnx'] = None")
-    assert told == "onnx is not installed here; get it with pip install 'isoshard[onnx]'"
+    assert told == f"onnx is not installed here; get it with {install_command('onnx')}"
     assert loaded == "[]"
 
 

@@ -1,8 +1,8 @@
 """The table of torch's private names; the other modules of this folder fill it."""
 
-from isoshard.core.runtime.private_names import PrivateNames
+from isoshard.core.runtime.private_names import TRIED, PrivateNames
 
-NAMES = PrivateNames("torch", known="2.10 to 2.15")
+NAMES = PrivateNames("torch", known=TRIED["torch"])
 """What every row without versions of its own is known to be in."""
 
 NAMES.warn_if_untested()

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from isoshard.core.planner.machine.described_devices import DescribedDevice
 from isoshard.core.planner.machine.topologies import Topology
+from isoshard.core.runtime.nvidia import install_cuda
 
 from .gpu_configs import target_config
 from .planning_errors import CompilerMissingError, PlanningError
@@ -33,6 +34,8 @@ _PACKAGES = {
     "tpu": ("libtpu",),
     "cuda": ("jax-cuda12-plugin", "jax-cuda13-plugin"),
 }
+_EXPORT = "flatbuffers"
+"""What `jax.export` writes programs with; jax itself does not require it."""
 _TITLES = {"host": "partition (this host)", "tpu": "compile for TPU", "cuda": "compile for GPU"}
 
 
@@ -68,7 +71,7 @@ class Planned:
         title: what can be done.
         versions: of the compiler's packages; empty if there is none.
         problem: why it cannot be used; "" if it can.
-        fix: the line that installs it.
+        fix: the line that installs it; "" if it is installed.
     """
 
     machine: str
@@ -190,21 +193,18 @@ def _judged(machine: str, installed: Mapping[str, str]) -> Planned:
     names = _PACKAGES[machine]
     versions = {name: installed[name] for name in ("jax", "jaxlib") if installed.get(name)}
     compilers = {name: installed[name] for name in names if installed.get(name)}
-    fix = _fix(machine, installed.get("jax") or "")
+    problem, fix = "", ""
     if not versions.get("jax"):
-        problem = "jax is not installed"
+        problem, fix = "jax is not installed", "pip install jax"
     elif names and not compilers:
         problem = f"{' or '.join(names)} is not installed"
     else:
         problem = _misfit(machine, versions["jax"], compilers)
+    if problem and not fix:
+        fix = install_cuda(versions["jax"]) if machine == "cuda" else "pip install libtpu"
+    if not problem and not installed.get(_EXPORT):
+        problem, fix = f"{_EXPORT} is not installed", f"pip install {_EXPORT}"
     return Planned(machine, _TITLES[machine], versions | compilers, problem, fix)
-
-
-def _fix(machine: str, jax: str) -> str:
-    if machine == "tpu":
-        return "pip install libtpu"
-    extra = "[cuda12]" if machine == "cuda" else ""
-    return f'pip install "jax{extra}=={jax}"' if jax else f'pip install "jax{extra}"'
 
 
 def _misfit(machine: str, jax: str, compilers: Mapping[str, str]) -> str:
@@ -232,7 +232,12 @@ def packages_of(python: str) -> dict[str, str]:
     Raises:
         CompilerMissingError: it is none.
     """
-    names = ["jax", "jaxlib", *(name for several in _PACKAGES.values() for name in several)]
+    names = [
+        "jax",
+        "jaxlib",
+        _EXPORT,
+        *(name for several in _PACKAGES.values() for name in several),
+    ]
     if python == sys.executable:
         return {name: _version(name) for name in names}
     asked = (

@@ -15,8 +15,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.metadata
+import os
+import select
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from isoshard.core.installation import install_command
 
 COMMANDS = {
     "doctor": ("isoshard.cli.doctor", "what is installed, which devices, what works here"),
@@ -36,9 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: that of the subcommand, 0 for help and version, 2 for a wrong command or
-        a missing dependency of the subcommand.
+        a missing dependency of the subcommand, 141 if what is printed is not read to its end.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    return _until_read(lambda: _dispatch(words))
+
+
+def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0
@@ -61,11 +70,34 @@ def _run(command: str, argv: list[str]) -> int:
         extra = EXTRAS.get(command, "demo")
         print(
             f"isoshard {command} needs {root}, which is not installed. "
-            f'Fix: pip install "isoshard[{extra}]"; isoshard doctor says what else is missing.',
+            f"Fix: {install_command(extra)}; isoshard doctor says what else is missing.",
             file=sys.stderr,
         )
         return 2
     return module.main(argv)
+
+
+def _until_read(command: Callable[[], int]) -> int:
+    """Run a command; end it quietly if the reader of what it prints ends first, as `head` does."""
+    try:
+        try:
+            status = command()
+        except SystemExit:  # argparse has printed the help
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()  # here: at the exit of the process Python would print a traceback
+        return status
+    except BrokenPipeError:
+        if not _reader_ended():  # another pipe or socket, of which this says nothing
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _reader_ended() -> bool:
+    poll = select.poll()
+    poll.register(sys.stdout, select.POLLOUT)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _usage() -> str:

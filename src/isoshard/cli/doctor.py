@@ -1,74 +1,107 @@
 """`isoshard doctor`: what is installed, what works on these devices, and how to get the rest.
 
-Versions are read from package metadata, so nothing is imported to be listed. Everything below
-"What works" was tried while you waited (`probes.py`), each in a process that may hang or die
-without harm (`survey.py`).
+Versions are read from package metadata, so nothing is imported to be listed (`packages.py`).
+Everything below "What works" was tried while you waited (`probes.py`), each in a process that may
+hang or die without harm (`survey.py`). What is not installed is no fault; what is installed and
+does not work is listed at the end, and then the exit status is 1.
 
->>> [p.name for p in packages() if p.extra is None]
-['isoshard', 'python', 'jaxlib', 'jax', 'numpy', 'rich']
->>> Package("torch", "2.1.0+cpu", ">=2.10", "torch").problem
-'2.1.0+cpu is too old'
+>>> broken = Result("shard", FAILS, "RuntimeError: no device")
+>>> Examination([], [broken]).faults
+[('shard an array, compute on it', 'RuntimeError: no device')]
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import platform
-import re
+import textwrap
 from collections.abc import Iterable, Sequence
 
 import rich.box
-from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from isoshard.core.installation import install_command, origin
 from isoshard.core.planner.programs.targets import Planned, planned
 
 from . import cluster
+from .output import Output
+from .packages import EXTRAS, Package, missing_extras, packages, torch_tpu_warning
 from .probes import FAILS, MISSING, PROBES, WORKS, Result
 from .survey import survey
 
-CORE = ("devices", "shard")
 _LOOK = {WORKS: ("✓", "green"), MISSING: ("-", "yellow"), FAILS: ("✗", "red")}
-_REQUIREMENT = re.compile(r"""([\w-]+)(?:\[.*?\])?([^;]*?)\s*(?:;.*extra == ["']([\w-]+)["'])?""")
+_REASON = 300  # characters of a reason in the last lines; the table above has all of it
 
 
 @dataclasses.dataclass(frozen=True)
-class Package:
-    """A package isoshard can use.
+class Examination:
+    """What `isoshard doctor` sees.
 
     Attributes:
-        name: as pip calls it.
-        version: the installed one; None if it is not installed.
-        needs: the versions isoshard takes, such as ">=2.10".
-        extra: the extra of isoshard that installs it; None if isoshard always does.
+        packages: those that isoshard always needs, and the optional ones that are installed.
+        results: of the probes.
+        targets: what programs can be compiled for here.
+        extras: of isoshard, for users, that are not installed.
+        origin: where isoshard was installed from, in words.
+        warning: what to mind, besides.
     """
 
-    name: str
-    version: str | None
-    needs: str
-    extra: str | None
+    packages: Sequence[Package]
+    results: Sequence[Result]
+    targets: Sequence[Planned] = ()
+    extras: Sequence[str] = ()
+    origin: str = ""
+    warning: str = ""
 
     @property
-    def problem(self) -> str:
-        """Why isoshard cannot use it; empty if it can."""
-        if self.version is None:
-            return "not installed"
-        floor = re.search(r">=\s*([\d.]+)", self.needs)
-        too_old = floor and _release(self.version) < _release(floor[1])
-        return f"{self.version} is too old" if too_old else ""
+    def faults(self) -> list[tuple[str, str]]:
+        """What is installed and does not work: its title and the reason."""
+        wrong = [
+            (package.name, f"{package.problem}; isoshard takes {package.needs or 'any version'}")
+            for package in self.packages
+            if package.problem
+        ]
+        failed = [result for result in self.results if result.status == FAILS]
+        return wrong + [(PROBES[result.name].title, result.detail) for result in failed]
 
     @property
-    def fix(self) -> str:
-        """The command that installs or upgrades it; empty if there is no problem."""
-        if not self.problem:
-            return ""
-        if self.version is not None:
-            return f'pip install "{self.name}{self.needs}"'
-        return f'pip install "isoshard[{self.extra}]"' if self.extra else "pip install isoshard"
+    def advice(self) -> list[tuple[str, str]]:
+        """What has a problem or is missing, and what to do about it; the extras left out."""
+        lines = [(package.name, package.fix) for package in self.packages if package.problem]
+        lines += [
+            (PROBES[result.name].title, result.fix)
+            for result in self.results
+            if result.fix and not _is_optional(result)
+        ]
+        return lines + [(target.title, target.fix) for target in self.targets if target.problem]
+
+    def report(self) -> dict[str, object]:
+        """The whole examination as data, for `--json` and for bug reports."""
+        return {
+            "healthy": not self.faults,
+            "faults": [{"title": title, "reason": reason} for title, reason in self.faults],
+            "origin": self.origin,
+            "warning": self.warning,
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "packages": [
+                dataclasses.asdict(package)
+                | {"problem": package.problem, "untried": package.untried, "fix": package.fix}
+                for package in self.packages
+            ],
+            "extras": [
+                {"name": extra, "purpose": EXTRAS[extra], "fix": install_command(extra)}
+                for extra in self.extras
+            ],
+            "checks": [
+                {"title": PROBES[result.name].title} | dataclasses.asdict(result)
+                for result in self.results
+            ],
+            "planning": [dataclasses.asdict(target) for target in self.targets],
+        }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,101 +111,98 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command line after `isoshard doctor`; None reads it from `sys.argv`.
 
     Returns:
-        0 if arrays can be sharded here, or the ranks of a run can run together, else 1.
+        1 if something that is installed does not work, or the ranks of a run cannot run together;
+        else 0.
     """
     options = _options(argv)
     if options.cluster:
         return cluster.examine(options)
-    console = Console(stderr=options.json)
-    found, results, targets = packages(), [], planned()
+    console, results = Output(stderr=options.json), []
     with console.status("trying what works here ..") as status:
         for result in survey(list(PROBES), devices=options.devices, timeout=options.timeout):
             results.append(result)
             status.update(f"tried: {PROBES[result.name].title} ..")
+    examination = Examination(
+        packages(),
+        results,
+        planned(),
+        missing_extras(),
+        origin().describe(),
+        torch_tpu_warning(),
+    )
     if options.json:
-        print(json.dumps(report(found, results, targets), indent=2))
+        print(json.dumps(examination.report(), indent=2))
     else:
-        show(console, found, results, targets)
-    return 0 if _healthy(results) else 1
+        show(console, examination)
+    return 1 if examination.faults else 0
 
 
-def packages() -> list[Package]:
-    """Every package isoshard can use, those it needs first, with the installed versions."""
-    listed = [_package(text) for text in importlib.metadata.requires("isoshard") or ()]
-    return [
-        Package("isoshard", _version("isoshard"), "", None),
-        Package("python", platform.python_version(), _metadata("Requires-Python"), None),
-        Package("jaxlib", _version("jaxlib"), "", None),
-        *(package for package in listed if package.extra != "dev" and package.name != "isoshard"),
-    ]
+def show(console: Output, examination: Examination) -> None:
+    """Print an examination: tables, what can be added and mended, and what does not work.
 
-
-def report(
-    found: Iterable[Package], results: Iterable[Result], targets: Iterable[Planned] = ()
-) -> dict[str, object]:
-    """The whole examination as data, for `--json` and for bug reports."""
-    results = list(results)
-    return {
-        "healthy": _healthy(results),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": [
-            dataclasses.asdict(package) | {"problem": package.problem, "fix": package.fix}
-            for package in found
-        ],
-        "checks": [
-            {"title": PROBES[result.name].title} | dataclasses.asdict(result) for result in results
-        ],
-        "planning": [dataclasses.asdict(target) for target in targets],
-    }
-
-
-def show(
-    console: Console,
-    found: Iterable[Package],
-    results: Iterable[Result],
-    targets: Iterable[Planned] = (),
-) -> None:
-    """Print the examination as tables, then the commands that get what is missing."""
-    found, results, targets = list(found), list(results), list(targets)
-    console.print(_installed_table(found))
-    console.print(_checks_table(results))
-    if targets:
-        console.print(_planning_table(targets))
-    problems = [(package.name, package.fix) for package in found if package.problem]
-    problems += [(PROBES[result.name].title, result.fix) for result in results if result.fix]
-    problems += [(target.title, target.fix) for target in targets if target.problem]
-    for what, fix in _by_fix(problems):
+    Args:
+        console: to print to.
+        examination: what to print.
+    """
+    if examination.origin:
+        version = next(p.version for p in examination.packages if p.name == "isoshard")
+        console.print(Text(f"isoshard {version}, from {examination.origin}"), soft_wrap=True)
+    console.print(_installed_table(examination.packages))
+    console.print(_checks_table(examination.results))
+    if examination.targets:
+        console.print(_planning_table(examination.targets))
+    if examination.extras:
+        named = ", ".join(f"{extra} ({EXTRAS[extra]})" for extra in examination.extras)
+        console.print(Padding(Text.assemble(("Extras to add: ", "dim"), named), (0, 0, 0, 2)))
+        command = install_command(examination.extras[0])
+        console.print(Text.assemble(("  one of them: ", "dim"), command), soft_wrap=True)
+    fixes = _by_fix(examination.advice)
+    for fix, what in fixes.items():
         console.print(Text.assemble((f"  {what}: ", "dim"), fix), soft_wrap=True)
-    if _healthy(results):
+    if examination.warning and examination.warning not in fixes:
+        console.print(Text(f"  {examination.warning}", "yellow"), soft_wrap=True)
+    if not examination.faults:
         console.print(Text("isoshard works on this machine.", "green"))
-    else:
-        console.print(Text("isoshard cannot shard arrays on this machine; see ✗ above.", "red"))
+        return
+    console.print(Text("What does not work:", "red"))
+    for title, reason in examination.faults:
+        line = f"  {title}: {textwrap.shorten(reason, _REASON, placeholder=' ..')}"
+        console.print(Text(line, "red"), soft_wrap=True)
 
 
-def _by_fix(problems: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Say each fix once, with everything it gets.
+def _is_optional(result: Result) -> bool:
+    """Whether a probe was left out because an extra is not installed."""
+    return result.status == MISSING and bool(PROBES[result.name].needs)
+
+
+def _by_fix(advice: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Each fix once, with everything it mends.
 
     >>> _by_fix([("flax", "pip install flax"), ("optax", "pip install flax")])
-    [('flax, optax', 'pip install flax')]
+    {'pip install flax': 'flax, optax'}
     """
-    whats: dict[str, list[str]] = {}
-    for what, fix in problems:
-        whats.setdefault(fix, []).append(what)
-    return [(", ".join(names), fix) for fix, names in whats.items()]
+    titles: dict[str, list[str]] = {}
+    for title, fix in advice:
+        titles.setdefault(fix, []).append(title)
+    return {fix: ", ".join(names) for fix, names in titles.items()}
 
 
-def _installed_table(found: Iterable[Package]) -> Table:
+def _installed_table(listed: Iterable[Package]) -> Table:
     table = Table("package", "installed", "isoshard takes", title="Installed", box=rich.box.SIMPLE)
-    for package in found:
-        installed = Text(package.problem or str(package.version))
-        installed.stylize("yellow" if package.problem else "green")
-        table.add_row(package.name, installed, package.needs or "any")
+    for package in listed:
+        remark = package.problem or ", ".join(filter(None, (package.version, package.untried)))
+        colour = "red" if package.problem else "yellow" if package.untried else "green"
+        takes = package.needs + (f" (tried: {package.tried})" if package.tried else "")
+        table.add_row(package.name, Text(remark, colour), takes)
     return table
 
 
 def _checks_table(results: Iterable[Result]) -> Table:
+    """What was tried; what needs an extra that is not installed is named with the extras."""
     table = Table("", "check", "seen", "s", title="What works", box=rich.box.SIMPLE)
     for result in results:
+        if _is_optional(result):
+            continue
         mark, colour = _LOOK[result.status]
         seen, seconds = Text(result.detail), f"{result.seconds:.1f}"
         table.add_row(Text(mark, colour), PROBES[result.name].title, seen, seconds)
@@ -189,16 +219,12 @@ def _planning_table(targets: Iterable[Planned]) -> Table:
     return table
 
 
-def _healthy(results: Iterable[Result]) -> bool:
-    return {r.name for r in results if r.status == WORKS}.issuperset(CORE)
-
-
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="isoshard doctor",
-        description="What is installed, which devices there are, and what works here.",
-        epilog="Exit status: 0 if arrays can be sharded here, or the ranks can run together, "
-        "else 1.",
+        description="What is installed, which devices there are, what works and what does not.",
+        epilog="Exit status: 1 if something that is installed does not work, or the ranks cannot "
+        "run together; else 0. What is not installed does not count.",
     )
     parser.add_argument("--json", action="store_true", help="print data instead of tables")
     parser.add_argument(
@@ -219,28 +245,3 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"needs a count of devices, 1 or more, not {text!r}")
     return int(text)
-
-
-def _package(requirement: str) -> Package:
-    match = _REQUIREMENT.fullmatch(requirement)
-    if match is None:
-        raise ValueError(f"isoshard's metadata has a requirement doctor cannot read: {requirement}")
-    name, needs, extra = match.groups()
-    return Package(name, _version(name), needs, extra)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _metadata(key: str) -> str:
-    return importlib.metadata.metadata("isoshard")[key]
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """The numbers of a version: 2.13.0+cpu is (2, 13, 0)."""
-    numbers = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, numbers[0].split("."))) if numbers else ()

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -31,17 +29,11 @@ def main(argv: Sequence[str]) -> int:
         argv: the command line after `isoshard onnx`.
 
     Returns:
-        0 if all is well, 1 if `check` finds errors, 2 for a file that cannot be read, 141 if what
-        is printed is not read to its end.
+        0 if all is well, 1 if `check` finds errors, 2 for a file that cannot be read.
     """
     given = _parser().parse_args(list(argv))
     try:
-        status = given.run(given)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # the reader has what it wanted, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+        return given.run(given)
     except (onnx.ModelError, onnx.AnnotationError) as error:
         print(f"isoshard onnx {given.command}: {error}", file=sys.stderr)
         return 2

@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import importlib
 import importlib.util
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,11 +25,13 @@ from rich.console import Console
 from rich.text import Text
 
 from isoshard import planner
+from isoshard.core.installation import install_command
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.planner.machine.topologies import Topology
 from isoshard.core.planner.reports.report import Report
 from isoshard.core.runtime.metrics import human_bytes
 
+from .output import Output
 from .plan_machines import show_machines
 from .plan_targets import Target, failure_in, plan_named, target_of
 from .plan_words import WORDS, PlanCommandError, axes_of, bytes_of, is_words, plan_of, spelled
@@ -46,22 +47,16 @@ def main(argv: Sequence[str]) -> int:
 
     Returns:
         0 if the step fits, under one of the plans; 1 if it does not; 2 for what cannot be planned;
-        130 at Ctrl-C; 141 if what is printed is not read to its end.
+        130 at Ctrl-C.
     """
     given = _parser().parse_args(list(argv))
-    console = _Output(width=given.width)
+    console = Output(width=given.width)
     path = sys.path[:]  # a script's folder is on it while the script is of use
     try:
-        status = 0
         if given.list:
             show_machines(console)
-        else:
-            status = _run(given, console)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:  # the reader has what it wanted, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+            return 0
+        return _run(given, console)
     except KeyboardInterrupt:
         print(f"{_NAME}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -75,14 +70,6 @@ def main(argv: Sequence[str]) -> int:
         return 2
     finally:
         sys.path[:] = path
-
-
-class _Output(Console):
-    """Standard output; if nobody reads on, that is an error as anywhere else."""
-
-    def on_broken_pipe(self) -> None:
-        """Rich would end the process with 1, which here says that a step does not fit."""
-        raise BrokenPipeError
 
 
 def _run(given: argparse.Namespace, console: Console) -> int:
@@ -178,7 +165,7 @@ def _target(given: argparse.Namespace, machine: Topology) -> Target:
         if missing := [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]:
             raise PlanCommandError(
                 f"--hf needs {' and '.join(missing)}, which is not installed. "
-                'Fix: pip install "isoshard[models]"'
+                f"Fix: {install_command('models')}"
             )
         models = importlib.import_module("isoshard.cli.plan_models")
         return models.model_target(

@@ -15,12 +15,11 @@ import dataclasses
 import importlib.util
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,6 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import isoshard as iso
+from isoshard.core.errors import PrivateNameError
+from isoshard.core.installation import install_command
+from isoshard.core.runtime import nvidia
+from isoshard.core.runtime.private_names import TRIED
+
+from .packages import outside_tried, torch_tpu_warning, tried_versions
 
 WORKS, MISSING, FAILS = "works", "missing", "fails"
 _EXTRA = {
@@ -42,7 +47,17 @@ _REPORT = "report it with the output of: isoshard doctor --json"
 
 
 class Unavailable(Exception):
-    """What the probe looks for is not on this machine; nothing is broken."""
+    """What the probe looks for is not on this machine; nothing is broken.
+
+    Args:
+        reason: why.
+        fix: what would add it; empty if nothing does.
+    """
+
+    def __init__(self, reason: str, fix: str = ""):
+        """See the class."""
+        super().__init__(reason)
+        self.fix = fix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,22 +110,35 @@ def run(name: str) -> Result:
     probe, start = PROBES[name], time.perf_counter()
     absent = [module for module in probe.needs if importlib.util.find_spec(module) is None]
     if absent:
-        return Result(name, MISSING, f"{' and '.join(absent)} not installed", _install(absent))
+        extras = sorted({_EXTRA[module] for module in absent})
+        detail = f"{' and '.join(absent)} not installed"
+        return Result(name, MISSING, detail, install_command(*extras))
     facts: dict[str, Any] = {}
     try:
         seen = probe.run()
         detail, facts = seen if isinstance(seen, tuple) else (seen, {})
         status, fix = WORKS, ""
     except Unavailable as reason:
-        status, detail, fix = MISSING, str(reason), probe.fix
+        status, detail, fix = MISSING, str(reason), reason.fix
     except Exception as error:
-        status, detail, fix = FAILS, f"{type(error).__name__}: {error}", probe.fix
+        status, detail, fix = FAILS, f"{type(error).__name__}: {error}", advice(name, error)
     return Result(name, status, detail, fix, time.perf_counter() - start, facts)
 
 
-def _install(modules: Sequence[str]) -> str:
-    extras = sorted({_EXTRA[module] for module in modules})
-    return f'pip install "isoshard[{",".join(extras)}]"'
+def advice(name: str, error: Exception | None = None) -> str:
+    """What to do about a probe that failed.
+
+    Args:
+        name: key of the probe in `PROBES`.
+        error: what it raised; None if its process ended or gave no answer.
+    """
+    probe = PROBES[name]
+    if error is None and "torch" in probe.needs and (warning := torch_tpu_warning()):
+        return warning
+    packages = {"jax", *probe.needs} & set(TRIED)
+    if isinstance(error, ImportError | PrivateNameError) or outside_tried(packages):
+        return tried_versions(packages)
+    return probe.fix
 
 
 def _devices() -> tuple[str, dict[str, Any]]:
@@ -131,9 +159,20 @@ def _accelerator() -> str:
     platform = jax.default_backend()
     if platform != "cpu":
         return f"JAX runs on {platform}"
-    if shutil.which("nvidia-smi"):
-        raise Unavailable("this machine has an NVIDIA driver, but JAX is installed without CUDA")
-    raise Unavailable("none seen by JAX, so programs run on the CPU")
+    cuda = nvidia.driver_cuda()
+    plugins = [f"jax-cuda{major}-plugin {v}" for major, v in nvidia.cuda_plugins().items()]
+    fix = "" if plugins else nvidia.install_cuda()
+    if cuda is None:
+        raise Unavailable("none seen by JAX, so programs run on the CPU", fix)
+    driver = f"NVIDIA driver{cuda and f' for CUDA {cuda}'} found"
+    if not plugins:
+        raise Unavailable(f"{driver}, but JAX's CUDA plugin is not installed", fix)
+    platforms = getattr(jax.config, "jax_platforms", None)
+    if platforms == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        raise Unavailable(f"{driver}, but this process is set to use the CPU")
+    raise RuntimeError(
+        f"{driver}, {' and '.join(plugins)} installed, but JAX {jax.__version__} sees no GPU"
+    )
 
 
 def _simulate() -> str:
@@ -289,11 +328,11 @@ def _plot() -> str:
 
 
 _JAX = "reinstall JAX for this machine: pip install --force-reinstall jax jaxlib"
-_CUDA = 'for an NVIDIA GPU: pip install "jax[cuda13]"'
+_GPU = """JAX prints why: python -c "import jax; jax.devices('cuda')\""""
 _BOTH = "torch sees JAX's buffers where both are installed for the same kind of device"
 PROBES = {
     "devices": Probe("start JAX", (), _JAX, _devices),
-    "accelerator": Probe("use an accelerator", (), _CUDA, _accelerator),
+    "accelerator": Probe("use an accelerator", (), _GPU, _accelerator),
     "simulate": Probe("simulate more devices", (), _REPORT, _simulate),
     "shard": Probe("shard an array, compute on it", (), _REPORT, _shard),
     "exchange": Probe("exchange buffers with torch", ("torch",), _BOTH, _exchange),

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import IO
 
-from .probes import FAILS, PROBES, Result, run
+from .probes import FAILS, Result, advice, run
 
 _MARK = "isoshard-probe "
 
@@ -33,7 +33,7 @@ def survey(
     """Run probes, and yield each result as it arrives.
 
     Args:
-        names: which of `PROBES`, in this order.
+        names: which of `probes.PROBES`, in this order.
         devices: simulate so many CPU devices; None takes the devices that are there.
         timeout: seconds one probe may take; the first of a child has the child's start on top.
 
@@ -42,7 +42,7 @@ def survey(
     """
     todo = list(names)
     while todo:
-        for result in _run_child(todo, devices, timeout):
+        for result in _run_child(tuple(todo), devices, timeout):
             todo.remove(result.name)
             yield result
 
@@ -61,7 +61,7 @@ def _run_child(names: Sequence[str], devices: int | None, timeout: float) -> Ite
                     yield Result(**json.loads(line.removeprefix(_MARK)))
                     continue
                 reason = line or _last_words(child, errors)
-                yield Result(name, FAILS, reason, PROBES[name].fix, time.perf_counter() - start)
+                yield Result(name, FAILS, reason, advice(name), time.perf_counter() - start)
                 return
         finally:
             child.kill()

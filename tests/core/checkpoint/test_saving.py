@@ -1,6 +1,7 @@
 """Saving: names, steps, what is refused, and saves that go on beside what follows."""
 
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import isoshard as iso
 from isoshard.core.checkpoint import opened, zarr_arrays
 from isoshard.core.checkpoint.storage import LocalStorage
 from isoshard.core.errors import CheckpointError, ShardingError
+from isoshard.core.installation import install_command
 from isoshard.core.layout.uneven import UnevenArray
 
 
@@ -237,5 +239,5 @@ assert "orbax" not in sys.modules
 
 def test_without_tensorstore(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorstore", None)
-    with pytest.raises(ImportError, match=r"pip install 'isoshard\[checkpoint\]'"):
+    with pytest.raises(ImportError, match=re.escape(install_command("checkpoint"))):
         iso.save(tmp_path, {"w": np.ones((64, 64))})

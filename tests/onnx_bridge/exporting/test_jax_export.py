@@ -1,5 +1,6 @@
 """JAX to a file: layouts come out as annotations, and the file computes what the function does."""
 
+import re
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding
 import isoshard as iso
 from isoshard import P
 from isoshard.core.errors import ShardingError
+from isoshard.core.installation import install_command
 from isoshard.core.plan import Plan, PlanError
 from isoshard.onnx_bridge import (
     AnnotationError,
@@ -283,7 +285,7 @@ class TestRefusals:
 
     def test_without_jax2onnx(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "jax2onnx", None)
-        with pytest.raises(ModuleNotFoundError, match=r"pip install 'isoshard\[onnx-jax\]'"):
+        with pytest.raises(ModuleNotFoundError, match=re.escape(install_command("onnx-jax"))):
             export_jax(lambda x: x + 1, (X,), wide())
 
 

@@ -23,6 +23,7 @@ import torch
 from jax.sharding import AxisType
 
 import isoshard as iso
+from isoshard.core.installation import install_command
 
 from . import crossing, data, training
 from .model import BATCH, PLAN, Config, place
@@ -34,10 +35,6 @@ AGREE = 1e-5  # losses of the same buffers in two frameworks, relative
 FULL = Settings(), Config()
 SHORT = Settings(steps=100, validation_batches=8), Config(layers=2, width=128, length=64)
 ALIKE = 20  # steps compared with plain torch: rounding grows with each
-_NO_MATPLOTLIB = (
-    "isoshard demo: --out draws loss.png with matplotlib, which is not installed. "
-    'Fix: pip install "isoshard[demo]", or leave --out away.'
-)
 PICTURED = ("blocks.0.fc1.weight", "blocks.0.fc2.weight")
 
 
@@ -55,7 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     if options.out is not None and importlib.util.find_spec("matplotlib") is None:
-        print(_NO_MATPLOTLIB, file=sys.stderr)
+        print(
+            "isoshard demo: --out draws loss.png with matplotlib, which is not installed. "
+            f"Fix: {install_command('demo')}, or leave --out away.",
+            file=sys.stderr,
+        )
         return 2
     settings, config = FULL if options.full else SHORT
     if options.steps is not None:

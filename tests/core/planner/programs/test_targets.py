@@ -13,6 +13,7 @@ from isoshard.core.planner.programs import targets
 from isoshard.core.planner.programs.gpu_configs import GPUS, target_config
 from isoshard.core.planner.programs.planning_errors import CompilerMissingError, PlanningError
 from isoshard.core.planner.programs.targets import check, planned, target_of
+from isoshard.core.runtime.nvidia import install_cuda
 
 
 def told(text, shape):
@@ -69,6 +70,7 @@ def test_gpus_are_those_of_the_chips():
 def installed(monkeypatch):
     def put(**versions):
         found = {name.replace("_", "-"): version for name, version in versions.items()}
+        found.setdefault("flatbuffers", "25")
         monkeypatch.setattr(targets, "packages_of", lambda python: found)
 
     return put
@@ -79,7 +81,17 @@ def test_what_is_there_and_what_is_not(installed):
     host, tpu, cuda = planned()
     assert (host.problem, tpu.problem) == ("", "") and tpu.versions["libtpu"] == "0.0.52"
     assert "jax-cuda12-plugin or jax-cuda13-plugin is not installed" in cuda.problem
-    assert cuda.fix == 'pip install "jax[cuda12]==0.10.2"'
+    assert (host.fix, tpu.fix) == ("", "") and cuda.fix == install_cuda("0.10.2")
+
+
+def test_what_writes_programs_is_missing(installed):
+    """`jax.export` wants it, and jax does not install it."""
+    installed(jax="0.10.2", jaxlib="0.10.2", flatbuffers="")
+    host, tpu, _ = planned()
+    assert (host.problem, host.fix) == ("flatbuffers is not installed", "pip install flatbuffers")
+    assert tpu.fix == "pip install libtpu"
+    with pytest.raises(CompilerMissingError, match="flatbuffers is not installed"):
+        check("host")
 
 
 def test_a_host_without_jax_says_so(installed):
