@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import pathlib
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
@@ -95,10 +96,13 @@ def origin() -> Origin:
     which is right in a checkout.
     """
     try:
-        recorded = importlib.metadata.distribution("isoshard").read_text("direct_url.json")
+        distribution = importlib.metadata.distribution("isoshard")
     except importlib.metadata.PackageNotFoundError:
         return Origin({"url": "file:.", "dir_info": {}})
-    return Origin(json.loads(recorded or "{}"))
+    folder = pathlib.Path(str(distribution.locate_file("")))
+    if (folder / "pyproject.toml").exists():  # setuptools' isoshard.egg-info, found from a checkout
+        return Origin({"url": folder.resolve().as_uri(), "dir_info": {"editable": True}})
+    return Origin(json.loads(distribution.read_text("direct_url.json") or "{}"))
 
 
 def install_command(*extras: str) -> str:

@@ -34,6 +34,9 @@ def recorded(monkeypatch):
                 assert name == "direct_url.json"
                 return text
 
+            def locate_file(self, path):
+                return Path("/site-packages") / path
+
         monkeypatch.setattr(installation.importlib.metadata, "distribution", lambda _: Installed())
 
     return put
@@ -79,6 +82,16 @@ def test_what_is_there_is_not_called_gone(tmp_path):
     assert (
         Origin({"url": tmp_path.as_uri(), "dir_info": {}}).describe() == f"the checkout {tmp_path}"
     )
+
+
+def test_egg_info_in_a_checkout_is_that_checkout(tmp_path, monkeypatch):
+    """`python -m isoshard` in a checkout finds what setuptools left there, before site-packages."""
+    (tmp_path / "pyproject.toml").touch()
+    egg = tmp_path / "isoshard.egg-info"
+    egg.mkdir()
+    (egg / "PKG-INFO").write_text("Name: isoshard\nVersion: 0.1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installation.origin().describe() == f"the checkout {tmp_path} (editable)"
 
 
 def test_modules_that_were_not_installed(monkeypatch):
