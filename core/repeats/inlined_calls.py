@@ -18,10 +18,10 @@ from typing import Any
 from jax.sharding import Sharding
 
 from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Literal, Var
+from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened, replaced
 from isoshard.core.runtime.jaxprs import equations as all_equations
-from isoshard.core.runtime.jaxprs import jaxprs_inside, opened, replaced
 
-_BODY = {"jit": "jaxpr", "closed_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+_BODY = {name: CALLS[name] for name in ("jit", "closed_call", "eval_jaxpr", "custom_vjp_call")}
 """Primitive that calls one program with its operands -> the parameter that has it."""
 
 

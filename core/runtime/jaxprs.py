@@ -30,6 +30,24 @@ from typing import Any
 
 from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Jaxpr
 
+PLAIN_CALLS = {
+    **dict.fromkeys(("jit", "pjit", "remat", "remat2", "checkpoint"), "jaxpr"),
+    **dict.fromkeys(("closed_call", "core_call", "core_closed_call", "eval_jaxpr"), "call_jaxpr"),
+    "program_order": "call_jaxpr",
+    "xla_metadata_call": "jaxpr",
+}
+"""Primitives that compute what one program computes, and the parameter that has it.
+
+`eval_jaxpr` is what JAX 0.12 calls `closed_call`.
+"""
+
+CALLS = {
+    **PLAIN_CALLS,
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+"""With those of functions that have a derivative of their own."""
+
 
 def is_jaxpr(value: Any) -> bool:
     """Whether a value, such as a parameter of an equation, is a jaxpr, closed or not.

@@ -52,17 +52,12 @@ from isoshard.core.layout.axis_types import (
 from isoshard.core.layout.partial_sums import stored, unreduced
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, JaxprEqn, Literal
-from isoshard.core.runtime.jaxprs import jaxprs_inside, opened, scan_counts
+from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened, scan_counts
 
 from ..errors import ModelError
 
 _CONSTRAINT = "sharding_constraint"
-_CALLS = frozenset(
-    "jit pjit closed_call core_call remat remat2 checkpoint "
-    "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr".split()
-)
-_WRITTEN_OUT = _CALLS | {"scan"}
-_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+_WRITTEN_OUT = {*CALLS, "scan"}
 _RANDOM = ("random_", "threefry", "rng_")
 _PARTS = ("shard_map", "xla_pmap", "pmap")
 _RESHARD = "reshard"
@@ -210,7 +205,7 @@ def _run(program: Any, args: Sequence[Any], notes: _Notes) -> list[Any]:
     for step in jaxpr.eqns:
         given = [_value(known, atom) for atom in step.invars]
         name = step.primitive.name
-        if name in _CALLS:
+        if name in CALLS:
             results = _call(step, given, notes)
         elif name == "scan":
             results = _scan(step, given, notes)
@@ -232,7 +227,7 @@ def _run(program: Any, args: Sequence[Any], notes: _Notes) -> list[Any]:
 
 
 def _call(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
-    body = next(step.params[key] for key in _BODIES if key in step.params)
+    body = step.params[CALLS[step.primitive.name]]
     said = step.params.get("in_shardings", (None,) * len(given))
     given = [notes.asked(value, layout) for value, layout in zip(given, said, strict=True)]
     results = _run(body, given, notes)

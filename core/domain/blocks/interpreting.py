@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from isoshard.core.layout.axis_types import is_typed, under_auto
 from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from isoshard.core.runtime.jaxprs import opened
+from isoshard.core.runtime.jaxprs import PLAIN_CALLS, opened
 
 from .block_values import Value, as_value
 from .splits import AxisSplit
@@ -144,9 +144,6 @@ def _told_of(value: Value) -> bool:
     return value.uneven or bool(value.cut_from) or any(value.hints)
 
 
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat2", "remat", "checkpoint"})
-
-
 def _asks(eqn: JaxprEqn) -> bool:
     """Whether an equation, or one inside the call that it is, has a rule for whole operands.
 
@@ -154,16 +151,16 @@ def _asks(eqn: JaxprEqn) -> bool:
     """
     if eqn.primitive.name in _ALWAYS:
         return True
-    if eqn.primitive.name not in _CALLS:
+    if eqn.primitive.name not in PLAIN_CALLS:
         return False
-    inside: Any = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+    inside: Any = eqn.params[PLAIN_CALLS[eqn.primitive.name]]
     typed = any(_is_typed(getattr(atom.aval, "sharding", None)) for atom in eqn.invars)
     return typed or any(map(_asks, inside.eqns))
 
 
-def interpret_closed(closed: ClosedJaxpr, values: Sequence[Value]) -> list[Value]:
-    """Run a jaxpr with its constants."""
-    return interpret(opened(closed), closed.consts, values)
+def interpret_program(program: Any, values: Sequence[Value]) -> list[Value]:
+    """Run a jaxpr, closed or not, with its constants."""
+    return interpret(opened(program), getattr(program, "consts", ()), values)
 
 
 def _plain(eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:

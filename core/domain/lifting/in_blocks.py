@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from isoshard.core.domain.blocks.block_values import Frame, Value
-from isoshard.core.domain.blocks.interpreting import interpret_closed, recording, rule, trace
+from isoshard.core.domain.blocks.interpreting import interpret_program, recording, rule, trace
 from isoshard.core.domain.blocks.uneven_values import operand_of, placed, value_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout import custom_partitioning
@@ -141,7 +141,7 @@ def interpreted(eqn: JaxprEqn, values: list[Value]) -> Sequence[Value]:
     if found is not None:
         return found
     shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
-    return interpret_closed(trace(call.function, shapes)[0], values)
+    return interpret_program(trace(call.function, shapes)[0], values)
 
 
 def _batched(arrays: Sequence[Any], axes: Sequence[Any], *, call: _Call) -> Any:

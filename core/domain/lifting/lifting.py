@@ -43,7 +43,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.domain.blocks.any_mesh import any_mesh
 from isoshard.core.domain.blocks.block_values import Frame, Value, as_value
 from isoshard.core.domain.blocks.hints import hints_of, layout_told
-from isoshard.core.domain.blocks.interpreting import interpret_closed, trace
+from isoshard.core.domain.blocks.interpreting import interpret_program, trace
 from isoshard.core.domain.blocks.known_shardings import WithLayout, inside, said, sharding_of
 from isoshard.core.domain.blocks.uneven_values import frame_of
 from isoshard.core.errors import ShardingError
@@ -98,7 +98,7 @@ def lift(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
         closed, out = trace(whole, shapes)
-        results = interpret_closed(closed, values)
+        results = interpret_program(closed, values)
         return jax.tree.unflatten(out, [_leave(value) for value in results])
 
     compiled = jax.jit(run, static_argnums=0)

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
-from isoshard.core.runtime.jaxprs import jaxprs_inside, opened
+from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened
 
 from . import contracted_dimensions as contracted
 from . import indexed_dimensions as indexed
@@ -40,11 +40,13 @@ _ELEMENTWISE = frozenset(
         "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt "
         "ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq "
         "eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag "
-        "integer_pow is_finite le le_to lgamma log log1p logistic lt lt_to max min mul mulhi ne "
-        "neg nextafter not or polygamma population_count pow random_fold_in random_gamma real "
+        "integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi "
+        "ne neg nextafter not one_minus_square or polygamma population_count pow random_fold_in "
+        "random_gamma real "
         "reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left "
         "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub "
-        "tan tanh threefry2x32 xor zeta pvary random_gamma_grad is_not_a_number symbolic_zeros"
+        "tan tanh threefry2x32 xor zeta pvary reduced_vary_cast vary_unreduced_cast "
+        "random_gamma_grad is_not_a_number symbolic_zeros"
     ).split()
 )
 
@@ -127,14 +129,13 @@ _FAMILIES: tuple[tuple[str, RuleOf], ...] = (
         moved.whole,
     ),
     (
-        "pjit jit closed_call core_call core_closed_call remat remat2 checkpoint "
-        "custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr custom_lin scan while cond "
-        "shard_map custom_partitioning custom_partitioning_call",
+        f"{' '.join(CALLS)} custom_lin scan while cond shard_map custom_partitioning "
+        "custom_partitioning_call",
         moved.free,
     ),
     (
-        "psum psum2 psum_invariant pmax pmin ppermute pbroadcast all_gather "
-        "all_gather_invariant all_to_all reduce_scatter psum_scatter ragged_all_to_all",
+        "psum psum2 psum_invariant unreduced_pmax unreduced_pmin pmax pmin ppermute pbroadcast "
+        "all_gather all_gather_invariant all_to_all reduce_scatter psum_scatter ragged_all_to_all",
         moved.whole,
     ),
     (

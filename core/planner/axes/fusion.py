@@ -28,8 +28,8 @@ _READERS = REDUCTIONS | {"stack", "dynamic_update_slice"}
 _PARTS = frozenset(("row", "slice", "dynamic_slice", "gather"))
 """What reads a part of what it is given."""
 _EXPENSIVE = frozenset(
-    "exp exp2 expm1 log log1p tanh logistic erf erfc erf_inv pow rsqrt sqrt cbrt sin cos tan atan2 "
-    "digamma lgamma random_bits threefry2x32 concatenate".split()
+    "exp exp2 expm1 log log1p log2 tanh logistic erf erfc erf_inv pow rsqrt sqrt cbrt sin cos tan "
+    "atan2 digamma lgamma random_bits threefry2x32 concatenate".split()
 )
 
 _AS_MUCH = 1.25

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
-from isoshard.core.runtime.jaxprs import is_jaxpr, opened, scan_counts
+from isoshard.core.runtime.jaxprs import CALLS, is_jaxpr, opened, scan_counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +63,7 @@ class Body:
 
 
 _CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "core_closed_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    **CALLS,
     "custom_lin": "",
     "run_state": "",
     "custom_partitioning": "call",

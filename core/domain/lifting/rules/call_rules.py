@@ -10,26 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from isoshard.core.domain.blocks.block_values import Frame, Value
-from isoshard.core.domain.blocks.interpreting import bind, interpret, interpret_closed, rule, trace
+from isoshard.core.domain.blocks.interpreting import bind, interpret_program, rule, trace
 from isoshard.core.domain.lifting.value_calls import on_arrays, results_of
 from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime.jaxprs import PLAIN_CALLS
+
+_REMAT = ("remat2", "remat", "checkpoint")
 
 
-@rule("jit", "pjit", "closed_call", "core_call")
+@rule(*(name for name in PLAIN_CALLS if name not in _REMAT))
 def call(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """The callee, inlined."""
-    closed = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
-    if hasattr(closed, "consts"):
-        return interpret_closed(closed, values)
-    return interpret(closed, (), values)
+    return interpret_program(eqn.params[PLAIN_CALLS[eqn.primitive.name]], values)
 
 
-@rule("remat2", "remat", "checkpoint")
+@rule(*_REMAT)
 def rematerialized(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """The callee, rematerialized in the backward pass as was asked for."""
 
     def inside(values: list[Value]) -> list[Value]:
-        return interpret(eqn.params["jaxpr"], (), values)
+        return interpret_program(eqn.params["jaxpr"], values)
 
     results = results_of(inside, values)
     run = jax.checkpoint(
@@ -45,7 +45,7 @@ def with_jvp(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """The callee, with its custom JVP traced at the true shapes."""
 
     def inside(values: list[Value]) -> list[Value]:
-        return interpret_closed(eqn.params["call_jaxpr"], values)
+        return interpret_program(eqn.params["call_jaxpr"], values)
 
     frames = [value.frame for value in values]
     results = results_of(inside, values)
@@ -64,7 +64,7 @@ def with_jvp(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         closed, _ = trace(derivative, (shapes, [shapes[i] for i in moving]))
         given = _made(primals, frames)
         given += [frames[i].of(tangents[i]) for i in moving]
-        found = interpret_closed(closed, given)
+        found = interpret_program(closed, given)
         made = _laid(found, results)
         changed = _inexact(made)
         changes = _laid(found[len(results) :], [results[i] for i in changed])
@@ -80,7 +80,7 @@ def with_vjp(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
     def inside(values: list[Value]) -> list[Value]:
         closed = eqn.params.get("call_jaxpr") or eqn.params["fun_jaxpr"]
-        return interpret_closed(closed, values)
+        return interpret_program(closed, values)
 
     frames = [value.frame for value in values]
     results = results_of(inside, values)
@@ -102,7 +102,7 @@ def with_vjp(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         given = _made(primals, frames)
         given += [results[i].of(cotangents[i]).with_zeros() for i in flowing]
         closed, _ = trace(gradient, (shapes, _shapes(given[len(primals) :])))
-        found = _laid(interpret_closed(closed, given), [frames[i] for i in moving])
+        found = _laid(interpret_program(closed, given), [frames[i] for i in moving])
         pulled = dict(zip(moving, found, strict=True))
         return tuple(pulled.get(i) for i in range(len(primals)))
 

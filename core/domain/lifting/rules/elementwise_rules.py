@@ -11,8 +11,8 @@ from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
 
 _ONE = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj copy copy_p
     convert_element_type cos cosh digamma erf erf_inv erfc exp exp2 expm1 floor imag integer_pow
-    is_finite lgamma log log1p logistic name neg not population_count real reduce_precision round
-    rsqrt sign sin sinh sqrt square stop_gradient tan tanh"""
+    is_finite lgamma log log1p log2 logistic name neg not one_minus_square population_count real
+    reduce_precision round rsqrt sign sin sinh sqrt square stop_gradient tan tanh"""
 _MORE = """add add_any and atan2 clamp complex div eq eq_to ge gt igamma igamma_grad_a igammac le
     le_to lt lt_to max min mul ne nextafter or polygamma pow regularized_incomplete_beta rem
     select_n shift_left shift_right_arithmetic shift_right_logical sub xor zeta"""

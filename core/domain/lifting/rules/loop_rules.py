@@ -9,7 +9,7 @@ import jax
 from jax import lax
 
 from isoshard.core.domain.blocks.block_values import Frame, Splits, Value, joint
-from isoshard.core.domain.blocks.interpreting import interpret_closed, pack_like, rule
+from isoshard.core.domain.blocks.interpreting import interpret_program, pack_like, rule
 from isoshard.core.domain.lifting.value_calls import agreeing, on_arrays, results_of
 from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
 from isoshard.core.runtime.jaxprs import scan_counts
@@ -29,7 +29,7 @@ def scan(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     ]
 
     def turn(values: list[Value]) -> list[Value]:
-        return interpret_closed(params["jaxpr"], [*consts, *values])
+        return interpret_program(params["jaxpr"], [*consts, *values])
 
     carried = _settle(turn, carried, rows_of)
     count = len(carried)
@@ -64,10 +64,10 @@ def while_loop(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     asked, consts, carried = _parts(values, (params["cond_nconsts"], params["body_nconsts"]))
 
     def body(turn: list[Value]) -> list[Value]:
-        return interpret_closed(params["body_jaxpr"], [*consts, *turn])
+        return interpret_program(params["body_jaxpr"], [*consts, *turn])
 
     def goes_on(turn: list[Value]) -> list[Value]:
-        return interpret_closed(params["cond_jaxpr"], [*asked, *turn])
+        return interpret_program(params["cond_jaxpr"], [*asked, *turn])
 
     carried = _settle(body, carried)
     frames = _frames(carried)
@@ -85,7 +85,7 @@ def cond(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Results are in blocks where those of every branch are."""
     which, *operands = values
     branches = [
-        lambda given, branch=branch: interpret_closed(branch, given)
+        lambda given, branch=branch: interpret_program(branch, given)
         for branch in eqn.params["branches"]
     ]
     every = [results_of(branch, operands) for branch in branches]
