@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isoshard.core.runtime._jax_internals.jaxprs import DebugInfo, Jaxpr, jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import DebugInfo, Jaxpr, jaxpr_as_fun
 from isoshard.core.runtime.jaxprs import closed
 
 _NAMES = DebugInfo("repeats", "rolled", None, None)

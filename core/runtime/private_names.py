@@ -230,7 +230,7 @@ class PrivateNames:
             PrivateNameError once it is called, entered, subclassed and made, or looked into.
         """
         row = self.state(path, **words)
-        return row.found(_Absent(row) if otherwise is _RAISE else otherwise)
+        return row.found(Absent(row.error) if otherwise is _RAISE else otherwise)
 
     def field(
         self, path: str, *, example: Callable[[], Any] | None = None, **words: str
@@ -247,28 +247,40 @@ class PrivateNames:
             such attribute it raises PrivateNameError when it is called.
         """
         row = self.state(path, **words)
-        return operator.attrgetter(row.attribute) if _has(row, example) else _Absent(row)
+        return operator.attrgetter(row.attribute) if _has(row, example) else Absent(row.error)
 
 
-class _Absent:
-    """Stands for what is missing; every use of it says so."""
+class Absent:
+    """Stands for what is missing: every use of it raises PrivateNameError.
 
-    def __init__(self, row: PrivateName):
-        self._row = row
+    Args:
+        error: the error to raise; called at each use.
+    """
+
+    def __init__(self, error: Callable[[], PrivateNameError]):
+        """See the class."""
+        self._error = error
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise self._row.error()
+        raise self._error()
 
+    def __or__(self, other: Any) -> Absent:
+        """A union of classes with this one may stand in an alias, and `isinstance` of it raises."""
+        return self
+
+    __ror__ = __or__
     __call__ = __enter__ = __exit__ = __instancecheck__ = __iter__ = __contains__ = _refuse
     __getitem__ = __setitem__ = _refuse
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # doctest, inspect and copy look for these; they are no use of it
+        """Doctest, inspect and copy look for double underscores, which is no use of it."""
+        if name.startswith("__"):
             raise AttributeError(name)
-        raise self._row.error()
+        raise self._error()
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        return (type(self._row.attribute, (), {"__new__": functools.partial(self._refuse)}),)
+        """A class may derive from it; making an object of that class raises."""
+        return (type("Absent", (), {"__new__": functools.partial(self._refuse)}),)
 
 
 def is_tried(version: str, tried: str) -> bool:

@@ -43,7 +43,6 @@ from typing import Any, Literal, TypeVar, overload
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -57,6 +56,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals import distributed_state
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .array_like import from_literal, hidden_array, is_array, is_literal
 from .given_by_ranks import place_alike

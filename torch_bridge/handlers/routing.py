@@ -24,7 +24,7 @@ from isoshard.core.domain.handlers.handler_arguments import Arguments, Static, p
 from isoshard.core.domain.handlers.results import Result
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 from isoshard.core.runtime.exact_keys import exact
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.interop.calling_jax import TorchFunction

@@ -20,9 +20,9 @@ from typing import Any
 
 import jax
 import torch
-from jax.core import Tracer
 
 from isoshard.core.errors import CaptureError
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals import OpOverload
 from isoshard.torch_bridge.engine.operators import cpu_fallback, dispatch
 from isoshard.torch_bridge.engine.recording import lazy_tensor
