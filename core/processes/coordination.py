@@ -52,6 +52,8 @@ def address() -> str | None:
 
 def rank_and_size() -> tuple[int, int]:
     """Number of this process and of all; does not start the devices."""
+    if not is_distributed():
+        return 0, 1
     return distributed_state.process_id, distributed_state.num_processes
 
 

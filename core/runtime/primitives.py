@@ -15,10 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from isoshard.core.errors import PrivateNameError
-
 from ._jax_internals import jaxpr_classes, needs_devices, primitive_rules
-from .private_names import Absent
+from .private_names import or_absent
 
 Rule = Callable[..., Any]
 
@@ -54,7 +52,8 @@ def new_primitive(
         The primitive. In a JAX without a name that this needs, an object whose use raises
         PrivateNameError.
     """
-    try:
+
+    def registered() -> Any:
         primitive = jaxpr_classes.Primitive(name)
         primitive.multiple_results = several
         primitive.def_impl(eager or function)
@@ -72,6 +71,6 @@ def new_primitive(
             primitive_rules.batching_rules[primitive] = batch
         if devices:
             needs_devices(primitive)
-    except PrivateNameError as error:
-        return Absent(lambda text=str(error): PrivateNameError(text))
-    return primitive
+        return primitive
+
+    return or_absent(registered)

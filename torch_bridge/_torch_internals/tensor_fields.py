@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .declared import NAMES
+from .declared import NAMES, NO_DEVICE
 
 
 def _plain_function(
@@ -30,7 +30,7 @@ def _plain_function(
 make_wrapper_subclass: Callable[..., Any] = NAMES.bind(
     "torch.Tensor._make_wrapper_subclass",
     why="makes a tensor without memory, of any sizes, strides, dtype and device",
-    without="the first tensor on the device raises",
+    without=NO_DEVICE,
 )
 
 no_torch_function: Any = NAMES.bind(

@@ -29,7 +29,11 @@ import torch
 
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import schema_of
-from isoshard.torch_bridge._torch_internals.dispatcher import excluding, has_fallback
+from isoshard.torch_bridge._torch_internals.dispatcher import (
+    DispatchKey,
+    excluding,
+    has_fallback,
+)
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -92,7 +96,7 @@ XLA_FLOAT32 = """
 """.split()
 """What torch_xla's lists have besides, from its page on AMP and `csrc/autocast_mode.cpp`."""
 
-_KEY = lazy_tensor.AUTOCAST_KEY
+_KEY = "AutocastPrivateUse1"
 
 _ELIGIBLE = frozenset({torch.float32, *DTYPES})
 
@@ -110,8 +114,8 @@ def register() -> list[torch.library.Library]:
     ]
     _implement(library, policies)
     rest = torch.library.Library("_", "IMPL")
-    if not has_fallback(_KEY):
-        rest.fallback(torch.library.fallthrough_kernel, _KEY.name)
+    if not has_fallback(getattr(DispatchKey, _KEY)):
+        rest.fallback(torch.library.fallthrough_kernel, _KEY)
     return [library, rest]
 
 
@@ -133,7 +137,7 @@ def _implement(
         for name in names:
             func = _overload(name)
             if func is not None:
-                library.impl(name, _below_autocast(policy(func)), _KEY.name)
+                library.impl(name, _below_autocast(policy(func)), _KEY)
 
 
 def _overload(name: str) -> Any:

@@ -37,11 +37,10 @@ def common_class() -> Any:
 if TYPE_CHECKING:
     from jax.core import Tracer
 else:
-    Tracer = NAMES.state(
+    Tracer = NAMES.bind(
         "jax.core.Tracer",
+        make=common_class,
         why="is the class of the values that JAX traces functions with",
         without="nothing changes: it is the class that the values in a jit and a vmap have in "
         "common",
-    ).found(None)
-    if Tracer is None:
-        Tracer = common_class()
+    )

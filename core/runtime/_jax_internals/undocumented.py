@@ -39,10 +39,9 @@ def class_of_spaces() -> Any:
     return classes[0]
 
 
-Space: Any = NAMES.state(
+Space: Any = NAMES.bind(
     "jax.memory.Space",
+    make=class_of_spaces,
     why="names the memories of a device in a type",
     without="nothing changes: it is the class that types name them with",
-).found(None)
-if Space is None:
-    Space = class_of_spaces()
+)

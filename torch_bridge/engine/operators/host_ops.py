@@ -14,6 +14,7 @@ import torch
 from torch.nn import parameter
 
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.private_names import optional
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -306,4 +307,5 @@ def register() -> None:
             dispatch.SPECIAL[func.name()] = cpu_fallback.on_host(func)
 
 
-register()
+with optional():
+    register()
