@@ -25,6 +25,7 @@ import dataclasses
 import enum
 import importlib
 import inspect
+import itertools
 import json
 import os
 import pkgutil
@@ -45,6 +46,10 @@ PACKAGES = ("torch", "jax", "jaxlib", "flax.linen", "flax.nnx", "optax", "numpy"
 FIRST = (
     *("isoshard", "isoshard.torch_bridge", "isoshard.jax_bridge", "isoshard.onnx_bridge"),
     *("isoshard.core.domain", "isoshard.core.planner"),
+)
+ROOMS = (
+    *("isoshard", "isoshard.core", "isoshard.jax_bridge", "isoshard.onnx_bridge"),
+    "isoshard.torch_bridge",
 )
 SKIPPED = "isoshard.torch_bridge.torch_xla_backend"
 """Needs a torch that torch_xla 2.9 was made for."""
@@ -333,7 +338,7 @@ def imported(planted: Sequence[str] | None = None) -> tuple[dict[str, str], dict
         Those that fail, with the end of the traceback; those that need what is not installed.
     """
     failed, missing = {}, {}
-    for name in (*FIRST, *_names(), *((planted[0],) if planted else ())):
+    for name in itertools.chain(FIRST, _names(), [planted[0]] if planted else []):
         try:
             if planted and name == planted[0]:
                 exec(planted[1], {"__name__": name})
@@ -352,10 +357,11 @@ def imported(planted: Sequence[str] | None = None) -> tuple[dict[str, str], dict
 
 def _names() -> Iterator[str]:
     """The modules of isoshard, by the folders of its packages."""
-    isoshard = sys.modules.get("isoshard")
-    for found in pkgutil.walk_packages(getattr(isoshard, "__path__", ()), "isoshard.", print):
-        if not found.name.startswith(SKIPPED) and not found.name.endswith("__main__"):
-            yield found.name
+    for package in ROOMS:  # an editable installation has each in a folder of its own
+        paths = getattr(sys.modules.get(package), "__path__", ())
+        for module in pkgutil.walk_packages(paths, f"{package}.", lambda name: None):
+            if not module.name.startswith(SKIPPED) and not module.name.endswith("__main__"):
+                yield module.name
 
 
 def _result(use: Any) -> str:

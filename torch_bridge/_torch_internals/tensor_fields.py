@@ -18,12 +18,13 @@ from typing import Any
 import torch
 
 from .declared import NAMES, NO_DEVICE
+from .undocumented import DisableTorchFunctionSubclass
 
 
 def _plain_function(
     cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
 ) -> Any:
-    with torch.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return func(*args, **(kwargs or {}))
 
 

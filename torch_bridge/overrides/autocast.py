@@ -34,6 +34,7 @@ from isoshard.torch_bridge._torch_internals.dispatcher import (
     excluding,
     has_fallback,
 )
+from isoshard.torch_bridge._torch_internals.undocumented import get_autocast_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -173,7 +174,7 @@ def _cast_all(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
 
 
 def _lower_precision(func: Any) -> Any:
-    return lambda *args, **kwargs: _cast_all(func, args, kwargs, torch.get_autocast_dtype("jax"))
+    return lambda *args, **kwargs: _cast_all(func, args, kwargs, get_autocast_dtype("jax"))
 
 
 def _float32(func: Any) -> Any:
@@ -204,7 +205,7 @@ def _float32_append(func: Any) -> Any:
 
 def _promote(func: Any) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
-        dtype = torch.get_autocast_dtype("jax")
+        dtype = get_autocast_dtype("jax")
         leaves = [leaf for arg in args for leaf in (arg if isinstance(arg, list) else [arg])]
         found = {leaf.dtype for leaf in leaves if _is_eligible(leaf)}
         if torch.float32 in found:
