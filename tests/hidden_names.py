@@ -57,6 +57,7 @@ SKIPPED = "isoshard.torch_bridge.torch_xla_backend"
 TABLES = (
     "isoshard.core.runtime._jax_internals",
     "isoshard.torch_bridge._torch_internals",
+    "isoshard.torch_bridge.trainers._lightning_internals",
 )
 _SECONDS = 300
 

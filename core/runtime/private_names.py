@@ -159,7 +159,7 @@ class PrivateName:
     def error(self) -> PrivateNameError:
         """What is raised where it is needed and missing."""
         package = self.path.partition(".")[0]
-        version = getattr(importlib.import_module(package), "__version__", "(no version)")
+        version = getattr(sys.modules.get(package), "__version__", "(no version)")
         return PrivateNameError(
             f"{package} {version} has no {self.path}, which {self.why}: {self.without}. "
             f"{package} {self.known} are known to have it; install one of them."
