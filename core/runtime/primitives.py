@@ -27,6 +27,7 @@ def new_primitive(
     abstract: Rule,
     *,
     eager: Rule | None = None,
+    lowering: Rule | None = None,
     transpose: Rule | None = None,
     jvp: Rule | None = None,
     batch: Rule | None = None,
@@ -38,9 +39,10 @@ def new_primitive(
     Args:
         name: of its equations.
         function: what it computes, of arrays and its parameters, which are keywords everywhere;
-            it is lowered so.
+            it is lowered so, if `lowering` says nothing else.
         abstract: the types of its results, of those of its operands.
         eager: computes it outside of transformations; by default `function`.
+        lowering: `lowering(context, *operands)`, of values of MLIR.
         transpose: `transpose(cotangents, *operands)` of a primitive that is linear; None where none
             is differentiated.
         jvp: `jvp(primals, tangents)`; by default that of a linear primitive.
@@ -59,7 +61,7 @@ def new_primitive(
         primitive.def_impl(eager or function)
         primitive.def_abstract_eval(abstract)
         primitive_rules.register_lowering(
-            primitive, primitive_rules.lower_fun(function, multiple_results=several)
+            primitive, lowering or primitive_rules.lower_fun(function, multiple_results=several)
         )
         if transpose is not None:
             primitive_rules.deflinear2(primitive, transpose)

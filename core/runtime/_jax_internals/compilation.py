@@ -43,6 +43,12 @@ PASS_MANAGER = NAMES.state(
     without="`iso.jax_function` raises where the layouts of results are asked of the compiler",
 )
 
+SHARDING_GROUP = NAMES.state(
+    "jax.extend.mlir.dialects.sdy.sharding_group",
+    why="asks Shardy for one sharding of several values",
+    without="`xs.shard_as` raises",
+)
+
 TOPOLOGY = NAMES.state(
     "jax.experimental.topologies.get_topology_desc",
     why="describes TPUs and GPUs that are not attached to the compiler",

@@ -25,8 +25,10 @@ else:
         "Flax module, raise",
     )
 
-_PRIMITIVES = "Fourier transforms, functions with a rule for blocks and `lay_in_blocks`, and plans "
-_PRIMITIVES += "with a gradient of a Flax module, raise"
+_PRIMITIVES = (
+    "Fourier transforms, functions with a rule for blocks and `lay_in_blocks`, `xs.shard_as`, "
+)
+_PRIMITIVES += "and plans with a gradient of a Flax module, raise"
 
 
 def _bind(name: str, why: str) -> Any:
