@@ -23,7 +23,8 @@ import collections
 import contextlib
 import dataclasses
 import enum
-import importlib
+import functools
+import importlib.util
 import inspect
 import itertools
 import json
@@ -35,9 +36,14 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from . import private_names
+
+if TYPE_CHECKING:
+    from isoshard.core.runtime.private_names import PrivateName
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "jax", "jaxlib", "flax.linen", "flax.nnx", "optax", "numpy", "onnx", "rich")
@@ -59,6 +65,20 @@ TABLES = (
     "isoshard.torch_bridge._torch_internals",
     "isoshard.torch_bridge.trainers._lightning_internals",
 )
+UNHIDDEN = {
+    "torch.autograd.graph.Node._sequence_nr": "the nodes of a graph are of classes in C",
+    "torch.nn.Module.state_dict._metadata": "of a dictionary that torch makes for each call",
+    "torch._functorch.aot_autograd.<compiled graph>._boxed_call": "is set on what is ours",
+    "torch.random.manual_seed.<device module>._is_in_bad_fork": "is asked of what is ours",
+}
+"""Rows that cannot be hidden, with the reason."""
+
+ELSEWHERE = {"torch.nn.Parameter._is_param": "torch.Tensor._is_param"}
+"""Rows that a class has for objects of another one."""
+
+NOT_ADDED = ("no tensor can be made on the device", "`x + 1` among them")
+"""Words of a row without which adding to a tensor on `jax` raises."""
+
 _SECONDS = 300
 
 
@@ -92,13 +112,9 @@ class Outcome:
 
 
 class Server:
-    """A process that forks one without names whenever it is asked to.
+    """A process that forks one without names whenever it is asked to."""
 
-    Args:
-        planted: a module of isoshard that does not exist, and its source, for a test of the test.
-    """
-
-    def __init__(self, planted: tuple[str, str] | None = None):
+    def __init__(self) -> None:
         """Start it; returns once everything is imported."""
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
         environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
@@ -114,12 +130,12 @@ class Server:
         self.all_there = self._answer()
         """The outcome where nothing is hidden."""
 
-    def without(self, names: Sequence[str], planted: tuple[str, str] | None = None) -> Outcome:
+    def without(self, names: Sequence[str], planted: Mapping[str, str] | None = None) -> Outcome:
         """Fork a process that lacks some names.
 
         Args:
             names: dotted, of attributes or modules.
-            planted: the name and the source of one more module of isoshard.
+            planted: the source of more modules of isoshard, by name.
         """
         assert self._process.stdin is not None
         print(json.dumps({"names": list(names), "planted": planted}), file=self._process.stdin)
@@ -128,9 +144,7 @@ class Server:
 
     def close(self) -> None:
         """End it."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+        self._process.communicate()
 
     def _answer(self) -> Outcome:
         assert self._process.stdout is not None
@@ -158,7 +172,7 @@ def serve() -> None:
         print(json.dumps(dataclasses.asdict(outcome)), file=answers, flush=True)
 
 
-def _forked(names: Sequence[str], planted: Sequence[str] | None) -> Outcome:
+def _forked(names: Sequence[str], planted: Mapping[str, str] | None) -> Outcome:
     """The outcome in a child of this process."""
     log, reading, writing = os.memfd_create("log"), *os.pipe()
     child = os.fork()
@@ -189,12 +203,12 @@ def _forked(names: Sequence[str], planted: Sequence[str] | None) -> Outcome:
     return outcome
 
 
-def _try(outcome: Outcome, names: Sequence[str], planted: Sequence[str] | None) -> None:
+def _try(outcome: Outcome, names: Sequence[str], planted: Mapping[str, str] | None) -> None:
     before = set(sys.modules)
     outcome.hidden = [name for name in names if _is_there(name)]
     _guard_imports()
     for name in outcome.hidden:
-        hide(name)
+        hide(ELSEWHERE.get(name, name))
     outcome.failed, outcome.missing = imported(planted)
     outcome.sharded = _result(_sharded)
     outcome.added = _result(_added)
@@ -204,7 +218,8 @@ def _try(outcome: Outcome, names: Sequence[str], planted: Sequence[str] | None) 
     bound = _bound()
     for row in _rows():
         outcome.rows.append(row.path)
-        if row.path in outcome.hidden or any(row.path.startswith(f"{m}.") for m in _MODULES):
+        gone = {row.path, row.formerly} & set(outcome.hidden)
+        if gone or any(f"{row.path}.".startswith(f"{module}.") for module in _MODULES):
             outcome.uses[row.path] = _use(row, bound[row.path])
 
 
@@ -329,20 +344,21 @@ def _is_there(path: str) -> bool:
     return False
 
 
-def imported(planted: Sequence[str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
+def imported(planted: Mapping[str, str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
     """Import every module of isoshard.
 
     Args:
-        planted: the name and the source of one more.
+        planted: the source of more, by name.
 
     Returns:
         Those that fail, with the end of the traceback; those that need what is not installed.
     """
     failed, missing = {}, {}
-    for name in itertools.chain(FIRST, _names(), [planted[0]] if planted else []):
+    planted = planted or {}
+    for name in itertools.chain(FIRST, _names(), planted):
         try:
-            if planted and name == planted[0]:
-                exec(planted[1], {"__name__": name})
+            if name in planted:
+                exec(planted[name], {"__name__": name})
             else:
                 importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -409,6 +425,8 @@ def _bound() -> dict[str, list[Any]]:
         for value in (*values, *(v for v in values if isinstance(v, dict) for v in v.values())):
             if isinstance(value, PrivateName):
                 found[value.path].append(value.found)
+            elif isinstance(getattr(value, "__self__", None), PrivateName):  # `row.of`
+                found[value.__self__.path].append(functools.partial(value, object()))
             elif type(value) is Absent:
                 found[value.of].append(value)
     return found
@@ -427,17 +445,101 @@ def _use(row: Any, uses: list[Any]) -> str:
         except Exception:
             return traceback.format_exc(-4)
         else:
-            return f"{use!r} can be called"
+            return f"{use!r}: it can be called"
     return "raises" if uses else "substitute" if row.substitute else "is not hidden"
 
 
-def main(names: Iterable[str]) -> int:
-    """Hide names one by one, print what each costs, and count those that cost an import."""
-    return 0
+def rows() -> list[PrivateName]:
+    """Every row of all tables, by path."""
+    found = []
+    for name in TABLES:
+        table: Any = importlib.import_module(name)
+        for module in pkgutil.iter_modules(getattr(table, "__path__", ())):
+            importlib.import_module(f"{name}.{module.name}")
+        found += table.NAMES
+    return sorted(found, key=lambda row: row.path)
+
+
+def modules(found: Iterable[PrivateName]) -> list[str]:
+    """The private and undocumented modules that rows are in; not those that torch is made of."""
+    names = {
+        ".".join(parts[:end])
+        for row in found
+        for parts in [row.path.split(".")]
+        for end in range(2, len(parts) + 1)
+    }
+    private = [
+        name
+        for name in names
+        if any(map(private_names.is_private, name.split(".")))
+        or private_names.is_undocumented(name)
+    ]
+    return sorted(
+        name
+        for name in private
+        if not name.startswith(("torch._C", "lightning.")) and private_names.is_module(name)
+    )
+
+
+def is_needed(row: PrivateName) -> bool:
+    """Whether a row says that nothing is added to a tensor on `jax` without it."""
+    return any(words in row.without for words in NOT_ADDED)
+
+
+def faults(outcome: Outcome, wanted: Sequence[PrivateName], module: bool = False) -> list[str]:
+    """What is wrong in a process without some names.
+
+    Args:
+        outcome: of that process.
+        wanted: the rows whose names are hidden.
+        module: whether their modules are; what an instance carries is there for all that.
+
+    Returns:
+        A line or more for each fault; none if all is well.
+    """
+    found = [f"{name} cannot be imported:\n{error}" for name, error in outcome.failed.items()]
+    installed = functools.cache(lambda name: importlib.util.find_spec(name) is not None)
+    paths = {row.path for row in wanted if installed(row.path.partition(".")[0])}
+    seen = {path for path in paths if path in outcome.uses}
+    found += [f"{path} was not hidden" for path in sorted(paths - seen - set(UNHIDDEN))]
+    right = ("raises", "substitute") + (("is not hidden", "it can be called") if module else ())
+    found += [f"{path}: {use}" for path, use in outcome.uses.items() if not use.endswith(right)]
+    if outcome.sharded != "[1.0, 1.0]":
+        found.append(f"an array is not sharded: {outcome.sharded}")
+    needed = [row.path for row in wanted if is_needed(row)]
+    if not needed and outcome.added != "[2.0, 2.0]":
+        found.append(f"a tensor is not computed with: {outcome.added}")
+    if needed and not outcome.added.startswith("PrivateNameError"):
+        found.append(f"without {needed[0]} something is added to a tensor: {outcome.added}")
+    return found
+
+
+def main(names: Sequence[str]) -> int:
+    """Hide names one by one, print what each costs, and count those that cost too much."""
+    every = rows()
+    jobs = [(row.path, [row], False) for row in every if row.path not in UNHIDDEN]
+    for name in modules(every):
+        inside = [row for row in every if row.path.startswith(f"{name}.") or row.path == name]
+        jobs.append((name, inside, True))
+    server, failed = Server(), 0
+    for name, wanted, module in jobs:
+        if names and name not in names:
+            continue
+        outcome = server.without([name] if module else names_of(wanted))
+        wrong = faults(outcome, wanted, module)
+        failed += bool(wrong)
+        print("\n".join([f"{'failed' if wrong else 'passed'} {name}", *wrong]), flush=True)
+    server.close()
+    return failed
+
+
+def names_of(wanted: Iterable[PrivateName]) -> list[str]:
+    """What is hidden for some rows: their paths, and those in older versions."""
+    return [name for row in wanted for name in (row.path, row.formerly) if name]
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--serve"]:
         serve()
     else:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(min(main(sys.argv[1:]), 1))

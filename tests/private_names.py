@@ -72,7 +72,7 @@ def is_undocumented(path: str) -> bool:
     module = package
     for name in names:
         module = f"{module}.{name}"
-        if not _is_module(module):
+        if not is_module(module):
             return False
         if module not in DOCUMENTED[package] and not _leads_to_documented(module):
             return True
@@ -83,7 +83,8 @@ def _leads_to_documented(module: str) -> bool:
     return any(known.startswith(f"{module}.") for known in DOCUMENTED[module.partition(".")[0]])
 
 
-def _is_module(path: str) -> bool:
+def is_module(path: str) -> bool:
+    """Whether a dotted name is that of a module that is installed."""
     try:
         return importlib.util.find_spec(path) is not None
     except (ImportError, ValueError):  # of a parent, or of what is not made from a file

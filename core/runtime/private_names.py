@@ -369,8 +369,10 @@ def optional() -> Iterator[None]:
 
     Example:
         >>> import warnings
-        >>> with warnings.catch_warnings(record=True) as caught, optional():
-        ...     raise PrivateNameError("numpy has no numpy._gone")
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     with optional():
+        ...         raise PrivateNameError("numpy has no numpy._gone")
         >>> print(caught[0].message)
         numpy has no numpy._gone [ISO016]
     """

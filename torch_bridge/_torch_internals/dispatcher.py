@@ -133,11 +133,11 @@ decompositions: Any = NAMES.bind(
 elementwise_dtypes: Callable[..., Any] = NAMES.bind(
     "torch._prims_common.elementwise_dtypes",
     why="says in which dtype an operation computes and which it gives",
-    without="the first operation whose arguments are of several dtypes raises",
+    without="operations on several dtypes raise, `x + 1` among them",
 )
 
 Promotion: Any = NAMES.bind(
     "torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND",
     why="says by which rule they do",
-    without="as without elementwise_dtypes",
+    without="operations on several dtypes raise, `x + 1` among them",
 )

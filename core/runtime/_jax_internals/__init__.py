@@ -29,7 +29,10 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import jax
 from jax.sharding import Mesh, Sharding
+
+from isoshard.core.errors import PrivateNameError
 
 from .declared import NAMES as NAMES
 
@@ -42,9 +45,17 @@ devices_have_started: Callable[[], bool] = NAMES.bind(
     without="`iso.init_distributed` raises",
 )
 
+
+def _is_distributed() -> bool:
+    try:
+        return distributed_state.client is not None
+    except PrivateNameError:
+        return jax.process_count() > 1  # the last that is left: it starts the devices
+
+
 is_distributed: Callable[[], bool] = NAMES.bind(
     "jax.distributed.is_initialized",
-    otherwise=lambda: distributed_state.client is not None,
+    otherwise=_is_distributed,
     why="tells whether this process has joined others",
     without="nothing changes: the client of the coordination service tells it",
 )
