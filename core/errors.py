@@ -174,6 +174,15 @@ class UntestedVersionWarning(CodedWarning, code="ISO015"):
     """
 
 
+class PrivateNameWarning(CodedWarning, code="ISO016"):
+    """The installed torch or JAX lacks a private name, and a feature is off for it.
+
+    Example:
+        >>> print(PrivateNameWarning("torch 3.0 has no torch._C._swap_tensor_impl"))
+        torch 3.0 has no torch._C._swap_tensor_impl [ISO016]
+    """
+
+
 class DistributedError(CodedError, RuntimeError, code="ISO011"):
     """The processes of a run cannot be started together, do not agree, or one of them failed.
 

@@ -25,13 +25,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.layout.axis_types import beside, constrain
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.plan.unused_rules import check_activation_axes, warn_unused_activations
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .call_classes import called_by, of_classes
 from .graphs import is_nnx

@@ -34,7 +34,7 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.on_auto_axes import axes_of, on_auto_axes
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 
 from .graphs import join, split
 from .layout import LEFT_OUT, mesh_first, named_boxes, plan_state

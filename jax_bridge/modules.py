@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.checkpoint.source import Entry, NamedState
@@ -30,6 +29,7 @@ from isoshard.core.frameworks import Framework, register
 from isoshard.core.layout.axis_types import AnyMesh
 from isoshard.core.layout.mesh import ambient_mesh, mesh_of
 from isoshard.core.planner.traced.traced_step import TracedStep
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer import exchange, place
 
 from . import module_state

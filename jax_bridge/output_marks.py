@@ -23,10 +23,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.interpreters import ad, batching, mlir
 
 from isoshard.core.planner.traced.traced_step import GRADIENT, MODULE
-from isoshard.core.runtime._jax_internals.jaxprs import Primitive
+from isoshard.core.runtime._jax_internals.primitive_rules import Zero
+from isoshard.core.runtime.primitives import new_primitive
 
 
 @dataclasses.dataclass(eq=False)
@@ -83,7 +83,7 @@ def with_marks(x: Any, name: str) -> Any:
 
 def _derivative(primals: Any, tangents: Any, *, name: str, owners: _Owners) -> tuple[Any, Any]:
     (x,), (tangent,) = primals, tangents
-    if type(tangent) is not ad.Zero:
+    if not isinstance(tangent, Zero):
         tangent = _marked_p.bind(tangent, name=name, owners=owners)
     return checkpoint_name(x, name), tangent
 
@@ -92,12 +92,8 @@ def _transposed(cotangent: Any, x: Any, *, name: str, owners: _Owners) -> list[A
     return [checkpoint_name(cotangent, GRADIENT + ",".join(owners.names))]
 
 
-_marked_p = Primitive("name")
+_marked_p = new_primitive(
+    "name", lambda x, **_: x, lambda x, **_: x, transpose=_transposed, jvp=_derivative
+)
 """JAX's `name` with a gradient that is marked. It stays in a program that takes no gradient, so it
 is called as the other is."""
-_marked_p.def_impl(lambda x, **_: x)
-_marked_p.def_abstract_eval(lambda x, **_: x)
-ad.deflinear2(_marked_p, _transposed)
-ad.primitive_jvps[_marked_p] = _derivative
-batching.defvectorized(_marked_p)
-mlir.register_lowering(_marked_p, lambda context, x, **_: [x])

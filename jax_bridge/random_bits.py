@@ -4,7 +4,7 @@ XLA on CPU computes JAX's random bits in a loop over whole arrays: beside an arr
 holds three more of its size for a while (of bfloat16 eight). Written out, the bits of an element
 depend on its own position only, and nothing but the result needs memory:
 
->>> from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
+>>> from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 >>> make = jax.make_jaxpr(lambda key: jax.random.normal(key, (256, 64)))
 >>> key = jax.random.key(0)
 >>> fused = jax.jit(jaxpr_as_fun(write_out(make(key))))
@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, JaxprEqn
 from isoshard.core.runtime.jaxprs import JaxprRewriter, opened
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

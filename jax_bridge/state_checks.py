@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.core import Tracer
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.leaf_paths import named_leaves
 from isoshard.core.layout.spec import same_layout
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 
 def check_layout(state: Any, layouts: Any) -> None:

@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -52,6 +51,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime import metrics, serialize_virtual
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.core.transfer import exchange
 

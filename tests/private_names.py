@@ -1,9 +1,11 @@
-"""Search of a source for private names of torch and JAX, by its syntax tree.
+"""Search of a source for private names of other packages, by its syntax tree.
 
-A private name is one with a leading underscore. It is found where
+A private name is one with a leading underscore, or one that is not in the package's documentation:
+all of a module that torch's or JAX's reference does not have (`DOCUMENTED`), and what a table of
+private names has. It is found where
 
 - a module is imported that has one in its path, or from which one is imported;
-- an attribute of a module of torch or JAX is taken, however the module is called there;
+- an attribute of a module of another package is taken, however the module is called there;
 - an attribute of anything else is taken that none of our classes and modules has, or that a table
   of private names has, also by `getattr` and its kin.
 
@@ -12,11 +14,46 @@ Operators (`torch.ops.aten._to_copy`) are looked up by name and are none.
 
 import ast
 import dataclasses
+import functools
+import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 
-FOREIGN = ("torch", "jax", "jaxlib", "torch_xla")
-UNDOCUMENTED = ("torch.utils.backend_registration", "torch.fx.experimental")
+FOREIGN = (
+    *("torch", "jax", "jaxlib", "torch_xla", "numpy", "ml_dtypes", "flax", "optax", "orbax"),
+    *("equinox", "onnx", "onnxscript", "google", "tensorstore", "safetensors", "fsspec"),
+    *("transformers", "accelerate", "lightning", "pytorch_lightning", "lightning_fabric"),
+    *("rich", "matplotlib"),
+)
+_MODULES = {
+    "jax": """
+        ad_checkpoint debug distributed dlpack dtypes errors export ffi flatten_util image lax
+        lax.linalg nn nn.initializers numpy numpy.fft numpy.linalg ops profiler random ref scipy
+        scipy.cluster
+        scipy.fft scipy.integrate scipy.interpolate scipy.linalg scipy.ndimage scipy.optimize
+        scipy.signal scipy.sparse scipy.spatial scipy.special scipy.stats sharding stages test_util
+        tree tree_util typing
+    """,
+    "torch": """
+        accelerator amp autograd autograd.forward_ad autograd.function autograd.graph backends
+        backends.cuda backends.mps compiler cpu cuda distributed distributed.checkpoint
+        distributed.checkpoint.filesystem distributed.checkpoint.metadata
+        distributed.checkpoint.planner distributed.checkpoint.planner_helpers
+        distributed.checkpoint.stateful distributed.device_mesh distributed.fsdp
+        distributed.tensor distributed.tensor.parallel distributed.tensor.placement_types export
+        fft func futures fx library linalg nested nn nn.functional nn.init nn.modules.module
+        nn.parameter nn.utils nn.utils.parametrize nn.utils.rnn onnx onnx.errors ops optim
+        optim.lr_scheduler optim.optimizer overrides profiler random serialization special
+        utils utils.checkpoint utils.deterministic utils.dlpack utils.tensorboard
+    """,
+}
+DOCUMENTED = {
+    package: {package, *(f"{package}.{name}" for name in names.split())}
+    for package, names in _MODULES.items()
+}
+"""The modules that the API reference of a package has a page or a section of. Of JAX `experimental`
+and `extend` have pages, which promise nothing (https://docs.jax.dev/en/latest/api_compatibility.html).
+"""
 _BY_NAME = ("getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller")
 _DOTTED = re.compile(rf"(?:{'|'.join(FOREIGN)})(?:\.\w+)*\._[a-zA-Z]\w*(?:\.\w+)*")
 
@@ -24,6 +61,34 @@ _DOTTED = re.compile(rf"(?:{'|'.join(FOREIGN)})(?:\.\w+)*\._[a-zA-Z]\w*(?:\.\w+)
 def is_private(name: str) -> bool:
     """Whether a name has a leading underscore, and is none of Python's own."""
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+@functools.cache
+def is_undocumented(path: str) -> bool:
+    """Whether a dotted name is, or is in, a module that its package's reference does not have."""
+    package, *names = path.split(".")
+    if package not in DOCUMENTED:
+        return package == "jaxlib"
+    module = package
+    for name in names:
+        module = f"{module}.{name}"
+        if not is_module(module):
+            return False
+        if module not in DOCUMENTED[package] and not _leads_to_documented(module):
+            return True
+    return False
+
+
+def _leads_to_documented(module: str) -> bool:
+    return any(known.startswith(f"{module}.") for known in DOCUMENTED[module.partition(".")[0]])
+
+
+def is_module(path: str) -> bool:
+    """Whether a dotted name is that of a module that is installed."""
+    try:
+        return importlib.util.find_spec(path) is not None
+    except (ImportError, ValueError):  # of a parent, or of what is not made from a file
+        return path in ("torch.ops", "torch.classes")
 
 
 def defined(trees: Iterable[ast.Module]) -> set[str]:
@@ -56,17 +121,33 @@ class Search:
 
     Attributes:
         ours: private names that our own classes and modules have.
-        tables: the last parts of torch's and JAX's names in the tables: theirs, whoever has them.
+        tables: the last parts of the names in the tables: theirs, whoever has them.
+        paths: these names in full.
     """
 
     ours: set[str]
     tables: set[str]
+    paths: set[str] = dataclasses.field(default_factory=set)
 
     def found(self, tree: ast.Module) -> list[tuple[int, str]]:
-        """Every private name of torch or JAX in a source: its line, and how it is written."""
+        """Every private name of others in a source: its line, and how it is written."""
         modules = dict(_modules(tree))
         foreign = _foreign_classes(tree, modules)
-        return sorted({*_imported(tree), *self._taken(tree, modules, foreign), *_written(tree)})
+        paths = {*_imported(tree), *_attributes(tree, modules)}
+        return sorted(
+            {
+                *((line, path) for line, path in paths if self._is_private_path(path)),
+                *self._taken(tree, modules, foreign),
+                *_written(tree),
+            }
+        )
+
+    def _is_private_path(self, path: str) -> bool:
+        if path.partition(".")[0] not in FOREIGN or path.startswith("torch.ops."):
+            return False
+        if any(map(is_private, path.split("."))) or is_undocumented(path):
+            return True
+        return path in self.paths
 
     def _taken(
         self, tree: ast.Module, modules: dict[str, str], foreign: dict[ast.AST, bool]
@@ -74,13 +155,9 @@ class Search:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and is_private(node.attr):
                 path = _path(node, modules)
-                if path and path.startswith("torch.ops."):
-                    continue
-                if path and path.partition(".")[0] in FOREIGN:
-                    yield node.lineno, path
-                elif path and path.partition(".")[0] not in ("isoshard", ""):
-                    continue  # a module of another package
-                elif self._is_theirs(node.attr, _is_self(node.value) and not foreign.get(node)):
+                if path and path.partition(".")[0] != "isoshard":
+                    continue  # of a module: see `_attributes`; or of a standard one
+                if self._is_theirs(node.attr, _is_self(node.value) and not foreign.get(node)):
                     yield node.lineno, ast.unparse(node)
             elif isinstance(node, ast.Call) and _called(node) in _BY_NAME:
                 for word in node.args[_called(node) not in ("attrgetter", "methodcaller") :]:
@@ -124,21 +201,23 @@ def _path(node: ast.AST, modules: dict[str, str]) -> str:
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """The names that a source imports."""
     for node in ast.walk(tree):
-        names = []
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            if name.partition(".")[0] in FOREIGN and (
-                any(map(is_private, name.split("."))) or name.startswith(UNDOCUMENTED)
-            ):
-                yield node.lineno, name
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def _attributes(tree: ast.Module, modules: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """The attributes that are taken of what a source imports, by their paths."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (path := _path(node, modules)):
+            yield node.lineno, path
 
 
 def _foreign_classes(tree: ast.Module, modules: dict[str, str]) -> dict[ast.AST, bool]:
-    """For each node, whether `self` there is an object of a class derived from torch or JAX."""
+    """For each node, whether `self` there is an object of a class derived from one of others."""
     found: dict[ast.AST, bool] = {}
 
     def walk(node: ast.AST, foreign: bool) -> None:

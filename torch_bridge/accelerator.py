@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from ._torch_internals import accelerators
+from ._torch_internals.undocumented import XPU
 from .dtypes import supported
 from .engine.recording import lazy_tensor
 from .runtime import sync
@@ -30,7 +31,7 @@ from .session.memory import get_memory_info
 
 _OTHERS: dict[str, Callable[[], bool]] = {
     "cuda": torch.backends.cuda.is_built,
-    "xpu": lambda: torch.version.xpu is not None,
+    "xpu": lambda: XPU.found(None) is not None,
     "mps": torch.backends.mps.is_built,
 }
 """The accelerators in torch's tree, and whether this torch was built for them."""

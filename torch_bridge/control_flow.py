@@ -31,7 +31,8 @@ import torch
 
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
-from isoshard.torch_bridge._torch_internals import higher_order_ops, pytree
+from isoshard.core.runtime.private_names import optional
+from isoshard.torch_bridge._torch_internals import dispatcher, higher_order_ops, pytree
 from isoshard.torch_bridge.engine.operators.call_template import import_tensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -56,8 +57,10 @@ def register() -> None:
     }
     for row, rule in rules.items():
         operator = row.found(None)
-        if operator is not None:
-            own = operator.py_kernels[torch.DispatchKey.CompositeExplicitAutograd]
+        if operator is None:
+            continue
+        with optional():
+            own = operator.py_kernels[dispatcher.DispatchKey.CompositeExplicitAutograd]
             in_python = functools.partial(_counted, operator.name(), own)
             here = in_python if rule is None else functools.partial(_either, rule, in_python)
             operator.py_impl(XLAShardedTensor)(here)

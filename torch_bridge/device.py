@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import torch
 
+from isoshard.core.errors import PrivateNameError
 from isoshard.core.runtime.bounded import CALLS, Interned
+from isoshard.core.runtime.private_names import optional
 from isoshard.torch_bridge._torch_internals import OpOverload, device_slot, dispatcher
 from isoshard.torch_bridge._torch_internals.traced import TRACED_TYPES
 from isoshard.torch_bridge.engine.operators import dispatch, generator_argument, uninitialized
@@ -181,22 +183,51 @@ def register() -> None:
             f"torch's one slot for outside devices is already taken by {name!r}; isoshard's `jax` "
             "device needs a process of its own. Import isoshard.torch_bridge without that package."
         )
-    device_slot.set_up_device("jax", DeviceModule)
+    try:
+        device_slot.set_up_device("jax", DeviceModule)
+    except PrivateNameError as error:
+        _refuse(str(error))
+        return
     device_slot.set_device_module("lazy", DeviceModule)
     accelerator.register(DeviceModule)
     for key in _KEYS:
-        add_kernels(key)
-    _let_loaders_pin()
-    _LIBRARIES.extend(autocast.register())
-    _LIBRARIES.extend(composites.register())
-    _LIBRARIES.extend(nested_layouts.register())
-    as_tensor.register()
-    swap_parameters.register()
-    pickling.register()
-    grad_scaler.register()
-    loaded_state.register()
+        with optional():
+            add_kernels(key)
+    for kernels in (autocast.register, composites.register, nested_layouts.register):
+        with optional():
+            _LIBRARIES.extend(kernels())
+    for feature in (
+        _let_loaders_pin,
+        as_tensor.register,
+        swap_parameters.register,
+        pickling.register,
+        grad_scaler.register,
+        loaded_state.register,
+        _join_lists,
+        _join_traced_types,
+    ):
+        with optional():
+            feature()
     inplace_views.register(lazy_tensor.LazyTensor)
-    _join_lists()
+
+
+def _refuse(reason: str) -> None:
+    """Let torch know the name of the device, and raise where a tensor is made there.
+
+    Args:
+        reason: the message.
+    """
+    torch.utils.rename_privateuse1_backend("jax")
+    device_slot.set_device_module("jax", DeviceModule)
+    accelerator.register(DeviceModule)
+
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        raise PrivateNameError(reason)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("empty.memory_format", refused, "PrivateUse1")
+    library.impl("empty_strided", refused, "PrivateUse1")
+    _LIBRARIES.append(library)
 
 
 def _let_loaders_pin() -> None:
@@ -206,16 +237,15 @@ def _let_loaders_pin() -> None:
     own. That is ours as soon as there is one, and JAX has no page-locked memory for torch to use.
     """
     torchs: Any = torch.library.get_kernel("aten::_pin_memory", "CPU")
-    key_set: Any = dispatcher.key_set
+    keys = dispatcher.DispatchKeySet(dispatcher.DispatchKey.CPU)
 
     def pin(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
         if device is None or torch.device(device).type in ("jax", "cpu"):
             device = "cuda" if torch.cuda.is_available() else None
         if device is None and not lazy_tensor.used():
             raise RuntimeError(accelerator.NONE)
-        if device is None or key_set is None:
+        if device is None:
             return tensor.clone()
-        keys = key_set(torch.DispatchKey.CPU)
         return torchs.call_boxed(keys, tensor, torch.device(device))
 
     library = torch.library.Library("aten", "IMPL")
@@ -235,12 +265,12 @@ def add_kernels(key: str) -> None:
     library.impl("_efficientzerotensor", _zeros, key)
     library.impl("_copy_from", _copy_from, key)
     library.impl("_local_scalar_dense", _number, key)
+    _LIBRARIES.append(library)
     for factory in _FACTORIES:
         packet, _, overload = factory.partition(".")
         func = getattr(getattr(torch.ops.aten, packet), overload or "default", None)
         if func is not None:
             library.impl(factory, _factory(func), key)
-    _LIBRARIES.append(library)
 
 
 def _join_lists() -> None:
@@ -251,7 +281,10 @@ def _join_lists() -> None:
         )  # as torch's DTensor does: one operation for all parameters
     # `clip_grad_norm_` and its kin ask with the C++ device.
     device_slot.FOREACH_DEVICES.wrap(lambda devices: lambda: [*devices(), "lazy"])
-    # `make_fx`, and with it `torch.func.linearize`, takes other tensors for constants.
+
+
+def _join_traced_types() -> None:
+    """Let `make_fx`, and with it `torch.func.linearize`, take our tensors for no constants."""
     TRACED_TYPES.wrap(lambda types: (*types, lazy_tensor._CLASS))
 
 

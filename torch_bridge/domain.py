@@ -32,7 +32,7 @@ from isoshard.core.domain.blocks.known_shardings import known_sharding_of, telli
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto, is_typed, on_mesh
 from isoshard.core.layout.uneven import is_uneven, padded_of
-from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.core.transfer.exchange import to_torch
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.domain import BlockLayout
@@ -22,6 +21,7 @@ from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.plan import Plan
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import host_to_jax, lay_out
 from isoshard.core.transfer.host_memory import check_host
 from isoshard.core.transfer.memory_kinds import in_kind, kind_of

@@ -29,10 +29,10 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.core import Tracer
 
 from isoshard.core.errors import CopyError
 from isoshard.core.layout.spec import SpecLike
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
 from isoshard.torch_bridge.argument_types import MeshLike
 from isoshard.torch_bridge.engine.capture import dropped_gradients

@@ -25,6 +25,7 @@ import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, device_slot
 from isoshard.torch_bridge._torch_internals.traced import NEW_FAKE
+from isoshard.torch_bridge._torch_internals.undocumented import SET_AUTOCAST_DTYPE
 
 from . import device, naming
 from .after_import import after_import
@@ -91,7 +92,7 @@ def _is_bare(value: Any) -> bool:
 
 def _rename_autocast() -> None:
     """Autocast goes by the dispatch key that our tensors carry, which is named `jax`."""
-    threads = _Threads(torch.set_autocast_dtype)
+    threads = _Threads(SET_AUTOCAST_DTYPE.found())
     for owner, name in _BY_AUTOCAST:
         setattr(owner, name, _renamed(getattr(owner, name), threads))
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from isoshard.core.checkpoint.source import Entry, NamedState
 from isoshard.core.frameworks import Framework, framework_of
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 VALUES = (bool, int, float, complex, str, bytes)
 _SEQUENCES = (list, tuple)

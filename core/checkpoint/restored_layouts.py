@@ -30,6 +30,7 @@ from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
+from isoshard.core.runtime._jax_internals import meshes
 
 from .leaf_groups import Group, named_groups
 from .slots import Slot, is_key, slots_of, wanted_of
@@ -85,7 +86,7 @@ def _on_devices(slots: Sequence[Slot]) -> list[Slot]:
     for slot in slots:
         place = None if slot.wanted is None else slot.wanted.place
         if isinstance(place, NamedSharding) and isinstance(place.mesh, AbstractMesh):
-            mesh = jax.sharding.get_mesh()
+            mesh = meshes.get_mesh()
             if same_grid(mesh, place.mesh):
                 slot = slot.at(on_mesh(place, mesh))
             else:

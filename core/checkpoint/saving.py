@@ -25,6 +25,7 @@ from isoshard.core.errors import CheckpointError, ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of, require
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.processes.agreement import prepare_alike
+from isoshard.core.runtime._jax_internals.undocumented import key_impl
 
 from . import array_folder as folders
 from . import orbax_format, zarr_arrays
@@ -277,7 +278,7 @@ def _content(name: str, value: Any) -> Content:
     if isinstance(value, np.ndarray | np.generic):
         return Content.of(name, np.asarray(value), dtype.name)
     if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
-        impl = str(jax.random.key_impl(elements))
+        impl = str(key_impl(elements))
         return Content.of(name, jax.random.key_data(elements), str(dtype), impl)
     return Content.of(name, value, str(dtype))
 

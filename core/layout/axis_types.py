@@ -28,11 +28,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.frameworks import framework_of
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .offload import bring_in, on_device, put_back
 from .partial_sums import reduced, refuse, resharded, same_terms, stored, unreduced

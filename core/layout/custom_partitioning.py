@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from importlib import metadata
@@ -42,11 +43,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from isoshard.core.runtime import _jax_internals
-from isoshard.core.runtime._jax_internals.jaxprs import Primitive
+from isoshard.core.runtime._jax_internals.compilation import CUSTOM_PARTITIONING
 
 from .mesh import mesh_of
 
@@ -111,12 +111,15 @@ def partitioned(
         left, right = text.split(" -> ")
         return f"{left}, {_STAMP} -> {right}", sizes
 
-    operator = custom_partitioning(stamped, static_argnums=(0,))
-    operator.def_partition(partition=splitting, sharding_rule=corresponding, decode_shardings=False)
+    @functools.cache
+    def operator() -> Any:
+        made = CUSTOM_PARTITIONING.found()(stamped, static_argnums=(0,))
+        made.def_partition(partition=splitting, sharding_rule=corresponding, decode_shardings=False)
+        return made
 
     def call(static: Static, *operands: Any) -> Any:
         known = _Known(static, bool(jax.config.read("jax_enable_x64")))
-        return operator(known, operands, jnp.asarray(_stamp_of(whole, known)))
+        return operator()(known, operands, jnp.asarray(_stamp_of(whole, known)))
 
     return call
 
@@ -241,12 +244,3 @@ def possible() -> bool:
         False
     """
     return _one_mesh.get() and not jax.sharding.get_abstract_mesh().manual_axes
-
-
-def lowers_to_one(primitive: Primitive) -> None:
-    """Say that the lowering of a primitive has such operators; JAX then tells it the devices.
-
-    Args:
-        primitive: the primitive.
-    """
-    _jax_internals.ask_for_devices(primitive)

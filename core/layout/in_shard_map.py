@@ -20,10 +20,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .axis_types import same_grid
 from .mesh import describe_mesh

@@ -21,10 +21,10 @@ from typing import Any, Literal, overload
 
 import jax
 import numpy as np
-from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from isoshard.core.errors import DeviceError, ShardingError
+from isoshard.core.runtime._jax_internals import meshes
 
 from .virtual_devices import Device
 
@@ -77,10 +77,8 @@ def make_mesh(
             f"iso.simulate_devices({need}) before anything else."
         )
     if devices is None and len(given) == need:
-        grid = mesh_utils.create_device_mesh(shape, given)
-    else:
-        grid = np.array(given[:need], object).reshape(shape)
-    return Mesh(grid, names, axis_types=kinds)
+        return jax.make_mesh(shape, names, kinds, devices=given)
+    return Mesh(np.array(given[:need], object).reshape(shape), names, axis_types=kinds)
 
 
 def hybrid_mesh(
@@ -135,7 +133,7 @@ def hybrid_mesh(
                 f"the devices are in {known} slices, and dcn {dcn} arranges {math.prod(dcn)}: give "
                 f"the slices along each axis, with the product {known}."
             )
-        grid = mesh_utils.create_hybrid_device_mesh(ici, dcn, devices)
+        grid = meshes.HYBRID_MESH.found()(ici, dcn, devices)
         return Mesh(grid, names, axis_types=kinds)
     grid = np.array(devices, object).reshape(*dcn, *ici)
     rank = len(names)
@@ -206,7 +204,7 @@ def ambient_mesh(call: str = "iso.shard(x, mesh, P('x'))") -> Mesh | AbstractMes
             "`with jax.set_mesh(mesh):`."
         )
     try:
-        mesh = jax.sharding.get_mesh()
+        mesh = meshes.get_mesh()
     except ValueError:  # JAX is tracing
         return abstract
     return abstract if mesh.empty else mesh

@@ -28,6 +28,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.runtime._jax_internals.undocumented import Space
 
 
 def in_memory(sharding: NamedSharding, kind: str | None, *, name: str = "array") -> NamedSharding:
@@ -89,7 +90,7 @@ def on_device(sharding: Any) -> Any:
 
 def bring_in(x: Any) -> Any:
     """Inside a JAX transformation: a value in the memory that its devices compute in."""
-    return jax.device_put(x, jax.memory.Space.Device) if is_resting(x) else x
+    return jax.device_put(x, Space.Device) if is_resting(x) else x
 
 
 def brought_in_after(tree: Any, before: Any) -> Any:
@@ -113,9 +114,9 @@ def brought_in_after(tree: Any, before: Any) -> Any:
 
 def is_resting(x: Any) -> bool:
     """Inside a JAX transformation: whether a value is in another memory than devices compute in."""
-    return jax.typeof(x).memory_space != jax.memory.Space.Device
+    return jax.typeof(x).memory_space != Space.Device
 
 
 def put_back(x: Any, sharding: Any) -> Any:
     """Inside a JAX transformation: a value in the memory that a layout says, laid out already."""
-    return jax.device_put(x, jax.memory.Space.Host) if is_offloaded(sharding) else x
+    return jax.device_put(x, Space.Host) if is_offloaded(sharding) else x

@@ -24,11 +24,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError, SpecError, UnrepresentableError
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .spec_entries import entries_of
 

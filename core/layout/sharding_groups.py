@@ -12,11 +12,11 @@ import itertools
 from typing import Any
 
 import jax
-from jax.extend.mlir.dialects import sdy
-from jax.interpreters import batching, mlir
+import jax.numpy as jnp
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.runtime._jax_internals.jaxprs import Primitive
+from isoshard.core.runtime._jax_internals.compilation import SHARDING_GROUP
+from isoshard.core.runtime.primitives import new_primitive
 
 _ids = itertools.count()
 
@@ -43,21 +43,26 @@ def _lower(context: Any, x: Any, y: Any) -> list[Any]:
             "sharding two values alike needs the partitioner Shardy, and "
             "jax_use_shardy_partitioner is off; switch it on, or name the sharding of both"
         )
-    number = next(_ids)
+    number, group = next(_ids), SHARDING_GROUP.found()
     for value in (x, y):
-        sdy.sharding_group(value, number)
+        group(value, number)
     return [x, y]
 
 
 def _batched(values: Any, axes: Any) -> Any:
     size = next(x.shape[axis] for x, axis in zip(values, axes, strict=True) if axis is not None)
-    x, y = (batching.bdim_at_front(x, axis, size) for x, axis in zip(values, axes, strict=True))
+    x, y = (
+        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip(values, axes, strict=True)
+    )
     return _group_p.bind(x, y), (0, 0)
 
 
-_group_p = Primitive("shard_alike")
-_group_p.multiple_results = True
-_group_p.def_impl(lambda x, y: [x, y])
-_group_p.def_abstract_eval(lambda x, y: [x, y])
-mlir.register_lowering(_group_p, _lower)
-batching.primitive_batchers[_group_p] = _batched
+_group_p = new_primitive(
+    "shard_alike",
+    lambda x, y: [x, y],
+    lambda x, y: [x, y],
+    lowering=_lower,
+    batch=_batched,
+    several=True,
+)

@@ -19,11 +19,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import framework_of, require
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .mesh import mesh_of
 from .partial_sums import refuse

@@ -17,10 +17,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .leaf_paths import path_name
 from .mesh import ambient_mesh, describe_mesh

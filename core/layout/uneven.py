@@ -31,11 +31,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .axis_types import constrain, is_typed
 from .partial_sums import stored

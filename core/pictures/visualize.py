@@ -57,7 +57,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
@@ -73,6 +72,7 @@ from isoshard.core.layout.spec_entries import axis_names, entries_of
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.layout.uneven import Sizes, UnevenArray, is_uneven
 from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.place import sharding_of
 
 from .box_drawing import Cell

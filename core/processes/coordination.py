@@ -21,7 +21,11 @@ import jax
 
 from isoshard.core.errors import DistributedError
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime._jax_internals import devices_have_started, distributed_state
+from isoshard.core.runtime._jax_internals import (
+    devices_have_started,
+    distributed_state,
+    is_distributed,
+)
 
 _SPACE = "isoshard/"
 
@@ -33,7 +37,7 @@ def is_started() -> bool:
         >>> is_started()
         False
     """
-    return jax.distributed.is_initialized()
+    return is_distributed()
 
 
 def backend_runs() -> bool:
@@ -48,6 +52,8 @@ def address() -> str | None:
 
 def rank_and_size() -> tuple[int, int]:
     """Number of this process and of all; does not start the devices."""
+    if not is_distributed():
+        return 0, 1
     return distributed_state.process_id, distributed_state.num_processes
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Literal
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Literal
 from isoshard.core.runtime.jaxprs import opened
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from isoshard.core.repeats.equation_flow import EquationFlow
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Jaxpr, Literal
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Jaxpr, Literal
 from isoshard.core.runtime.jaxprs import opened
 
 _WITH_RULES = ("custom_jvp_call", "custom_vjp_call")

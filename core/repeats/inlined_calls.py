@@ -17,7 +17,7 @@ from typing import Any
 
 from jax.sharding import Sharding
 
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Literal, Var
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Literal, Var
 from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened, replaced
 from isoshard.core.runtime.jaxprs import equations as all_equations
 

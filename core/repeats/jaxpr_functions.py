@@ -8,10 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isoshard.core.runtime._jax_internals.jaxprs import DebugInfo, Jaxpr, jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import DebugInfo, Jaxpr, jaxpr_as_fun
 from isoshard.core.runtime.jaxprs import closed
-
-_NAMES = DebugInfo("repeats", "rolled", None, None)
 
 
 def function_of(variables: list[Any], results: Sequence[Any], equations: list[Any]) -> Any:
@@ -23,7 +21,8 @@ def function_of(variables: list[Any], results: Sequence[Any], equations: list[An
         equations: in order.
     """
     effects: Any = frozenset().union(*[one.effects for one in equations])
-    jaxpr = Jaxpr([], variables, list(results), equations, effects, _NAMES)
+    names = DebugInfo("repeats", "rolled", None, None)
+    jaxpr = Jaxpr([], variables, list(results), equations, effects, names)
     return jaxpr_as_fun(closed(jaxpr))
 
 

@@ -22,7 +22,7 @@ from isoshard.core.repeats.row_updates import RowUpdates
 from isoshard.core.repeats.side_by_side import BatchedEquation
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
 from isoshard.core.repeats.updates_in_loops import LoopUpdates
-from isoshard.core.runtime._jax_internals.jaxprs import Var
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Var
 
 
 class LoopEmission:

@@ -49,7 +49,7 @@ from isoshard.core.repeats.side_by_side import SideBySide
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
 from isoshard.core.repeats.updates_in_loops import LoopUpdates, updates_in
 from isoshard.core.repeats.wanted_arrays import wanted_arrays
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Var
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
 from isoshard.core.runtime.jaxprs import opened
 
 _WORTH = 8

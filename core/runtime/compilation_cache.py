@@ -17,7 +17,8 @@ import os
 from pathlib import Path
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache as jax_cache
+
+from ._jax_internals import compilation
 
 _NEVER = 1e9  # seconds
 _HIT = "/jax/compilation_cache/cache_hits"
@@ -51,6 +52,7 @@ def compilation_cache(
         >>> jax.config.update("jax_compilation_cache_dir", before)      # and off again
     """
     global _listening
+    reset, listen = compilation.RESET_CACHE.found(), compilation.EVENT_LISTENER.found()
     path = Path(folder) if folder is not None else _default()
     path = path.expanduser().absolute()
     if readonly and not path.is_dir():
@@ -67,9 +69,9 @@ def compilation_cache(
     shortest = _NEVER if readonly else 0.0
     jax.config.update("jax_persistent_cache_min_compile_time_secs", shortest)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    jax_cache.reset_cache()  # JAX decides at its first compilation whether there is a cache
+    reset()  # JAX decides at its first compilation whether there is a cache
     if not _listening:
-        jax.monitoring.register_event_listener(_listen)
+        listen(_listen)
         _listening = True
     return path
 

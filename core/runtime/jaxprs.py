@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Jaxpr
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Jaxpr
 
 PLAIN_CALLS = {
     **dict.fromkeys(("jit", "pjit", "remat", "remat2", "checkpoint"), "jaxpr"),

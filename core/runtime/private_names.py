@@ -44,12 +44,17 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from isoshard.core.errors import PrivateNameError, UntestedVersionWarning
+from isoshard.core.errors import (
+    PrivateNameError,
+    PrivateNameWarning,
+    UntestedVersionWarning,
+)
 
 from .user_warnings import warn_user
 
 TRIED = {"jax": "0.9 to 0.12", "torch": "2.10 to 2.15"}
 """The oldest and the newest version of each package that isoshard was tried with."""
+
 
 _RAISE: Any = object()
 
@@ -64,6 +69,7 @@ class PrivateName:
         without: what happens where it is missing.
         known: the versions of the package that are known to have it.
         formerly: its path in older ones of these; empty if it is the same.
+        substitute: whether something else serves where it is missing.
     """
 
     path: str
@@ -71,6 +77,7 @@ class PrivateName:
     without: str
     known: str
     formerly: str = ""
+    substitute: bool = False
 
     @property
     def present(self) -> str:
@@ -152,7 +159,7 @@ class PrivateName:
     def error(self) -> PrivateNameError:
         """What is raised where it is needed and missing."""
         package = self.path.partition(".")[0]
-        version = getattr(importlib.import_module(package), "__version__", "(no version)")
+        version = getattr(sys.modules.get(package), "__version__", "(no version)")
         return PrivateNameError(
             f"{package} {version} has no {self.path}, which {self.why}: {self.without}. "
             f"{package} {self.known} are known to have it; install one of them."
@@ -196,7 +203,14 @@ class PrivateNames:
         return iter(self._rows.values())
 
     def state(
-        self, path: str, *, why: str, without: str, known: str | None = None, formerly: str = ""
+        self,
+        path: str,
+        *,
+        why: str,
+        without: str,
+        known: str | None = None,
+        formerly: str = "",
+        substitute: bool = False,
     ) -> PrivateName:
         """Add a row, and look nothing up.
 
@@ -206,6 +220,7 @@ class PrivateNames:
             without: what happens where it is missing.
             known: versions that have it.
             formerly: its path in older versions.
+            substitute: whether something else serves then.
 
         Raises:
             ValueError: the path is of another package, or was stated before.
@@ -214,23 +229,37 @@ class PrivateNames:
             raise ValueError(f"{path} is no name of {self.package}")
         if path in self._rows:
             raise ValueError(f"{path} was stated before")
-        row = self._rows[path] = PrivateName(path, why, without, known or self.known, formerly)
+        row = self._rows[path] = PrivateName(
+            path, why, without, known or self.known, formerly, substitute
+        )
         return row
 
-    def bind(self, path: str, *, otherwise: Any = _RAISE, **words: str) -> Any:
+    def bind(
+        self,
+        path: str,
+        *,
+        otherwise: Any = _RAISE,
+        make: Callable[[], Any] | None = None,
+        **words: str,
+    ) -> Any:
         """Add a row, and give its object.
 
         Args:
             path: as in `PrivateName`.
             otherwise: what serves in its place.
+            make: makes what serves in its place.
             **words: as for `state`.
 
         Returns:
-            The object. Where it is missing, `otherwise`; without that, a thing that raises
-            PrivateNameError once it is called, entered, subclassed and made, or looked into.
+            The object. Where it is missing, `otherwise`, or what `make` makes; without these, or
+            if `make` fails, an `Absent`.
         """
-        row = self.state(path, **words)
-        return row.found(_Absent(row) if otherwise is _RAISE else otherwise)
+        row = self.state(path, substitute=otherwise is not _RAISE or make is not None, **words)
+        value = row.found(Absent(path, row.error) if otherwise is _RAISE else otherwise)
+        if make is not None and isinstance(value, Absent):
+            with contextlib.suppress(Exception):  # what it is made of may be missing as well
+                return make()
+        return value
 
     def field(
         self, path: str, *, example: Callable[[], Any] | None = None, **words: str
@@ -247,28 +276,44 @@ class PrivateNames:
             such attribute it raises PrivateNameError when it is called.
         """
         row = self.state(path, **words)
-        return operator.attrgetter(row.attribute) if _has(row, example) else _Absent(row)
+        return operator.attrgetter(row.attribute) if _has(row, example) else Absent(path, row.error)
 
 
-class _Absent:
-    """Stands for what is missing; every use of it says so."""
+class Absent:
+    """Stands for what is missing: it raises PrivateNameError once it is used.
 
-    def __init__(self, row: PrivateName):
-        self._row = row
+    To call it, enter it, look into it, ask for instances of it and make an object of a subclass
+    are uses. To derive a class from it and to name it in a union of classes are none.
+
+    Args:
+        of: the name, for messages of tests.
+        error: makes the error that is raised.
+    """
+
+    def __init__(self, of: str, error: Callable[[], PrivateNameError]):
+        """See the class."""
+        self.of, self._error = of, error
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise self._row.error()
+        raise self._error()
 
+    def __or__(self, other: Any) -> Absent:
+        """A union of classes with this one may stand in an alias, and `isinstance` of it raises."""
+        return self
+
+    __ror__ = __or__
     __call__ = __enter__ = __exit__ = __instancecheck__ = __iter__ = __contains__ = _refuse
     __getitem__ = __setitem__ = _refuse
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # doctest, inspect and copy look for these; they are no use of it
+        """Doctest, inspect and copy look for double underscores, which is no use of it."""
+        if name.startswith("__"):
             raise AttributeError(name)
-        raise self._row.error()
+        raise self._error()
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        return (type(self._row.attribute, (), {"__new__": functools.partial(self._refuse)}),)
+        """A class may derive from it; making an object of that class raises."""
+        return (type("Absent", (), {"__new__": functools.partial(self._refuse)}),)
 
 
 def is_tried(version: str, tried: str) -> bool:
@@ -296,6 +341,47 @@ def release(version: str) -> tuple[int, ...]:
     return tuple(map(int, numbers[0].split("."))) if numbers else ()
 
 
+def or_absent(make: Callable[[], Any]) -> Any:
+    """What is made at import, of names that may be missing.
+
+    Args:
+        make: makes it.
+
+    Returns:
+        What it makes; an `Absent` if it raises PrivateNameError.
+
+    Example:
+        >>> table = PrivateNames("numpy", known="1.26 to 2.4")
+        >>> gone = table.bind("numpy._gone", why="is not there", without="nothing works")
+        >>> isinstance(or_absent(lambda: gone("a").b), Absent)
+        True
+    """
+    try:
+        return make()
+    except PrivateNameError as error:
+        text = str(error)
+        return Absent("", lambda: PrivateNameError(text))
+
+
+@contextlib.contextmanager
+def optional() -> Iterator[None]:
+    """Context in which a feature is registered: if a name is missing it is off, with a warning.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
+        ...     with optional():
+        ...         raise PrivateNameError("numpy has no numpy._gone")
+        >>> print(caught[0].message)
+        numpy has no numpy._gone [ISO016]
+    """
+    try:
+        yield
+    except PrivateNameError as error:
+        warn_user(str(error), PrivateNameWarning)
+
+
 def _has(row: PrivateName, example: Callable[[], Any] | None) -> bool:
     try:
         return hasattr(row.owner if example is None else example(), row.attribute)
@@ -312,8 +398,11 @@ def _resolved(path: str) -> Any:
     found: Any = importlib.import_module(parts[0])
     for number, part in enumerate(parts[1:], 2):
         name = ".".join(parts[:number])
+        if name in sys.modules:
+            found = importlib.import_module(name)
+            continue
         try:
-            found = sys.modules.get(name) or getattr(found, part)
+            found = getattr(found, part)
         except AttributeError:
             found = importlib.import_module(name)
     return found

@@ -23,7 +23,8 @@ import weakref
 from collections.abc import Callable, Sequence
 
 import jax
-from jax.core import Tracer
+
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 _RUNNING: list[weakref.ref[jax.Array]] = []
 

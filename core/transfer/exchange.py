@@ -33,12 +33,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
 from isoshard.core.frameworks import framework_of, require
 from isoshard.core.layout.in_shard_map import manual_axes, sharding_here
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .array_like import from_literal, hidden_array, is_array, is_literal
 from .device_dtypes import check_narrowing as check_narrowing

@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.errors import CopyError, DistributedError, ShardingError
@@ -31,6 +30,7 @@ from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
 from isoshard.core.processes.agreement import agree, fault_lines, pass_by, without_addresses
 from isoshard.core.processes.coordination import rank_and_size
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import Bounded
 
 from .array_like import from_literal, is_literal

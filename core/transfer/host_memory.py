@@ -20,7 +20,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Sharding
 
 from isoshard.core.errors import no_sharing
@@ -28,6 +27,7 @@ from isoshard.core.layout.axis_types import constrain
 from isoshard.core.layout.partial_sums import refuse, unreduced
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .device_dtypes import check_narrowing, device_dtype, is_kept, jax_dtype
 from .host_slices import HostSlice, cuts_of, start_of

@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -32,6 +31,7 @@ from isoshard.core.layout.spec import is_spec, named_sharding
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import boxed_leaves
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .array_like import hidden_array, is_array
 from .exchange import check_shareable

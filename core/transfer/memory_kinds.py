@@ -13,12 +13,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from isoshard.core.layout.offload import check_memory, in_memory, is_offloaded
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 
 def in_kind(spec: Any, mesh: Any, ndim: int | None, kind: str | None, name: str = "array") -> Any:

@@ -28,7 +28,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.errors import ShardingError, SpecError, UnevenError, no_sharing, raise_collected
@@ -38,6 +37,7 @@ from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.plan import Plan
 from isoshard.core.processes import agree
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import Bounded
 
 from .array_like import from_literal, is_literal

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
 from isoshard.core.errors import ShardingError, no_sharing
@@ -19,6 +18,7 @@ from isoshard.core.layout.in_shard_map import manual_axes, sharding_here
 from isoshard.core.layout.partial_sums import resharded, same_terms, stored, unreduced
 from isoshard.core.layout.spec import same_layout
 from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .host_memory import HostSlice, cuts_of
 

@@ -21,12 +21,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.layout.spec_entries import entries_of
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import Bounded
 
 _known: Bounded[Any, Sharding] = Bounded(8192)

@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.spec import axis_names, named_sharding
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .matching import RuleGroup
 from .ops import Entries, Op, OpError

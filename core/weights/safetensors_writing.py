@@ -19,11 +19,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.uneven import UnevenArray, is_uneven, padded_of
 from isoshard.core.layout.valid_elements import ShardElements, held_here
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .file_format import pack_header
 from .folder import FILE, INDEX

@@ -31,10 +31,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.leaf_paths import named_leaves
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .matching import Matching, RuleGroup
 from .ops import Kernel as Kernel

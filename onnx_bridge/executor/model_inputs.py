@@ -17,10 +17,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from isoshard.core.layout.axis_types import auto, on_mesh, under_auto
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.device_dtypes import device_dtype
 from isoshard.core.transfer.place import shard
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.layout.axis_types import (
@@ -26,6 +25,7 @@ from isoshard.core.layout.axis_types import (
     same_grid,
     under_auto,
 )
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.metrics import human_bytes
 
 from ..errors import ModelError

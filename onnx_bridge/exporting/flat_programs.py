@@ -51,7 +51,7 @@ from isoshard.core.layout.axis_types import (
 )
 from isoshard.core.layout.partial_sums import stored, unreduced
 from isoshard.core.layout.spec import named_sharding
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, JaxprEqn, Literal
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, JaxprEqn, Literal
 from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened, scan_counts
 
 from ..errors import ModelError

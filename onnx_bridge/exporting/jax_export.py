@@ -23,7 +23,6 @@ from typing import Any
 import jax
 import numpy as np
 import onnx
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from onnx import numpy_helper
@@ -33,6 +32,7 @@ from isoshard.core.layout.axis_types import auto, constrain, is_typed
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.plan.rule_patterns import check_patterns, matches
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.jaxprs import opened
 
 from ..annotating.annotate import annotate

@@ -24,7 +24,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -32,6 +31,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.plan import Plan
+from isoshard.core.runtime._jax_internals import meshes
 from isoshard.core.runtime.jaxprs import opened
 
 from ..errors import AnnotationError, AnnotationWarning
@@ -60,7 +60,7 @@ def mesh_for(mesh: Mesh | None, taken: TakenApart, program: FlatProgram) -> Mesh
     for layout in _layouts(taken, program):
         if isinstance(layout, NamedSharding) and isinstance(layout.mesh, Mesh):
             return layout.mesh
-    if not (ambient := jax.sharding.get_mesh()).empty:
+    if not (ambient := meshes.get_mesh()).empty:
         return ambient
     raise ShardingError(
         f"{taken.name} says no layout, and no plan was given: pass them, "

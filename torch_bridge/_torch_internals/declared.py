@@ -6,3 +6,5 @@ NAMES = PrivateNames("torch", known=TRIED["torch"])
 """What every row without versions of its own is known to be in."""
 
 NAMES.warn_if_untested()
+NO_DEVICE = "no tensor can be made on the device"
+"""What rows are without that nothing on the device works without."""

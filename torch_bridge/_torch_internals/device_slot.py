@@ -6,27 +6,38 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from .declared import NAMES
+import torch
+
+from .declared import NAMES, NO_DEVICE
 
 device_name: Callable[[], str] = NAMES.bind(
     "torch._C._get_privateuse1_backend_name",
+    otherwise=lambda: "privateuseone",
     why="tells whether another package took torch's slot for devices outside its tree",
-    without="the device is not registered",
+    without="torch says it, in other words",
 )
 
 set_up_device: Callable[[str, Any], None] = NAMES.bind(
     "torch.utils.backend_registration._setup_privateuseone_for_python_backend",
     why="gives the slot to a device written in Python",
-    without="the device is not registered",
+    without=NO_DEVICE,
 )
+
+
+def _set_device_module(name: str, module: Any) -> None:
+    setattr(torch, name, module)
+    sys.modules[f"torch.{name}"] = module
+
 
 set_device_module: Callable[[str, Any], None] = NAMES.bind(
     "torch._register_device_module",
+    otherwise=_set_device_module,
     why="says where the functions of a device type are (`lazy`, and `xla` by request)",
-    without="the device is not registered",
+    without="nothing changes: they are put where torch looks for them",
 )
 
 IN_BAD_FORK = NAMES.state(
@@ -52,7 +63,7 @@ CLIPPED_TYPES: Any = NAMES.bind(
 FOREACH_DEVICES = NAMES.state(
     "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
     why="lists the devices for which they do",
-    without="the device is not registered",
+    without="they record an operation per parameter, and refuse `foreach=True`",
 )
 
 FUSED_DEVICES = NAMES.state(

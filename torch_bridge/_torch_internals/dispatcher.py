@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .declared import NAMES
+from .declared import NAMES, NO_DEVICE
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -37,13 +37,13 @@ schema_of: Callable[[Any], Any] = NAMES.field(
     "torch._ops.OpOverload._schema",
     example=lambda: torch.ops.aten.add.Tensor,
     why="names an operator's arguments and what it writes to",
-    without="the device is not registered",
+    without=NO_DEVICE,
 )
 
 has_kernel: Callable[[str, str], bool] = NAMES.bind(
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     why="tells whether an operator has a kernel of its own, or is made of others",
-    without="operators without a lowering raise, `torch.library`'s included",
+    without=f"{NO_DEVICE}: operators without a lowering raise, `torch.ones` among them",
 )
 
 has_fallback: Callable[[Any], bool] = NAMES.bind(
@@ -53,12 +53,14 @@ has_fallback: Callable[[Any], bool] = NAMES.bind(
     without="`torch.autocast('jax')` refuses operators that are on none of its lists",
 )
 
-key_set: Callable[[Any], Any] | None = NAMES.bind(
-    "torch._C.DispatchKeySet",
-    otherwise=None,
-    why="calls the kernel whose place ours took",
-    without="`pin_memory()` of a CPU tensor copies where it would pin for CUDA; turning "
-    "pieces in place raises",
+DispatchKey: Any = NAMES.bind(
+    "torch.DispatchKey", why="names the kinds of kernels that an operator has", without=NO_DEVICE
+)
+
+DispatchKeySet: Any = NAMES.bind(
+    "torch.DispatchKeySet",
+    why="says which kernel is called, and which kinds a tensor takes part in",
+    without=NO_DEVICE,
 )
 
 excluding: Callable[[Any], AbstractContextManager[Any]] = NAMES.bind(
@@ -85,29 +87,27 @@ set_excluded: Callable[[Any, bool], None] = NAMES.bind(
     without="as without its `is_` twin",
 )
 
-_TRANSFORM_KEYS = tuple(
-    getattr(torch.DispatchKey, name)
-    for name in (
-        "FuncTorchDynamicLayerFrontMode",
-        "FuncTorchDynamicLayerBackMode",
-        "FuncTorchBatched",
-        "FuncTorchVmapMode",
-        "FuncTorchGradWrapper",
-        "PythonTLSSnapshot",
-    )
+_TRANSFORM_KEYS = (
+    "FuncTorchDynamicLayerFrontMode",
+    "FuncTorchDynamicLayerBackMode",
+    "FuncTorchBatched",
+    "FuncTorchVmapMode",
+    "FuncTorchGradWrapper",
+    "PythonTLSSnapshot",
 )
 
 
 @contextmanager
 def transforms_allowed() -> Iterator[None]:
     """Let torch's transforms, as `torch.vmap`, see the operations of this thread."""
-    before = [is_excluded(key) for key in _TRANSFORM_KEYS]
-    for key in _TRANSFORM_KEYS:
+    keys = [getattr(DispatchKey, name) for name in _TRANSFORM_KEYS]
+    before = [is_excluded(key) for key in keys]
+    for key in keys:
         set_excluded(key, False)
     try:
         yield
     finally:
-        for key, excluded in zip(_TRANSFORM_KEYS, before, strict=True):
+        for key, excluded in zip(keys, before, strict=True):
             set_excluded(key, excluded)
 
 
@@ -133,11 +133,11 @@ decompositions: Any = NAMES.bind(
 elementwise_dtypes: Callable[..., Any] = NAMES.bind(
     "torch._prims_common.elementwise_dtypes",
     why="says in which dtype an operation computes and which it gives",
-    without="the first operation whose arguments are of several dtypes raises",
+    without="operations on several dtypes raise, `x + 1` among them",
 )
 
 Promotion: Any = NAMES.bind(
     "torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND",
     why="says by which rule they do",
-    without="as without elementwise_dtypes",
+    without="operations on several dtypes raise, `x + 1` among them",
 )

@@ -23,7 +23,7 @@ own_parameters: _Fields = NAMES.field(
     "torch.nn.Module._parameters",
     example=torch.nn.Module,
     why="has a module's own parameters, to be read and replaced without a search",
-    without="moving a module to the device raises",
+    without="as without _apply",
 )
 
 own_buffers: _Fields = NAMES.field(
@@ -63,7 +63,7 @@ LOAD = NAMES.state(
 APPLY = NAMES.state(
     "torch.nn.Module._apply",
     why="is the way of `to`, `cpu` and their like, wrapped so that parameters stay themselves",
-    without="the device is not registered",
+    without="moving a module to the device makes new parameters: make the optimizer after it",
 )
 
 state_versions: Callable[[Any], dict[str, Any]] = NAMES.field(
@@ -76,19 +76,19 @@ state_versions: Callable[[Any], dict[str, Any]] = NAMES.field(
 SCALER_FIRST_USE = NAMES.state(
     "torch.amp.GradScaler._lazy_init_scale_growth_tracker",
     why="makes a scaler's scale, which a captured step must find made",
-    without="the device is not registered",
+    without="`xs.compile` of a step with a scaler raises",
 )
 
 SCALER_STEP = NAMES.state(
     "torch.amp.GradScaler._maybe_opt_step",
     why="asks on the host whether to step, which a captured step refuses",
-    without="the device is not registered",
+    without="`xs.compile` of a step with a scaler raises",
 )
 
 SCALE = NAMES.state(
     "torch.amp.GradScaler._scale",
     why="is a scaler's scale, which a captured step must find made",
-    without="the device is not registered",
+    without="`xs.compile` of a step with a scaler raises",
 )
 
 GROWTH = NAMES.state(

@@ -17,20 +17,21 @@ from typing import Any
 
 import torch
 
-from .declared import NAMES
+from .declared import NAMES, NO_DEVICE
+from .undocumented import DisableTorchFunctionSubclass
 
 
 def _plain_function(
     cls: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
 ) -> Any:
-    with torch.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return func(*args, **(kwargs or {}))
 
 
 make_wrapper_subclass: Callable[..., Any] = NAMES.bind(
     "torch.Tensor._make_wrapper_subclass",
     why="makes a tensor without memory, of any sizes, strides, dtype and device",
-    without="the first tensor on the device raises",
+    without=NO_DEVICE,
 )
 
 no_torch_function: Any = NAMES.bind(

@@ -17,7 +17,7 @@ else:
     pytree = NAMES.bind(
         "torch.utils._pytree",
         why="takes nested arguments apart, and knows the types that torch's users registered",
-        without="`import isoshard.torch_bridge` works, and the first operation raises",
+        without="`xs.compile`, loops, planning and functions between torch and JAX raise",
     )
 
 COMPILING = NAMES.state(
@@ -29,7 +29,7 @@ COMPILING = NAMES.state(
 TRACED_TYPES = NAMES.state(
     "torch.fx.experimental.proxy_tensor.HANDLED_TYPES",
     why="lists the tensors that `make_fx` and `torch.func.linearize` trace",
-    without="the device is not registered",
+    without="both take tensors on the device for constants",
 )
 
 NEW_FAKE = NAMES.state(

@@ -10,18 +10,18 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import (
-    STATE_DICT_TYPE,
-    Metadata,
-    MetadataIndex,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from isoshard.core.errors import CheckpointError
 from isoshard.torch_bridge import runtime
+from isoshard.torch_bridge._torch_internals.checkpoint_types import (
+    STATE_DICT_TYPE,
+    Metadata,
+    MetadataIndex,
+)
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 

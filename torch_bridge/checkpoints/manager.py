@@ -10,10 +10,9 @@ import os
 import threading
 from typing import Any
 
-from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE
-
 from isoshard.core.checkpoint.steps import Steps
 from isoshard.core.errors import CheckpointError
+from isoshard.torch_bridge._torch_internals.checkpoint_types import STATE_DICT_TYPE
 
 from . import protocol
 from .preemption import Watch

@@ -6,10 +6,10 @@ one process, and with errors as they were raised.
 
 from __future__ import annotations
 
-from torch.distributed.checkpoint.metadata import STATE_DICT_TYPE
 from torch.distributed.checkpoint.stateful import Stateful
 
 from isoshard.core.checkpoint.manifest import Sum
+from isoshard.torch_bridge._torch_internals.checkpoint_types import STATE_DICT_TYPE
 
 from .load_planner import SPMDLoadPlanner
 from .ranks import Ranks

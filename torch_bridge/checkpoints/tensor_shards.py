@@ -21,11 +21,12 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties
+from torch.distributed.checkpoint.metadata import TensorProperties
 
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.layout.valid_elements import ShardElements, ValidSlice, held_here
 from isoshard.core.runtime import metrics
+from isoshard.torch_bridge._torch_internals.checkpoint_types import ChunkStorageMetadata
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.exchange import from_numpy, shard_to_torch

@@ -27,17 +27,16 @@ from torch.distributed.checkpoint.filesystem import (
     FileSystemWriter,
 )
 from torch.distributed.checkpoint.planner import (
-    LoadItemType,
     LoadPlan,
     LoadPlanner,
     SavePlan,
     SavePlanner,
     WriteItem,
 )
-from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from isoshard.core.checkpoint.manifest import Sum
+from isoshard.torch_bridge._torch_internals.checkpoint_types import LoadItemType, WriteResult
 
 from .load_planner import SPMDLoadPlanner
 from .remote_storage import Storage

@@ -23,18 +23,18 @@ import jax
 import numpy as np
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from isoshard.core.checkpoint.manifest import Sum
 from isoshard.core.checkpoint.source import Block, Entry
 from isoshard.core.checkpoint.storage import LocalStorage
 from isoshard.core.errors import CheckpointError
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.torch_bridge._torch_internals.checkpoint_types import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+)
 from isoshard.torch_bridge.dtypes import logical_dtype, numpy_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import Aval, Value

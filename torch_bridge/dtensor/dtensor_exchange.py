@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import torch
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from isoshard.core.errors import CopyError, ShardingError, raise_collected
@@ -43,6 +42,7 @@ from isoshard.core.layout.partial_sums import refuse
 from isoshard.core.layout.shards import Shard
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import device_dtype, lay_out
 from isoshard.torch_bridge.argument_types import ArrayLike, Leaf
 from isoshard.torch_bridge.dtypes import numpy_dtype

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import torch
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from isoshard.core.domain import BlockLayout
@@ -22,6 +21,7 @@ from isoshard.core.errors import ShardingError, UnrepresentableError, raise_coll
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.processes.agreement import agree, pass_by, tell_fault
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import Bounded
 from isoshard.torch_bridge.argument_types import Opaque
 

@@ -24,8 +24,9 @@ from isoshard.core.domain.handlers.handler_arguments import Arguments, Static, p
 from isoshard.core.domain.handlers.results import Result
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 from isoshard.core.runtime.exact_keys import exact
+from isoshard.torch_bridge._torch_internals.undocumented import DisableTorchFunctionSubclass
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.interop.calling_jax import TorchFunction
 from isoshard.torch_bridge.interop.torch_to_jax import JaxFunction
@@ -144,7 +145,7 @@ class _HandlerCall:
 
         def whole(*arrays: jax.Array) -> list[Any]:
             args, kwargs = self._arguments.filled(arrays)
-            with torch.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return jax.tree.leaves(plain(*args, **kwargs))
 
         def rule(*operands: Any) -> list[Any]:

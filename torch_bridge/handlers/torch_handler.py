@@ -16,6 +16,7 @@ import torch
 from isoshard.core.domain.handlers.handler_shards import Shards
 from isoshard.core.domain.handlers.verbs import Axes
 from isoshard.core.errors import ShardingError
+from isoshard.torch_bridge._torch_internals.undocumented import DisableTorchFunctionSubclass
 from isoshard.torch_bridge.argument_types import ArrayLike, Leaf, PyTree
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.interop import own_gradients
@@ -98,7 +99,7 @@ def in_jax(handler: Callable[..., Any], dtypes: Sequence[torch.dtype]) -> Callab
             tapes.immediately(None, imports=True),
             own_gradients.honoured(),
             torch.no_grad(),
-            torch.DisableTorchFunctionSubclass(),
+            DisableTorchFunctionSubclass(),
         ):
             kinds = iter(dtypes)
             leaves, structure = jax.tree.flatten((args, kwargs))

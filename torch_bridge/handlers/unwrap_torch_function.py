@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals.undocumented import DisableTorchFunctionSubclass
+
 _ASKING = (
     "has_torch_function",
     "has_torch_function_unary",
@@ -90,7 +92,7 @@ def _once(function: Any, rebuilt: Callable[..., Any], *args: Any, **kwargs: Any)
 
 
 def _plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with torch.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
 
 

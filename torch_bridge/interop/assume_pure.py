@@ -39,6 +39,10 @@ import torch
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.core.runtime.exact_keys import exact
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge._torch_internals.undocumented import (
+    get_autocast_dtype,
+    is_autocast_enabled,
+)
 from isoshard.torch_bridge.engine.capture.reachable import modules_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -124,7 +128,7 @@ class Pure:
             modules = self._modules = modules_of(self._function)
         return (
             tuple([module.training for module in modules]),
-            torch.is_autocast_enabled("jax") and torch.get_autocast_dtype("jax"),
+            is_autocast_enabled("jax") and get_autocast_dtype("jax"),
         )
 
     def _record(

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import to_jax
 from isoshard.torch_bridge.argument_types import Leaf
 from isoshard.torch_bridge.dtypes import logical_dtype

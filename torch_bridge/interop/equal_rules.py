@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.dtypes import float0
 
-from isoshard.core.runtime._jax_internals.jaxprs import (
+from isoshard.core.runtime._jax_internals.jaxpr_classes import (
     ClosedJaxpr,
     DebugInfo,
     Jaxpr,

@@ -22,10 +22,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from isoshard.core.layout.axis_types import is_typed
-from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.jaxprs import opened
 
 

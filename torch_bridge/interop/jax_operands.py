@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from isoshard.core.runtime._jax_internals.undocumented import key_impl
 from isoshard.core.runtime.exact_keys import exact
 from isoshard.torch_bridge.argument_types import Leaf, PyTree
 from isoshard.torch_bridge.dtypes import physical_dtype
@@ -69,7 +70,7 @@ def sorted_out(leaf: Leaf) -> tuple[JaxOperand | Constant, Any]:
     if not isinstance(leaf, jax.Array | np.ndarray):
         return Constant(leaf), None
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return JaxOperand(str(jax.random.key_impl(leaf))), jax.random.key_data(leaf)
+        return JaxOperand(str(key_impl(leaf))), jax.random.key_data(leaf)
     return TENSOR, leaf
 
 

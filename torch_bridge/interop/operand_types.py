@@ -27,7 +27,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -35,6 +34,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import AnyMesh, is_typed, on_mesh, same_grid, under_auto
 from isoshard.core.layout.mesh import ambient_mesh
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge.argument_types import LayoutLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers as layouts

@@ -28,9 +28,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from jax.core import Tracer
 
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.core.transfer.exchange import host_to_jax, lay_out
 from isoshard.torch_bridge import naming

@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.mlir.passmanager import PassManager
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.runtime._jax_internals import compilation
 
 _PASSES = "builtin.module(sdy-propagation-pipeline)"
 _SHARDING = re.compile(r"#sdy\.sharding<@\w+, \[(.*?)\]")
@@ -56,7 +56,7 @@ def propagated(function: Callable[..., Any], shapes: Sequence[Any], platform: st
     traced = jax.jit(function, keep_unused=True).trace(*shapes)
     module: Any = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
     with module.context:
-        PassManager.parse(_PASSES).run(module.operation)
+        compilation.PASS_MANAGER.found().parse(_PASSES).run(module.operation)
         main = next(one for one in module.body.operations if _name(one) == "main")
         silent = [""] * len(jax.tree.leaves(traced.out_info))
         said = main.attributes["res_attrs"] if "res_attrs" in main.attributes else silent

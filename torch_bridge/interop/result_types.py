@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import torch
-from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -39,7 +38,8 @@ from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.layout.mesh import ambient_mesh
 from isoshard.core.layout.spec import SpecLike, named_sharding
 from isoshard.core.layout.uneven import UnevenArray, is_uneven
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.jaxprs import closed, opened
 from isoshard.core.transfer.exchange import lay_out
 from isoshard.torch_bridge._torch_internals import pytree

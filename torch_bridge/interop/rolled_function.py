@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -21,7 +20,8 @@ from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.planner.axes.border_layouts import spread_layouts
 from isoshard.core.repeats.rolled_program import rolled
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Var, jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var, jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.jaxprs import closed, equations, opened
 from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
 from isoshard.torch_bridge.engine.compiling.loop_copies import loop_copies

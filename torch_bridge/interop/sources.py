@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isoshard.core.layout.leaf_paths import path_name
+from isoshard.core.runtime._jax_internals.undocumented import key_impl
 from isoshard.core.transfer.exchange import to_jax
 from isoshard.torch_bridge.argument_types import FlaxObject, PyTree
 
@@ -78,7 +79,7 @@ class Tree:
         if name in self.parameters or name in self.buffers:
             raise ValueError(f"{self.name} has two arrays called {name}; rename one")
         if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-            self._keys[name] = str(jax.random.key_impl(array))
+            self._keys[name] = str(key_impl(array))
             array = jax.random.key_data(array)
         (self.parameters if is_parameter else self.buffers)[name] = to_jax(array, name=name)
 

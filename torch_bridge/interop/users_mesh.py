@@ -16,7 +16,6 @@ import contextlib
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -25,6 +24,7 @@ from isoshard.core.layout.axis_types import AnyMesh, auto, is_typed, same_grid
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.mesh import ambient_mesh
 from isoshard.core.layout.spec_entries import axis_names, entries_of
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import lay_out
 from isoshard.torch_bridge.argument_types import Leaf, PyTree
 from isoshard.torch_bridge.engine.recording import lazy_tensor

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx.node import has_side_effect
 
+from isoshard.core.runtime.private_names import optional
+from isoshard.torch_bridge._torch_internals.undocumented import has_side_effect
 from isoshard.torch_bridge.spmd import Mesh, mark_sharding
 
 from . import flash, grouped_products, paged
@@ -138,4 +139,5 @@ for _schema, _function, _alike in _OPERATORS:
     XLA_LIB.impl(_name, _alike, "CompositeExplicitAutograd")
 
 # Scripts mark a tensor and do not use the result; the mark stays in the graph for all that.
-has_side_effect(torch.ops.xla.dynamo_mark_sharding.default)
+with optional():
+    has_side_effect(torch.ops.xla.dynamo_mark_sharding.default)

@@ -21,9 +21,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx.node import has_side_effect
 
+from isoshard.core.runtime.private_names import optional
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals.undocumented import has_side_effect
 from isoshard.torch_bridge.argument_types import DeviceTensor, Opaque
 from isoshard.torch_bridge.engine.operators.dispatch import SPECIAL
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -119,4 +120,5 @@ SPECIAL["isoshard::layout"] = _run
 SPECIAL["isoshard::mark"] = _run_mark
 torch.library.register_fake("isoshard::layout", _alike, lib=_LIBRARY)
 torch.library.register_fake("isoshard::mark", lambda tensor, number: None, lib=_LIBRARY)
-has_side_effect(torch.ops.isoshard.mark.default)
+with optional():
+    has_side_effect(torch.ops.isoshard.mark.default)

@@ -25,13 +25,13 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.core import Tracer
 
 from isoshard.core.domain import BlockLayout
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals.tensor_fields import PARAMETER_FIELD, gradient_hooks
 from isoshard.torch_bridge.argument_types import LayoutLike
 from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain

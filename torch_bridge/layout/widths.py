@@ -23,11 +23,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from jax.core import Tracer
 
 from isoshard.core.errors import CopyError, no_sharing
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge.argument_types import DTypeLike, Leaf
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor

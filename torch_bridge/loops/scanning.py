@@ -29,6 +29,10 @@ import torch
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge._torch_internals.undocumented import (
+    get_autocast_dtype,
+    is_autocast_enabled,
+)
 from isoshard.torch_bridge.engine.capture.reachable import modules_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -132,7 +136,7 @@ def _iterated(step: _Step, length: int, recompute: bool, pure: bool) -> tuple[An
     given = subtrace.inside([*carried.tensors, *sliced.tensors])
     wants = wants and any(tensor.requires_grad for tensor in given)
     key = (carried.structure, sliced.structure, tuple(inputs), length, wants, recompute)
-    key = (*key, torch.is_autocast_enabled("jax") and torch.get_autocast_dtype("jax"))
+    key = (*key, is_autocast_enabled("jax") and get_autocast_dtype("jax"))
     key = (*key, tapes.takes_constants())
     known: dict[Any, _Body] = {}
     if pure:

@@ -29,7 +29,12 @@ import torch
 
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import schema_of
-from isoshard.torch_bridge._torch_internals.dispatcher import excluding, has_fallback
+from isoshard.torch_bridge._torch_internals.dispatcher import (
+    DispatchKey,
+    excluding,
+    has_fallback,
+)
+from isoshard.torch_bridge._torch_internals.undocumented import get_autocast_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -92,7 +97,7 @@ XLA_FLOAT32 = """
 """.split()
 """What torch_xla's lists have besides, from its page on AMP and `csrc/autocast_mode.cpp`."""
 
-_KEY = lazy_tensor.AUTOCAST_KEY
+_KEY = "AutocastPrivateUse1"
 
 _ELIGIBLE = frozenset({torch.float32, *DTYPES})
 
@@ -110,8 +115,8 @@ def register() -> list[torch.library.Library]:
     ]
     _implement(library, policies)
     rest = torch.library.Library("_", "IMPL")
-    if not has_fallback(_KEY):
-        rest.fallback(torch.library.fallthrough_kernel, _KEY.name)
+    if not has_fallback(getattr(DispatchKey, _KEY)):
+        rest.fallback(torch.library.fallthrough_kernel, _KEY)
     return [library, rest]
 
 
@@ -133,7 +138,7 @@ def _implement(
         for name in names:
             func = _overload(name)
             if func is not None:
-                library.impl(name, _below_autocast(policy(func)), _KEY.name)
+                library.impl(name, _below_autocast(policy(func)), _KEY)
 
 
 def _overload(name: str) -> Any:
@@ -169,7 +174,7 @@ def _cast_all(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
 
 
 def _lower_precision(func: Any) -> Any:
-    return lambda *args, **kwargs: _cast_all(func, args, kwargs, torch.get_autocast_dtype("jax"))
+    return lambda *args, **kwargs: _cast_all(func, args, kwargs, get_autocast_dtype("jax"))
 
 
 def _float32(func: Any) -> Any:
@@ -200,7 +205,7 @@ def _float32_append(func: Any) -> Any:
 
 def _promote(func: Any) -> Any:
     def run(*args: Any, **kwargs: Any) -> Any:
-        dtype = torch.get_autocast_dtype("jax")
+        dtype = get_autocast_dtype("jax")
         leaves = [leaf for arg in args for leaf in (arg if isinstance(arg, list) else [arg])]
         found = {leaf.dtype for leaf in leaves if _is_eligible(leaf)}
         if torch.float32 in found:

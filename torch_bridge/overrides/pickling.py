@@ -24,18 +24,19 @@ import weakref
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.private_names import or_absent
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.tensor_fields import rebuild_from_cpu, rebuild_parameter
+from isoshard.torch_bridge._torch_internals.undocumented import WeakIdKeyDictionary
 from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.engine.operators.reading import to_host
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 # Gathered tensors that a pickler still holds, by the value they were gathered from, and the view.
 _GATHERED: weakref.WeakValueDictionary[Any, torch.Tensor] = weakref.WeakValueDictionary()
-_VALUES: Any = WeakIdKeyDictionary()
+_VALUES: Any = or_absent(WeakIdKeyDictionary)
 
 
 def reduced(tensor: lazy_tensor.LazyTensor) -> tuple[Any, tuple[Any, ...]]:

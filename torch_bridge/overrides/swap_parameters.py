@@ -48,6 +48,7 @@ _DEPTH = _Depth()
 
 def register() -> None:
     """Wrap the way of `to`, `cpu`, `cuda` and their like."""
+    own_parameters(torch.nn.Module())  # what raises does so here, and not in every `module.to(..)`
     APPLY.wrap(_keeping)
 
 

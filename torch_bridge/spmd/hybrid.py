@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-from jax.experimental import mesh_utils
 
 from isoshard.core.errors import DeviceError, ShardingError
 from isoshard.core.layout.mesh import hybrid_mesh
+from isoshard.core.runtime._jax_internals import meshes
 from isoshard.torch_bridge.layout import marks
 
 from .mesh import Mesh
@@ -63,7 +63,7 @@ class HybridMesh(Mesh):
         told = _told()
         _check_slices(dcn, told)
         if told:
-            grid = mesh_utils.create_hybrid_device_mesh(ici, dcn, told)
+            grid = meshes.HYBRID_MESH.found()(ici, dcn, told)
         else:
             try:
                 grid = hybrid_mesh(ici, dcn, names).devices

@@ -24,6 +24,10 @@ import jax.numpy as jnp
 import torch
 
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals.undocumented import (
+    get_autocast_dtype,
+    is_autocast_enabled,
+)
 from isoshard.torch_bridge.argument_types import AutogradContext, DeviceTensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -49,7 +53,7 @@ class XLAPatchedLinear(torch.autograd.Function):
         _check(input, weight, bias)
         ctx.has_bias = bias is not None
         ctx.save_for_backward(input, weight)
-        dtype = torch.get_autocast_dtype("jax") if torch.is_autocast_enabled("jax") else input.dtype
+        dtype = get_autocast_dtype("jax") if is_autocast_enabled("jax") else input.dtype
         tensors = [input, weight] if bias is None else [input, weight, bias]
         aval = Aval.contiguous((*input.shape[:-1], weight.shape[0]), dtype)
         recipe = _forward(str(aval.physical), len(tensors))
@@ -134,7 +138,7 @@ def _check(input: Any, weight: Any, bias: Any) -> None:
                 f"{tensor.device}; use torch.nn.functional.linear there"
             )
     wrong = []
-    if not torch.is_autocast_enabled("jax") and input.dtype != weight.dtype:
+    if not is_autocast_enabled("jax") and input.dtype != weight.dtype:
         wrong.append(f"the dtypes {input.dtype} and {weight.dtype} differ")
     if input.dim() < 1 or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
         wrong.append(

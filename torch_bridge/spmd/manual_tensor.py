@@ -29,8 +29,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.torch_bridge._torch_internals.dispatcher import excluding, key_set
+from isoshard.torch_bridge._torch_internals.dispatcher import DispatchKey, DispatchKeySet, excluding
 from isoshard.torch_bridge._torch_internals.tensor_fields import make_wrapper_subclass
+from isoshard.torch_bridge._torch_internals.undocumented import DisableTorchFunctionSubclass
 from isoshard.torch_bridge.argument_types import DeviceTensor, Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -145,8 +146,7 @@ class ManualTensor(XLAShardedTensor):
     def resized(self) -> None:
         """Take the shape that the stacked pieces have by now, as after `squeeze_`."""
         now = ManualTensor.of(self.stacked, self.home, self.axes, self.alike, self)
-        keys: Any = key_set
-        with excluding(keys(torch.DispatchKey.Python)):  # below `__torch_dispatch__`
+        with excluding(DispatchKeySet(DispatchKey.Python)):  # below `__torch_dispatch__`
             torch.Tensor.data.__set__(self, now)  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
@@ -164,7 +164,7 @@ class ManualTensor(XLAShardedTensor):
     ) -> Any:
         """Let what requires a gradient and is whole, or over fewer axes, take part by copies."""
         given = BODIES["manual_function"](func, args, kwargs or {})
-        with torch.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return func(*given[0], **given[1])
 
     @classmethod

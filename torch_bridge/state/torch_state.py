@@ -22,13 +22,13 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.core import Tracer
 
 from isoshard.core.checkpoint.source import Entry, Memory, NamedState, Place, Wanted
 from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import Framework
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge import runtime
 from isoshard.torch_bridge.dtensor import dtensor_exchange as dtensors
 from isoshard.torch_bridge.dtensor import dtensor_modules as dtensor_modules

@@ -13,13 +13,13 @@ from __future__ import annotations
 import jax
 import numpy as np
 import torch
-from jax.core import Tracer
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from isoshard.core.errors import CopyError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import check_even
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import host_to_jax, lay_out
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.exchange import from_numpy, to_numpy

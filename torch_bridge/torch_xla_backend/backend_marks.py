@@ -10,19 +10,20 @@ import numpy as np
 import torch
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from isoshard.core.errors import ShardingError, SpecError, UnrepresentableError
 from isoshard.core.layout.mesh import make_mesh, mesh_of
 from isoshard.core.layout.op_sharding import parse_op_sharding
 from isoshard.core.layout.spec import axis_names, named_sharding
 from isoshard.core.layout.tiles import Tiles
+from isoshard.core.runtime.private_names import or_absent
+from isoshard.torch_bridge._torch_internals.undocumented import WeakTensorKeyDictionary
 
 from .anonymous import by_itself
 from .backend_mesh import any_mesh, mesh_from_torch_xla, mesh_to_torch_xla, numbered, numbers_of
 from .real import execute, is_spmd, load, plain
 
-_meshes: Any = WeakTensorKeyDictionary()  # of the tensors that we marked
+_meshes: Any = or_absent(WeakTensorKeyDictionary)  # of the tensors that we marked
 
 
 def mark(tensor: torch.Tensor, mesh: Any, spec: Any = None) -> torch.Tensor:

@@ -11,7 +11,10 @@ import warnings
 from typing import Any
 
 from isoshard.core.errors import CodedWarning
+from isoshard.core.runtime.private_names import PrivateName, optional
 from isoshard.torch_bridge.after_import import after_import
+
+from ._lightning_internals import FABRIC_CONNECTOR, TRAINER_CONNECTOR
 
 _LIGHTNINGS = (
     ("lightning.pytorch", "lightning.fabric"),
@@ -43,12 +46,8 @@ def register() -> None:
     after_import("accelerate.state", _accelerate)
     for trainer, fabric in _LIGHTNINGS:
         connectors = (
-            (
-                f"{trainer}.trainer.connectors.accelerator_connector",
-                "_AcceleratorConnector",
-                trainer,
-            ),
-            (f"{fabric}.connector", "_Connector", fabric),
+            (f"{trainer}.trainer.connectors.accelerator_connector", TRAINER_CONNECTOR, trainer),
+            (f"{fabric}.connector", FABRIC_CONNECTOR, fabric),
         )
         for module, connector, package in connectors:
             after_import(module, _Lightning(module, connector, package))
@@ -91,11 +90,11 @@ class _Lightning:
 
     Args:
         module: that has its connector.
-        connector: the connector's name.
+        connector: the name of the connector.
         package: the package.
     """
 
-    def __init__(self, module: str, connector: str, package: str):
+    def __init__(self, module: str, connector: PrivateName, package: str):
         """See the class."""
         self._module, self._connector, self._package = module, connector, package
 
@@ -104,5 +103,6 @@ class _Lightning:
         lightning_device = importlib.import_module(
             "isoshard.torch_bridge.trainers.lightning_device"
         )
-        connector = getattr(sys.modules[self._module], self._connector)
-        lightning_device.teach(connector, importlib.import_module(f"{self._package}.accelerators"))
+        accelerators = importlib.import_module(f"{self._package}.accelerators")
+        with optional():  # Lightning's own import goes on
+            lightning_device.teach(self._connector.of(sys.modules[self._module]), accelerators)

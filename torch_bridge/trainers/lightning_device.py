@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ._lightning_internals import CHOOSE_ACCELERATOR, CHOOSE_STRATEGY, PRECISION
 from .device_choice import say
 
 
@@ -15,22 +16,26 @@ def teach(connector: Any, accelerators: Any) -> None:
     Args:
         connector: Lightning's class that turns arguments into a strategy.
         accelerators: Lightning's package of accelerators that goes with it.
+
+    Raises:
+        PrivateNameError: the connector lacks a method that is replaced; nothing is.
     """
+    choose = CHOOSE_STRATEGY.of(connector)
+    auto = CHOOSE_ACCELERATOR.of(connector)
+    precision = PRECISION.of(connector)
     made = accelerator_of(accelerators.Accelerator)
     registry: Any = getattr(accelerators, "AcceleratorRegistry", None)
     if registry is None:
         registry = accelerators.ACCELERATOR_REGISTRY
     registry.register("jax", made, description="isoshard's device", override=True)
-    choose, auto = connector._choose_strategy, connector._choose_auto_accelerator
-    precision = connector._check_and_init_precision
 
-    def _choose_strategy(self: Any) -> Any:
+    def choose_strategy(self: Any) -> Any:
         found = choose(self)
         if isinstance(self.accelerator, made) and hasattr(found, "root_device"):
             return type(found)(device=torch.device("jax", 0))
         return found
 
-    def _check_and_init_precision(self: Any) -> Any:
+    def init_precision(self: Any) -> Any:
         found = precision(self)
         if isinstance(self.accelerator, made) and getattr(found, "device", None) == "cuda":
             found.device = "jax"
@@ -38,16 +43,16 @@ def teach(connector: Any, accelerators: Any) -> None:
                 found.scaler = torch.amp.GradScaler("jax")
         return found
 
-    def _choose_auto_accelerator() -> str:
+    def choose_accelerator() -> str:
         found = auto()
         if found == "cpu":
             way = 'pass accelerator="jax", or "cpu" to say that you mean the CPU'
             say("Lightning", way)
         return found
 
-    connector._choose_strategy = _choose_strategy
-    connector._check_and_init_precision = _check_and_init_precision
-    connector._choose_auto_accelerator = staticmethod(_choose_auto_accelerator)
+    CHOOSE_STRATEGY.put(connector, choose_strategy)
+    PRECISION.put(connector, init_precision)
+    CHOOSE_ACCELERATOR.put(connector, staticmethod(choose_accelerator))
 
 
 def accelerator_of(parent: Any) -> Any:

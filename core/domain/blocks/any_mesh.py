@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
-from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -43,6 +42,7 @@ from isoshard.core.layout.axis_types import (
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray, is_uneven, padded_of
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .known_shardings import inside, sharding_of, telling
 from .known_shardings import lies as lies

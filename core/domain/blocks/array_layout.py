@@ -23,7 +23,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -32,6 +31,7 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec import axis_names, named_sharding
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .interpreting import recording
 from .known_shardings import block_sizes, sharding_of

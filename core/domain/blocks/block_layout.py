@@ -26,7 +26,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
@@ -35,7 +34,8 @@ from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh
 from isoshard.core.layout.mesh import as_mesh, mesh_of
 from isoshard.core.layout.spec import named_sharding, same_layout
 from isoshard.core.layout.uneven import Sizes, UnevenArray
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn, Primitive
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
+from isoshard.core.runtime.primitives import new_primitive
 from isoshard.core.transfer.host_memory import host_to_jax, narrowed
 from isoshard.core.transfer.relayout import lay_out
 
@@ -259,12 +259,12 @@ def lay_in_blocks(x: Any, layout: Layout) -> Any:
     return _lay_p.bind(x, layout=layout.on(sharding))
 
 
-_lay_p = Primitive("lay_in_blocks")
-_lay_p.def_impl(lambda x, *, layout: x)
-_lay_p.def_abstract_eval(lambda x, *, layout: x.update(weak_type=False))
-mlir.register_lowering(_lay_p, lambda ctx, x, *, layout: [x])
-ad.deflinear2(_lay_p, lambda cotangent, x, *, layout: [_lay_p.bind(cotangent, layout=layout)])
-batching.defvectorized(_lay_p)
+_lay_p = new_primitive(
+    "lay_in_blocks",
+    lambda x, *, layout: x,
+    lambda x, *, layout: x.update(weak_type=False),
+    transpose=lambda cotangent, x, *, layout: [_lay_p.bind(cotangent, layout=layout)],
+)
 
 
 @rule("lay_in_blocks", always=True)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 
 from isoshard.core.layout.axis_types import is_typed, under_auto
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.jaxprs import PLAIN_CALLS, opened
 
 from .block_values import Value, as_value

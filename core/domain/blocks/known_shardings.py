@@ -26,12 +26,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 
 def sharding_of(value: Any) -> Any:

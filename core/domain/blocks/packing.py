@@ -26,7 +26,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -36,6 +35,7 @@ from isoshard.core.layout.spec import axis_names, named_sharding, same_layout
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import Sizes, UnevenArray
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.host_memory import host_to_jax
 from isoshard.core.transfer.relayout import lay_out
 

@@ -24,10 +24,11 @@ import functools
 import itertools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from isoshard.core.runtime._jax_internals.undocumented import linear_call
 
 Axes = str | tuple[str, ...]
 
@@ -237,7 +238,7 @@ def read_window(
         if pieces:
             looked_up = functools.partial(_looked_up, plan, axis)
             taken_apart = functools.partial(_taken_apart, plan, axis)
-            parts = jax.custom_derivatives.linear_call(looked_up, taken_apart, numbers, pieces)
+            parts = linear_call(looked_up, taken_apart, numbers, pieces)
         if fill:
             parts = _filled(parts, numbers, axis, fill)
         window = jnp.concatenate(parts, axis)

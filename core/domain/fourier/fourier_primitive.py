@@ -18,11 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import ShapedArray
-from jax.interpreters import ad, batching, mlir
 
 from isoshard.core.layout import custom_partitioning
-from isoshard.core.runtime._jax_internals.jaxprs import Primitive
+from isoshard.core.runtime._jax_internals.primitive_rules import ShapedArray
+from isoshard.core.runtime.primitives import new_primitive
 
 from .fourier_split import Along, split_transform, whole_transform
 
@@ -93,13 +92,12 @@ def _batched(arrays: Sequence[Any], batched: Sequence[Any], *, along: Along) -> 
     return _bound(x, along._replace(axes=axes)), at
 
 
-fourier = Primitive("fourier")
-fourier.def_impl(jax.jit(lambda x, *, along: fourier.bind(x, along=along), static_argnames="along"))
-fourier.def_abstract_eval(_result)
-ad.deflinear2(fourier, _transposed)
-batching.primitive_batchers[fourier] = _batched
-custom_partitioning.lowers_to_one(fourier)
-mlir.register_lowering(
-    fourier,
-    mlir.lower_fun(lambda x, *, along: split_transform(along, x), multiple_results=False),
+fourier = new_primitive(
+    "fourier",
+    lambda x, *, along: split_transform(along, x),
+    _result,
+    eager=jax.jit(lambda x, *, along: fourier.bind(x, along=along), static_argnames="along"),
+    transpose=_transposed,
+    batch=_batched,
+    devices=True,
 )

@@ -14,7 +14,7 @@ from jax.lax import FftType
 from isoshard.core.domain.blocks.block_values import Value
 from isoshard.core.domain.blocks.hints import but
 from isoshard.core.domain.blocks.interpreting import pack_like, rule
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 from .fourier_primitive import transform
 

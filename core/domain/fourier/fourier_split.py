@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.custom_partitioning import Rule, partitioned
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.spec_entries import entries_of
+from isoshard.core.runtime._jax_internals import compilation
 
 _AT_ONCE = 3  # axes that XLA transforms
 
@@ -97,9 +97,9 @@ def _in_order(lines: Any, kind: str, lengths: tuple[int, ...]) -> Any:
     XLA's CPU backend (jax 0.10.2) may let the transform have the order that an exchange before or
     after it asks for, and then refuses to run it.
     """
-    order = Layout(tuple(range(lines.ndim)))
-    found = lax.fft(with_layout_constraint(lines, order), kind, lengths)
-    return with_layout_constraint(found, order)
+    order = compilation.MEMORY_ORDER.found()(tuple(range(lines.ndim)))
+    in_order = compilation.IN_MEMORY_ORDER.found()
+    return in_order(lax.fft(in_order(lines, order), kind, lengths), order)
 
 
 class _Places(NamedTuple):

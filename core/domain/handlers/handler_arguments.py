@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -27,6 +26,7 @@ from isoshard.core.layout.mesh import as_mesh, describe_mesh
 from isoshard.core.layout.spec import named_sharding, same_layout
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray, is_uneven, padded_of
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.exact_keys import exact
 
 Path = tuple[Any, ...]

@@ -29,15 +29,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad, batching, mlir
 
 from isoshard.core.domain.blocks.block_values import Frame, Value
 from isoshard.core.domain.blocks.interpreting import interpret_program, recording, rule, trace
 from isoshard.core.domain.blocks.uneven_values import operand_of, placed, value_of
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout import custom_partitioning
 from isoshard.core.layout.uneven import is_uneven
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn, Primitive
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
+from isoshard.core.runtime._jax_internals.primitive_rules import Zero, is_undefined_primal
+from isoshard.core.runtime.primitives import new_primitive
 
 from .value_calls import on_arrays, results_of
 
@@ -120,19 +120,6 @@ def in_blocks(function: Callable[..., Any], rule: Callable[..., Any]) -> Callabl
     return called
 
 
-_in_blocks = Primitive("in_blocks")
-_in_blocks.multiple_results = True
-_in_blocks.def_impl(lambda *arrays, call: call.function(*arrays))
-_in_blocks.def_abstract_eval(lambda *_, call: list(call.results))
-mlir.register_lowering(
-    _in_blocks,
-    mlir.lower_fun(lambda *arrays, call: call.function(*arrays), multiple_results=True),
-)
-custom_partitioning.lowers_to_one(
-    _in_blocks
-)  # where no operand is in blocks, the function may have one
-
-
 @rule("in_blocks")
 def interpreted(eqn: JaxprEqn, values: list[Value]) -> Sequence[Value]:
     """The rule; where it declines, the function."""
@@ -149,13 +136,10 @@ def _batched(arrays: Sequence[Any], axes: Sequence[Any], *, call: _Call) -> Any:
     return found, [0] * len(found)
 
 
-batching.primitive_batchers[_in_blocks] = _batched
-
-
 def _derivative(primals: Sequence[Any], tangents: Sequence[Any], *, call: _Call) -> Any:
     """The JVP: the results, and their tangents, by a call of its own, linear in the tangents."""
     found = _in_blocks.bind(*primals, call=call)
-    moving = tuple(i for i, x in enumerate(tangents) if not isinstance(x, ad.Zero))
+    moving = tuple(i for i, x in enumerate(tangents) if not isinstance(x, Zero))
     count, flowing = len(primals), _inexact(call.results)
 
     def pushed(*arrays: Any) -> list[Any]:
@@ -180,18 +164,15 @@ def _derivative(primals: Sequence[Any], tangents: Sequence[Any], *, call: _Call)
         zip(flowing, _in_blocks.bind(*primals, *given, call=changed), strict=True) if given else ()
     )
     return found, [
-        pushed_to[i] if i in pushed_to else ad.Zero(jax.typeof(x).to_tangent_aval())
+        pushed_to[i] if i in pushed_to else Zero(jax.typeof(x).to_tangent_aval())
         for i, x in enumerate(found)
     ]
-
-
-ad.primitive_jvps[_in_blocks] = _derivative
 
 
 def _transposed(cotangents: Sequence[Any], *operands: Any, call: _Call) -> list[Any]:
     """The transpose of a JVP: the gradients of the operands in which it is linear."""
     primal, moving = call.primal, call.moving
-    linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    linear = [i for i, x in enumerate(operands) if is_undefined_primal(x)]
     given = [_instantiated(x) for x in cotangents]
     count = len(operands) - len(moving)
     if primal is None or linear != list(range(count, len(operands))):
@@ -222,14 +203,23 @@ def _transposed(cotangents: Sequence[Any], *operands: Any, call: _Call) -> list[
 
 def _transposed_inside(given: list[Any], operands: Sequence[Any], call: _Call) -> list[Any]:
     """The transpose of a call that is linear by itself: of the function alone."""
-    linear = tuple(i for i, x in enumerate(operands) if ad.is_undefined_primal(x))
+    linear = tuple(i for i, x in enumerate(operands) if is_undefined_primal(x))
     shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in _at(operands, linear)]
     run = _of(call.function, operands, linear, tuple(range(len(given))))
     made = dict(zip(linear, jax.linear_transpose(run, *shapes)(given), strict=True))
     return [made.get(i) for i in range(len(operands))]
 
 
-ad.primitive_transposes[_in_blocks] = _transposed
+_in_blocks = new_primitive(
+    "in_blocks",
+    lambda *arrays, call: call.function(*arrays),
+    lambda *_, call: list(call.results),
+    transpose=_transposed,
+    jvp=_derivative,
+    batch=_batched,
+    several=True,
+    devices=True,  # where no operand is in blocks, the function may have operators that need them
+)
 
 
 def _of(
@@ -272,7 +262,7 @@ def _check(name: str, made: list[tuple[int, ...]], shapes: list[tuple[int, ...]]
 
 
 def _instantiated(x: Any) -> Any:
-    if not isinstance(x, ad.Zero):
+    if not isinstance(x, Zero):
         return x
     aval: Any = x.aval
     return jnp.zeros(aval.shape, aval.dtype)

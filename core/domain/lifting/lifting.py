@@ -36,7 +36,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -50,6 +49,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.uneven import UnevenArray, is_uneven
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.exact_keys import exact
 
 from . import rules as rules

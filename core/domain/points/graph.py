@@ -28,7 +28,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -37,6 +36,7 @@ from isoshard.core.domain.blocks.any_mesh import any_mesh
 from isoshard.core.domain.blocks.known_shardings import sharding_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.place import shard
 
 from .edges import SortedEdges, sort_edges

@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from isoshard.core.domain.blocks.any_framework import any_framework
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import padded_of
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .clouds import read_clouds
 from .nearest import Tile, distance_dtype

@@ -19,13 +19,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from isoshard.core.domain.blocks.any_framework import any_framework
 from isoshard.core.nn.pooling import adaptive_windows
 from isoshard.core.nn.resizing import Taps, resample, smooth_taps
+from isoshard.core.runtime._jax_internals.undocumented import linear_call
 
 from .reach import Operator, View
 from .window_arguments import Faults, is_whole
@@ -132,7 +132,7 @@ class _Sums:
             here &= (view.start + jnp.arange(window.shape[axis]) < rows)[:, None]
             shares = jnp.where(here, jnp.asarray(shares)[places], 0)
             readers = jnp.clip(readers, 0, view.outputs - 1)
-            window = jax.custom_derivatives.linear_call(
+            window = linear_call(
                 lambda numbers, x, axis=axis: _summed(x, numbers[0], axis),
                 lambda numbers, x, axis=axis: _summed(x, numbers[1], axis),
                 ((taps, weights), (readers, shares)),

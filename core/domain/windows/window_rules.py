@@ -21,7 +21,7 @@ from isoshard.core.domain.blocks.interpreting import bind, pack_like, rule, run_
 from isoshard.core.domain.blocks.splits import AxisSplit
 from isoshard.core.domain.blocks.uneven_values import operand_of, placed, value_of
 from isoshard.core.domain.lifting.rules.ordering_rules import ordered
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 from .conv import ConvReach, ConvWindow
 from .pool import PoolReach

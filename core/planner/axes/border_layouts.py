@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Var
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
 
 from ..traced.rolled_step import rolled_step
 from ..traced.traced_step import TracedStep

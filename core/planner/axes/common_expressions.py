@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from isoshard.core.runtime._jax_internals.jaxprs import Literal
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
 
 CONSTANT = -1
 """The number of all values that are made of nothing but constants: each use makes its own."""

@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened
 
 from . import contracted_dimensions as contracted

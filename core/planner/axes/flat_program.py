@@ -25,7 +25,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isoshard.core.runtime._jax_internals.jaxprs import Literal
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
+from isoshard.core.runtime._jax_internals.undocumented import Space
 
 from .common_expressions import CONSTANT, equation_key
 from .dimension_rules import dimension_rule, elementwise_rule, is_elementwise
@@ -379,6 +380,6 @@ def _element(dtype: Any, space: Any) -> tuple[int, str]:
     """Bytes of an element, and the name of its dtype; of random keys eight, on the host none."""
     if dtype is None:
         return 0, ""
-    if jnp.issubdtype(dtype, jax.dtypes.extended):
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return 8, str(dtype)
-    return 0 if space is jax.memory.Space.Host else dtype.itemsize, str(dtype)
+    return 0 if space is Space.Host else dtype.itemsize, str(dtype)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jax.experimental import mesh_utils
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.runtime._jax_internals import meshes
 
 from .slice_grids import wraps
 
@@ -51,15 +51,13 @@ def ordered(
         return np.array(machine.devices[:wanted], object).reshape(shape)
     count = -(-wanted // per_slice)
     if count == 1 and not (slices and math.prod(slices.values()) > 1):
-        return mesh_utils.create_device_mesh(
+        return meshes.DEVICE_MESH.found()(
             shape, _block(machine, wanted), allow_split_physical_axes=True
         )
     over = _slices_of_axes(machine, shape, names, slices, count)
     inside = [size // part for size, part in zip(shape, over, strict=True)]
     devices = machine.devices[: math.prod(over) * per_slice]
-    return mesh_utils.create_hybrid_device_mesh(
-        inside, over, devices, allow_split_physical_axes=True
-    )
+    return meshes.HYBRID_MESH.found()(inside, over, devices, allow_split_physical_axes=True)
 
 
 def _slices_of_axes(

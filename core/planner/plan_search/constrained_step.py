@@ -23,7 +23,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from isoshard.core.runtime._jax_internals.jaxprs import Literal
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
 from isoshard.core.runtime.jaxprs import JaxprRewriter, opened, replaced
 
 from ..axes.dimension_rules import is_elementwise

@@ -27,7 +27,7 @@ from isoshard.core.planner.traced.abstract_meshes import abstract_layout, on_abs
 from isoshard.core.planner.traced.source_lines import line_of, scope_of
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime._jax_internals import no_locations
-from isoshard.core.runtime._jax_internals.jaxprs import closed_call_p, jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import closed_call_p, jaxpr_as_fun
 from isoshard.core.runtime.jaxprs import JaxprRewriter
 
 from .hlo_costs import KERNEL

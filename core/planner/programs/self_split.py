@@ -40,7 +40,7 @@ from isoshard.core.layout.axis_types import auto
 from isoshard.core.planner.axes.border_layouts import border_layouts
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.repeats.inlined_calls import inlined
-from isoshard.core.runtime._jax_internals.jaxprs import (
+from isoshard.core.runtime._jax_internals.jaxpr_classes import (
     ClosedJaxpr,
     Var,
     closed_call_p,

@@ -41,7 +41,8 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSAID
 from isoshard.core.plan.model_leaves import ModelLeaf
 from isoshard.core.plan.resolving import resolve_leaves
-from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.undocumented import key_impl
 
 from .input_roles import ArgumentLeaf, leaves_of_arguments, replaced
 from .traced_step import Role, StepInput, StepResult, TracedStep
@@ -306,7 +307,7 @@ def _key_kind(aval: Any) -> Any:
         return None
     found: list[Any] = []
     shape = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), shape)
+    jax.eval_shape(lambda key: found.append(key_impl(key)), shape)
     return found[0]
 
 

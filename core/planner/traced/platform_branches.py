@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from isoshard.core.runtime._jax_internals.jaxprs import closed_call_p
+from isoshard.core.runtime._jax_internals.jaxpr_classes import closed_call_p
 from isoshard.core.runtime.jaxprs import JaxprRewriter
 
 _LOWERED = {"gpu": "cuda"}

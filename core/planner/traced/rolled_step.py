@@ -21,7 +21,7 @@ from isoshard.core.planner.traced.traced_step import (
     stacked_layout,
 )
 from isoshard.core.repeats.rolled_program import Stack, rolled
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Var
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
 
 
 def rolled_step(

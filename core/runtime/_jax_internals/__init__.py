@@ -7,12 +7,17 @@ without it. `docs/compatibility.md` is made of the rows, and
 | module | of |
 |---|---|
 | this one | devices, processes, the compiler |
-| `jaxprs` | traced programs: 40 ms, so `import isoshard` leaves it out |
+| `tracers` | values of a function that is traced |
+| `jaxpr_classes` | traced programs: 40 ms, so `import isoshard` leaves it out |
+| `primitive_rules` | what a primitive does |
+| `meshes` | the order of devices |
+| `compilation` | operators that split themselves, the cache on disk, passes of the compiler |
+| `undocumented` | names without an underscore that are not in JAX's documentation |
 
 >>> devices_have_started() in (True, False)
 True
->>> sorted(row.path.rpartition(".")[2] for row in NAMES)[:3]
-['GceTpuCluster', 'GkeTpuCluster', 'K8sCluster']
+>>> "jax._src.distributed.global_state" in [row.path for row in NAMES]
+True
 """
 
 from __future__ import annotations
@@ -24,7 +29,10 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import jax
 from jax.sharding import Mesh, Sharding
+
+from isoshard.core.errors import PrivateNameError
 
 from .declared import NAMES as NAMES
 
@@ -35,6 +43,21 @@ devices_have_started: Callable[[], bool] = NAMES.bind(
     "jax._src.xla_bridge.backends_are_initialized",
     why="tells whether JAX has started its devices, without starting them",
     without="`iso.init_distributed` raises",
+)
+
+
+def _is_distributed() -> bool:
+    try:
+        return distributed_state.client is not None
+    except PrivateNameError:
+        return jax.process_count() > 1  # the last that is left: it starts the devices
+
+
+is_distributed: Callable[[], bool] = NAMES.bind(
+    "jax.distributed.is_initialized",
+    otherwise=_is_distributed,
+    why="tells whether this process has joined others",
+    without="nothing changes: the client of the coordination service tells it",
 )
 
 distributed_state: Any = NAMES.bind(
@@ -141,7 +164,7 @@ def refuse_values(kind: type, refuse: Callable[[Any], NoReturn]) -> None:
     _kinds_of_values[kind] = refuse
 
 
-def ask_for_devices(primitive: Primitive) -> None:
+def needs_devices(primitive: Primitive) -> None:
     """Have the lowering of a primitive told the devices of the program.
 
     Args:

@@ -19,6 +19,7 @@ from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import TorchDispatchMode, pytree, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches
+from isoshard.torch_bridge._torch_internals.undocumented import is_anomaly_enabled
 from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.engine.values.expressions import Listed
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Table
@@ -71,7 +72,7 @@ class HostOps(TorchDispatchMode):
         self.refused = CaptureError(
             f"{metrics.user_location()}: a compiled step needs {what} in the middle of the step, "
             "which a replay could not repeat. Return the tensor from the step and read it outside "
-            f"(for a Python branch, use torch.where).{_ANOMALY * torch.is_anomaly_enabled()}"
+            f"(for a Python branch, use torch.where).{_ANOMALY * is_anomaly_enabled()}"
         )
         raise self.refused
 

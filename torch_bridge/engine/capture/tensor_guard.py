@@ -12,9 +12,12 @@ from itertools import chain, repeat
 from typing import Any, Protocol
 
 import torch
-from torch.nn import parameter
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
+from isoshard.torch_bridge._torch_internals.undocumented import (
+    DisableTorchFunctionSubclass,
+    Uninitialized,
+)
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.tensor_changes import changes, namespace
 from isoshard.torch_bridge.engine.values.value import Storage
@@ -79,7 +82,7 @@ class TensorGuard:
         if self._last is changes.last:
             frozen = not any(map(_REQUIRES_GRAD, self._frozen))
             return frozen and self._are_marked() and self._other_metas() == self._metas
-        with torch.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return self._holds()
 
     def _holds(self) -> bool:
@@ -198,7 +201,7 @@ def gradient_state(gradient: Any) -> Any:
 def _meta(tensor: torch.Tensor) -> tuple[Any, ...]:
     known = (type(tensor), tensor.dtype, tensor.layout, tensor.requires_grad, tensor.is_leaf)
     gradient = tensor.is_leaf and held(tensor) is None
-    if parameter.is_lazy(tensor):
+    if isinstance(tensor, Uninitialized):
         return (*known, gradient)
     if tensor.is_nested:  # its tensors have shapes, it has none
         return (*known, gradient, tensor.dim(), tensor.size(0))

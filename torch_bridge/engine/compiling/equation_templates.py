@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from isoshard.core.repeats.inlined_calls import inlined
-from isoshard.core.runtime._jax_internals.jaxprs import (
+from isoshard.core.runtime._jax_internals.jaxpr_classes import (
     ClosedJaxpr,
     DebugInfo,
     Jaxpr,

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from isoshard.core.domain import BlockLayout, lay_out_in_blocks, unpack
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import UnevenArray, padded_of
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.host_memory import host_to_jax
 from isoshard.core.transfer.relayout import lay_out
 from isoshard.torch_bridge.engine.recording.recorder import materialize

@@ -30,7 +30,7 @@ from typing import Any
 
 from isoshard.core.planner.axes.flops import flops_of, is_product
 from isoshard.core.repeats.rolled_program import Rolled
-from isoshard.core.runtime._jax_internals.jaxprs import Jaxpr, Literal
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Jaxpr, Literal
 from isoshard.core.runtime.jaxprs import jaxprs_inside, opened, scan_counts
 from isoshard.core.runtime.metrics import human_bytes
 

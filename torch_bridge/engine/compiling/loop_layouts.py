@@ -12,7 +12,7 @@ from collections.abc import Callable
 from jax.sharding import NamedSharding, PartitionSpec
 
 from isoshard.core.planner.axes.border_layouts import spread_layouts
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr, Var
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isoshard.core.repeats.rolled_program import Rolled, Stack, rolled
-from isoshard.core.runtime._jax_internals.jaxprs import jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from isoshard.core.runtime._jax_internals.jaxprs import ClosedJaxpr
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
 from isoshard.core.runtime.jaxprs import opened
 from isoshard.torch_bridge.engine.recording import random_state
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from isoshard.core.runtime._jax_internals.jaxprs import Literal
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
 from isoshard.torch_bridge.engine.signatures.bound_op import BoundOp
 
 from .equation_templates import EquationTemplate, Known, TemplateWriter

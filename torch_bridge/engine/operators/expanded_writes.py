@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from isoshard.core.runtime.private_names import optional
 from isoshard.torch_bridge._torch_internals import OpOverload
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
@@ -105,4 +106,5 @@ def register() -> None:
         dispatch.SPECIAL[func.name()] = _handler(func, _index_fill)
 
 
-register()
+with optional():
+    register()

@@ -13,9 +13,11 @@ tensors have no such attribute.
 from __future__ import annotations
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
-_NOTED = WeakTensorKeyDictionary()
+from isoshard.core.runtime.private_names import or_absent
+from isoshard.torch_bridge._torch_internals.undocumented import WeakTensorKeyDictionary
+
+_NOTED = or_absent(WeakTensorKeyDictionary)
 
 
 def note(host: torch.Tensor) -> None:

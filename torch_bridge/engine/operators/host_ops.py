@@ -11,10 +11,11 @@ import math
 from typing import Any
 
 import torch
-from torch.nn import parameter
 
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.private_names import optional
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals.undocumented import Uninitialized
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.recorder import recorder
@@ -83,7 +84,7 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         return target
     if source.device.type != "cpu":
         source = source.cpu()
-    if isinstance(source, _UNINITIALIZED):
+    if isinstance(source, Uninitialized):
         raise RuntimeError(
             "a lazy module has no shapes before it has run once, and cannot be moved to the jax "
             f"device yet: run it once on the CPU, then move it with {naming.moving()}"
@@ -97,7 +98,6 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
 
 
 _copy_cast: Any = None
-_UNINITIALIZED: Any = parameter.UninitializedTensorMixin  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -306,4 +306,5 @@ def register() -> None:
             dispatch.SPECIAL[func.name()] = cpu_fallback.on_host(func)
 
 
-register()
+with optional():
+    register()

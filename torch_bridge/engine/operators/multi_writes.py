@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from isoshard.core.runtime.private_names import optional
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
@@ -111,4 +112,5 @@ def register() -> None:
             dispatch.SPECIAL[name] = updating_handler(func)
 
 
-register()
+with optional():
+    register()

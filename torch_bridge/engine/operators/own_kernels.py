@@ -24,17 +24,18 @@ import torch
 
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals import OpOverload, pytree
-from isoshard.torch_bridge._torch_internals.dispatcher import has_kernel
+from isoshard.torch_bridge._torch_internals.dispatcher import (
+    DispatchKey,
+    DispatchKeySet,
+    has_kernel,
+)
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.lowerings import registry
 
 from . import decompose
 
-_SETS = {
-    "XLA": torch.DispatchKeySet(torch.DispatchKey.XLA),
-    "PrivateUse1": torch.DispatchKeySet(torch.DispatchKey.PrivateUse1),
-    "CompositeExplicitAutograd": torch.DispatchKeySet(torch.DispatchKey.Lazy),
-}
+_KEYS = {"XLA": "XLA", "PrivateUse1": "PrivateUse1", "CompositeExplicitAutograd": "Lazy"}
+"""The kinds of kernels that an operator may have of its own, and the key that calls each."""
 
 
 def find(op: OpOverload) -> Callable[..., Any] | None:
@@ -45,12 +46,12 @@ def find(op: OpOverload) -> Callable[..., Any] | None:
     """
     if registry.find(op) is not None or decompose.find(op) is not None:
         return None
-    sets = {name: keys for name, keys in _SETS.items() if has_kernel(op.name(), name)}
+    own = {name: key for name, key in _KEYS.items() if has_kernel(op.name(), name)}
     if op.namespace == "aten":
-        sets.pop("XLA", None)  # what makes tensors there (`xla_alias`) is no operator's own
-    keys = next(iter(sets.values()), None)
-    if keys is None:
+        own.pop("XLA", None)  # what makes tensors there (`xla_alias`) is no operator's own
+    if not own:
         return None
+    keys = DispatchKeySet(getattr(DispatchKey, next(iter(own.values()))))
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _returned(op, op.redispatch(keys, *args, **kwargs))

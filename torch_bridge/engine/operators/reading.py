@@ -19,11 +19,11 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.core import Tracer
 
 from isoshard.core.domain import without_padding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from isoshard.core.runtime.bounded import CALLS, Recent
+from isoshard.core.runtime.private_names import optional
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.dtypes import physical_dtype
@@ -315,4 +316,5 @@ def register() -> None:
         dispatch.SPECIAL[f"aten::{name}"] = _in_place(dispatch.SPECIAL[f"aten::{_IN_PLACE[name]}"])
 
 
-register()
+with optional():
+    register()

@@ -16,22 +16,28 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches, open_functions
+from isoshard.torch_bridge._torch_internals.undocumented import (
+    caches_casts,
+    get_autocast_dtype,
+    is_anomaly_enabled,
+    is_autocast_enabled,
+)
 from isoshard.torch_bridge.engine.recording import compile_settings
 
 
 def ambient() -> tuple[Any, ...]:
     """Everything whose change asks for another program, whatever the step's code reads."""
-    autocast = torch.is_autocast_enabled("jax")
+    autocast = is_autocast_enabled("jax")
     return (
         compile_settings.current(),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        (torch.get_autocast_dtype("jax"), torch.is_autocast_cache_enabled()) if autocast else None,
+        (get_autocast_dtype("jax"), caches_casts()) if autocast else None,
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_anomaly_enabled(),
+        is_autocast_enabled("cpu"),
+        is_anomaly_enabled(),
         torch.get_num_threads(),
         open_functions(),
         open_dispatches(),

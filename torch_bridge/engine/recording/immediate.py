@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge.engine.values.value import Value
 
 from .recipes import Recipe

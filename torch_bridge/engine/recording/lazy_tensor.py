@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.private_names import Absent, or_absent
+from isoshard.torch_bridge._torch_internals.dispatcher import DispatchKey, DispatchKeySet
 from isoshard.torch_bridge._torch_internals.tensor_fields import (
     make_wrapper_subclass,
     no_torch_function,
@@ -45,9 +47,9 @@ class LazyTensor(TrackedTensor):
 
 _CLASS: type[LazyTensor] = LazyTensor
 _LAZY = torch.device("lazy", 0)
-AUTOCAST_KEY: Any = getattr(torch.DispatchKey, "AutocastPrivateUse1")  # noqa: B009 (no stub)
-AUTOCAST = torch.DispatchKeySet(AUTOCAST_KEY)
+AUTOCAST: Any = or_absent(lambda: DispatchKeySet(DispatchKey.AutocastPrivateUse1))
 """The dispatch key that lets tensors take part in `torch.autocast("jax")`; idle outside it."""
+_make = AUTOCAST if isinstance(AUTOCAST, Absent) else make_wrapper_subclass
 
 
 def use_class(cls: type[LazyTensor]) -> None:
@@ -80,7 +82,7 @@ def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> L
     global _used
     _used = True
     meta = aval.meta
-    tensor = make_wrapper_subclass(
+    tensor = _make(
         _CLASS,
         meta.size,
         strides=meta.stride,

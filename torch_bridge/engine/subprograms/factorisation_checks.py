@@ -19,8 +19,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jax.core import Tracer
 
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge.engine.operators import cpu_fallback, dispatch
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder

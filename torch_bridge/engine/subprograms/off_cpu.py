@@ -20,9 +20,10 @@ from typing import Any
 
 import jax
 import torch
-from jax.core import Tracer
 
 from isoshard.core.errors import CaptureError
+from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.private_names import optional
 from isoshard.torch_bridge._torch_internals import OpOverload
 from isoshard.torch_bridge.engine.operators import cpu_fallback, dispatch
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -99,4 +100,5 @@ def register() -> None:
         dispatch.SPECIAL[func.name()] = _by_platform(func)
 
 
-register()
+with optional():
+    register()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals.undocumented import is_autocast_enabled
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
 from isoshard.torch_bridge.engine.values.value import Aval
@@ -198,6 +199,6 @@ def aval_of(tensor: Any) -> Aval:
 
 
 def _without_autocast() -> contextlib.AbstractContextManager[Any]:
-    if torch.is_autocast_enabled("jax"):
+    if is_autocast_enabled("jax"):
         return torch.autocast("jax", enabled=False)
     return contextlib.nullcontext()

@@ -21,11 +21,11 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 import torch
-from jax.core import Tracer
 
 from isoshard.core.domain import BlockLayout
 from isoshard.core.layout.axis_types import auto, under_auto
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge.dtypes import physical_dtype
 
 from . import layout_numbers

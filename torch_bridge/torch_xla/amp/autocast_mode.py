@@ -7,7 +7,7 @@ import torch
 from isoshard.torch_bridge import naming
 
 
-class autocast(torch.amp.autocast_mode.autocast):
+class autocast(torch.autocast):
     """Context in which operators that profit from it run in a lower precision.
 
     The same as `torch.autocast("jax", dtype)`, on every kind of chip. (torch_xla ignores it on

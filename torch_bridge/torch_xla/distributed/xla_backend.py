@@ -17,7 +17,9 @@ from typing import Any, NoReturn
 
 import jax
 import torch.distributed as dist
-from torch.distributed.rendezvous import register_rendezvous_handler
+
+from isoshard.core.runtime.private_names import optional
+from isoshard.torch_bridge._torch_internals.undocumented import BACKENDS, RENDEZVOUS
 
 _PORT = 12355  # torch_xla's default
 _untyped: Any = dist  # its type stubs do not name the stores
@@ -60,9 +62,10 @@ def rendezvous_handler(
 
 
 def _register() -> None:
-    if "xla" not in dist.Backend.backend_list:
+    if "xla" not in BACKENDS.found():
         dist.Backend.register_backend("xla", _refuse, devices=["xla"])
-        register_rendezvous_handler("xla", rendezvous_handler)
+        RENDEZVOUS.found()("xla", rendezvous_handler)
 
 
-_register()
+with optional():
+    _register()

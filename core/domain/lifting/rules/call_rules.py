@@ -12,7 +12,7 @@ import numpy as np
 from isoshard.core.domain.blocks.block_values import Frame, Value
 from isoshard.core.domain.blocks.interpreting import bind, interpret_program, rule, trace
 from isoshard.core.domain.lifting.value_calls import on_arrays, results_of
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 from isoshard.core.runtime.jaxprs import PLAIN_CALLS
 
 _REMAT = ("remat2", "remat", "checkpoint")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from isoshard.core.domain.blocks.block_values import Value, aligned, joint_hints
 from isoshard.core.domain.blocks.interpreting import bind, rule, run_whole
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 _ONE = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj copy copy_p
     convert_element_type cos cosh digamma erf erf_inv erfc exp exp2 expm1 floor imag integer_pow

@@ -6,7 +6,7 @@ from isoshard.core.domain.blocks.block_values import Value, joint
 from isoshard.core.domain.blocks.hints import but
 from isoshard.core.domain.blocks.interpreting import bind, rule
 from isoshard.core.domain.blocks.splits import AxisSplit
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 
 @rule("gather")

@@ -11,7 +11,7 @@ from jax import lax
 from isoshard.core.domain.blocks.block_values import Frame, Splits, Value, joint
 from isoshard.core.domain.blocks.interpreting import interpret_program, pack_like, rule
 from isoshard.core.domain.lifting.value_calls import agreeing, on_arrays, results_of
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 from isoshard.core.runtime.jaxprs import scan_counts
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from isoshard.core.domain.blocks.block_values import Value, aligned, joint, joint_hints
 from isoshard.core.domain.blocks.hints import but
 from isoshard.core.domain.blocks.interpreting import bind, pack_like, rule
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 Axes = Callable[[JaxprEqn, Value], Iterable[int]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from isoshard.core.domain.blocks.block_values import Value, joint
 from isoshard.core.domain.blocks.interpreting import bind, rule
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 
 @rule("dot_general")

@@ -12,7 +12,7 @@ from isoshard.core.domain.blocks.block_values import Value
 from isoshard.core.domain.blocks.extremes import keeping_nan
 from isoshard.core.domain.blocks.interpreting import bind, rule, run_whole
 from isoshard.core.domain.blocks.splits import valid_mask
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 _IDENTITY = {"reduce_sum": 0, "reduce_prod": 1, "reduce_and": -1, "reduce_or": 0, "reduce_xor": 0}
 

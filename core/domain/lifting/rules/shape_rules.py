@@ -14,7 +14,7 @@ from isoshard.core.domain.blocks.block_values import Value
 from isoshard.core.domain.blocks.hints import Even, but
 from isoshard.core.domain.blocks.interpreting import bind, rule
 from isoshard.core.domain.blocks.splits import AxisSplit
-from isoshard.core.runtime._jax_internals.jaxprs import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 
 @rule("transpose")
