@@ -68,6 +68,7 @@ test-all: lint types docs-browser  ## everything there is, and note what passed 
 	$(BIN)/python -m examples.notebooks --all --note
 	$(BIN)/python -m tests.conformance --write
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tests.hidden_names
 	$(BIN)/python -m benchmarks.environments torch-xla --test
 	$(BIN)/python -m tools.tiers.rooms torch-xla --note
 

@@ -21,12 +21,18 @@ def section() -> str:
     """What stands between the two marks."""
     from isoshard.core.runtime import _jax_internals
     from isoshard.torch_bridge import _torch_internals
+    from isoshard.torch_bridge.trainers import _lightning_internals
 
-    for found in pkgutil.iter_modules(_torch_internals.__path__):
-        importlib.import_module(f"{_torch_internals.__name__}.{found.name}")
     parts = []
-    for called, names in (("torch", _torch_internals.NAMES), ("JAX", _jax_internals.NAMES)):
-        parts += [f"### Of {called}, {names.known}", _table(names, names.known)]
+    for title, table in (
+        ("torch", _torch_internals),
+        ("JAX", _jax_internals),
+        ("Lightning", _lightning_internals),
+    ):
+        for module in pkgutil.iter_modules(getattr(table, "__path__", ())):
+            importlib.import_module(f"{table.__name__}.{module.name}")
+        known = table.NAMES.known
+        parts += [f"### Of {title}, {known}", _table(table.NAMES, known)]
     return "\n\n".join(parts)
 
 

@@ -24,7 +24,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import importlib.util
+import importlib
 import inspect
 import itertools
 import json
@@ -498,10 +498,13 @@ def faults(outcome: Outcome, wanted: Sequence[PrivateName], module: bool = False
         A line or more for each fault; none if all is well.
     """
     found = [f"{name} cannot be imported:\n{error}" for name, error in outcome.failed.items()]
-    installed = functools.cache(lambda name: importlib.util.find_spec(name) is not None)
-    paths = {row.path for row in wanted if installed(row.path.partition(".")[0])}
-    seen = {path for path in paths if path in outcome.uses}
-    found += [f"{path} was not hidden" for path in sorted(paths - seen - set(UNHIDDEN))]
+    hidden = set(outcome.hidden)  # less what the installed versions do not have anyway
+    gone = [row.path for row in wanted if module or {row.path, row.formerly} & hidden]
+    found += [
+        f"{path} is in no table that was imported" for path in gone if path not in outcome.uses
+    ]
+    if wanted and not hidden:
+        found.append(f"none of {[row.path for row in wanted]} is there to be hidden")
     right = ("raises", "substitute") + (("is not hidden", "it can be called") if module else ())
     found += [f"{path}: {use}" for path, use in outcome.uses.items() if not use.endswith(right)]
     if outcome.sharded != "[1.0, 1.0]":

@@ -147,7 +147,8 @@ class Search:
             return False
         if any(map(is_private, path.split("."))) or is_undocumented(path):
             return True
-        return path in self.paths
+        parts = path.split(".")
+        return any(".".join(parts[:end]) in self.paths for end in range(2, len(parts) + 1))
 
     def _taken(
         self, tree: ast.Module, modules: dict[str, str], foreign: dict[ast.AST, bool]

@@ -123,6 +123,17 @@ def test_the_tables_use_what_they_state(rows):
         ("from torch.optim.optimizer import _foreach", ["torch.optim.optimizer._foreach"]),
         ("from torch.fx.experimental import proxy_tensor", ["torch.fx.experimental.proxy_tensor"]),
         ("import torch\ndef f(m: torch.nn.Module):\n    m._hooks", ["m._hooks"]),
+        ("from jax.core import Tracer", ["jax.core.Tracer"]),
+        ("import jax\njax.core.Tracer", ["jax.core", "jax.core.Tracer"]),
+        ("from jax.interpreters import mlir", ["jax.interpreters.mlir"]),
+        ("def f():\n    from jax.experimental import layout", ["jax.experimental.layout"]),
+        ("from jax import extend as e\ne.core", ["jax.extend", "jax.extend.core"]),
+        ("import jax\njax.api_util, jax.lib", ["jax.api_util", "jax.lib"]),
+        ("from jaxlib import xla_client", ["jaxlib.xla_client"]),
+        ("import torch\ntorch.DispatchKey.CPU", ["torch.DispatchKey", "torch.DispatchKey.CPU"]),
+        ("from torch.fx.node import has_side_effect", ["torch.fx.node.has_side_effect"]),
+        ("import numpy as np\nnp._globals", ["numpy._globals"]),
+        ("from flax.nnx import _x", ["flax.nnx._x"]),
         ("x.y._parameters", ["x.y._parameters"]),
         ("getattr(x, '_parameters')", ["getattr(x, '_parameters')"]),
         ("import operator\noperator.attrgetter('_theirs')", ["operator.attrgetter('_theirs')"]),
@@ -133,6 +144,10 @@ def test_the_tables_use_what_they_state(rows):
         ("_ASKING = 'torch.distributed.tensor._api'", ["torch.distributed.tensor._api"]),
         ("class A:\n    def f(self):\n        self._parameters = 1", []),
         ("import torch\ntorch.ops.aten._to_copy", []),
+        ("import torch\ntorch.nn.functional.relu, torch.nn.Linear", []),
+        ("import jax\njax.numpy.linalg.norm, jax.tree_util.keystr, jax.P", []),
+        ("from torch.nn.modules.module import register_module_forward_hook", []),
+        ("import numpy as np\nnp.linalg.norm", []),
         ("import os\nos._exit(1)", []),
         ("x._ours, x.__dict__", []),
         ("from isoshard.core.runtime import _jax_internals", []),
@@ -140,7 +155,9 @@ def test_the_tables_use_what_they_state(rows):
     ],
 )  # fmt: skip
 def test_the_search_finds_them(source, found):
-    search = private_names.Search({"_ours", "_parameters", "_scale"}, {"_parameters", "_scale"})
+    search = private_names.Search(
+        {"_ours", "_parameters", "_scale"}, {"_parameters", "_scale"}, {"torch.DispatchKey"}
+    )
     got = [name for _, name in search.found(ast.parse(source))]
     assert len(got) == len(found)
     assert all(name.startswith(want) for name, want in zip(got, found, strict=True))

@@ -3,8 +3,8 @@
 import importlib
 import io
 import pkgutil
-import subprocess
 import sys
+import typing
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from isoshard.core.layout.mesh import make_mesh
 from isoshard.torch_bridge import _torch_internals as internals
 from isoshard.torch_bridge._torch_internals import (
     accelerators,
+    checkpoint_types,
     device_slot,
     dict_versions,
     dispatcher,
@@ -25,6 +26,7 @@ from isoshard.torch_bridge._torch_internals import (
     module_fields,
     tensor_fields,
     traced,
+    undocumented,
 )
 from isoshard.torch_bridge.engine.recording import tensor_changes
 
@@ -163,7 +165,7 @@ def kernels():
     assert not dispatcher.has_kernel("aten::add.Tensor", "PrivateUse1")
 
 
-@checks("torch._C.DispatchKeySet")
+@checks("torch.DispatchKey", "torch.DispatchKeySet")
 def pinning():
     with pytest.raises(RuntimeError, match=r"CUDA|NVIDIA"):  # torch's own kernel says so
         torch.ones(2).pin_memory("cuda")
@@ -658,6 +660,109 @@ def styles(mesh):
     assert isinstance(layer.weight, torch.distributed.tensor.DTensor)
 
 
+@checks("torch.DisableTorchFunctionSubclass")
+def functions_without_overrides():
+    x = torch.ones(1, device="jax").as_subclass(xs.XLAShardedTensor)
+    with undocumented.DisableTorchFunctionSubclass():
+        assert (x + 1).tolist() == [2.0]
+
+
+@checks(
+    "torch.is_autocast_enabled",
+    "torch.get_autocast_dtype",
+    "torch.is_autocast_cache_enabled",
+    "torch.set_autocast_dtype",
+    "torch.is_anomaly_enabled",
+)
+def switches():
+    before = undocumented.get_autocast_dtype("jax")
+    undocumented.SET_AUTOCAST_DTYPE.found()("jax", torch.bfloat16)
+    try:
+        with torch.autocast("jax", cache_enabled=False), torch.autograd.set_detect_anomaly(True):
+            assert undocumented.is_autocast_enabled("jax")
+            assert undocumented.get_autocast_dtype("jax") is torch.bfloat16
+            assert not undocumented.caches_casts()
+            assert undocumented.is_anomaly_enabled()
+    finally:
+        undocumented.SET_AUTOCAST_DTYPE.found()("jax", before)
+    assert not undocumented.is_autocast_enabled("jax") and not undocumented.is_anomaly_enabled()
+    assert undocumented.caches_casts()
+
+
+@checks("torch.fx.node.has_side_effect")
+def side_effects():
+    """A call whose result is not used stays in a graph."""
+
+    def unused(_):
+        return None
+
+    undocumented.has_side_effect(unused)
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(unused, (x,))
+    graph.output(x)
+    graph.eliminate_dead_code()
+    assert [node.op for node in graph.nodes] == ["placeholder", "call_function", "output"]
+
+
+@checks("torch.nn.parameter.UninitializedTensorMixin")
+def lazy_modules():
+    layer = torch.nn.LazyLinear(2)
+    assert isinstance(layer.weight, undocumented.Uninitialized)
+    assert not isinstance(torch.nn.Linear(1, 1).weight, undocumented.Uninitialized)
+    assert isinstance(torch.nn.LazyBatchNorm1d().running_mean, undocumented.Uninitialized)
+
+
+@checks("torch.utils.weak.WeakIdKeyDictionary", "torch.utils.weak.WeakTensorKeyDictionary")
+def weak_dictionaries():
+    for make in (undocumented.WeakIdKeyDictionary, undocumented.WeakTensorKeyDictionary):
+        tensor, known = torch.ones(2), make()
+        known[tensor] = 1
+        assert known[tensor] == 1 and torch.ones(2) not in known
+        del tensor
+        assert not len(known)
+
+
+@checks("torch.version.xpu")
+def builds():
+    assert undocumented.XPU.found(None) is None
+
+
+@checks(
+    "torch.distributed.Backend.backend_list",
+    "torch.distributed.rendezvous.register_rendezvous_handler",
+)
+def process_groups():
+    import isoshard.torch_bridge.torch_xla.distributed.xla_backend  # noqa: F401
+
+    assert {"gloo", "xla"} < set(undocumented.BACKENDS.found())
+    with pytest.raises(RuntimeError, match="already registered"):
+        undocumented.RENDEZVOUS.found()("xla", print)
+
+
+@checks(
+    "torch.distributed.checkpoint.metadata.BytesStorageMetadata",
+    "torch.distributed.checkpoint.metadata.ChunkStorageMetadata",
+    "torch.distributed.checkpoint.metadata.MetadataIndex",
+    "torch.distributed.checkpoint.metadata.Metadata",
+    "torch.distributed.checkpoint.metadata.STATE_DICT_TYPE",
+    "torch.distributed.checkpoint.planner.LoadItemType",
+    "torch.distributed.checkpoint.planner.WriteItemType",
+    "torch.distributed.checkpoint.storage.WriteResult",
+)
+def checkpoints():
+    types = checkpoint_types
+    chunk = types.ChunkStorageMetadata(torch.Size([0]), torch.Size([2]))
+    index = types.MetadataIndex("w", chunk.offsets, 0)
+    assert index == types.MetadataIndex("w", chunk.offsets) and index.fqn == "w"
+    known = types.Metadata({"w": types.BytesStorageMetadata()})
+    assert isinstance(known.state_dict_metadata["w"], types.BytesStorageMetadata)
+    assert types.LoadItemType.BYTE_IO is not types.LoadItemType.TENSOR
+    assert types.WriteItemType.SHARD is not types.WriteItemType.TENSOR
+    assert types.WriteResult(index, 8, None).size_in_bytes == 8
+    assert typing.get_origin(types.STATE_DICT_TYPE) is dict
+
+
 ROWS = {row.path: row for row in internals.NAMES}
 
 
@@ -691,55 +796,3 @@ def test_what_is_said_of_a_name_makes_sentences(row):
     assert f"torch {torch.__version__} has no {row.path}, which {row.why}: {row.without}. " in text
     assert text.endswith(f"torch {row.known} are known to have it; install one of them.")
     assert not row.why.endswith(".") and not row.without.endswith(".")
-
-
-_WITHOUT = """
-from isoshard.core.runtime import private_names
-
-def resolved(path, resolve=private_names._resolved):
-    if path in {gone!r}:
-        raise AttributeError(path)
-    return resolve(path)
-
-private_names._resolved = resolved
-private_names._has = lambda row, example: row.path not in {gone!r}
-
-import torch
-import isoshard.torch_bridge as xs
-
-def said(call):
-    try:
-        call()
-    except private_names.PrivateNameError as error:
-        print(error)
-
-said(lambda: torch.ones(2, device="jax"))
-said(lambda: xs.compile(lambda x: x)(1))
-said(lambda: xs.Generator())
-"""
-
-
-def test_without_them_the_bridge_is_there_and_says_what_it_lacks():
-    """A torch without any of these names, but those without which there is no device."""
-    gone = {path for path, row in ROWS.items() if row.without != "the device is not registered"}
-    got = subprocess.run(
-        [sys.executable, "-c", _WITHOUT.format(gone=gone)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert got.returncode == 0, got.stderr
-    lines = got.stdout.splitlines()
-    assert "has no torch._ops.OpOverload._schema" in lines[0] or "_make_wrapper" in lines[0]
-    assert all("has no torch." in line for line in lines) and len(lines) == 3
-
-
-def test_without_the_slot_the_bridge_says_so():
-    name = "torch.utils.backend_registration._setup_privateuseone_for_python_backend"
-    got = subprocess.run(
-        [sys.executable, "-c", _WITHOUT.format(gone={name})],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert f"PrivateNameError: torch {torch.__version__} has no {name}" in got.stderr

@@ -33,13 +33,14 @@ else:
         """A traced program of one equation, `x * 2.0`; nothing is computed."""
         return jax.make_jaxpr(lambda x: jax.lax.mul(x, 2.0))(jax.ShapeDtypeStruct((), "float32"))
 
-    def _class(name: str, why: str, part: Callable[[Any], Any]) -> Any:
+    def _class(name: str, why: str, part: Callable[[Any], Any], **options: Any) -> Any:
         """A class that is not there by name is that of a part of the example."""
         return NAMES.bind(
             f"jax.extend.core.{name}",
             why=f"is the class of {why}",
             without="nothing changes: it is the class that JAX gives a program, or a part of one",
             make=lambda: type(part(_example())),
+            **options,
         )
 
     def _equation(program: Any) -> Any:
@@ -50,7 +51,9 @@ else:
     JaxprEqn = _class("JaxprEqn", "an equation", _equation)
     Var = _class("Var", "a variable", lambda p: _equation(p).invars[0])
     Literal = _class("Literal", "a constant operand", lambda p: _equation(p).invars[1])
-    DebugInfo = _class("DebugInfo", "what names a program", lambda p: p.jaxpr.debug_info)
+    DebugInfo = _class(
+        "DebugInfo", "what names a program", lambda p: p.jaxpr.debug_info, known="0.10 to 0.12"
+    )
     Primitive = _class("Primitive", "an operation", lambda p: _equation(p).primitive)
     jaxpr_as_fun = NAMES.bind(
         "jax.extend.core.jaxpr_as_fun", why="makes a function of a traced program", without=_TRACED

@@ -1,9 +1,14 @@
 """Each private name of JAX, called as isoshard calls it."""
 
+import contextlib
+import importlib
+import pkgutil
 import subprocess
 import sys
 
 import jax
+import jax.extend.core
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -13,9 +18,20 @@ from isoshard.core.errors import PrivateNameError
 from isoshard.core.layout import custom_partitioning
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.runtime import _jax_internals as internals
-from isoshard.core.runtime._jax_internals import jaxpr_classes
-from isoshard.core.runtime.private_names import PrivateNames
+from isoshard.core.runtime import jaxprs
+from isoshard.core.runtime._jax_internals import (
+    compilation,
+    jaxpr_classes,
+    meshes,
+    primitive_rules,
+    tracers,
+    undocumented,
+)
+from isoshard.core.runtime.primitives import new_primitive
+from isoshard.core.runtime.private_names import Absent, PrivateNames, is_tried, or_absent
 
+for module in pkgutil.iter_modules(internals.__path__):
+    importlib.import_module(f"{internals.__name__}.{module.name}")
 ROWS = {row.path: row for row in internals.NAMES}
 
 
@@ -106,10 +122,151 @@ def test_a_primitive_is_told_the_devices():
     internals._asking_for_devices.discard(primitive)
 
 
+@pytest.fixture
+def hidden(monkeypatch):
+    """The values of rows as if their names were gone."""
+
+    def hide(module, *names):
+        for name in names:
+            gone = Absent(name, lambda name=name: PrivateNameError(f"has no {name}"))
+            monkeypatch.setattr(module, name, gone)
+
+    return hide
+
+
+def test_the_class_of_tracers():
+    """Also where it has no name: the class that traced values have in common."""
+    assert tracers.Tracer is jax.core.Tracer is tracers.common_class()
+    seen = []
+    jax.grad(lambda x: [seen.append(isinstance(x, tracers.Tracer)), x][1])(1.0)
+    assert seen == [True] and not isinstance(jnp.ones(1), tracers.Tracer)
+
+
+def test_the_classes_of_programs():
+    """Also where they have no names: of each the class of a part of a program."""
+    for name in ("Jaxpr", "ClosedJaxpr", "JaxprEqn", "Var", "Literal", "DebugInfo", "Primitive"):
+        theirs = getattr(jax.extend.core, name, None)
+        assert getattr(jaxpr_classes, name) is theirs or name == "DebugInfo"  # not in JAX 0.9
+    made = []
+    for row, part in (("Var", lambda p: p.eqns[0].invars[0]), ("Literal", lambda p: p.eqns[0])):
+        made.append(type(part(jaxpr_classes._example())))
+        assert ROWS[f"jax.extend.core.{row}"].substitute
+    assert made == [jaxpr_classes.Var, jaxpr_classes.JaxprEqn]
+
+
+def test_a_program_as_a_function_and_as_an_equation():
+    program = jax.make_jaxpr(lambda x: x * 2)(1.0)
+    assert jaxpr_classes.jaxpr_as_fun(program)(3.0)[0].item() == 6.0
+    jitted = jax.make_jaxpr(jax.jit(lambda x: x * 2))(1.0)
+    (eqn,) = jitted.eqns
+    params = {"call_jaxpr": eqn.params["jaxpr"]}
+    called = jaxprs.replaced(
+        jitted, eqns=[eqn.replace(primitive=jaxpr_classes.closed_call_p, params=params)]
+    )
+    assert jax.jit(jaxpr_classes.jaxpr_as_fun(called))(3.0)[0].item() == 6.0
+
+
+def test_meshes_of_described_devices():
+    devices = jax.devices()
+    assert meshes.DEVICE_MESH.found()((2, 4), devices).shape == (2, 4)
+    assert callable(meshes.HYBRID_MESH.found())  # tests/core/layout/test_mesh.py
+    with jax.set_mesh(make_mesh((8,), ("x",))):
+        assert dict(meshes.get_mesh().shape) == {"x": 8}
+
+
+def test_an_order_in_memory():
+    order = compilation.MEMORY_ORDER.found()((1, 0))
+    put = compilation.IN_MEMORY_ORDER.found()
+    text = jax.jit(lambda x: put(x * 2, order)).lower(np.ones((2, 3))).as_text()
+    assert "LayoutConstraint" in text
+
+
+def test_passes_of_the_compiler():
+    lowered = jax.jit(lambda x: x * 2).lower(1.0)
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        compilation.PASS_MANAGER.found().parse("builtin.module(canonicalize)").run(module.operation)
+    assert callable(compilation.TOPOLOGY.found())  # tests/aot: needs a compiler of TPUs
+
+
+def test_keys_spaces_and_linear_calls():
+    assert str(undocumented.key_impl(jax.random.key(0))) == "threefry2x32"
+    assert undocumented.Space is jax.memory.Space is undocumented.class_of_spaces()
+    tripled = undocumented.linear_call(lambda _, x: x * 3, lambda _, y: y * 5, None, 2.0)
+    assert tripled == 6.0
+    given = jax.linear_transpose(
+        lambda x: undocumented.linear_call(lambda _, x: x * 3, lambda _, y: y * 5, None, x), 2.0
+    )
+    assert given(1.0) == (5.0,)
+
+
+def test_whether_processes_have_joined(monkeypatch):
+    assert internals.is_distributed() is False is internals._is_distributed()
+    monkeypatch.setattr(internals, "distributed_state", Absent("it", lambda: PrivateNameError()))
+    assert internals._is_distributed() is False  # by the number of processes
+
+
+def halved(**rules):
+    return new_primitive("halved", lambda x: x / 2, lambda x: x, **rules)
+
+
+def test_a_primitive_has_all_its_rules():
+    primitive = halved(
+        transpose=lambda slope, x: [slope * 10],
+        batch=lambda arrays, axes: (arrays[0] / 2 + 100, axes[0]),
+    )
+    x = jnp.arange(4.0)
+    assert primitive.bind(x).tolist() == jax.jit(primitive.bind)(x).tolist() == [0, 0.5, 1, 1.5]
+    assert jax.grad(primitive.bind)(1.0) == 10.0
+    assert jax.vmap(primitive.bind)(x).tolist() == [100, 100.5, 101, 101.5]
+    assert jax.vmap(halved().bind)(x).tolist() == [0, 0.5, 1, 1.5]
+    with pytest.raises(NotImplementedError):
+        jax.grad(halved().bind)(1.0)
+    assert jax.jvp(halved(jvp=lambda x, t: (x[0], t[0] * 7)).bind, (1.0,), (1.0,))[1] == 7.0
+
+
+def test_a_primitive_of_several_results_that_lowers_itself():
+    told = []
+
+    def lower(context, x):
+        told.append(context.primitive is None or str(context.primitive))
+        return [x, x]
+
+    pair = new_primitive(
+        "pair", lambda x: [x, x], lambda x: [x, x], lowering=lower, several=True, devices=True
+    )
+    assert pair in internals._asking_for_devices
+    internals._asking_for_devices.discard(pair)
+    assert [one.item() for one in jax.jit(pair.bind)(2.0)] == [2.0, 2.0] and told
+    assert pair.bind(2.0) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (jaxpr_classes, "Primitive"),
+        *((primitive_rules, n) for n in ("register_lowering", "lower_fun", "defvectorized")),
+        *((primitive_rules, n) for n in ("deflinear2", "jvp_rules", "batching_rules")),
+    ],
+)
+def test_a_primitive_whose_rules_have_no_place_raises_when_it_is_bound(hidden, module, name):
+    hidden(module, name)
+    rules = {"transpose": print, "jvp": print}
+    primitive = halved(**rules, **({"batch": print} if name == "batching_rules" else {}))
+    with pytest.raises(PrivateNameError, match=f"has no {name}"):
+        primitive.bind(1.0)
+
+
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_the_name_is_there(row):
-    assert row.found() is not None
+    with contextlib.nullcontext() if is_known(row) else pytest.raises(PrivateNameError):
+        assert row.found() is not None
     assert str(row.error()).startswith(f"jax {jax.__version__} has no {row.path}, which ")
+
+
+def is_known(row):
+    """Whether the table says that the installed JAX has the name."""
+    return row.known == internals.NAMES.known or is_tried(jax.__version__, row.known)
 
 
 @pytest.fixture
@@ -139,8 +296,29 @@ def test_a_missing_name_says_so_at_each_use(table):
         Sub(1, two=2)
 
 
+def test_a_missing_name_in_a_union_of_classes_raises_where_it_is_asked(table):
+    gone = table.bind("numpy._gone", **WORDS)
+    for union in (gone | int, int | gone, gone | None):
+        with pytest.raises(PrivateNameError):
+            isinstance("1", union)
+
+
+def test_what_is_made_of_a_missing_name_is_missing(table):
+    gone = table.bind("numpy._gone", **WORDS)
+    with pytest.raises(PrivateNameError, match=r"has no numpy\._gone, which"):
+        or_absent(lambda: gone(1)).bind()
+    assert or_absent(lambda: 1) == 1
+    with pytest.raises(ZeroDivisionError):
+        or_absent(lambda: 1 / 0)
+
+
 def test_a_missing_name_may_have_a_substitute(table):
     assert table.bind("numpy._gone", otherwise=7, **WORDS) == 7
+    assert table.bind("numpy._gone_as_well", make=lambda: 8, **WORDS) == 8
+    assert table.bind("numpy.ndarray", make=lambda: 1 / 0, **WORDS) is np.ndarray
+    assert [row.substitute for row in table] == [True] * 3
+    with pytest.raises(PrivateNameError):
+        table.bind("numpy._gone_for_good", make=lambda: 1 / 0, **WORDS)()
     row = table.state("numpy._gone_too", known="3.0", **WORDS)
     assert row.found(None) is None and row.of(object(), 3) == 3
     with pytest.raises(PrivateNameError, match=r"numpy 3\.0 are known"):
