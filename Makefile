@@ -30,8 +30,8 @@ INSTALL := @sh tools/install.sh packages $(BIN)/python
 
 .DEFAULT_GOAL := help
 .PHONY: help demo domain notebooks docs docs-browser test test-all conformance aot fuzz bench
-.PHONY: bench-peers test-newest test-matrix test-torch-xla test-torch-xla-if-changed test-torchrun
-.PHONY: test-clusters lint types wheel clean
+.PHONY: device-check bench-peers test-newest test-matrix test-torch-xla test-torch-xla-if-changed
+.PHONY: test-torchrun test-clusters lint types wheel clean
 .DELETE_ON_ERROR:
 
 help:  ## show the targets
@@ -96,6 +96,9 @@ bench: $(VENV)/.dev-installed  ## measure against hand-written JAX in the same r
 	$(BIN)/python -m benchmarks.domain_halo $(filter --quick,$(ARGS))
 	$(BIN)/python -m benchmarks.domain_knn
 	$(BIN)/python -m benchmarks.domain_scaling $(filter --quick,$(ARGS))
+
+device-check: $(VENV)/.dev-installed  ## values and speed on the device that JAX sees (ARGS="--device cpu": tiny sizes)
+	$(BIN)/python -m tools.device_check $(ARGS)
 
 bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` measures beside us (9 GB)
 	$(BIN)/python -m benchmarks.environments torchax torch-xla

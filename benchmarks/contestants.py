@@ -6,8 +6,6 @@ in processes of their own are in `benchmarks.peers`.
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,43 +16,8 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from benchmarks.by_hand import models
 from benchmarks.by_hand.step import P, Training
+from benchmarks.contestant import Contestant
 from benchmarks.models.problem import Problem
-
-BATCHES = 2
-
-
-@dataclasses.dataclass
-class Contestant:
-    """A way to train.
-
-    Attributes:
-        name: for tables.
-        run: `(*batch) -> loss`, which need not wait for the loss.
-        load: brings batch number `i` to the devices.
-        program: the optimised HLO of the step, once it has run; None where there is none.
-        memory: XLA's account of its memory; likewise.
-    """
-
-    name: str
-    run: Callable[..., Any]
-    load: Callable[[int], tuple[Any, ...]]
-    program: Callable[[], str] | None = None
-    memory: Callable[[], Any] | None = None
-
-    def steps(self, count: int) -> Callable[[], float]:
-        """A function without arguments: `count` steps on a few batches, then the loss is read."""
-        batches = itertools.cycle([self.load(number) for number in range(BATCHES)])
-
-        def train() -> float:
-            for _ in range(count):
-                loss = self.run(*next(batches))
-            return float(loss)
-
-        return train
-
-    def curve(self, first: int, last: int) -> list[float]:
-        """Train on batches `first` to `last` (excluded), and read each loss."""
-        return [float(self.run(*self.load(number))) for number in range(first, last)]
 
 
 def pure_jax(problem: Problem, mesh: Mesh) -> Contestant:

@@ -23,7 +23,7 @@ from rich.table import Table
 import isoshard as iso
 from benchmarks import collectives, contestants
 from benchmarks.by_hand.step import make_mesh
-from benchmarks.contestants import Contestant
+from benchmarks.contestant import Contestant, peak_bytes
 from benchmarks.models import sizes
 from benchmarks.models.problem import MESH, Problem
 from benchmarks.peers import launch
@@ -144,16 +144,6 @@ def _prepare(contestant: Contestant) -> dict[str, Any]:
     if contestant.memory:
         facts["peak_bytes"] = peak_bytes(contestant.memory())
     return facts
-
-
-def peak_bytes(memory: Any) -> int:
-    """Bytes that a program needs on one device: its arguments, outputs and temporaries."""
-    return (
-        memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes
-    )
 
 
 def shown(facts: dict[str, Any]) -> list[Table]:

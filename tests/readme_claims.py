@@ -12,9 +12,14 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tools.device_check import report
+
 _FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 _TABLE_HEAD = re.compile(r"^\|.*\|\n\|[-|]+\|$", re.M)
 _HEADING = re.compile(r"^#.*$", re.M)
+_FIGURES = re.compile(
+    f"^{re.escape(report.BEGIN)}$.*?^{re.escape(report.END)}$", re.M | re.S
+)  # written by a command; tests/device_check compares them with what is kept
 
 _README = "tests/test_readme.py::"
 _LINKS = ("tests/test_site.py::test_no_link_is_broken", f"{_README}test_every_page_is_linked")
@@ -249,7 +254,7 @@ def lines(text: str) -> list[str]:
     >>> lines("# A\\n\\nb `c`.\\n```sh\\nd\\n```\\n| e |\\n|---|\\n| f |\\n")
     ['b `c`.', '| f |']
     """
-    for other in (_FENCED, _TABLE_HEAD, _HEADING):
+    for other in (_FIGURES, _FENCED, _TABLE_HEAD, _HEADING):
         text = other.sub("", text)
     return [line for line in text.splitlines() if line.strip()]
 

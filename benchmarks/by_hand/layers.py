@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +61,47 @@ def attention(params: Params, name: str, x: jax.Array, heads: int, *, is_causal:
     q, k, v = jnp.unstack(qkv, axis=3)
     y = jax.nn.dot_product_attention(q, k, v, is_causal=is_causal)
     return linear(params, f"{name}.proj", y.reshape(batch, length, width))
+
+
+def rms_norm(params: Params, name: str, x: jax.Array, epsilon: float) -> jax.Array:
+    """Divide by the root mean square of the last axis, in float32 as transformers does."""
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + epsilon)
+    return params[f"{name}.weight"] * (wide * scale).astype(x.dtype)
+
+
+def grouped_attention(
+    params: Params, name: str, x: jax.Array, size: Any, theta: float
+) -> jax.Array:
+    """Causal self-attention with rotary positions; several query heads share a key head.
+
+    Args:
+        params: weights of `q_proj`, `k_proj`, `v_proj` and `o_proj` below the name.
+        name: of the layer.
+        x: `(batch, length, width)`.
+        size: has `width` and `heads`.
+        theta: base of the rotary angles.
+    """
+    batch, length, width = x.shape
+    q, k, v = (
+        (x @ params[f"{name}.{one}_proj.weight"].T).reshape(batch, length, -1, width // size.heads)
+        for one in "qkv"
+    )
+    q, k = _rotated(q, theta), _rotated(k, theta)
+    y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    return y.reshape(batch, length, width) @ params[f"{name}.o_proj.weight"].T
+
+
+def _rotated(x: jax.Array, theta: float) -> jax.Array:
+    """Rotary positions: the halves of a head's features are real and imaginary parts."""
+    length, features = x.shape[1], x.shape[3]
+    rate = theta ** -(jnp.arange(0, features, 2) / features)
+    angle = jnp.arange(length)[:, None] * rate[None, :]
+    cos, sin = (
+        jnp.tile(f(angle), (1, 2))[None, :, None, :].astype(x.dtype) for f in (jnp.cos, jnp.sin)
+    )
+    real, imaginary = jnp.split(x, 2, -1)
+    return x * cos + jnp.concatenate([-imaginary, real], -1) * sin
 
 
 def conv(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:

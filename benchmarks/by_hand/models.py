@@ -9,9 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.by_hand import optimizers, resnet
-from benchmarks.by_hand.layers import Params, attention, conv, cross_entropy, linear, norm
+from benchmarks.by_hand.layers import (
+    Params,
+    attention,
+    conv,
+    cross_entropy,
+    grouped_attention,
+    linear,
+    norm,
+    rms_norm,
+)
 from benchmarks.by_hand.step import ByHand
 from benchmarks.models import gpt2 as torch_gpt2
+from benchmarks.models import llama as torch_llama
 from benchmarks.models import mlp as torch_mlp
 from benchmarks.models import vit as torch_vit
 from benchmarks.models.problem import Problem
@@ -106,6 +116,29 @@ def channels_last(name: str, array: np.ndarray) -> np.ndarray:
     return array.transpose((0, 2, 3, 1) if name == "batch" else (2, 3, 1, 0))
 
 
+def llama(problem: Problem) -> ByHand:
+    """`benchmarks.models.llama` in JAX."""
+    size = problem.size
+    epsilon = torch_llama.EPSILON
+
+    def forward(params: Params, tokens: jax.Array) -> jax.Array:
+        x = params["model.embed_tokens.weight"][tokens]
+        for number in range(size.layers):
+            name = f"model.layers.{number}"
+            h = rms_norm(params, f"{name}.input_layernorm", x, epsilon)
+            x = x + grouped_attention(params, f"{name}.self_attn", h, size, torch_llama.THETA)
+            h = rms_norm(params, f"{name}.post_attention_layernorm", x, epsilon)
+            gate, up = (h @ params[f"{name}.mlp.{one}_proj.weight"].T for one in ("gate", "up"))
+            x = x + (jax.nn.silu(gate) * up) @ params[f"{name}.mlp.down_proj.weight"].T
+        return rms_norm(params, "model.norm", x, epsilon) @ params["lm_head.weight"].T
+
+    def loss(params: Params, buffers: Params, tokens: jax.Array):
+        logits = forward(params, tokens)[:, :-1].astype(jnp.float32)
+        return cross_entropy(logits, tokens[:, 1:]), buffers
+
+    return ByHand(problem, loss, *optimizers.adamw(torch_llama.LEARNING_RATE))
+
+
 def resnet50(problem: Problem) -> ByHand:
     """`benchmarks.models.resnet` in JAX."""
     return ByHand(
@@ -122,5 +155,6 @@ _SIDES: dict[str, Callable[[Problem], ByHand]] = {
     "mlp": mlp,
     "gpt2": gpt2,
     "vit": vit,
+    "llama": llama,
     "resnet50": resnet50,
 }

@@ -12,8 +12,11 @@ import torch
 
 from benchmarks.by_hand import models
 from benchmarks.by_hand.step import Training, make_mesh
-from benchmarks.models import sizes
+from benchmarks.models import llama, sizes
 
+LLAMA = llama.Size(
+    layers=2, width=32, hidden=64, heads=4, kv_heads=2, vocabulary=64, length=8, batch=4
+)
 ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {"torchax_step", "torchax_eager", "torch_xla_step", "torch_xla_tracing"}
 MODULES = sorted(
@@ -47,9 +50,9 @@ def test_reduced_models_differ_in_width_only(name):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", ["mlp", "gpt2", "vit", "resnet50"])
+@pytest.mark.parametrize("name", ["mlp", "gpt2", "vit", "resnet50", "llama"])
 def test_the_hand_written_step_trains_as_torch_does(name):
-    problem = sizes.problem(name, "quick")
+    problem = llama.problem(LLAMA) if name == "llama" else sizes.problem(name, "quick")
     training = Training(models.by_hand(problem), make_mesh())
     module = problem.module()
     optimizer = problem.optimizer(module.parameters())

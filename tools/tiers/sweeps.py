@@ -70,6 +70,7 @@ _ABOUT = {
     "notebooks": ("examples/notebooks",),
     "tiers": ("tools/tiers",),
     "harness": (_HARNESS,),
+    "device_check": (_HARNESS, "tools/device_check", "benchmarks/models", "benchmarks/by_hand"),
     "fuzz": (_HARNESS, "tests/fuzz/operations"),
     "conformance": (_HARNESS,),
     "dtensor_suite": (_HARNESS, "torch_bridge/distributed", "tests/dtensor_suite"),
