@@ -1,9 +1,9 @@
 """Private names that leave torch, JAX or another package cost a feature, and never the import.
 
-Each name of the tables is hidden from isoshard, in a process of its own that then imports all its
-modules and uses them a little (`tests/hidden_names.py`). Such a process takes seconds, so here the
-names of a group are hidden at once; `python -m tests.hidden_names`, which `make test-all` runs,
-hides each alone.
+Each name of the tables is hidden from isoshard, in a process that then imports all its modules and
+uses them a little (`tests/hidden_names.py`). Such a process takes 3 to 4 seconds, so here twenty
+names are hidden at once; `python -m tests.hidden_names`, which `make test-all` runs, hides each
+alone.
 """
 
 from __future__ import annotations

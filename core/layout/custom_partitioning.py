@@ -113,9 +113,11 @@ def partitioned(
 
     @functools.cache
     def operator() -> Any:
-        made = CUSTOM_PARTITIONING.found()(stamped, static_argnums=(0,))
-        made.def_partition(partition=splitting, sharding_rule=corresponding, decode_shardings=False)
-        return made
+        operation = CUSTOM_PARTITIONING.found()(stamped, static_argnums=(0,))
+        operation.def_partition(
+            partition=splitting, sharding_rule=corresponding, decode_shardings=False
+        )
+        return operation
 
     def call(static: Static, *operands: Any) -> Any:
         known = _Known(static, bool(jax.config.read("jax_enable_x64")))

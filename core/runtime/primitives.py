@@ -48,7 +48,7 @@ def new_primitive(
         jvp: `jvp(primals, tangents)`; by default that of a linear primitive.
         batch: `batch(arrays, axes)`; by default `function` works on more axes as it is.
         several: whether it has several results, in a list.
-        devices: whether its lowering is told the devices of the program.
+        devices: whether its lowering needs the devices of the program.
 
     Returns:
         The primitive. In a JAX without a name that this needs, an object whose use raises
