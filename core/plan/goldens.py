@@ -22,7 +22,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.offload import is_offloaded
@@ -50,7 +50,9 @@ def fields_of(text: str) -> tuple[Any, ...]:
     """Read the fields of a `ResolvedPlan`; see `ResolvedPlan.from_json`."""
     try:
         read = json.loads(text)
-        mesh = AbstractMesh(tuple(read["mesh"].values()), tuple(read["mesh"]))
+        sizes = tuple(read["mesh"].values())
+        # said, since abstract meshes are Explicit by default from JAX 0.11 on
+        mesh = AbstractMesh(sizes, tuple(read["mesh"]), axis_types=(AxisType.Auto,) * len(sizes))
         return (
             tuple(_leaf(entry, mesh) for entry in read["leaves"]),
             mesh,

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping
 
 from isoshard.core.planner.traced.source_lines import is_users, said_by, written
-from isoshard.core.runtime.hlo_collectives import array_bytes, split_shape
+from isoshard.core.runtime.hlo_collectives import array_bytes, split_shape, tuple_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +194,7 @@ _BRANCHES = re.compile(r"\b(?:branch_computations|called_computations)=\{(?P<nam
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{\s*$")
 _LINE = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$")
 _OPCODE = re.compile(r"\s*(?P<opcode>[\w\-]+)\(")
-_OPERAND = re.compile(r"%([\w.\-]+)")
+_OPERAND = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 _ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<sizes>[\d,<=]*)\](?:\{(?P<layout>[^}]*)\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
 _ALIAS = re.compile(r"\{(?P<result>\d*)\}: \((?P<argument>\d+),")
@@ -250,10 +250,8 @@ def parsed(text: str) -> HloModule:
             last = root or list(rows.values())[-1]
             computations[name] = Computation(name, rows, last)
         elif found := _LINE.match(line):
-            one = _instruction(found["name"], found["rest"])
-            if one is not None:
-                rows[one.name] = one
-                root = one if found["root"] else root
+            one = _add(rows, found)
+            root = one if one and found["root"] else root
     if entry not in computations:
         raise ValueError("the text has no entry computation, so it is no whole HLO module")
     return HloModule(header, computations, computations[entry], _frames(tables))
@@ -272,9 +270,39 @@ def instructions(text: str) -> dict[str, Instruction]:
         >>> list(instructions("  %a = f32[8] parameter(0)\\n  ROOT %b = f32[8] add(%a, %a)"))
         ['a', 'b']
     """
-    lines = (_LINE.match(f" {line}") for line in text.splitlines())
-    rows = (_instruction(found["name"], found["rest"]) for found in lines if found)
-    return {one.name: one for one in rows if one is not None}
+    rows: dict[str, Instruction] = {}
+    for line in text.splitlines():
+        if found := _LINE.match(f" {line}"):
+            _add(rows, found)
+    return rows
+
+
+def _add(rows: dict[str, Instruction], line: re.Match[str]) -> Instruction | None:
+    """Read a line into the instructions before it, and the elements of tuples that it names.
+
+    XLA 0.12 dumps `%p#1` for the result of `get-tuple-element(%p), index=1` (its option
+    `xla_dump_compact_gte`), and no line for it. It becomes an instruction of its own.
+    """
+    one = _instruction(line["name"], line["rest"])
+    if one is None:
+        return None
+    for operand in one.operands:
+        source, *indices = operand.split("#")
+        for index in indices:
+            name = f"{source}.get-tuple-element.{index}"
+            if name not in rows:
+                shape = tuple_parts(rows[source].shape)[int(index)].strip()
+                arguments, attributes = f"%{source}", f", index={index}"
+                rows[name] = Instruction(
+                    name, "get-tuple-element", shape, (source,), arguments, attributes
+                )
+            source = name
+        if indices:
+            operands = tuple(source if name == operand else name for name in one.operands)
+            arguments = re.sub(rf"%{re.escape(operand)}(?!\d)", f"%{source}", one.arguments)
+            one = dataclasses.replace(one, operands=operands, arguments=arguments)
+    rows[one.name] = one
+    return one
 
 
 def _instruction(name: str, rest: str) -> Instruction | None:

@@ -27,6 +27,7 @@ from isoshard.core.runtime.nvidia import install_cuda
 from tests.core.planner.programs.sample_steps import layers
 
 HOST = CompileTarget("host")
+PACKAGES = {"jax": "0.10.2", "libtpu": "0.0.52", "flatbuffers": "25.12.19"}
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +43,7 @@ def fake(monkeypatch, tmp_path):
         path = tmp_path / "python"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr(
-            targets, "packages_of", lambda python: {"jax": "0.10.2", "libtpu": "0.0.52"}
-        )
+        monkeypatch.setattr(targets, "packages_of", lambda python: PACKAGES)
         return str(path)
 
     return put
