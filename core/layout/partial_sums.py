@@ -78,7 +78,7 @@ def open_spec(
         >>> reduction(open_spec(["x"], ["y"]))
         'sum'
     """
-    axes = {"unreduced": frozenset(unreduced), "reduced": frozenset(reduced)}
+    axes: dict[str, Any] = {"unreduced": frozenset(unreduced), "reduced": frozenset(reduced)}
     if by == "sum":
         return P(*entries, **axes)
     kinds = getattr(jax.sharding, "UnreducedKind", None)
@@ -88,7 +88,8 @@ def open_spec(
             f"and JAX {jax.__version__} has sums only (maxima and minima from 0.12 on). Reduce it "
             "first."
         )
-    return P(*entries, **axes, unreduced_kind=getattr(kinds, by))
+    axes["unreduced_kind"] = getattr(kinds, by)
+    return P(*entries, **axes)
 
 
 def _terms(layout: Any) -> tuple[tuple[str, ...], str]:

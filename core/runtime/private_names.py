@@ -262,7 +262,7 @@ class PrivateNames:
         return value
 
     def field(
-        self, path: str, *, example: Callable[[], Any] | None = None, **words: str
+        self, path: str, *, example: Callable[[], Any] | None = None, **words: Any
     ) -> Callable[[Any], Any]:
         """Add a row for an attribute of instances, and give the function that reads it.
 
