@@ -54,8 +54,8 @@ from isoshard.core.layout.tree_mesh import one_mesh
 from isoshard.core.layout.uneven import UnevenArray, is_uneven
 from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
-from isoshard.core.processes.coordination import rank_and_size
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals import distributed_state, is_distributed
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .array_like import from_literal, hidden_array, is_array, is_literal
@@ -189,7 +189,8 @@ def shard(
         move = known_move(x, mesh, spec)
         if move is not None:
             return x if move is x.sharding else jax.device_put(x, move)
-    if check != "off" and (check != "values" or rank_and_size()[1] > 1):
+    several = is_distributed() and distributed_state.num_processes > 1
+    if check != "off" and (check != "values" or several):
         options = {"uneven": uneven, "sizes": sizes, "memory": memory, "check": check}
         place = partial(shard, x, mesh, spec, **{**options, "check": "off"}, copy=copy, name=name)
         return place_alike(x, mesh, spec, options, copy, name, place)
