@@ -100,7 +100,11 @@ def under_auto(x: Any) -> Any:
             return x
         refuse(told, _NO_SUMS)
         x = jax.sharding.reshard(x, stored(told)) if reduced(told) else x
-        return jax.sharding.reshard(x, NamedSharding(auto(told.mesh), P()))
+        mesh = auto(told.mesh)
+        # As `jax.sharding.auto_axes` does: inside `jax.vmap` JAX would otherwise add the axis that
+        # the mapped dimension is sharded along, which JAX 0.12 refuses on Auto axes.
+        with jax.sharding.use_abstract_mesh(mesh):
+            return jax.sharding.reshard(x, NamedSharding(mesh, P()))
     sharding = x.sharding
     if not isinstance(sharding, NamedSharding) or not is_typed(sharding.mesh):
         return x
