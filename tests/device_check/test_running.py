@@ -48,7 +48,9 @@ GOOD = {"results": {"faults": []}}
 ERROR = {"results": {}, "error": {"type": "ValueError", "message": "no", "frames": []}}
 
 
-@pytest.mark.parametrize("module", [part, sections, operators], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [part, sections, operators, running], ids=lambda module: module.__name__
+)
 def test_examples(module):
     result = doctest.testmod(module)
     assert result.attempted and not result.failed
@@ -58,21 +60,26 @@ def test_parts_of_a_good_section():
     records, calls = run([section(parts=("a", "b"), variables={"X": "1"})], {"a": GOOD, "b": GOOD})
     record = records["first"]
     assert (record["status"], record["faults"], record["summary"]) == ("ok", [], "2 parts")
-    assert [(name, part) for name, part, *_ in calls] == [("first", "a"), ("first", "b")]
+    assert sorted((name, part) for name, part, *_ in calls) == [("first", "a"), ("first", "b")]
     _, _, options, variables, limit = calls[0]
     assert options["kind"] == OPTIONS.kind and options["seconds"] == limit == 60
     assert variables == {**running.VARIABLES, "X": "1"}
 
 
 def test_the_cpu_hides_the_gpu():
-    made = {}
+    variables_of_part = {}
 
     def call(*arguments, variables, limit):
-        made.update(variables)
+        variables_of_part.update(variables)
         return GOOD
 
-    running.run([section()], Options("cpu"), limit=480, call=call)
-    assert (made["JAX_PLATFORMS"], made["CUDA_VISIBLE_DEVICES"]) == ("cpu", "")
+    flagged = section(variables={"XLA_FLAGS": "--more"})
+    running.run([flagged], Options("cpu"), limit=480, call=call)
+    assert (variables_of_part["JAX_PLATFORMS"], variables_of_part["CUDA_VISIBLE_DEVICES"]) == (
+        "cpu",
+        "",
+    )
+    assert variables_of_part["XLA_FLAGS"].startswith("--more")
 
 
 def test_a_failure_is_recorded_and_the_others_run():

@@ -27,8 +27,8 @@ NO_FIGURES = {
     ),
 }
 TITLES = {
-    "vit": "ViT-B/16",
     "mlp": "MLP, 403M parameters",
+    "vit": "ViT-B/16",
     "gpt2": "GPT-2 124M",
     "llama": "Llama 3.2 1B, 8 of 16 layers",
 }

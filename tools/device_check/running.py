@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,11 @@ PARALLEL = 2
 
 # JAX by default takes three quarters of a GPU's memory when it starts, and torch needs some too.
 VARIABLES = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
-# On the CPU the check itself is tested, and most of the time would go into LLVM's passes.
+# On the CPU only the check itself is tested, and most of its time would go into compilations.
 CPU_VARIABLES = {
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
 }
 
@@ -127,7 +129,6 @@ def run_part(
     Returns:
         Its record.
     """
-    variables = VARIABLES | (CPU_VARIABLES if options["device"] == "cpu" else {})
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "part.json"
@@ -135,7 +136,7 @@ def run_part(
             outcome = call(
                 "tools.device_check.part:run",
                 *(section.name, part, options, str(path)),
-                variables=variables | section.variables,
+                variables=_variables(section, options["device"]),
                 limit=options["seconds"],
             )
         except calls.Failed as error:  # it crashed, or reached its time limit
@@ -143,6 +144,28 @@ def run_part(
             outcome = {"results": read(path), "error": failure}
     status = "failed" if "error" in outcome else "ok"
     return {"status": status, "seconds": time.monotonic() - started, **outcome}
+
+
+def _variables(section: Section, device: str) -> dict[str, str]:
+    """The environment variables of a section's parts."""
+    if device == "gpu":
+        return {**VARIABLES, **section.variables}
+    flags = [section.variables.get("XLA_FLAGS", ""), fast_compilation(version("jax"))]
+    return {**VARIABLES, **CPU_VARIABLES, **section.variables, "XLA_FLAGS": " ".join(flags).strip()}
+
+
+def fast_compilation(jax_version: str) -> str:
+    """XLA's flag for fast compilation on the CPU, as tests/conftest.py sets it.
+
+    Args:
+        jax_version: before 0.11 there is a flag for it; XLA ends a process for an unknown flag.
+
+    Example:
+        >>> fast_compilation("0.10.2"), fast_compilation("0.11.2")
+        ('--xla_cpu_use_fusion_emitters=false', '')
+    """
+    release = tuple(int(number) for number in jax_version.split(".")[:2])
+    return "--xla_cpu_use_fusion_emitters=false" if release < (0, 11) else ""
 
 
 def section_record(section: Section, parts: Mapping[str, Record]) -> Record:

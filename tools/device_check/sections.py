@@ -12,8 +12,9 @@ from typing import Any
 Results = Mapping[str, Mapping[str, Any]]
 """The results of a section's parts, by part; empty for a part that did not run."""
 
-MODELS = ("vit", "mlp", "gpt2", "llama")
-"""In the order of the memory of a step, so that each raises the peak of its process."""
+MODELS = ("mlp", "vit", "gpt2", "llama")
+"""In the order of the memory of a step, so that each raises the peak of its process. The planner
+estimates 2, 4, 13 and 23 GiB on an H100."""
 
 PLANNED_ON_CPU = ("llama",)
 """Models that the planner estimates on the CPU."""
