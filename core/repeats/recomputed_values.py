@@ -146,6 +146,6 @@ class _Later:
 
 def _is_cheap(equation: Any) -> bool:
     inside = list(jaxprs_inside(equation.params))
-    if equation.primitive.name in ("jit", "pjit", "eval_jaxpr"):
+    if equation.primitive.name in ("jit", "pjit"):
         return all(_is_cheap(one) for program in inside for one in program.eqns)
     return equation.primitive.name in _CHEAP and not inside

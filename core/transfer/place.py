@@ -189,8 +189,9 @@ def shard(
         move = known_move(x, mesh, spec)
         if move is not None:
             return x if move is x.sharding else jax.device_put(x, move)
-    several = is_distributed() and distributed_state.num_processes > 1
-    if check != "off" and (check != "values" or several):
+    if check != "off" and (
+        check != "values" or (is_distributed() and distributed_state.num_processes > 1)
+    ):
         options = {"uneven": uneven, "sizes": sizes, "memory": memory, "check": check}
         place = partial(shard, x, mesh, spec, **{**options, "check": "off"}, copy=copy, name=name)
         return place_alike(x, mesh, spec, options, copy, name, place)
