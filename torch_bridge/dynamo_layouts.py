@@ -30,6 +30,7 @@ from typing import Any
 import jax
 import torch
 
+from isoshard.core.runtime.private_names import release
 from isoshard.torch_bridge._torch_internals import dynamo_values as hooks
 from isoshard.torch_bridge._torch_internals.higher_order_ops import FOLLOWED
 from isoshard.torch_bridge.argument_types import Opaque
@@ -330,8 +331,9 @@ def teach(tracers: dict[type, Opaque]) -> None:
     Args:
         tracers: its table of the types that it knows.
     """
-    version = tuple(map(int, torch.__version__.split(".")[:2]))
-    if version < hooks.SINCE or any(row.found(None) is None for row in hooks.ALL):
+    if release(torch.__version__) < hooks.SINCE or any(
+        row.found(None) is None for row in hooks.ALL
+    ):
         return
     trace = tracers[XLAShardedTensor]
     tracers[XLAShardedTensor] = lambda builder, tensor: note_input(trace(builder, tensor), tensor)

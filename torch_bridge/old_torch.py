@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from isoshard.core.frameworks import Framework, register
+from isoshard.core.runtime.private_names import release
 
 OLDEST = (2, 10)
 """The first torch that lets a backend written in Python register a device."""
@@ -18,7 +19,7 @@ OLDEST = (2, 10)
 
 def has_device() -> bool:
     """Whether this torch can have the `jax` device."""
-    return tuple(map(int, torch.__version__.split(".")[:2])) >= OLDEST
+    return release(torch.__version__) >= OLDEST
 
 
 def refuse(what: str) -> NoReturn:
