@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import AxisType
 
 from isoshard.core.layout.mesh import hybrid_mesh, make_mesh
-from tests.xla_flags import ONE_BY_ONE, WITHOUT_MLIR
+from tools.harness.xla_flags import ONE_MODULE, without_mlir
 from tools.tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -26,7 +26,7 @@ from tools.tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
 )
 
 DEVICES = 8
-QUICK = " ".join((*WITHOUT_MLIR, *ONE_BY_ONE))
+QUICK = f"{without_mlir(jax.__version__)} {ONE_MODULE}"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's idle threads spin, beside eight devices
 jax.config.update("jax_platforms", "cpu")

@@ -48,9 +48,7 @@ GOOD = {"results": {"faults": []}}
 ERROR = {"results": {}, "error": {"type": "ValueError", "message": "no", "frames": []}}
 
 
-@pytest.mark.parametrize(
-    "module", [part, sections, operators, running], ids=lambda module: module.__name__
-)
+@pytest.mark.parametrize("module", [part, sections, operators], ids=lambda module: module.__name__)
 def test_examples(module):
     result = doctest.testmod(module)
     assert result.attempted and not result.failed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.metadata
 import itertools
 import os
 import resource
@@ -16,8 +17,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.xla_flags import WITHOUT_MLIR
 from tools.harness.workers import Lost, answers
+from tools.harness.xla_flags import without_mlir
 
 from . import snippet
 
@@ -45,7 +46,7 @@ QUICK = " ".join(
     (
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
-        *WITHOUT_MLIR,
+        without_mlir(importlib.metadata.version("jax")),
     )
 )
 """XLA compiles with less care for the speed of the result. What it computes should be the same; a

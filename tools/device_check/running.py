@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.harness import calls
+from tools.harness.xla_flags import without_mlir
 
 from .part import read
 from .sections import Section
@@ -150,22 +151,8 @@ def _variables(section: Section, device: str) -> dict[str, str]:
     """The environment variables of a section's parts."""
     if device == "gpu":
         return {**VARIABLES, **section.variables}
-    flags = [section.variables.get("XLA_FLAGS", ""), fast_compilation(version("jax"))]
+    flags = [section.variables.get("XLA_FLAGS", ""), without_mlir(version("jax"))]
     return {**VARIABLES, **CPU_VARIABLES, **section.variables, "XLA_FLAGS": " ".join(flags).strip()}
-
-
-def fast_compilation(jax_version: str) -> str:
-    """XLA's flag for fast compilation on the CPU, as tests/conftest.py sets it.
-
-    Args:
-        jax_version: before 0.11 there is a flag for it; XLA ends a process for an unknown flag.
-
-    Example:
-        >>> fast_compilation("0.10.2"), fast_compilation("0.11.2")
-        ('--xla_cpu_use_fusion_emitters=false', '')
-    """
-    release = tuple(int(number) for number in jax_version.split(".")[:2])
-    return "--xla_cpu_use_fusion_emitters=false" if release < (0, 11) else ""
 
 
 def section_record(section: Section, parts: Mapping[str, Record]) -> Record:
