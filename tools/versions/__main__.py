@@ -5,7 +5,7 @@
     python -m tools.versions check newest             what runs on each change (make test-newest)
     python -m tools.versions check latest             the same on what pip gives this Python today
     python -m tools.versions constraints newest       write its constraints/ file anew
-    python -m tools.versions docs                     write the table of docs/compatibility.md
+    python -m tools.versions docs                     write the tables of docs/compatibility.md
 
 Environments are shared by all checkouts of the machine: `~/.cache/isoshard/environments`, or
 `ISOSHARD_ENVIRONMENTS`.
@@ -117,7 +117,7 @@ def main() -> int:
         print(f"tools.versions: {error}", file=sys.stderr)
         return 2
     if options.command in ("test", "docs"):
-        print(f"wrote {documents.put('compatibility.md', matrix.table())}")
+        print(f"wrote {documents.put('compatibility.md', matrix.tables())}")
     return status
 
 

@@ -18,6 +18,7 @@ KEPT = Path(__file__).with_name("results.json")
 TITLES = (
     "| Python | JAX | torch | who has it | tests | passed | expected failures | failed | when |"
 )
+FAILED = "| failed test | with |"
 _OUTCOMES = ("passed", "xfailed", "skipped", "failed")
 
 
@@ -65,7 +66,7 @@ def keep(pair: str, part: str, result: Mapping[str, Any]) -> None:
 
 
 def table() -> str:
-    """The results as the table of `docs/compatibility.md`."""
+    """The results by pair, as a table of `docs/compatibility.md`."""
     lines = [TITLES, "|" + "---|" * TITLES.count(" | ") + "---|"]
     found = kept()
     for name, pair in PAIRS.items():
@@ -82,11 +83,17 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def failures() -> list[str]:
-    """The failed tests, each with its pair."""
-    return [
-        f"`{test}` ({PAIRS[name].python}, JAX {PAIRS[name].jax}, torch {PAIRS[name].torch})"
+def failures() -> str:
+    """The failed tests by name, each with its pair, as a table of that page."""
+    lines = [
+        f"| `{test}` | {PAIRS[name].python}, JAX {PAIRS[name].jax}, torch {PAIRS[name].torch} |"
         for name, parts in kept().items()
         for part in parts.values()
         for test in part["failures"]
     ]
+    return "\n".join([FAILED, "|---|---|", *(lines or ["| none | |"])])
+
+
+def tables() -> str:
+    """All tables of `docs/compatibility.md`, an empty line between two."""
+    return f"{table()}\n\n{failures()}"
