@@ -4,7 +4,7 @@ An output element is the weighted mean of all input elements under a filter that
 output's spacing. The weights of one axis form a matrix that depends on the sizes only, so an image
 is resized by two products.
 
->>> print(_matrices("bilinear", (4,), (2,), False, (None,))[0].round(3).tolist())
+>>> print(_matrices("bilinear", (4,), (2,), False, (None,), np.float32)[0].round(3).tolist())
 [[0.429, 0.429, 0.143, 0.0], [0.0, 0.143, 0.429, 0.429]]
 """
 
@@ -29,6 +29,7 @@ from isoshard.core.nn.resizing import (
 from . import byte_images
 from .argument_forms import wide
 from .registry import lower
+from .upsample import positions_dtype
 
 _CUBIC = -0.5  # the free parameter of cubic convolution, as Pillow chooses it
 
@@ -46,10 +47,11 @@ def _matrices(
     output_size: Sequence[int],
     align_corners: bool,
     scales: Sequence[float | None],
+    dtype: type,
 ) -> list[np.ndarray]:
     found = []
     for size, count, scale in zip(input_size, output_size, scales, strict=True):
-        how = {"align_corners": align_corners, "scale": scale, "dtype": np.float32}
+        how = {"align_corners": align_corners, "scale": scale, "dtype": dtype}
         ratio = float(ratio_of(size, count, **how))
         where = ratio * (np.arange(count) + 0.5) - 0.5
         squeezed = 1 / max(ratio, 1.0)
@@ -73,7 +75,8 @@ def _forward(
     scales_w: float | None = None,
 ) -> jax.Array:
     scales = (scales_h, scales_w)
-    pair = _matrices(name, x.shape[-2:], output_size, align_corners, scales)
+    dtype = positions_dtype(x.dtype)
+    pair = _matrices(name, x.shape[-2:], output_size, align_corners, scales, dtype)
     if x.dtype == jnp.uint8:
         sizes = zip(pair, x.shape[-2:], output_size, strict=True)
         return byte_images.resize(x, [None if n == m else matrix for matrix, n, m in sizes])
@@ -90,7 +93,8 @@ def _backward(
     scales_w: float | None = None,
 ) -> jax.Array:
     scales = (scales_h, scales_w)
-    pair = _matrices(name, input_size[-2:], output_size, align_corners, scales)
+    dtype = positions_dtype(grad.dtype)
+    pair = _matrices(name, input_size[-2:], output_size, align_corners, scales, dtype)
     return _apply("hi,...hw,wj->...ij", grad, *pair)
 
 

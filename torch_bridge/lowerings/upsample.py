@@ -1,6 +1,6 @@
 """Resizing of images: nearest, linear and cubic, along 1, 2 or 3 spatial axes.
 
-torch computes positions in float32, and those of bytes in float64.
+torch computes positions in float32, and in float64 for float64 and for bytes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,18 @@ _FLOAT = np.float32
 _CORNERS = ("linear", "cubic")
 
 
+def positions_dtype(dtype: Any) -> type:
+    """What torch computes positions in, for images of a dtype."""
+    return np.float64 if dtype in (jnp.float64, jnp.uint8) else _FLOAT
+
+
 def _taps(
     mode: str,
     size: int,
     count: int,
     align_corners: bool,
     scale: float | None,
-    float_type: type = _FLOAT,
+    float_type: type,
 ) -> Taps:
     """How an axis is resized in a mode of `iso.domain.interpolate`."""
     if mode in _CORNERS:
@@ -75,12 +80,12 @@ def _register(name: str, mode: str, rank: int) -> None:
         sizes: Sequence[int],
         output_size: Sequence[int],
         options: Sequence[bool | float | None],
-        **wider: type,
+        dtype: Any,
     ) -> list[Taps]:
-        corners = bool(flagged and options[0])
+        corners, float_type = bool(flagged and options[0]), positions_dtype(dtype)
         scales = options[flagged:] or (None,) * rank
         return [
-            _taps(mode, size, count, corners, scale, **wider)
+            _taps(mode, size, count, corners, scale, float_type)
             for size, count, scale in zip(sizes, output_size, scales, strict=True)
         ]
 
@@ -126,9 +131,8 @@ def _register(name: str, mode: str, rank: int) -> None:
     def forward(
         x: jax.Array, output_size: Sequence[int], *options: bool | float | None
     ) -> jax.Array:
-        taps = all_taps(x.shape[-rank:], output_size, options)
+        taps = all_taps(x.shape[-rank:], output_size, options, x.dtype)
         if x.dtype == jnp.uint8 and taps[0].weights is not None:
-            taps = all_taps(x.shape[-rank:], output_size, options, float_type=np.float64)
             return byte_images.resize(x, _matrices(x.shape[-rank:], taps))
         rows = of_rows(x, taps, x.shape, output_size, options)
         if rows is not None:
@@ -143,7 +147,8 @@ def _register(name: str, mode: str, rank: int) -> None:
         input_size: Sequence[int],
         *options: bool | float | None,
     ) -> jax.Array:
-        taps, shape = all_taps(input_size[-rank:], output_size, options), tuple(input_size)
+        shape = tuple(input_size)
+        taps = all_taps(shape[-rank:], output_size, options, grad.dtype)
         rows = of_rows(grad, taps, shape, output_size, options)
         if rows is not None:
             slope = wide(grad)

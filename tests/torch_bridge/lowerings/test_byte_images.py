@@ -11,7 +11,7 @@ import isoshard.torch_bridge as xs
 
 WAYS = [("bilinear", False), ("bicubic", False), ("bilinear", True), ("bicubic", True)]
 SIZES = [{"size": (7, 11)}, {"size": (2, 3)}, {"scale_factor": 2}, {"scale_factor": 0.61}]
-SIZES += [{"size": (9, 13)}, {"size": (7, 9), "align_corners": True}]
+SIZES += [{"size": (9, 13)}, {"size": (7, 9), "align_corners": True}, {"size": (32, 33)}]
 
 
 def images(*shape):
@@ -26,6 +26,7 @@ def test_bytes_are_those_of_the_cpu(mode, size):
     for x in (
         images(2, 3, 9, 7),
         images(1, 5, 16, 12).contiguous(memory_format=torch.channels_last),
+        images(4, 3, 19, 38),
     ):
         want = F.interpolate(x, mode=way, antialias=antialias, **size)
         got = F.interpolate(x.to("jax"), mode=way, antialias=antialias, **size).cpu()
