@@ -250,7 +250,7 @@ def test_a_newer_jax_is_named_whatever_fails(tried, metadata):
     metadata(jax="1.0.1")
     fix = probes.advice("flax", RecursionError("maximum recursion depth exceeded"))
     assert "(installed: jax 1.0.1)" in fix and "torch" not in fix
-    assert fix.endswith(': pip install "jax>=0.9.0,<=0.99"')
+    assert fix.endswith(': pip install "jax>=0.9.0,<0.100"')
 
 
 def test_the_versions_that_were_tried_are_those_of_the_private_names():
@@ -508,6 +508,18 @@ def test_a_command_whose_dependency_is_missing_says_so(monkeypatch, capsys):
     message = capsys.readouterr().err
     assert "isoshard demo needs torch, which is not installed" in message
     assert install_command("demo") in message
+
+
+def test_scripts_of_torch_xla_need_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from isoshard.cli import main\n"
+        "sys.exit(main(['run-torch-xla', 'script.py']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "isoshard run-torch-xla needs torch, which is not installed" in done.stderr
+    assert install_command("torch") in done.stderr
 
 
 @pytest.mark.parametrize("words", [["-h"], ["plan", "--list"]])

@@ -31,7 +31,7 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import closed_call_p, ja
 from isoshard.core.runtime.jaxprs import JaxprRewriter
 
 from .hlo_costs import KERNEL
-from .planning_errors import PlanningError
+from .planning_errors import CompilerMissingError, PlanningError
 from .self_split import answered
 
 
@@ -71,6 +71,7 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
 
     Raises:
         PlanningError: an operation has no lowering for the platform, or calls the host.
+        CompilerMissingError: flatbuffers is not installed.
 
     Example:
         >>> from isoshard.core.planner.machine.topologies import topology
@@ -107,6 +108,11 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
         with jax.enable_x64(step.wide), no_locations():
             made = export.export(function, platforms=[platform], disabled_checks=anything)
             data = bytes(made(*arguments).serialize())
+    except ImportError as error:  # jax does not require what it writes programs with
+        raise CompilerMissingError(
+            f"{step.name} cannot be planned at this depth: JAX exports programs by flatbuffers, "
+            "which cannot be imported here: pip install flatbuffers. depth='trace' does without"
+        ) from error
     except (NotImplementedError, ValueError) as error:
         meant = step.mesh.devices.flat[0].platform
         others = "depth='trace' only"

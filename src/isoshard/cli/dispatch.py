@@ -30,7 +30,10 @@ COMMANDS = {
     "plan": ("isoshard.cli.plan", "plan a step for a machine that is not here; find its layout"),
     "onnx": ("isoshard.cli.onnx", "check, show or run an ONNX model that carries shardings"),
 }
-EXTRAS = {"onnx": "onnx"}  # of the package, by command; others need "demo"
+EXTRAS = {
+    "onnx": "onnx",
+    "run-torch-xla": "torch",
+}  # of the package, by command; others need "demo"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -145,12 +145,16 @@ def tried_versions(names: Collection[str]) -> str:
     """
     tried = " and ".join(f"{package.name} {package.tried}" for package in _tried(names))
     installed = " and ".join(f"{package.name} {package.version}" for package in _tried(names))
-    ranges = [
-        f'"{package.name}>={package.tried.replace(" to ", ",<=")}"'
-        for package in outside_tried(names)
-    ]
+    ranges = [f'"{package.name}{_range(package.tried)}"' for package in outside_tried(names)]
     fix = f"pip install {' '.join(ranges)}" if ranges else "reinstall what cannot be imported"
     return f"isoshard was tried with {tried} (installed: {installed}): {fix}"
+
+
+def _range(tried: str) -> str:
+    """Such as ">=2.10,<2.16" of "2.10 to 2.15": the releases of the newest are within it."""
+    oldest, newest = tried.split(" to ")
+    *major, minor = release(newest)
+    return f">={oldest},<{'.'.join(map(str, (*major, minor + 1)))}"
 
 
 def torch_tpu_warning() -> str:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from isoshard.torch_bridge import drop_in
+
 _USAGE = """\
 usage: isoshard run-torch-xla script.py [ARGS]
        isoshard run-torch-xla -m module [ARGS]
@@ -45,8 +47,6 @@ def main(argv: Sequence[str]) -> int:
     if not as_module and not Path(target).is_file():
         print(f"isoshard run-torch-xla: there is no file {target!r}", file=sys.stderr)
         return 2
-    from isoshard.torch_bridge import drop_in
-
     drop_in.install()
     sys.argv = rest
     if as_module:

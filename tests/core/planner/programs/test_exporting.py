@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.exporting import exported
 from isoshard.core.planner.programs.hlo_costs import costs_of
 from isoshard.core.planner.programs.hlo_text import parsed
-from isoshard.core.planner.programs.planning_errors import PlanningError
+from isoshard.core.planner.programs.planning_errors import CompilerMissingError, PlanningError
 from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
 from tests.core.planner.programs.sample_steps import layers
 
@@ -135,6 +136,13 @@ def test_keys_of_random_generators_are_inputs(tmp_path):
     one = StepInput("key", "random", (), np.dtype("uint32"), whole)
     step = TracedStep("draw", "jax", program, (one,), (StepResult("x", None, whole),), MESH)
     assert str(read(exported(step, "tpu")).in_avals[0].dtype) == "key<fry>"
+
+
+def test_without_flatbuffers_nothing_is_exported(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    monkeypatch.delitem(sys.modules, "jax._src.export.serialization", raising=False)
+    with pytest.raises(CompilerMissingError, match="pip install flatbuffers"):
+        exported(by_hand(lambda a: a + 1, 1, (None,)), "cpu")
 
 
 def test_what_calls_the_host_cannot_be_exported():
