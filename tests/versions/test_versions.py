@@ -47,8 +47,26 @@ def test_a_part_replaces_what_it_came_to_before():
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[4:] == ["tests/cli, tests/core", "2,400", "2", "0", "2026-01-02 to 2026-01-03"]
     matrix.keep("oldest", "tests/cli", {**COUNTS, "date": "2026-01-04", "commit": "c"})
-    [_, _, first, _] = matrix.failures().splitlines()
+    for part in matrix.parts("oldest"):
+        matrix.keep("oldest", part, {**COUNTS, "date": "2026-01-04", "commit": "c"})
+    assert "| core and bridges |" in matrix.table()
+    [_, _, first, *_] = matrix.failures().splitlines()
     assert first == "| `tests.core.test_a::test_made` | 3.11, JAX 0.9.0, torch 2.10.0 |"
+
+
+def test_every_test_is_in_a_part():
+    parts = matrix.parts("newest")
+    assert not [part for part in parts if not list(ROOT.glob(part))]
+    folders = tuple(f"{part}/" for part in parts if "*" not in part)
+    apart = tuple(f"tests/{name}/" for name in ("with_torch_xla", "multi_process", "clusters"))
+    patterns = [part for part in parts if "*" in part]
+    left = [
+        path
+        for path in (str(found.relative_to(ROOT)) for found in ROOT.glob("tests/**/test_*.py"))
+        if not path.startswith((*folders, *apart))
+        and not any(Path(path).match(pattern) for pattern in patterns)
+    ]
+    assert not left
 
 
 @pytest.mark.usefixtures("kept")

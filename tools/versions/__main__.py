@@ -26,13 +26,6 @@ from tools.harness import documents
 from . import checks, environments, matrix
 from .pairs import LATEST, PAIRS, ROOT
 
-ENGINE = ("tests/core", "tests/jax_bridge", "tests/torch_bridge", "tests/onnx_bridge")
-WHOLE = ("tests",)
-PARTS = {
-    name: WHOLE if name in ("reference", "newest", "newest-3.14") else ENGINE for name in PAIRS
-}
-"""What `test` runs where no part is named."""
-
 
 def test(name: str, parts: Sequence[str], arguments: Sequence[str]) -> int:
     """Run tests with a pair, and keep what they came to.
@@ -46,12 +39,13 @@ def test(name: str, parts: Sequence[str], arguments: Sequence[str]) -> int:
         1 if a test failed.
     """
     status = 0
-    extras = environments.FEW if PARTS.get(name) is ENGINE else environments.EVERYTHING
-    for part in parts or PARTS.get(name, WHOLE):
+    extras = environments.FEW if name in matrix.BRIDGES_ALONE else environments.EVERYTHING
+    for part in parts or matrix.parts(name):
+        files = sorted(map(str, ROOT.glob(part))) if "*" in part else [part]
         with tempfile.TemporaryDirectory() as scratch:
             report = Path(scratch) / "report.xml"
             options = ("-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal")
-            command = ("-m", "pytest", *options, f"--junitxml={report}", part, *arguments)
+            command = ("-m", "pytest", *options, f"--junitxml={report}", *files, *arguments)
             code = environments.run(name, command, extras)
             if code > 1 or not report.exists():
                 print(f"pytest ended with {code} at {part}: nothing is kept", file=sys.stderr)

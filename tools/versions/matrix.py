@@ -2,6 +2,9 @@
 
 Tests are kept by part (`tests/core`, `tests/torch_bridge/engine`, ..), since all take hours: a part
 that runs again replaces what it came to before.
+
+>>> [part for part in parts("oldest") if "torch_bridge" not in part]
+['tests/core', 'tests/jax_bridge', 'tests/onnx_bridge']
 """
 
 from __future__ import annotations
@@ -12,14 +15,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .pairs import PAIRS
+from .pairs import PAIRS, ROOT
+
+BRIDGES_ALONE = ("images", "oldest")
+"""Pairs with which only the tests of the core and the bridges run: not all libraries have them."""
 
 KEPT = Path(__file__).with_name("results.json")
 TITLES = (
     "| Python | JAX | torch | who has it | tests | passed | expected failures | failed | when |"
 )
 FAILED = "| failed test | with |"
+_APART = ("with_torch_xla", "multi_process", "clusters")  # pyproject.toml's norecursedirs
+_BRIDGES = ("core", "jax_bridge", "torch_bridge", "onnx_bridge")
 _OUTCOMES = ("passed", "xfailed", "skipped", "failed")
+
+
+def parts(name: str) -> list[str]:
+    """The parts of tests that run with a pair: folders, and patterns of the files beside them.
+
+    Args:
+        name: of the pair.
+    """
+    tests = ROOT / "tests"
+    found = [path.parent for path in tests.glob("*/**/test_*.py")]
+    rooms = {path.relative_to(tests).parts[:2] for path in found}
+    rooms = {room if room[0] == "torch_bridge" else room[:1] for room in rooms}  # the largest
+    names = {"/".join(("tests", *room)) for room in rooms} - {f"tests/{one}" for one in _APART}
+    names = names - {"tests/torch_bridge"} | {"tests/torch_bridge/test_*.py"}
+    if name in BRIDGES_ALONE:
+        return sorted(one for one in names if one.split("/")[1] in _BRIDGES)
+    return sorted(names | {"tests/test_*.py"})
 
 
 def counted(report: Path) -> dict[str, Any]:
@@ -70,17 +95,24 @@ def table() -> str:
     lines = [TITLES, "|" + "---|" * TITLES.count(" | ") + "---|"]
     found = kept()
     for name, pair in PAIRS.items():
-        parts = found.get(name, {})
-        sums = {outcome: sum(part[outcome] for part in parts.values()) for outcome in _OUTCOMES}
-        days = sorted({part["date"] for part in parts.values()})
+        ran = found.get(name, {})
+        sums = {outcome: sum(part[outcome] for part in ran.values()) for outcome in _OUTCOMES}
+        days = sorted({part["date"] for part in ran.values()})
         when = " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "not run"
         cells = (
-            *(pair.python, pair.jax, pair.torch, pair.why, ", ".join(parts) or "none"),
+            *(pair.python, pair.jax, pair.torch, pair.why, _which(name, ran)),
             *(f"{sums[outcome]:,}" for outcome in ("passed", "xfailed", "failed")),
             when,
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _which(name: str, ran: Mapping[str, Any]) -> str:
+    """Which tests ran, in few words."""
+    if left := [part for part in parts(name) if part not in ran]:
+        return f"all but {', '.join(left)}" if len(left) < len(ran) else ", ".join(ran) or "none"
+    return "core and bridges" if name in BRIDGES_ALONE else "all"
 
 
 def failures() -> str:
