@@ -72,8 +72,9 @@ def python_of(name: str, extras: str = FEW) -> Path:
     if not python.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([interpreter(wanted.python), "-m", "venv", made], check=True)
-    pip(python, "--upgrade", *_BUILD)  # here, since an earlier try may have ended before it
-    how = ("--constraint", str(wanted.constraints)) if wanted.constraints else ("--upgrade",)
+    how = ["--upgrade"]
+    how += ["--constraint", str(wanted.constraints)] if wanted.constraints else []
+    pip(python, *how, *_BUILD)  # here, since an earlier try may have ended before it
     pip(python, *how, *wanted.requirements, *_TESTS, f"isoshard[{extras}] @ {ROOT.as_uri()}")
     subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "isoshard"], check=True)
     complete.touch()
