@@ -106,7 +106,7 @@ def bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in sorted(custom)]
     arguments = (*structs, *plan_lowering.extra_inputs(plan))
     alone = jax.set_mesh(NO_MESH)
-    with jax.numpy_dtype_promotion("standard"), alone:
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), alone:
         function = jax.jit(plan_lowering.traceable(plan))
         return export.export(function, disabled_checks=checks)(*arguments).mlir_module_serialized
 

@@ -13,6 +13,11 @@ CONSTANTS = (
 )  # fmt: skip
 
 
+def _long(c: int) -> int:
+    """Not beyond 64 bits: torch takes one such bound, and refuses it beside another."""
+    return min(abs(c), 2**63 - 1)
+
+
 def _written(i: torch.Tensor, c: int) -> torch.Tensor:
     i = i.clone()
     i[0] = c
@@ -31,6 +36,12 @@ FORMS = {
     "[0] =": _written,
     "clamp min": lambda i, c: i.clamp(min=c),
     "clamp max": lambda i, c: i.clamp(max=c),
+    "clamp_min": torch.clamp_min,
+    "clamp_max": torch.clamp_max,
+    "both": lambda i, c: i.clamp(-_long(c), _long(c)),
+    "hardtanh": lambda i, c: torch.nn.functional.hardtanh(i, min(0, c), max(5, _long(c))),
+    "foreach min": lambda i, c: torch._foreach_clamp_min([i], c)[0],
+    "foreach max": lambda i, c: torch._foreach_clamp_max([i], c)[0],
     "fill_": lambda i, c: i.clone().fill_(c),
     "masked_fill": lambda i, c: i.masked_fill(i > 1, c),
     "where": lambda i, c: torch.where(i > 1, c, i),

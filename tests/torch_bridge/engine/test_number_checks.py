@@ -146,8 +146,46 @@ def test_halves_multiply_by_what_their_products_are_computed_in():
         torch.addcmul(x, x, x, value=1e5)
         with pytest.raises(RuntimeError, match="without overflow"):
             torch.add(x, x, alpha=1e5)
-        x[bools(device)] = -1e9  # by way of a tensor, which rounds
-        assert x.isinf().sum().item() == 2
+
+
+def test_what_is_written_by_way_of_a_tensor_rounds():
+    """Where a mask is written, torch looks at the number from 2.15 on."""
+    outcomes = []
+    for device in ("cpu", "jax"):
+        x = ones(device, 3, dtype=torch.float16)
+        x[0] = -1e9
+        assert x.isinf().sum().item() == 1
+        try:
+            x[bools(device)] = -1e9
+        except RuntimeError as error:
+            assert "without overflow" in str(error)
+        outcomes.append(x.cpu())
+    assert torch.equal(*outcomes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bound", [65519, 1e5, 1e38, 3.4e38, -3.402824e38, 1e300, INF, -INF])
+def test_a_float_holds_its_bounds(dtype, bound):
+    """They became infinite, without a word."""
+    calls = {
+        "clamp": lambda x: x.clamp(max=bound),
+        "clamp_min": lambda x: x.clamp_min(bound),
+        "clamp_": lambda x: x.clamp_(-abs(bound), abs(bound)),
+        "hardtanh": lambda x: torch.nn.functional.hardtanh(x, -abs(bound), abs(bound)),
+        "foreach": lambda x: torch._foreach_clamp_max([x], [bound])[0],
+    }
+    for name, call in calls.items():
+        found = []
+        for device in ("cpu", "jax"):
+            try:
+                found.append(call(ones(device, 3, dtype=dtype)).cpu())
+            except RuntimeError as error:
+                found.append(type(error))
+                assert "without overflow" in str(error)
+        if isinstance(found[0], torch.Tensor):
+            assert torch.equal(*found), name
+        else:
+            assert found[0] is found[1], name
 
 
 def test_refused_numbers_leave_tensors_as_they_are():

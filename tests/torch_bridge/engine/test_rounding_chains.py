@@ -2,11 +2,13 @@
 
 import random
 
+import jax
 import pytest
 import torch
 from torch.nn import functional as F
 
 import isoshard.torch_bridge as xs
+from isoshard.core.runtime.private_names import release
 
 SIZES, LENGTH = (16, 80), 8
 """XLA hands larger reductions on CPUs to a library, with what is computed before them."""
@@ -88,6 +90,7 @@ def test_a_chain_is_as_one_by_one(seed, size, dtype):
     )
 
 
+@pytest.mark.skipif(release(jax.__version__) >= (0, 12), reason="its XLA rounds every product")
 def test_freedom_makes_a_chain_differ():
     """So the test above can fail."""
     x, y = (torch.randn(SIZES[0], SIZES[0]).bfloat16().to("jax") for _ in range(2))

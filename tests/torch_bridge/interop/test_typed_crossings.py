@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard.core.errors import ShardingError, SpecError, UnevenError
+from tests.jax_faults import erf_in_shard_map, named_axis_of_vmap
 from tests.torch_bridge.interop.types_of_arrays import close, data, grid, on, type_of, typed
 
 __all__ = ["typed"]
@@ -94,7 +95,10 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("way", LOSSES)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=erf_in_shard_map if way == "shard_map" else ()) for way in LOSSES],
+)
 def test_gradients_have_the_types_of_what_they_are_of(net, way):
     f, params, x, plain, alone = net
     step = jax.jit(jax.value_and_grad(lambda p, x: LOSSES[way](f, p, x), (0, 1)))
@@ -357,6 +361,7 @@ def test_what_is_said_holds_on_auto_axes_too():
     assert type_of(crossed(x)) == "f32[8@x,4]"
 
 
+@named_axis_of_vmap
 def test_a_sum_over_a_named_axis_cannot_be_laid_out_alone(typed):
     inner = iso.torch_function(lambda x: x - jax.lax.pmean(x, "batch"))
     x = on(typed, data(3, 8, 4).numpy(), None, "x")

@@ -195,6 +195,19 @@ def test_bytecode_may_have_custom_calls_and_random_numbers():
     assert q.shape == (4, 4) and bool(q.isfinite().all())
 
 
+def test_bytecode_keeps_64_bits():
+    """Inputs were cut to 32."""
+    from jax.extend import mlir
+    from jaxlib.mlir import ir
+
+    whole = torch.arange(4).to("jax")
+    product = whole * 3 + torch.ones(4, dtype=torch.float64).to("jax") * 2.5
+    code = xm.get_stablehlo_bytecode([product])
+    with ir.Context():
+        text = str(mlir.deserialize_portable_artifact(code))
+    assert "%arg0: tensor<4xi64>" in text and "f32" not in text and "i32>" not in text
+
+
 def test_the_hlo_of_a_tensor_lists_the_devices_of_its_layouts():
     x = xs.mark_sharding(torch.ones(8, 8).to("jax"), MESH, (1, 0))
     y = x * 2

@@ -36,7 +36,7 @@ from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leav
 from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.argument_forms import cast, number, wide_dtype
 
-from .integer_range import check_range
+from .number_range import in_range
 from .shape_inference import missing
 
 
@@ -145,7 +145,7 @@ def build_call(
     given = args, kwargs
     args, kwargs = _steer(op, args, kwargs)
     _check_integers(op, args, kwargs, outs)
-    check_range(op, _named(op, args, kwargs), outs)
+    args, kwargs = in_range(op, args, kwargs, outs)
     written = _written(op, lowering, args, kwargs)
     if lowering.strided:
         kwargs["contiguous"] = metas[0].is_contiguous

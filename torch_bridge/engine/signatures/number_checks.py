@@ -145,11 +145,14 @@ class _Conversion(NamedTuple):
 
 _VALUE = _Conversion(("value", "fill_value"), of_first=True)
 _ALPHA = _Conversion(("alpha",))
+_SCALARS = _Conversion(("scalar", "scalars"))
 _WIDE = _Conversion(("alpha", "beta", "value", "scalars", "weight"), halves="float32")
 _CONVERTED = {
     **dict.fromkeys(("fill", "full", "full_like", "new_full", "masked_fill"), _VALUE),
     **dict.fromkeys(("scatter", "index_fill", "fill_diagonal_"), _VALUE),
     **dict.fromkeys(("add", "sub", "rsub", "_foreach_add", "_foreach_sub"), _ALPHA),
+    **dict.fromkeys(("_foreach_clamp_min", "_foreach_clamp_max"), _SCALARS),
+    **dict.fromkeys(("_foreach_maximum", "_foreach_minimum"), _SCALARS),
     **dict.fromkeys(("addmv", "addr"), _Conversion(("alpha", "beta"))),
     "index_add": _Conversion(("alpha",), of_first=True),
     **dict.fromkeys(("linspace", "logspace"), _Conversion(("start", "end"))),

@@ -18,7 +18,11 @@ from typing import Any
 
 import torch
 
+from isoshard.core.runtime.private_names import release
+
 Arguments = dict[str, Any]
+
+_DIVIDES_BY_WHOLE_STEPS = release(torch.__version__) < (2, 15)
 
 
 def bool_mask(name: str, named: Arguments) -> None:
@@ -138,14 +142,14 @@ def no_numbers(name: str, named: Arguments) -> None:
 
 
 def step_goes_on(name: str, named: Arguments) -> None:
-    """Refuse integers in steps of less than one."""
+    """Refuse integers in steps of less than one where torch does: before 2.15, of 64 bits."""
     step, dtype = named.get("step", 1), named.get("dtype")
     start, end = named.get("start", 0), named["end"]
     if any(isinstance(bound, float) and not math.isfinite(bound) for bound in (start, end)):
         raise RuntimeError(f"unsupported range: {start} -> {end}")
     if step and (end - start) / step >= 2**63:
         raise RuntimeError(f"invalid size, possible overflow? {start} -> {end} by {step}")
-    if dtype is not None and not dtype.is_floating_point and step and not int(step):
+    if dtype == torch.int64 and _DIVIDES_BY_WHOLE_STEPS and step and not int(step):
         raise ValueError("step must be nonzero")
 
 
