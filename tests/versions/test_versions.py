@@ -34,7 +34,24 @@ def kept(tmp_path, monkeypatch):
 
 def test_outcomes_are_counted_and_failures_named(tmp_path):
     (tmp_path / "report.xml").write_text(REPORT)
-    assert matrix.counted(tmp_path / "report.xml") == COUNTS
+    assert matrix.counted(matrix.outcomes(tmp_path / "report.xml")) == COUNTS
+
+
+def test_failed_tests_that_run_again_count_as_what_they_come_to():
+    made, that, gone = "tests.core.test_a::test_made", "tests.core.test_a::test_that[x]", "b::gone"
+    assert matrix.files_of([made, that, "tests.core.test_b.TestIt::test_x"]) == [
+        "tests/core/test_a.py",
+        "tests/core/test_b.py",
+    ]
+    before = {**COUNTS, "failed": 3, "passed": 7, "failures": [made, that, gone]}
+    found = {made: "passed", that: "failed", "tests.core.test_a::test_it": "failed"}
+    assert matrix.mended(before, found) == {
+        "passed": 7,  # one more, and one less
+        "xfailed": 1,
+        "skipped": 1,
+        "failed": 2,
+        "failures": ["tests.core.test_a::test_it", that],
+    }
 
 
 @pytest.mark.usefixtures("kept")

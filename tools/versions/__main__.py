@@ -2,6 +2,7 @@
 
     python -m tools.versions test newest              the whole suite with a pair (make test-matrix)
     python -m tools.versions test newest tests/core   a part of it
+    python -m tools.versions again newest             the files of the tests that failed
     python -m tools.versions check newest             what runs on each change (make test-newest)
     python -m tools.versions check latest             the same on what pip gives this Python today
     python -m tools.versions constraints newest       write its constraints/ file anew
@@ -38,26 +39,50 @@ def test(name: str, parts: Sequence[str], arguments: Sequence[str]) -> int:
     Returns:
         1 if a test failed.
     """
-    status = 0
-    extras = environments.FEW if name in matrix.BRIDGES_ALONE else environments.EVERYTHING
+    failed = False
     for part in parts or matrix.parts(name):
         files = sorted(map(str, ROOT.glob(part))) if "*" in part else [part]
-        with tempfile.TemporaryDirectory() as scratch:
-            report = Path(scratch) / "report.xml"
-            options = ("-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal")
-            command = ("-m", "pytest", *options, f"--junitxml={report}", *files, *arguments)
-            code = environments.run(name, command, extras)
-            if code > 1 or not report.exists():
-                print(f"pytest ended with {code} at {part}: nothing is kept", file=sys.stderr)
-                return code or 1
-            counts = matrix.counted(report)
-        if name == LATEST:  # of no version for long: printed, and not kept
-            status |= bool(counts["failures"])
-            continue
-        now = datetime.datetime.now(datetime.UTC).date().isoformat()
-        matrix.keep(name, part, {**counts, "date": now, "commit": _commit()})
-        status |= bool(counts["failures"])
-    return status
+        counts = matrix.counted(_outcomes(name, files, arguments))
+        failed |= bool(counts["failures"])
+        if name != LATEST:  # of no version for long: printed, and not kept
+            matrix.keep(name, part, counts | _when())
+    return failed
+
+
+def again(name: str, parts: Sequence[str], arguments: Sequence[str]) -> int:
+    """Run the files of the failed tests of a pair anew, and keep what these came to.
+
+    Args:
+        name: of the pair.
+        parts: those looked at; none for all.
+        arguments: for pytest.
+
+    Returns:
+        1 if a test fails still.
+    """
+    failed = False
+    for part, result in matrix.kept().get(name, {}).items():
+        if (part in parts or not parts) and (files := matrix.files_of(result["failures"])):
+            found = matrix.mended(result, _outcomes(name, files, arguments))
+            failed |= bool(found["failures"])
+            matrix.keep(name, part, found | _when())
+    return failed
+
+
+def _outcomes(name: str, files: Sequence[str], arguments: Sequence[str]) -> dict[str, str]:
+    extras = environments.FEW if name in matrix.BRIDGES_ALONE else environments.EVERYTHING
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        options = ("-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal")
+        command = ("-m", "pytest", *options, f"--junitxml={report}", *files, *arguments)
+        code = environments.run(name, command, extras)
+        if code > 1 or not report.exists():
+            raise SystemExit(f"pytest ended with {code} at {' '.join(files)}: nothing is kept")
+        return matrix.outcomes(report)
+
+
+def _when() -> dict[str, str]:
+    return {"date": datetime.datetime.now(datetime.UTC).date().isoformat(), "commit": _commit()}
 
 
 def constraints(name: str) -> None:
@@ -92,7 +117,7 @@ def main() -> int:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=("test", "check", "constraints", "docs"))
+    parser.add_argument("command", choices=("test", "again", "check", "constraints", "docs"))
     parser.add_argument("names", nargs="*", metavar="PAIR or tests")
     options, arguments = parser.parse_known_args()
     named = [name for name in options.names if name in PAIRS or name == LATEST]
@@ -103,6 +128,8 @@ def main() -> int:
         for name in names if options.command != "docs" else ():
             if options.command == "test":
                 status |= test(name, parts, arguments)
+            elif options.command == "again":
+                status |= again(name, parts, arguments)
             elif options.command == "check":
                 status |= checks.check(name)
             else:
@@ -110,7 +137,7 @@ def main() -> int:
     except environments.NoPython as error:
         print(f"tools.versions: {error}", file=sys.stderr)
         return 2
-    if options.command in ("test", "docs"):
+    if options.command in ("test", "again", "docs"):
         print(f"wrote {documents.put('compatibility.md', matrix.tables())}")
     return status
 

@@ -10,8 +10,9 @@ that runs again replaces what it came to before.
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +48,13 @@ def parts(name: str) -> list[str]:
     return sorted(names | {"tests/test_*.py"})
 
 
-def counted(report: Path) -> dict[str, Any]:
-    """The outcomes in pytest's JUnit report.
+def outcomes(report: Path) -> dict[str, str]:
+    """The outcome of each test in pytest's JUnit report.
 
     Args:
         report: the XML file.
-
-    Returns:
-        How many passed, were expected to fail, were skipped and failed; the failed by name.
     """
-    counts: dict[str, Any] = dict.fromkeys(_OUTCOMES, 0)
-    failures = []
+    found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         outcome = "passed"
         for child in case:
@@ -65,10 +62,50 @@ def counted(report: Path) -> dict[str, Any]:
                 outcome = "failed"
             elif child.tag == "skipped":
                 outcome = "xfailed" if child.get("type") == "pytest.xfail" else "skipped"
-        counts[outcome] += 1
-        if outcome == "failed":
-            failures.append(f"{case.get('classname')}::{case.get('name')}")
-    return {**counts, "failures": sorted(failures)}
+        found[f"{case.get('classname')}::{case.get('name')}"] = outcome
+    return found
+
+
+def counted(found: Mapping[str, str]) -> dict[str, Any]:
+    """How many passed, were expected to fail, were skipped and failed; the failed by name.
+
+    Args:
+        found: as `outcomes` gives it.
+    """
+    counts: dict[str, Any] = {name: list(found.values()).count(name) for name in _OUTCOMES}
+    failures = sorted(test for test, outcome in found.items() if outcome == "failed")
+    return {**counts, "failures": failures}
+
+
+def files_of(failures: Sequence[str]) -> list[str]:
+    """The files of failed tests.
+
+    Args:
+        failures: such as "tests.core.test_errors.TestIt::test_that[x]".
+    """
+    matches = [re.match(r"[\w.]*?\.test_\w+", failure) for failure in failures]
+    return sorted({f"{match[0].replace('.', '/')}.py" for match in matches if match})
+
+
+def mended(result: Mapping[str, Any], found: Mapping[str, str]) -> dict[str, Any]:
+    """A part's result after the files of its failed tests ran again.
+
+    Args:
+        result: of before.
+        found: the outcomes of all tests of these files, as they are now.
+
+    Returns:
+        The result: tests that failed count as what they came to now, if they still exist.
+    """
+    before, counts = result["failures"], dict(result)
+    for test in before:
+        counts["failed"] -= 1
+        if test in found:
+            counts[found[test]] += 1
+    failed = {test for test, outcome in found.items() if outcome == "failed"}
+    counts["passed"] -= len(failed - set(before))
+    counts["failed"] += len(failed - set(before))
+    return {**counts, "failures": sorted(failed)}
 
 
 def kept() -> dict[str, dict[str, Any]]:
@@ -82,7 +119,7 @@ def keep(pair: str, part: str, result: Mapping[str, Any]) -> None:
     Args:
         pair: its name.
         part: a folder of tests, or another command.
-        result: as `counted` gives it, with `date` and `commit`.
+        result: as `counted` or `mended` gives it, with `date` and `commit`.
     """
     found = kept()
     parts = {**found.get(pair, {}), part: dict(result)}
