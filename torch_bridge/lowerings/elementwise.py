@@ -38,6 +38,12 @@ _OWN_DTYPE = {
     "isneginf": jnp.isneginf,
 }
 
+
+def _sinc(x: jax.Array) -> jax.Array:
+    """NaN at infinity, as torch has it; 0 from JAX 0.12 on."""
+    return jnp.where(jnp.isinf(x), jnp.nan, jnp.sinc(x))
+
+
 _FLOAT = {
     "exp": jnp.exp,
     "exp2": jnp.exp2,
@@ -61,7 +67,7 @@ _FLOAT = {
     "asinh": jnp.arcsinh,
     "acosh": jnp.arccosh,
     "atanh": jnp.arctanh,
-    "sinc": jnp.sinc,
+    "sinc": _sinc,
     "deg2rad": jnp.deg2rad,
     "rad2deg": jnp.rad2deg,
     "sigmoid": jax.nn.sigmoid,

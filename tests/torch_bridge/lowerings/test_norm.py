@@ -253,7 +253,12 @@ def test_group_norm_of_images_of_nothing_has_gradients():
     for device in ("cpu", "jax"):
         x = torch.ones(2, 6, 0, device=device, requires_grad=True)
         weight, bias = (torch.ones(6, device=device, requires_grad=True) for _ in range(2))
-        torch.nn.functional.group_norm(x, 3, weight, bias).sum().backward()
+        try:
+            torch.nn.functional.group_norm(x, 3, weight, bias).sum().backward()
+        except RuntimeError as error:  # torch 2.15 refuses them
+            got[device] = [torch.empty(0)]
+            assert "HxW to be greater than 0" in str(error)
+            continue
         got[device] = [leaf.grad.cpu() for leaf in (x, weight, bias)]
     for one, other in zip(got["jax"], got["cpu"], strict=True):
         torch.testing.assert_close(one, other, equal_nan=True, rtol=0, atol=0)
