@@ -18,7 +18,7 @@ from typing import Any
 
 from .pairs import PAIRS, ROOT
 
-BRIDGES_ALONE = ("images", "oldest")
+BRIDGES_ALONE = ("newest-3.14", "images", "oldest")
 """Pairs with which only the tests of the core and the bridges run: not all libraries have them."""
 
 KEPT = Path(__file__).with_name("results.json")
