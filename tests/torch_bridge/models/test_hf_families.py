@@ -21,12 +21,13 @@ FILES = [
 ]
 FEWER = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers")
 # What the defaults of a class leave open, or do not allow with two layers.
+HUNYUAN = {"head_dim": 128, "vocab_size": 290944}
 NEEDED: dict[str, dict[str, Any]] = {
     "CohereCompassTextConfig": {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
     "DeepseekV2Config": {"moe_intermediate_size": 1408},
     "Dots1Config": {"n_routed_experts": 8, "n_shared_experts": 1},
     "Gemma3nTextConfig": {"num_kv_shared_layers": 0},
-    "HunYuanMoEV1Config": {"head_dim": 128, "vocab_size": 290944},
+    **dict.fromkeys(("HunYuanDenseV1Config", "HunYuanVLTextConfig", "HunYuanMoEV1Config"), HUNYUAN),
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"]},
     "MinistralConfig": {"head_dim": 128},
     "NemotronConfig": {"num_key_value_heads": 8},
