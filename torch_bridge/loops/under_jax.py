@@ -42,7 +42,8 @@ class Traced:
         self._draws, self.is_for_jax = False, True
         self._written: list[Storage] = []
         shapes = [jax.ShapeDtypeStruct(*one.aval.token) for one in inputs]
-        jax.eval_shape(self._attempt, shapes)
+        with jax.enable_x64(True):  # the code's tensors may have 64 bits, whatever JAX has
+            jax.eval_shape(self._attempt, shapes)
 
     def scan(
         self, given: Sequence[Any], length: int, *, recompute: bool

@@ -51,7 +51,8 @@ def test_arguments_and_modules_reach_the_script(tmp_path):
     (tmp_path / "package" / "__init__.py").touch()
     body = "import sys, torch_xla\nprint(sys.argv[1:], __name__, torch_xla.__name__)\n"
     (tmp_path / "package" / "train.py").write_text(body)
-    done = run("-m", "package.train", "--steps", "3", PYTHONPATH=str(tmp_path))
+    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    done = run("-m", "package.train", "--steps", "3", PYTHONPATH=path)
     assert done.stdout == "['--steps', '3'] __main__ isoshard.torch_bridge.torch_xla\n", done.stderr
 
 

@@ -68,7 +68,7 @@ def trace(
         duration_ms: for how long.
         num_tracing_attempts: not used; a profile of one's own process needs one.
         host_tracer_level: 0 to 3; how much of the host's work is noted.
-        device_tracer_level: 0 or 1; whether the devices' work is.
+        device_tracer_level: not used; JAX always notes the devices' work.
         delay_ms: begin after so long.
         timeout_s: not used.
         interval_s: not used.
@@ -87,7 +87,6 @@ def trace(
     time.sleep(delay_ms / 1000)
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level = host_tracer_level
-    options.device_tracer_level = device_tracer_level
     with jax.profiler.trace(logdir, profiler_options=options):
         time.sleep(duration_ms / 1000)
 
