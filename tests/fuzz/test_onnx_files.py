@@ -11,6 +11,7 @@ import pytest
 from isoshard.onnx_bridge import ModelError, validate
 from tests.fuzz import onnx_files
 from tests.fuzz.onnx_seeds import seeds
+from tests.python_path import python_path
 
 
 def test_every_file_is_read_or_refused():
@@ -32,7 +33,7 @@ def test_values_without_measure_and_unknown_operators_are_refused():
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": "."},
+        env={**os.environ, "PYTHONPATH": python_path(".")},
     )
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
@@ -91,6 +92,6 @@ class TestFaultsAreFound:
         )
         done = subprocess.run(
             [sys.executable, str(limited)], capture_output=True, text=True, timeout=120,
-            env={"PYTHONPATH": ".", "PATH": "/usr/bin:/bin"},
+            env={"PYTHONPATH": python_path("."), "PATH": "/usr/bin:/bin"},
         )  # fmt: skip
         assert "MemoryError" in done.stdout, done.stderr

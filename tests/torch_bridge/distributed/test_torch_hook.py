@@ -15,6 +15,7 @@ from isoshard import P
 from isoshard.torch_bridge.distributed import init_device_mesh
 from isoshard.torch_bridge.distributed.one_process import DeviceType
 from isoshard.torch_bridge.tensor import XLAShardedTensor
+from tests.python_path import python_path
 
 MESHES = {
     "xs.Mesh": lambda: xs.Mesh(range(8), (2, 4), ("dp", "tp")),
@@ -79,7 +80,7 @@ def test_a_real_torch_xla_comes_first(tmp_path):
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu", "PATH": ""},
+        env={"PYTHONPATH": python_path(tmp_path), "JAX_PLATFORMS": "cpu", "PATH": ""},
         capture_output=True,
         text=True,
         timeout=120,

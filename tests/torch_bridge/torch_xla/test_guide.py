@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.python_path import python_path
+
 GUIDE = Path(__file__).parent / "guide"
 
 
@@ -51,8 +53,7 @@ def test_arguments_and_modules_reach_the_script(tmp_path):
     (tmp_path / "package" / "__init__.py").touch()
     body = "import sys, torch_xla\nprint(sys.argv[1:], __name__, torch_xla.__name__)\n"
     (tmp_path / "package" / "train.py").write_text(body)
-    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
-    done = run("-m", "package.train", "--steps", "3", PYTHONPATH=path)
+    done = run("-m", "package.train", "--steps", "3", PYTHONPATH=python_path(tmp_path))
     assert done.stdout == "['--steps', '3'] __main__ isoshard.torch_bridge.torch_xla\n", done.stderr
 
 
