@@ -25,7 +25,16 @@ _CHEAP = frozenset(
         *("abs", "add", "add_any", "and", "broadcast_in_dim", "clamp", "convert_element_type"),
         *("copy", "div", "eq", "ge", "gt", "integer_pow", "iota", "is_finite", "le", "lt", "max"),
         *("min", "mul", "ne", "neg", "not", "or", "reshape", "rsqrt", "select_n", "sign", "sqrt"),
-        *("name", "square", "squeeze", "stop_gradient", "sub", "transpose", "xor"),
+        *(
+            "name",
+            "one_minus_square",
+            "square",
+            "squeeze",
+            "stop_gradient",
+            "sub",
+            "transpose",
+            "xor",
+        ),
     )
 )
 """Primitives that cost no more than reading their result would. Exponentials are not among them."""

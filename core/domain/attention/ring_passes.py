@@ -23,7 +23,7 @@ from isoshard.core.nn.dot_product_attention import wide
 from . import tiled
 from .masking import Visibility, spans
 from .positions import Positions
-from .setup import Extras, Setup, in_mesh_order
+from .setup import Extras, Setup, permuted
 
 Blocks = tuple[Any, Any]
 """The number of a device's block of queries, and of its block of keys."""
@@ -209,8 +209,8 @@ class Place:
     def passed(self, held: Any) -> Any:
         """What the device before holds."""
         around = [(i, (i + 1) % self.devices) for i in range(self.devices)]
-        pairs = in_mesh_order(self.setup.mesh, self.setup.ring, around)
-        return jax.tree.map(lambda x: jax.lax.ppermute(x, self.setup.ring, pairs), held)
+        mesh, ring = self.setup.mesh, self.setup.ring
+        return jax.tree.map(lambda x: permuted(x, mesh, ring, around), held)
 
     def sight(self, step: Any, held: tuple[Any, Any, Any]) -> Visibility:
         """What this device's queries see of the keys that are here after so many hops."""

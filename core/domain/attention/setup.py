@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -127,30 +128,21 @@ class Extras(NamedTuple):
         )
 
 
-def in_mesh_order(
-    mesh: Mesh, axes: Axes, pairs: Iterable[tuple[int, int]]
-) -> list[tuple[int, int]]:
-    """The argument of a `jax.lax.ppermute` over several mesh axes.
-
-    It counts devices in the order in which the mesh names the axes, blocks are counted in that of
-    `axes`.
+def permuted(x: jax.Array, mesh: Mesh, axes: Axes, pairs: Iterable[tuple[int, int]]) -> jax.Array:
+    """`jax.lax.ppermute` over several mesh axes, which counts devices in the mesh's order.
 
     Args:
+        x: this device's block, inside `jax.shard_map`.
         mesh: the devices.
         axes: which split the blocks, outermost first.
         pairs: from which block to which.
 
     Returns:
-        The same pairs of devices.
-
-    Example:
-        >>> from isoshard.core.layout.mesh import make_mesh
-        >>> mesh = make_mesh((2, 4), ("x", "y"))
-        >>> in_mesh_order(mesh, ("x", "y"), [(0, 1)]), in_mesh_order(mesh, ("y", "x"), [(0, 1)])
-        ([(0, 1)], [(0, 4)])
+        The block that was sent here.
     """
-    ordered = [name for name in mesh.axis_names if name in axes]
+    ordered = tuple(name for name in mesh.axis_names if name in axes)
     grid = np.arange(count(mesh, axes))
     grid = grid.reshape([mesh.shape[name] for name in ordered])
     device = grid.transpose([ordered.index(name) for name in axes]).reshape(-1).tolist()
-    return [(device[source], device[target]) for source, target in pairs]
+    sent = [(device[source], device[target]) for source, target in pairs]
+    return jax.lax.ppermute(x, ordered, sent)

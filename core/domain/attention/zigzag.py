@@ -36,7 +36,7 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec_entries import axis_names, entries_of
 
 from .attention_arguments import axes_of
-from .setup import count, in_mesh_order
+from .setup import count, permuted
 
 
 @any_framework
@@ -156,8 +156,8 @@ def zigzagged(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.
     """
     even, odd = _routes(count(mesh, ring))
     first, second = jnp.split(x, 2, dim)
-    first = jax.lax.ppermute(first, ring, in_mesh_order(mesh, ring, even))
-    second = jax.lax.ppermute(second, ring, in_mesh_order(mesh, ring, odd))
+    first = permuted(first, mesh, ring, even)
+    second = permuted(second, mesh, ring, odd)
     straight = jax.lax.axis_index(ring) % 2 == 0
     return jnp.concatenate(_swap(straight, first, second), dim)
 
@@ -167,8 +167,8 @@ def ordered(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.Ar
     even, odd = ([(to, at) for at, to in route] for route in _routes(count(mesh, ring)))
     straight = jax.lax.axis_index(ring) % 2 == 0
     first, second = _swap(straight, *jnp.split(x, 2, dim))
-    first = jax.lax.ppermute(first, ring, in_mesh_order(mesh, ring, even))
-    second = jax.lax.ppermute(second, ring, in_mesh_order(mesh, ring, odd))
+    first = permuted(first, mesh, ring, even)
+    second = permuted(second, mesh, ring, odd)
     return jnp.concatenate([first, second], dim)
 
 

@@ -133,6 +133,21 @@ def test_elementwise_moves_nothing(u):
         assert collective not in compiled.as_text()
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_stacks_and_their_rows_move_nothing(u, axis):
+    def both(x):
+        rows = jnp.unstack(x, axis=1)
+        return jnp.stack([x, x + 1], axis), jnp.stack(rows[::-1], 1)
+
+    lifted = jax.jit(iso.domain.lift(both))
+    compiled = lifted.lower(u).compile().as_text()
+    for collective in ("all-gather", "all-reduce", "collective-permute", "all-to-all"):
+        assert collective not in compiled
+    stacked, turned = lifted(u)
+    np.testing.assert_array_equal(out_of_blocks(stacked), np.stack([X, X + 1], axis))
+    np.testing.assert_array_equal(out_of_blocks(turned), X[:, ::-1])
+
+
 def test_softmax_along_the_blocks_moves_no_rows(u):
     text = jax.jit(iso.domain.lift(lambda x: jax.nn.softmax(x, 0))).lower(u).compile().as_text()
     assert "all-reduce" in text and "all-gather" not in text and "all-to-all" not in text

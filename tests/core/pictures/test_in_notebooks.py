@@ -82,6 +82,7 @@ TREES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The chararray class is deprecated")  # treescope with NumPy 2.5
 @pytest.mark.parametrize("name", TREES)
 def test_treescope_shows_it(name):
     make, said = TREES[name]

@@ -14,8 +14,9 @@ _ONE = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil c
     is_finite lgamma log log1p log2 logistic name neg not one_minus_square population_count real
     reduce_precision round rsqrt sign sin sinh sqrt square stop_gradient tan tanh"""
 _MORE = """add add_any and atan2 clamp complex div eq eq_to ge gt igamma igamma_grad_a igammac le
-    le_to lt lt_to max min mul ne nextafter or polygamma pow regularized_incomplete_beta rem
-    select_n shift_left shift_right_arithmetic shift_right_logical sub xor zeta"""
+    le_to lt lt_to max min mul ne nextafter or polygamma polynomial pow
+    regularized_incomplete_beta rem select_n shift_left shift_right_arithmetic
+    shift_right_logical sub xor zeta"""
 # f(0) = 0: zeros in the padding stay zeros, and need no mask again.
 _KEEP_ZEROS = frozenset(
     """abs asin asinh atan atanh bitcast_convert_type ceil conj convert_element_type copy copy_p erf

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from isoshard.core.domain.blocks.block_values import Value
+from isoshard.core.domain.blocks.block_values import Value, aligned, joint_hints
 from isoshard.core.domain.blocks.hints import Even, but
 from isoshard.core.domain.blocks.interpreting import bind, rule
 from isoshard.core.domain.blocks.splits import AxisSplit
@@ -48,6 +48,28 @@ def squeeze(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     (array,) = bind(eqn, [value.array])
     left = [axis for axis in range(len(value.splits)) if axis not in gone]
     return [_carried(value, array, enumerate(left))]
+
+
+@rule("stack")
+def stack(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """A new axis of values that lie alike (from JAX 0.11 on)."""
+    values, splits = aligned(values)
+    (array,) = bind(eqn, [value.array for value in values])
+    like = Value(
+        values[0].array, splits, all(value.clean for value in values), hints=joint_hints(values)
+    )
+    before = [to for to in range(len(array.shape)) if to != eqn.params["axis"]]
+    return [_carried(like, array, zip(before, range(len(splits)), strict=True))]
+
+
+@rule("unstack")
+def unstack(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """Without an axis, a result for each of its elements (from JAX 0.11 on)."""
+    (value,) = values
+    gone = eqn.params["axis"]
+    value = value.whole([gone])
+    left = [axis for axis in range(len(value.splits)) if axis != gone]
+    return [_carried(value, array, enumerate(left)) for array in bind(eqn, [value.array])]
 
 
 @rule("reshape")
