@@ -3,13 +3,14 @@
 The forward of a layer makes many values that its backward reads. Where layers stay unrolled a
 compiler fuses: it keeps some, and computes what follows from them by elementwise operations again.
 Between two loops it cannot do so, and each of these values would be an array over all layers. So a
-later loop repeats the cheap equations of an earlier one, on what it reads anyway.
+later loop repeats the cheap equations of an earlier one, on what it reads anyway, and reads one
+array in the place of several that are made of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from isoshard.core.repeats.equation_flow import EquationFlow
@@ -83,8 +84,57 @@ class _Later:
                 if self._fits(earlier) and self._can(array.owner, place, {}):
                     del self._reads[values]
                     self._repeat(array.owner, place)
+        self._read_sources()
         order = [self._repeated[one] for one in sorted(self._repeated)]
         return dataclasses.replace(self._plan, reads=self._reads, repeated=tuple(order))
+
+    def _read_sources(self) -> None:
+        """Read what several arrays are made of, where that is less."""
+        made_of: dict[frozenset[Values], list[Values]] = {}
+        for values in sorted(self._reads):
+            array, where = self._reads[values]
+            if array.origin != "made" or where is not None or not self._alone(values):
+                continue
+            if array.owner < len(self._plans) and self._fits(self._plans[array.owner]):
+                place = self._plans[array.owner].block.maker(array.number)
+                sources = self._sources(array.owner, place)
+                if sources:
+                    made_of.setdefault(sources, []).append(values)
+        for sources, several in made_of.items():
+            if self._bytes(sources) < self._bytes(several):
+                for values in sources:
+                    array = self._stacks.exactly(values)
+                    assert array is not None
+                    self._reads[values] = array, None
+                for values in several:
+                    array, _ = self._reads.pop(values)
+                    self._repeat(array.owner, self._plans[array.owner].block.maker(array.number))
+
+    def _alone(self, values: Values) -> bool:
+        """Whether no other loop reads an array."""
+        return sum(values in plan.reads for plan in self._plans) == 1
+
+    def _bytes(self, several: Iterable[Values]) -> int:
+        avals = [self._flow.avals[values[0]] for values in several]
+        return sum(aval.size * aval.dtype.itemsize for aval in avals)
+
+    def _sources(self, loop: int, place: int) -> frozenset[Values] | None:
+        """What this loop lacks to repeat an equation and the cheap ones before it.
+
+        None if something is no array of the earlier loop, or the equation is not cheap.
+        """
+        if not self._cheap(loop, place):
+            return None
+        found: set[Values] = set()
+        for operand in self._operands(loop, place):
+            if self._has(loop, operand, {}):
+                continue
+            array = self._stacks.exactly(operand) if isinstance(operand, tuple) else None
+            if array is None or array.origin != "made" or array.owner != loop:
+                return None
+            further = self._sources(loop, self._plans[loop].block.maker(array.number))
+            found |= further or {array.members}
+        return frozenset(found)
 
     def _fits(self, earlier: LoopPlan) -> bool:
         return earlier is not self._plan and earlier.block.count == self._plan.block.count

@@ -9,6 +9,7 @@ from jax.extend.core import Literal, jaxpr_as_fun
 
 from isoshard.core.repeats.inlined_calls import inlined
 from isoshard.core.repeats.rolled_program import rolled
+from tests.core.repeats.rolled_values import both
 
 
 def names(program) -> list[str]:
@@ -57,3 +58,35 @@ def test_constants_are_not_kept_from_one_loop_for_the_next():
     assert all(one in read for one in stacks)
     kept = [one.aval.str_short() for one in loops[0].outvars if one.aval.shape == (length, 32, 32)]
     assert len(kept) <= 2, kept  # what goes in, and the exponentials
+
+
+def test_one_array_is_kept_in_the_place_of_two_that_are_made_of_it():
+    """Neither reads the exponential, which alone makes both."""
+
+    @jax.custom_vjp
+    def activation(x):
+        return jnp.exp(x)
+
+    def forward(x):
+        grown = jnp.exp(x)
+        return grown, (1 - grown * grown, 2.0 / (1 + grown))
+
+    def backward(saved, slope):
+        square, ratio = saved
+        return (slope * square + jnp.sin(ratio),)
+
+    activation.defvjp(forward, backward)
+
+    def loss(layers, x):
+        for weight in layers:
+            x = x + activation(x @ weight)[:, :8]
+        return jnp.sum(x)
+
+    layers, x = [jnp.full((8, 16), 0.01 * n) for n in range(1, 7)], jnp.ones((4, 8))
+    program = jax.make_jaxpr(jax.grad(loss))(layers, x)
+    found = rolled(program)
+    loops = [one for one in found.program.eqns if one.primitive.name == "scan"]
+    kept = [one.aval.str_short() for one in loops[0].outvars if one.aval.shape[1:] == (4, 16)]
+    assert len(kept) == 1, kept
+    for one, other in zip(*both(program, found, [*layers, x]), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
