@@ -85,7 +85,7 @@ def test_a_command_that_is_ended_leaves_no_compiler(folder, sent, status):
     python.write_text(
         f"#!{sys.executable}\nimport os, pathlib, sys, time\n"
         "if sys.argv[1] == '-c':\n"
-        '    print(\'{"jax": "0.10.2", "libtpu": "0.0.52"}\')\n'
+        '    print(\'{"jax": "0.10.2", "libtpu": "0.0.52", "flatbuffers": "25"}\')\n'
         "    sys.exit()\n"
         f"pathlib.Path({str(child)!r}).write_text(str(os.getpid()))\n"
         "while os.read(0, 1): pass\n"  # as the real one does: until nobody holds the other end

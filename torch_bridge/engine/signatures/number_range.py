@@ -5,10 +5,10 @@ converted first, and refused if it does not fit. From 2.15 on torch takes an int
 element can pass.
 
 >>> import torch
->>> torch.ones(2, dtype=torch.int32, device="jax").fill_(2**63)
+>>> torch.ones(2, device="jax").clamp(max=1e39)
 Traceback (most recent call last):
 ...
-RuntimeError: value cannot be converted to type int without overflow: aten.fill.Scalar, value=9223372036854775808
+RuntimeError: value cannot be converted to type torch.float32 without overflow: aten.clamp.default, max=1e+39
 """  # noqa: E501
 
 from __future__ import annotations
