@@ -16,7 +16,6 @@ from jax.sharding import NamedSharding
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh
-from isoshard.torch_bridge.engine.compiling import recompile_reasons
 from isoshard.torch_bridge.engine.recording import regions
 from isoshard.torch_bridge.engine.recording.immediate import Immediate, immediately
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
@@ -163,8 +162,7 @@ def saved(folder: Path, seed: int, steps: int) -> Any:
 
 
 @pytest.mark.long
-def test_eight_threads_compute_what_each_computes_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(recompile_reasons, "LONG", 600.0)  # a number is a program of `evaluated`
+def test_eight_threads_compute_what_each_computes_alone(tmp_path):
     steps = 200
     tasks: list[Callable[[], Any]] = [
         lambda: lazily(1, steps),
