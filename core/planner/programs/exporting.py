@@ -107,12 +107,7 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
     try:
         with jax.enable_x64(step.wide), no_locations():
             made = export.export(function, platforms=[platform], disabled_checks=anything)
-            data = bytes(made(*arguments).serialize())
-    except ImportError as error:  # jax does not require what it writes programs with
-        raise CompilerMissingError(
-            f"{step.name} cannot be planned at this depth: JAX exports programs by flatbuffers, "
-            "which cannot be imported here: pip install flatbuffers. depth='trace' does without"
-        ) from error
+            data = _serialized(made(*arguments), step.name)
     except (NotImplementedError, ValueError) as error:
         meant = step.mesh.devices.flat[0].platform
         others = "depth='trace' only"
@@ -126,6 +121,16 @@ def exported(step: TracedStep, platform: str) -> ExportedStep:
     axes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     types = tuple(one.name for one in mesh.axis_types)
     return ExportedStep(data, donated, order, axes, types, step.wide, platform)
+
+
+def _serialized(made: export.Exported, name: str) -> bytes:
+    try:
+        return bytes(made.serialize())
+    except ImportError as error:  # jax does not require what it writes programs with
+        raise CompilerMissingError(
+            f"{name} cannot be planned at this depth: JAX exports programs by flatbuffers, "
+            "which cannot be imported here: pip install flatbuffers. depth='trace' does without"
+        ) from error
 
 
 def with_lines(program: Any) -> Any:

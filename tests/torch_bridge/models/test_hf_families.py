@@ -20,8 +20,8 @@ FILES = [
     if "base_model_tp_plan = {" in path.read_text()
 ]
 FEWER = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers")
-# What the defaults of a class leave open, or do not allow with two layers.
 HUNYUAN = {"head_dim": 128, "vocab_size": 290944}
+# What the defaults of a class leave open, or do not allow with two layers.
 NEEDED: dict[str, dict[str, Any]] = {
     "CohereCompassTextConfig": {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
     "DeepseekV2Config": {"moe_intermediate_size": 1408},
