@@ -76,6 +76,7 @@ _ABOUT = {
     "dtensor_suite": (_HARNESS, "torch_bridge/distributed", "tests/dtensor_suite"),
     "aot": (_HARNESS,),
     "benchmarks": (_HARNESS, "benchmarks"),
+    "versions": ("tools/versions",),
     "newcomer": ("core/plan", "core/transfer", "torch_bridge/interop", "torch_bridge/spmd"),
 }
 

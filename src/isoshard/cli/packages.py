@@ -63,7 +63,7 @@ class Package:
         if self.version is None:
             return "not installed"
         for operator, bound in re.findall(r"(>=|<)\s*([\d.]+)", self.needs):
-            below = release(self.version) < release(bound)
+            below = release(self.version) < release(re.sub(r"(\.0)+$", "", bound))  # 2.0 is 2.0.0
             if below != (operator == "<"):
                 return f"{self.version} is too {'old' if below else 'new'}"
         return ""
