@@ -18,12 +18,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from isoshard.core.domain.blocks.ring import permute_blocks
 from isoshard.core.nn.dot_product_attention import wide
 
 from . import tiled
 from .masking import Visibility, spans
 from .positions import Positions
-from .setup import Extras, Setup, permuted
+from .setup import Extras, Setup
 
 Blocks = tuple[Any, Any]
 """The number of a device's block of queries, and of its block of keys."""
@@ -210,7 +211,7 @@ class Place:
         """What the device before holds."""
         around = [(i, (i + 1) % self.devices) for i in range(self.devices)]
         mesh, ring = self.setup.mesh, self.setup.ring
-        return jax.tree.map(lambda x: permuted(x, mesh, ring, around), held)
+        return permute_blocks(held, mesh, ring, around)
 
     def sight(self, step: Any, held: tuple[Any, Any, Any]) -> Visibility:
         """What this device's queries see of the keys that are here after so many hops."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -126,23 +123,3 @@ class Extras(NamedTuple):
             None if self.key_lengths is None else lengths,
             None if self.key is None else P(),
         )
-
-
-def permuted(x: jax.Array, mesh: Mesh, axes: Axes, pairs: Iterable[tuple[int, int]]) -> jax.Array:
-    """`jax.lax.ppermute` over several mesh axes, which counts devices in the mesh's order.
-
-    Args:
-        x: this device's block, inside `jax.shard_map`.
-        mesh: the devices.
-        axes: which split the blocks, outermost first.
-        pairs: from which block to which.
-
-    Returns:
-        The block that was sent here.
-    """
-    ordered = tuple(name for name in mesh.axis_names if name in axes)
-    grid = np.arange(count(mesh, axes))
-    grid = grid.reshape([mesh.shape[name] for name in ordered])
-    device = grid.transpose([ordered.index(name) for name in axes]).reshape(-1).tolist()
-    sent = [(device[source], device[target]) for source, target in pairs]
-    return jax.lax.ppermute(x, ordered, sent)

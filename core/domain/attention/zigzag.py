@@ -31,12 +31,13 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.blocks.any_framework import any_framework
 from isoshard.core.domain.blocks.known_shardings import lies, sharding_of
+from isoshard.core.domain.blocks.ring import permute_blocks
 from isoshard.core.errors import SpecError, UnevenError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec_entries import axis_names, entries_of
 
 from .attention_arguments import axes_of
-from .setup import count, permuted
+from .setup import count
 
 
 @any_framework
@@ -156,8 +157,8 @@ def zigzagged(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.
     """
     even, odd = _routes(count(mesh, ring))
     first, second = jnp.split(x, 2, dim)
-    first = permuted(first, mesh, ring, even)
-    second = permuted(second, mesh, ring, odd)
+    first = permute_blocks(first, mesh, ring, even)
+    second = permute_blocks(second, mesh, ring, odd)
     straight = jax.lax.axis_index(ring) % 2 == 0
     return jnp.concatenate(_swap(straight, first, second), dim)
 
@@ -167,8 +168,8 @@ def ordered(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.Ar
     even, odd = ([(to, at) for at, to in route] for route in _routes(count(mesh, ring)))
     straight = jax.lax.axis_index(ring) % 2 == 0
     first, second = _swap(straight, *jnp.split(x, 2, dim))
-    first = permuted(first, mesh, ring, even)
-    second = permuted(second, mesh, ring, odd)
+    first = permute_blocks(first, mesh, ring, even)
+    second = permute_blocks(second, mesh, ring, odd)
     return jnp.concatenate([first, second], dim)
 
 

@@ -25,12 +25,15 @@ Blocks of any sizes travel with a number of their valid rows: `ring((block, size
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
 
@@ -94,6 +97,29 @@ def ring(
     state, _ = turn((x, carry), 0)
     (block, carry), _ = lax.scan(turn, state, jnp.arange(1, devices - 1))
     return compute(carry, block, devices - 1)
+
+
+def permute_blocks(x: Any, mesh: Mesh, axes: Axes, pairs: Iterable[tuple[int, int]]) -> Any:
+    """`jax.lax.ppermute` by numbers of blocks, inside `jax.shard_map`.
+
+    `ppermute` itself counts devices in the mesh's order, and JAX 0.12 refuses axes in another.
+
+    Args:
+        x: this device's block: an array or a pytree of arrays.
+        mesh: the devices.
+        axes: the mesh axes that split the blocks, outermost first.
+        pairs: (from, to), numbers of blocks.
+
+    Returns:
+        The block that was sent here, zeros if none was.
+    """
+    names = (axes,) if isinstance(axes, str) else axes
+    ordered = tuple(name for name in mesh.axis_names if name in names)
+    devices = np.arange(math.prod(mesh.shape[name] for name in names))
+    grid = devices.reshape([mesh.shape[name] for name in ordered])
+    device = grid.transpose([ordered.index(name) for name in names]).reshape(-1).tolist()
+    sent = [(device[source], device[target]) for source, target in pairs]
+    return lax.ppermute(x, ordered, sent)
 
 
 def _in_mesh_order(axes: Axes) -> Axes:

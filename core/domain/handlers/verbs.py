@@ -18,7 +18,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from isoshard.core.domain.blocks.extremes import keeping_nan
-from isoshard.core.domain.blocks.ring import ring
+from isoshard.core.domain.blocks.ring import permute_blocks, ring
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import describe_mesh
 
@@ -106,10 +106,9 @@ class Verbs:
         names = self._names(axes)
         if not names:
             return x
-        place = np.argsort(self._numbers(names)).tolist()
-        count = len(place)
-        pairs = [(place[at], place[(at + hop) % count]) for at in range(count)]
-        return lax.ppermute(x, self._in_order(names), pairs)
+        count = self.count(names)
+        pairs = [(block, (block + hop) % count) for block in range(count)]
+        return permute_blocks(x, self.mesh, names, pairs)
 
     def ring(
         self,

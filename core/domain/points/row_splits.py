@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -30,6 +29,7 @@ from isoshard.core.domain.blocks.known_shardings import (
     lies,
     sharding_of,
 )
+from isoshard.core.domain.blocks.ring import permute_blocks
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.layout.spec import axis_names
@@ -70,8 +70,6 @@ class RowSplit:
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]]) -> Any:
         """Send between devices inside `jax.shard_map`, by the numbers of their blocks.
 
-        `lax.ppermute` counts devices in the order of the mesh, whatever the order of the names.
-
         Args:
             x: what each device has.
             pairs: (from, to), numbers of blocks.
@@ -79,11 +77,7 @@ class RowSplit:
         Returns:
             What was sent here, or zeros.
         """
-        names = [name for name in self.mesh.axis_names if name in self.axes]
-        grid = np.arange(len(self.sizes)).reshape([self.mesh.shape[name] for name in self.axes])
-        in_order = grid.transpose([self.axes.index(name) for name in names])
-        place = np.argsort(in_order.reshape(-1)).tolist()
-        return lax.ppermute(x, tuple(names), [(place[a], place[b]) for a, b in pairs])
+        return permute_blocks(x, self.mesh, self.axes, pairs)
 
     def like(self, array: Any, beside: Any = None) -> Any:
         """A padded result in the form of the array that was read: an UnevenArray if that was.
