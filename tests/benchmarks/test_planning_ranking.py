@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from benchmarks import maxtext_decoder, planning_ranking
+from tests.benchmarks.kept_figures import NEAR
 from tools.harness.results import ROOT, saved
 
 KEPT = saved("planning_ranking")
@@ -30,7 +31,7 @@ def test_kept_rows_are_what_estimate_says(name, slices):
     (kept,) = (one for one in KEPT["rows"] if (one["model"], one["slices"]) == (name, slices))
     assert row.pop("limit") == kept["limit"] == "compute"
     assert row.pop("fits") is kept["fits"] is True
-    assert row == pytest.approx({key: kept[key] for key in row}, rel=1e-9)
+    assert row == pytest.approx({key: kept[key] for key in row}, rel=NEAR)
 
 
 def test_docs_have_the_kept_rows():

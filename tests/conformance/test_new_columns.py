@@ -11,7 +11,7 @@ from tests.conformance.columns import COLUMNS
 from tests.conformance.database import entries
 from tests.conformance.transformed import through_views
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 
 NEW = ("out=", "reference", "forward mode", "vmap", "views")
 

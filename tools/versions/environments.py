@@ -182,6 +182,7 @@ def run(name: str, arguments: Sequence[str], extras: str = FEW) -> int:
     """
     python = python_of(name, extras)
     cpu = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-    path = {"PYTHONPATH": str(unpacked_wheel(python))}
+    wheel = unpacked_wheel(python)  # its bin has the command isoshard
+    path = {"PYTHONPATH": str(wheel), "PATH": f"{wheel / 'bin'}:{os.environ['PATH']}"}
     environ = {**os.environ, **cpu, **path}
     return subprocess.run([python, *arguments], cwd=ROOT, env=environ, check=False).returncode
