@@ -82,7 +82,13 @@ ENVIRONMENTS = {
     ),
     "aot": Environment(
         "the compilers for TPU and CUDA, which need no accelerator; 6 GB",
-        ("jax[cuda12]==0.10.2", "jaxlib==0.10.2", "libtpu==0.0.52", "numpy==2.4.6"),
+        (
+            "jax[cuda12]==0.10.2",
+            "jaxlib==0.10.2",
+            "libtpu==0.0.52",
+            "numpy==2.4.6",
+            "flatbuffers==25.12.19",
+        ),
     ),
 }
 

@@ -250,11 +250,13 @@ def main() -> None:
     benchmark = Benchmark("planning_depths", __doc__, quick=1)
     benchmark.add("--depth", action="append", help="only these depths")
     benchmark.add("--target", action="append", help="only machines that begin so, such as v5e")
+    benchmark.add("--model", action="append", help="only these models")
     given = benchmark.parse()
     cases = [
         one
         for one in (*CASES, *HELD_OUT)
         if not given.target or one.machine.split(":")[0] in given.target
+        if not given.model or one.model in given.model
     ]
     rows: dict[str, dict[str, Any]] = {}
     for case in cases[: QUICK if given.quick else None]:

@@ -1,14 +1,11 @@
 """Which entries run after a change: those whose files changed, and a sample."""
 
-from pathlib import Path
-
 import pytest
 
-from isoshard.torch_bridge.engine.operators import dispatch
+from tests.checkout import of_this_checkout
 from tests.conformance import __main__ as command
 from tests.conformance.pool import Task, run_all
 from tests.conformance.worker import start, traced
-from tools.harness.results import ROOT
 
 RAN = {
     "sin": {"torch_bridge/lowerings/elementwise.py", "torch_bridge/engine/recording/tape.py"},
@@ -59,10 +56,7 @@ def test_what_decides_is_the_harness():
 
 
 @pytest.mark.long
-@pytest.mark.skipif(
-    not Path(dispatch.__file__).is_relative_to(ROOT / "torch_bridge"),
-    reason="files are recorded of a checkout, and isoshard is not imported from this one",
-)
+@of_this_checkout
 def test_an_entry_depends_on_the_file_that_registers_its_lowering(tmp_path):
     """`sin` is a row of a table: no line of that file runs."""
     options = {"limit": 1, "trace": tmp_path}

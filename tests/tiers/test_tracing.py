@@ -8,10 +8,12 @@ import pytest
 
 from isoshard.core.layout import op_sharding
 from isoshard.core.runtime import metrics
+from tests.checkout import of_this_checkout
 from tools.tiers import sources, tracing
 from tools.tiers.lowerings import Lowerings
 
 
+@of_this_checkout
 def test_files_that_run_are_noted_and_no_others():
     with tracing.executed() as files:
         metrics.counters()
@@ -20,6 +22,7 @@ def test_files_that_run_are_noted_and_no_others():
     assert all((sources.ROOT / name).is_file() for name in files)
 
 
+@of_this_checkout
 def test_threads_are_seen():
     with tracing.executed() as files:
         thread = threading.Thread(
@@ -54,6 +57,7 @@ for operator in ("special.zeta", "nn.functional.gelu", "var.unbiased", "linalg.s
 """
 
 
+@of_this_checkout
 def test_a_row_of_a_table_is_noted_by_its_file():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True

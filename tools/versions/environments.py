@@ -27,6 +27,9 @@ FEW = "torch,flax,checkpoint,onnx-torch,models,demo"
 
 EVERYTHING = "dev"
 
+_VISION = ("timm", "torchvision", "vit-pytorch")
+"""With `EVERYTHING`, in the environment's folder `vision`: Makefile tells why."""
+
 _TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "expecttest", "chex", "equinox")
 _TESTS += ("safetensors", "onnxruntime")
 _BUILD = ("pip", "setuptools>=77", "wheel")
@@ -76,6 +79,8 @@ def python_of(name: str, extras: str = FEW) -> Path:
     how += ["--constraint", str(wanted.constraints)] if wanted.constraints else []
     pip(python, *how, *_BUILD)  # here, since an earlier try may have ended before it
     pip(python, *how, *wanted.requirements, *_TESTS, f"isoshard[{extras}] @ {ROOT.as_uri()}")
+    if extras == EVERYTHING:
+        pip(python, *how, "--no-deps", "--target", str(made / "vision"), *_VISION)
     subprocess.run([python, "-m", "pip", "uninstall", "--quiet", "--yes", "isoshard"], check=True)
     complete.touch()
     print(f"installed in {time.perf_counter() - begun:.0f} s", flush=True)
@@ -109,7 +114,8 @@ def resolved(name: str) -> list[str]:
         pip(python, "--upgrade", "pip")
         dry = ("--dry-run", "--ignore-installed", "--report", str(report))
         ours = f"isoshard[{extras}] @ {ROOT.as_uri()}"
-        pip(python, *dry, *pair(name).requirements, *_TESTS, *_BUILD, ours)
+        beside = () if extras == FEW else _VISION
+        pip(python, *dry, *pair(name).requirements, *_TESTS, *_BUILD, *beside, ours)
         installs = json.loads(report.read_text())["install"]
     named = {one["metadata"]["name"]: one["metadata"]["version"] for one in installs}
     return [
