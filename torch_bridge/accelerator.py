@@ -16,6 +16,7 @@ is registered. Then programs that never use it change: `DataLoader` pins memory,
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -36,6 +37,8 @@ _OTHERS: dict[str, Callable[[], bool]] = {
 }
 """The accelerators in torch's tree, and whether this torch was built for them."""
 
+_PROCESS_GROUPS = ("torch.distributed.distributed_c10d", "torch.distributed.device_mesh")
+
 NONE = "Cannot access accelerator device when none is available."  # as torch says it
 
 
@@ -46,14 +49,14 @@ def register(module: Any) -> None:
         module: `torch.jax`.
     """
     instead: list[tuple[Any, Callable[[Any], Any]]] = [
-        (accelerators.ACCELERATOR, lambda _: _accelerator),
+        (accelerators.ACCELERATOR, lambda _: _accelerator_of_caller),
         (accelerators.ACCELERATOR_OR_CPU, lambda _: _of_process_groups),
         (accelerators.OUTSIDE_THE_TREE, lambda _: lazy_tensor.used),
         (accelerators.REPLICATED_OVER, _without_copies),
         (accelerators.PROFILED, _but_ours),
     ]
     for name, question in accelerators.QUESTIONS.items():
-        instead.append((question, functools.partial(_answering, _ANSWERS[name])))
+        instead.append((question, functools.partial(_answering, _ANSWERS[name], _ASKED.get(name))))
     for question, make in instead:
         if question.found(None) is not None:
             question.wrap(make)
@@ -63,17 +66,34 @@ def register(module: Any) -> None:
         backend.default_device_backend_map["jax"] = backend.GLOO  # of what ranks have on the CPU
 
 
-def _accelerator(*_: Any) -> torch.device | None:
-    """The accelerator, as `torch.device` without an index; None for none."""
-    if lazy_tensor.used():
-        return torch.device("jax")
+def without_ours() -> torch.device | None:
+    """The accelerator that torch is built for, without an index; None for none."""
     return next((torch.device(kind) for kind, built in _OTHERS.items() if built()), None)
 
 
+def _accelerator() -> torch.device | None:
+    return torch.device("jax") if lazy_tensor.used() else without_ours()
+
+
+def _accelerator_of_caller(*_: Any) -> torch.device | None:
+    """The accelerator; none where process groups ask, since no backend of theirs knows `jax`.
+
+    The ranks of the device meet in JAX.
+    """
+    if not lazy_tensor.used():
+        return without_ours()
+    caller = sys._getframe(1)
+    while caller.f_back is not None and caller.f_globals.get("__name__") == "torch.accelerator":
+        caller = caller.f_back
+    return None if caller.f_globals.get("__name__") in _PROCESS_GROUPS else torch.device("jax")
+
+
 def _of_process_groups(*_: Any) -> torch.device:
-    """The device of process groups: no backend of theirs speaks `jax`, whose ranks meet in JAX."""
-    found = _accelerator()
-    return torch.device("cpu") if found is None or found.type == "jax" else found
+    """The device of process groups by default."""
+    found = None if lazy_tensor.used() else without_ours()
+    if found is None or not torch.get_device_module(found).is_available():
+        return torch.device("cpu")
+    return found
 
 
 def _without_copies(torchs: Callable[[], str | None]) -> Callable[[], str | None]:
@@ -91,15 +111,29 @@ def _but_ours(activities: Callable[[], set[Any]]) -> Callable[[], set[Any]]:
     return lambda: activities() - {torch.profiler.ProfilerActivity.PrivateUse1}
 
 
-def _answering(answer: Callable[..., Any], torchs: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of C++ that answers for the `jax` device where that is the accelerator."""
+def _answering(
+    answer: Callable[..., Any] | None,
+    ask: Callable[..., Any] | None,
+    torchs: Callable[..., Any],
+) -> Callable[..., Any]:
+    """A function of C++, which itself answers for the `jax` device as soon as that is registered.
+
+    Args:
+        answer: for the `jax` device; None where torch's own answer is right.
+        ask: asks the module of another accelerator, such as `torch.cuda`; None where no such module
+            has an answer.
+        torchs: the function.
+    """
 
     def asked(*args: Any) -> Any:
         if lazy_tensor.used():
-            return answer(*args)
-        if _accelerator() is None:
+            return answer(*args) if answer is not None else torchs(*args)
+        other = without_ours()
+        if other is None:
             raise RuntimeError(NONE)
-        return torchs(*args)
+        if ask is None:
+            return torchs(*args)
+        return ask(torch.get_device_module(other), *args)
 
     return asked
 
@@ -151,7 +185,14 @@ def _exchanged(index: int) -> int:
     return 0
 
 
-_ANSWERS: dict[str, Callable[..., Any]] = {
+def _exchange(module: Any, index: int) -> int:
+    before = module.current_device()
+    if index >= 0:
+        module.set_device(index)
+    return before
+
+
+_ANSWERS: dict[str, Callable[..., Any] | None] = {
     "emptyCache": lambda: None,  # JAX gives back what nobody holds
     "emptyHostCache": lambda: None,
     "exchangeDevice": _exchanged,
@@ -159,6 +200,7 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "getDeviceIndex": lambda: 0,
     "getDeviceStats": lambda _: stats(),
     "getMemoryInfo": lambda _: free_and_total(),
+    "getStream": None,
     "isAllocatorInitialized": lambda: True,
     "maybeExchangeDevice": _exchanged,
     "resetAccumulatedStats": keep_peaks,
@@ -167,3 +209,21 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "setStream": lambda _: None,
     "synchronizeDevice": lambda _: sync(wait=True),
 }
+
+_ASKED: dict[str, Callable[..., Any]] = {
+    "emptyCache": lambda module: module.empty_cache(),
+    "emptyHostCache": lambda _: accelerators.EMPTY_HOST_CACHE(),
+    "exchangeDevice": _exchange,
+    "getDeviceIndex": lambda module: module.current_device(),
+    "getDeviceStats": lambda module, index: module.memory_stats_as_nested_dict(index),
+    "getMemoryInfo": lambda module, index: module.mem_get_info(index),
+    "getStream": lambda module, index: module.current_stream(index),
+    "isAllocatorInitialized": lambda module: module.is_initialized(),
+    "maybeExchangeDevice": _exchange,
+    "resetAccumulatedStats": lambda module, i: module.reset_accumulated_memory_stats(i),
+    "resetPeakStats": lambda module, index: module.reset_peak_memory_stats(index),
+    "setDeviceIndex": lambda module, index: module.set_device(index),
+    "setStream": lambda module, stream: module.set_stream(stream),
+    "synchronizeDevice": lambda module, index: module.synchronize(index),
+}
+"""What is asked of another accelerator's module while no tensor is on the `jax` device."""

@@ -243,7 +243,9 @@ def _let_loaders_pin() -> None:
         if device is None or torch.device(device).type in ("jax", "cpu"):
             device = "cuda" if torch.cuda.is_available() else None
         if device is None and not lazy_tensor.used():
-            raise RuntimeError(accelerator.NONE)
+            device = accelerator.without_ours()  # torch says why there is none of these
+            if device is None:
+                raise RuntimeError(accelerator.NONE)
         if device is None:
             return tensor.clone()
         return torchs.call_boxed(keys, tensor, torch.device(device))

@@ -113,7 +113,54 @@ def test_it_is_the_accelerator_once_it_is_used(use):
     script = _FROM_WHEN_ON.format(use=use)
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["None", "jax"]
+    without = next((kind for kind in ("cuda", "mps") if _built(kind)), None)
+    assert done.stdout.split() == [str(without), "jax"]
+
+
+def _built(kind):
+    """Whether torch was built for an accelerator, which need not be here."""
+    module = getattr(torch.backends, kind, None)
+    return module.is_built() if module is not None and hasattr(module, "is_built") else False
+
+
+_BESIDE_A_GPU = """
+import torch, isoshard.torch_bridge as xs
+from isoshard.torch_bridge import accelerator
+gpu = dict(
+    is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 1,
+    is_initialized=lambda: True, mem_get_info=lambda index: (index, 7),
+    memory_stats_as_nested_dict=lambda index: {"allocated_bytes": {"all": {"current": 5}}},
+    synchronize=lambda index: calls.append(("synchronize", index)),
+    set_device=lambda index: calls.append(("set_device", index)),
+    empty_cache=lambda: calls.append("empty_cache"),
+    reset_peak_memory_stats=lambda index: calls.append(("reset", index)),
+)
+calls = []
+for name, answer in gpu.items():
+    setattr(torch.cuda, name, answer)
+accelerator.without_ours = lambda: torch.device("cuda")
+asked = torch.accelerator
+print(asked.current_accelerator(), asked.device_count(), asked.current_device_index())
+print(asked.get_memory_info(0), asked.memory_allocated())
+for act in (asked.synchronize, asked.empty_cache, asked.reset_peak_memory_stats):
+    act()
+with asked.device_index(0):
+    pass
+print(calls)
+x = torch.ones(2, device="jax")
+print(asked.current_accelerator(), asked.device_count(), asked.current_device_index())
+"""
+
+
+def test_another_accelerator_answers_until_it_is_used():
+    command = [sys.executable, "-c", _BESIDE_A_GPU]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [
+        "cuda 2 1",
+        "(0, 7) 5",
+        "[('synchronize', 1), 'empty_cache', ('reset', 1), ('set_device', 0), ('set_device', 1)]",
+        "jax 1 0",
+    ], done.stderr
 
 
 _TEST_HELPERS = """

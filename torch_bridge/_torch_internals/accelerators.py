@@ -1,7 +1,7 @@
 """What `torch.accelerator` asks of C++, and who else asks which accelerator there is.
 
 >>> len(QUESTIONS), QUESTIONS["synchronizeDevice"].attribute
-(14, '_accelerator_synchronizeDevice')
+(15, '_accelerator_synchronizeDevice')
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ PROFILED = NAMES.state(
     without="tables of programs on the CPU have empty columns of the `jax` device",
 )
 
+EMPTY_HOST_CACHE = NAMES.bind(
+    "torch._C._host_emptyCache",
+    why="gives back page-locked memory of CUDA",
+    without="`torch.accelerator.empty_host_cache` raises where the accelerator is not `jax`",
+)
+
 QUESTIONS = {
     path.rpartition("_")[2]: NAMES.state(
         path,
@@ -52,6 +58,7 @@ QUESTIONS = {
         "torch._C._accelerator_getDeviceIndex",
         "torch._C._accelerator_getDeviceStats",
         "torch._C._accelerator_getMemoryInfo",
+        "torch._C._accelerator_getStream",
         "torch._C._accelerator_isAllocatorInitialized",
         "torch._C._accelerator_maybeExchangeDevice",
         "torch._C._accelerator_resetAccumulatedStats",
