@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkout import of_this_checkout
 from tools import hops
 from tools.harness import calls
 
@@ -28,6 +29,7 @@ def files():
     return calls.call("tools.hops:files", variables={"JAX_PLATFORMS": "cpu"}, limit=300)
 
 
+@of_this_checkout
 @pytest.mark.parametrize("call", MOST)
 def test_a_call_passes_through_few_files(files, call):
     listed = "\n".join(files[call])

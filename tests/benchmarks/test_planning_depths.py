@@ -7,7 +7,7 @@ import pytest
 from benchmarks import planning_depths
 from benchmarks.planning_depths import CASES, HELD_OUT, Case
 from isoshard.core.planner.machine.topologies import topology
-from tests.benchmarks.kept_figures import NEAR, OF_THIS_JAX
+from tests.reference import NEAR, OF_THIS_JAX
 from tools.harness.results import ROOT, saved
 
 KEPT = saved("planning_depths")

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from benchmarks import maxtext_decoder, planning_ranking
-from tests.benchmarks.kept_figures import NEAR
+from tests.reference import NEAR
 from tools.harness.results import ROOT, saved
 
 KEPT = saved("planning_ranking")

@@ -8,8 +8,8 @@
 P('dp', 'tp')
 >>> layout_of((Replicate(), Shard(0)), mesh, (5, 8)).sizes          # blocks as torch.chunk's
 ((2, 2, 1, 0), None)
->>> layout_of((Shard(0), Partial()), mesh, (4, 8)).sharding.spec    # sums still to be taken
-P('dp', unreduced={'tp'})
+>>> layout_of((Shard(0), Partial()), mesh, (4, 8)).sharding.spec.unreduced    # sums to be taken
+frozenset({'tp'})
 
 Where several mesh axes split one tensor axis, `Shard` takes them from the left. In another order
 DTensor writes `_StridedShard`, whose split factor is the number of parts that mesh axes further

@@ -43,8 +43,8 @@ class HybridMesh(Mesh):
         >>> mesh = HybridMesh(
         ...     ici_mesh_shape=(1, 4), dcn_mesh_shape=(2, 1), axis_names=("data", "model")
         ... )
-        >>> mesh.shape()
-        OrderedDict([('data', 2), ('model', 4)])
+        >>> dict(mesh.shape())
+        {'data': 2, 'model': 4}
     """
 
     ici_mesh_shape: tuple[int, ...]

@@ -1,8 +1,8 @@
 """Devices as a grid with named axes, in torch_xla's words, and the mesh of the process.
 
 >>> import isoshard.torch_bridge as xs
->>> xs.Mesh(range(8), (4, 2), ("x", "y")).shape()
-OrderedDict([('x', 4), ('y', 2)])
+>>> dict(xs.Mesh(range(8), (4, 2), ("x", "y")).shape())
+{'x': 4, 'y': 2}
 
 Unlike torch_xla's, a mesh may be over some of the devices only.
 """
@@ -55,8 +55,8 @@ class Mesh:
                [2, 3],
                [4, 5],
                [6, 7]])
-        >>> mesh.shape()
-        OrderedDict([('x', 4), ('y', 2)])
+        >>> dict(mesh.shape())
+        {'x': 4, 'y': 2}
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class Mesh:
         Raises:
             ShardingError, DeviceError: it is one, and not possible here.
 
-        >>> Mesh.from_str(str(Mesh(range(8), (2, 4), ("x", "y")))).shape()
-        OrderedDict([('x', 2), ('y', 4)])
+        >>> dict(Mesh.from_str(str(Mesh(range(8), (2, 4), ("x", "y")))).shape())
+        {'x': 2, 'y': 4}
         """
         try:
             read = ast.literal_eval(mesh_str.strip().removeprefix("Mesh"))
@@ -265,8 +265,8 @@ def get_1d_mesh(axis_name: str | None = None) -> Mesh:
         The mesh.
 
     Example:
-        >>> get_1d_mesh("data").shape()
-        OrderedDict([('data', 8)])
+        >>> dict(get_1d_mesh("data").shape())
+        {'data': 8}
     """
     count = len(jax.devices())
     return Mesh(range(count), (count,), None if axis_name is None else (axis_name,))
