@@ -71,10 +71,6 @@ def without_ours() -> torch.device | None:
     return next((torch.device(kind) for kind, built in _OTHERS.items() if built()), None)
 
 
-def _accelerator() -> torch.device | None:
-    return torch.device("jax") if lazy_tensor.used() else without_ours()
-
-
 def _accelerator_of_caller(*_: Any) -> torch.device | None:
     """The accelerator; none where process groups ask, since no backend of theirs knows `jax`.
 
@@ -127,13 +123,11 @@ def _answering(
 
     def asked(*args: Any) -> Any:
         if lazy_tensor.used():
-            return answer(*args) if answer is not None else torchs(*args)
+            return torchs(*args) if answer is None else answer(*args)
         other = without_ours()
         if other is None:
             raise RuntimeError(NONE)
-        if ask is None:
-            return torchs(*args)
-        return ask(torch.get_device_module(other), *args)
+        return torchs(*args) if ask is None else ask(torch.get_device_module(other), *args)
 
     return asked
 
