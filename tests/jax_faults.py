@@ -20,5 +20,5 @@ erf_in_shard_map = pytest.mark.xfail(
 named_axis_of_vmap = pytest.mark.xfail(
     _VERSION >= (0, 11),
     raises=ValueError,
-    reason="JAX 0.11 and 0.12: psum over the axis of a vmap does not take it from an Explicit layout",
+    reason="JAX 0.11: psum over the axis of a vmap does not take it from an Explicit layout",
 )
