@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from isoshard.core.runtime.private_names import release
+from isoshard.torch_bridge._torch_internals.dynamo_values import SINCE
+
 MARKS = [
+    pytest.mark.skipif(
+        release(torch.__version__) < SINCE, reason="torch 2.13 brought what dynamo has to be taught"
+    ),
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::UserWarning:torch._dynamo"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
