@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.doc_blocks import blocks, is_printed, pages, printed, program
+from tests.reference import OF_THIS_JAX
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.relative_to(ROOT).as_posix(): path for path in pages(ROOT)}
@@ -57,4 +58,6 @@ def test_what_a_page_says_that_it_prints_is_compared():
     page = "```python\nprint(1)\nprint('b')\n```\n\n```text\nb\n```\n"
     assert is_printed(page, "1\nb\n")
     assert not is_printed(page, "1\nc\n")
+    figure = "```python\nprint(2)\n```\n\n```text\n2\n```\n"
+    assert is_printed(figure, "2\n") and is_printed(figure, "3\n") is not OF_THIS_JAX
     assert is_printed("```python\n1\n```\n\nother\n\n```text\n5\n```\n", "")
