@@ -114,8 +114,8 @@ def resolved(name: str) -> list[str]:
         pip(python, "--upgrade", "pip")
         dry = ("--dry-run", "--ignore-installed", "--report", str(report))
         ours = f"isoshard[{extras}] @ {ROOT.as_uri()}"
-        beside = () if extras == FEW else _VISION
-        pip(python, *dry, *pair(name).requirements, *_TESTS, *_BUILD, *beside, ours)
+        vision = _VISION if extras == EVERYTHING else ()
+        pip(python, *dry, *pair(name).requirements, *_TESTS, *_BUILD, *vision, ours)
         installs = json.loads(report.read_text())["install"]
     named = {one["metadata"]["name"]: one["metadata"]["version"] for one in installs}
     return [
