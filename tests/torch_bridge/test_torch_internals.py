@@ -12,6 +12,7 @@ import torch
 import isoshard.torch_bridge
 import isoshard.torch_bridge as xs
 from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.runtime.private_names import PrivateNameError
 from isoshard.torch_bridge import _torch_internals as internals
 from isoshard.torch_bridge._torch_internals import (
     accelerators,
@@ -600,8 +601,8 @@ def the_accelerator():
     arguments = {
         **dict.fromkeys(("exchangeDevice", "maybeExchangeDevice", "setDeviceIndex"), (0,)),
         **dict.fromkeys(("getDeviceCapability", "getDeviceStats", "getMemoryInfo"), (0,)),
+        **dict.fromkeys(("getStream", "synchronizeDevice"), (0,)),
         "setStream": (None,),
-        "synchronizeDevice": (0,),
     }
     for name, question in accelerators.QUESTIONS.items():
         if not name.startswith("reset"):
@@ -609,6 +610,16 @@ def the_accelerator():
     for name in ("resetAccumulatedStats", "resetPeakStats"):
         with pytest.warns(UserWarning, match="it is not reset"):
             accelerators.QUESTIONS[name].found()(0)
+
+
+@checks("torch._C._host_emptyCache")
+def page_locked_memory():
+    """Only builds for CUDA have it, and only they ask for it."""
+    if torch.backends.cuda.is_built():
+        assert accelerators.EMPTY_HOST_CACHE() is None
+    else:
+        with pytest.raises(PrivateNameError, match="gives back page-locked memory of CUDA"):
+            accelerators.EMPTY_HOST_CACHE()
 
 
 @checks("torch.distributed.tensor.DTensor._local_tensor")
