@@ -59,8 +59,8 @@ from .dynamo_origins import (
     note_input,
 )
 
-_BY_IDENTITY = (Mesh, jax.sharding.Mesh, jax.sharding.PartitionSpec)
-"""Constants that dynamo does not know: another object is traced again."""
+_BY_IDENTITY = (Mesh, DeviceMesh, jax.sharding.Mesh, jax.sharding.PartitionSpec)
+"""Constants that dynamo does not know, of meshes before torch 2.13: another is traced again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Verb:
             try:
                 constants[name] = _constant(value)
             except NotImplementedError:
-                symbols[name] = value.as_proxy()
+                symbols[name] = _symbol(self.name, name, value)
         laid = self._known(tensor[1], constants)
 
         def node(tensor: Any, **symbols: Any) -> Any:
@@ -138,12 +138,20 @@ def _mesh_in(constants: dict[str, Any]) -> Any:
 
 def _constant(value: Any) -> Any:
     held = getattr(value, "value", None)
-    if not isinstance(held, _BY_IDENTITY):
+    if not isinstance(held, _BY_IDENTITY) or value.is_python_constant():
         found = value.as_python_constant()
         return tuple(found) if isinstance(found, list) else found
     if value.source is not None:
         guard(value.source, "ID_MATCH")
     return held
+
+
+def _symbol(verb: str, name: str, value: Any) -> Any:
+    """The node of an argument that is no constant."""
+    try:
+        return value.as_proxy()
+    except NotImplementedError:
+        end_graph(verb, f"torch's dynamo reads no constant in its argument {name}.")
 
 
 def _redistribute(
@@ -302,7 +310,7 @@ def _asked_of_mesh(mesh: DeviceMesh, name: str, *args: Any, **kwargs: Any) -> An
         found = getattr(mesh, name)(*given, **named)
     except Exception as error:
         end_graph(name, f"it raises {type(error).__name__}: {error}")
-    if isinstance(found, _BY_IDENTITY):
+    if isinstance(found, _BY_IDENTITY) and not isinstance(found, DeviceMesh):
         return hooks.USER_OBJECT.found()(found)
     return hooks.VALUE.found().build(hooks.TRANSLATOR.found()(), found)
 
@@ -326,14 +334,12 @@ def _is_placed(tensor: Any) -> bool:
 
 
 def teach(tracers: dict[type, Opaque]) -> None:
-    """Teach dynamo, once; nothing to that of an older torch, or of one that lacks what is needed.
+    """Teach dynamo, once; nothing to that of a torch that lacks what is needed.
 
     Args:
         tracers: its table of the types that it knows.
     """
-    if release(torch.__version__) < hooks.SINCE or any(
-        row.found(None) is None for row in hooks.ALL
-    ):
+    if any(row.found(None) is None for row in hooks.ALL):
         return
     trace = tracers[XLAShardedTensor]
     tracers[XLAShardedTensor] = lambda builder, tensor: note_input(trace(builder, tensor), tensor)
@@ -348,6 +354,9 @@ def teach(tracers: dict[type, Opaque]) -> None:
         _asked_of_pieces, source=builder.source
     )
     tracers[along.Constraint] = _followed
+    missing = any(row.found(None) is None for row in hooks.CONSTANTS)
+    if release(torch.__version__) < hooks.SINCE or missing:
+        return
     read, constant = hooks.READ.found(), hooks.CONSTANT_TYPE.found()
     asked = [name for name in dir(DeviceMesh) if not name.startswith("__")]
     kind = "constant" if hooks.CONSTANT_TYPE.present == hooks.CONSTANT_TYPE.path else "value"

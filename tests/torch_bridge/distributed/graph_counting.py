@@ -9,10 +9,13 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from isoshard.core.runtime.private_names import release
 from isoshard.torch_bridge._torch_internals.dynamo_values import SINCE
 
+ONE_GRAPH = release(torch.__version__) >= SINCE
+"""Whether a mesh may be asked without an end of the graph."""
+
+ASKS_A_MESH = pytest.mark.skipif(not ONE_GRAPH, reason="asking a mesh ends the graph here")
+"""For tests of what more graphs than one refuse, or are not."""
+
 MARKS = [
-    pytest.mark.skipif(
-        release(torch.__version__) < SINCE, reason="torch 2.13 brought what dynamo has to be taught"
-    ),
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore::UserWarning:torch._dynamo"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -26,9 +29,15 @@ def data(*shape, seed=0):
 
 
 def compiled(function, backend, **options):
-    """The function in one graph, and what counts the graphs."""
+    """The function in one graph, where torch can, and what counts the graphs."""
     counter = CompileCounterWithBackend(backend)
-    return torch.compile(function, backend=counter, fullgraph=True, **options), counter
+    options = {"fullgraph": ONE_GRAPH, **options}
+    return torch.compile(function, backend=counter, **options), counter
+
+
+def graphs_of(counter):
+    """How many graphs there are; one where this torch cannot make one."""
+    return counter.frame_count if ONE_GRAPH else 1
 
 
 def elements(t):

@@ -21,6 +21,8 @@ PROGRAMS = {
     "operators": lambda x: (x * x + 2).sum(1),
     "redistribute": lambda x: (x * 2).redistribute(mesh_of(MESH), [R, S1]).relu() + 1,
     "own mesh": lambda x: x.redistribute(x.device_mesh, [S1, S0]) * 3,
+    "asked mesh": lambda x: (x * 2).redistribute(mesh_of(MESH), [R, S1]) * x.device_mesh.size(),
+    "type": lambda x: (x + 1) * (2 if isinstance(x + 1, DTensor) else 3),
     "own placements": lambda x: x + len(x.placements),
     "pieces": lambda x: DTensor.from_local(x.to_local() * 2, mesh_of(MESH), [S0, R]) + 1,
     "whole": lambda x: x.full_tensor().cumsum(0),
