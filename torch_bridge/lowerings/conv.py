@@ -237,7 +237,10 @@ def _as_kernels_lie(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> tor
 lower("aten::convolution", meta=_as_kernels_lie)(biased)
 
 
-@lower("aten::_convolution")
+@lower(
+    "aten::_convolution",
+    meta=lambda x, weight, *options: _as_kernels_lie(x, weight, *options[:7]),
+)
 def _convolution_with_flags(
     x: jax.Array, weight: jax.Array, bias: jax.Array | None, *options: Any
 ) -> jax.Array:

@@ -285,7 +285,7 @@ def binomial(key: jax.Array, count: jax.Array, prob: jax.Array) -> jax.Array:
     return jax.random.binomial(key, wide(count), wide(prob), shape).astype(count.dtype)
 
 
-@lower("aten::_standard_gamma", random=True)
+@lower("aten::_standard_gamma", random=True, meta=lambda x, *_: torch.empty_like(x))
 def standard_gamma(key: jax.Array, x: jax.Array) -> jax.Array:
     """Gamma with the shape parameter in each place of `x`."""
     return jax.random.gamma(key, wide(x)).astype(x.dtype)

@@ -16,8 +16,9 @@ gradient of a float32 weight arrives in float32, though the matrix product took 
 torch.float32
 
 The lists are those that torch offers every backend (the CUDA lists without cuDNN's own operators),
-read from `ATen/autocast_mode.h` of torch 2.13. torch's cache of cast weights is not needed: a
-weight used twice is cast twice on the tape, and XLA does it once.
+read from `ATen/autocast_mode.h` of torch 2.13. What an older torch does not cast on CUDA is not
+cast here either (`rms_norm` in 2.11). torch's cache of cast weights is not needed: a weight used
+twice is cast twice on the tape, and XLA does it once.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from isoshard.torch_bridge._torch_internals.dispatcher import (
     DispatchKey,
     excluding,
     has_fallback,
+    has_kernel,
 )
 from isoshard.torch_bridge._torch_internals.undocumented import get_autocast_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -137,7 +139,7 @@ def _implement(
     for names, policy in policies:
         for name in names:
             func = _overload(name)
-            if func is not None:
+            if func is not None and (library in _XLA or has_kernel(func.name(), "AutocastCUDA")):
                 library.impl(name, _below_autocast(policy(func)), _KEY)
 
 

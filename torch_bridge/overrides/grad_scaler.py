@@ -81,9 +81,9 @@ def _step(theirs: Any) -> Any:
             raise CaptureError(
                 f"{metrics.user_location()}: GradScaler.step asks on the host whether to call "
                 f"{name}.step, which a compiled step would not ask again. Make the optimizer with "
-                "fused=True (Adam, AdamW, SGD, Adagrad), which decides on the device; with "
-                "torch.bfloat16 no GradScaler is needed; or leave this part out of the compiled "
-                "step."
+                "fused=True (Adam, AdamW, SGD, with torch 2.13 Adagrad), which decides on the "
+                "device; with torch.bfloat16 no GradScaler is needed; or leave this part out of "
+                "the compiled step."
             )
         return theirs(self, optimizer, state, *args, **kwargs)
 
