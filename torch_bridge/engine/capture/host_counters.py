@@ -19,6 +19,7 @@ from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import TorchDispatchMode, pytree, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches
+from isoshard.torch_bridge._torch_internals.tensor_fields import is_view
 from isoshard.torch_bridge._torch_internals.undocumented import is_anomaly_enabled
 from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.engine.values.expressions import Listed
@@ -208,6 +209,17 @@ class HostOps(TorchDispatchMode):
         """Whether a tensor made inside the step is among those with these ids."""
         return any(id(tensor) in tensors for tensor, _ in self._fresh)
 
+    def end(self) -> None:
+        """Forget the graph behind what the step made on the CPU, with the `jax` tensors in it.
+
+        An autograd function may give such a tensor: the one of `torch.utils.checkpoint` does before
+        torch 2.13.
+        """
+        for tensor, _ in self._fresh:
+            if tensor.grad_fn is not None and not is_view(tensor):
+                tensor.detach_()
+        self.results[:] = pytree.tree_map(_without_graph, self.results)
+
     def restart(self) -> None:
         """Give the tensors made inside the step the values they were made with."""
         _copy_back(self._fresh)
@@ -226,6 +238,12 @@ def _copy_back(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.no_grad():
         for tensor, first in pairs:
             tensor.copy_(first)
+
+
+def _without_graph(result: Any) -> Any:
+    if isinstance(result, torch.Tensor) and result.grad_fn is not None:
+        return result.detach()
+    return result
 
 
 def _is_on_device(argument: Any) -> bool:

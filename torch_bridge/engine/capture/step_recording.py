@@ -135,6 +135,7 @@ class Recording:
                 with self.numbers, self.executed:
                     result = self._step(*args, **kwargs)
                 self._keep(result)
+            self.host.end()
             if self.host.refused is not None:  # and caught: `logging` goes on after an error
                 raise self.host.refused
             self._refuse_disturbed()

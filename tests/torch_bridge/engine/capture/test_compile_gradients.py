@@ -317,3 +317,35 @@ def test_a_forward_pass_with_gradients_on_is_one_program():
     torch.manual_seed(3)
     np.testing.assert_allclose([step(x).tolist() for _ in range(3)], want, rtol=1e-5)
     assert len(step.replays) == 1
+
+
+class Marked(torch.autograd.Function):
+    """Gives a CPU tensor, and saves one of the device: as torch's checkpoint before torch 2.13."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.zeros(1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError("nobody asks for this gradient")
+
+
+def test_the_graph_of_a_tensor_on_the_cpu_ends_with_the_step():
+    layer = torch.nn.Linear(4, 4).to("jax")
+
+    def step(x):
+        layer.zero_grad()
+        hidden = layer(x).tanh()
+        assert Marked.apply(hidden).grad_fn is not None
+        loss = hidden.square().mean()
+        loss.backward()
+        return loss.detach()
+
+    run, x = xs.compile(step), torch.ones(2, 4, device="jax")
+    want = [step(x).item(), layer.weight.grad.cpu()]
+    for _ in range(3):
+        assert run(x).item() == pytest.approx(want[0])
+        torch.testing.assert_close(layer.weight.grad.cpu(), want[1])
+    assert 0 < len(run.replays) <= 2
