@@ -166,7 +166,11 @@ def described(state):
 
 
 def same_program(text):
-    """The text of a program without names, which tell of the source."""
+    """The text of a program without names, which tell of the source.
+
+    And without shardings, of which XLA has two spellings: shapes are those of a device's part.
+    """
+    text = re.sub(r", sharding=\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}", "", text)
     text = re.sub(r"(, )?(metadata|stack_frame_id)=(\{[^}]*\}|\d+)", "", text)
     return [line for line in text.splitlines() if re.search(r" = |^ENTRY|^HloModule", line)]
 
