@@ -54,6 +54,17 @@ def test_failed_tests_that_run_again_count_as_what_they_come_to():
     }
 
 
+def test_a_file_that_could_not_be_imported_runs_again_and_all_its_tests_count():
+    broken = "::tests.core.test_a"
+    assert matrix.files_of([broken]) == ["tests/core/test_a.py"]
+    before = {**COUNTS, "failed": 1, "passed": 7, "failures": [broken]}
+    found = {"tests.core.test_a::test_it": "passed", "tests.core.test_a.TestIt::test_x": "failed"}
+    after = matrix.mended(before, found)
+    assert (after["passed"], after["failed"]) == (8, 1)
+    assert after["failures"] == ["tests.core.test_a.TestIt::test_x"]
+    assert matrix.mended(before, {broken: "failed"}) == before
+
+
 @pytest.mark.usefixtures("kept")
 def test_a_part_replaces_what_it_came_to_before():
     matrix.keep("oldest", "tests/core", {**COUNTS, "date": "2026-01-01", "commit": "a"})

@@ -81,9 +81,10 @@ def files_of(failures: Sequence[str]) -> list[str]:
     """The files of failed tests.
 
     Args:
-        failures: such as "tests.core.test_errors.TestIt::test_that[x]".
+        failures: such as "tests.core.test_errors.TestIt::test_that[x]", or of a file that could not
+            be imported "::tests.core.test_errors".
     """
-    matches = [re.match(r"[\w.]*?\.test_\w+", failure) for failure in failures]
+    matches = [re.match(r"[\w.]*?\.test_\w+", one.removeprefix("::")) for one in failures]
     return sorted({f"{match[0].replace('.', '/')}.py" for match in matches if match})
 
 
@@ -98,14 +99,14 @@ def mended(result: Mapping[str, Any], found: Mapping[str, str]) -> dict[str, Any
         The result: tests that failed count as what they came to now, if they still exist.
     """
     before, counts = result["failures"], dict(result)
-    for test in before:
-        counts["failed"] -= 1
-        if test in found:
-            counts[found[test]] += 1
-    failed = {test for test, outcome in found.items() if outcome == "failed"}
-    counts["passed"] -= len(failed - set(before))
-    counts["failed"] += len(failed - set(before))
-    return {**counts, "failures": sorted(failed)}
+    counts["failed"] -= len(before)
+    not_counted = tuple(f"{one[2:]}." for one in before if one.startswith("::"))
+    for test, outcome in found.items():
+        known = test in before or test.replace("::", ".").startswith(not_counted)
+        if known or outcome == "failed":
+            counts[outcome] += 1
+            counts["passed"] -= not known
+    return {**counts, "failures": sorted(test for test in found if found[test] == "failed")}
 
 
 def kept() -> dict[str, dict[str, Any]]:
