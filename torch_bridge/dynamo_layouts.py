@@ -284,7 +284,13 @@ def _attribute(original: Any) -> Any:
                 return hooks.VALUE.found().build(tx, mesh_of(self, name))
             laid = layout(self) or layout_of_whole(self) or end_graph(name, UNKNOWN)
             return hooks.VALUE.found().build(tx, laid.placements)
-        return original(self, tx, name)
+        try:
+            return original(self, tx, name)
+        except AttributeError:
+            if not hasattr(torch.Tensor, name):
+                raise
+            # As `t.jax` is: before torch 2.13 dynamo takes every tensor to have it.
+            hooks.RAISE.found()(AttributeError, tx)
 
     return var_getattr
 

@@ -97,6 +97,12 @@ REFUSED = NAMES.state(
     without=_ENDS,
 )
 
+RAISE = NAMES.state(
+    "torch._dynamo.exc.raise_observed_exception",
+    why="raises in the traced program, which may catch it",
+    without=_ENDS,
+)
+
 USER_OBJECT = NAMES.state(
     "torch._dynamo.variables.user_defined.UserDefinedObjectVariable",
     why="is an object that dynamo looks into only where it is asked",

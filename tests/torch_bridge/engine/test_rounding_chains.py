@@ -90,7 +90,7 @@ def test_a_chain_is_as_one_by_one(seed, size, dtype):
     )
 
 
-@pytest.mark.skipif(release(jax.__version__) >= (0, 12), reason="its XLA rounds every product")
+@pytest.mark.skipif(release(jax.__version__) >= (0, 11), reason="its XLA rounds every product")
 def test_freedom_makes_a_chain_differ():
     """So the test above can fail."""
     x, y = (torch.randn(SIZES[0], SIZES[0]).bfloat16().to("jax") for _ in range(2))

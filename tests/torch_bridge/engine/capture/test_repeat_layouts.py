@@ -86,5 +86,5 @@ def test_a_run_sends_and_needs_what_is_planned(plan, checkpointed, counted):
     losses, sent, peak = run(checkpointed, plan, "always")
     assert " layers as 2 loops" in metrics.report()
     assert dict(sent) == dict(want_sent)
-    assert peak == pytest.approx(want_peak, rel=1e-3)
+    assert peak == pytest.approx(want_peak, rel=5e-3)
     assert losses == pytest.approx(run(checkpointed, plan, None)[0], rel=1e-4)

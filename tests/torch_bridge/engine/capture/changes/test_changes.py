@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from isoshard.core.runtime.private_names import release
 from tests.torch_bridge.engine.capture.changes import (
     attacks,
     containers,
@@ -25,7 +26,7 @@ from tests.torch_bridge.engine.capture.changes import (
     surroundings,
     training,
 )
-from tests.torch_bridge.engine.capture.changes.running import check, shows
+from tests.torch_bridge.engine.capture.changes.running import SilentChangeError, check, shows
 from tests.torch_bridge.engine.capture.changes.worlds import CASES
 
 TABLES = (
@@ -57,9 +58,26 @@ def fresh():
     torch.compiler.reset()
 
 
+UNSEEN_BY_DYNAMO = pytest.mark.xfail(
+    release(torch.__version__) < (2, 13),
+    raises=SilentChangeError,
+    reason="torch.compile of torch 2.10 to 2.12 guards none of these, on the CPU either",
+)
+UNSEEN = (
+    "an attribute of the class, through the class",
+    "a default argument of a called function",
+    "the class of a submodule",
+)
+
+
 def rows(*modes: str) -> list[Any]:
     return [
-        pytest.param(case, mode, id=f"{mode}-{case.name.replace(' ', '_')}")
+        pytest.param(
+            case,
+            mode,
+            id=f"{mode}-{case.name.replace(' ', '_')}",
+            marks=UNSEEN_BY_DYNAMO if mode == "dynamo" and case.name in UNSEEN else (),
+        )
         for mode in modes
         for case in CASES
         if mode not in case.without
