@@ -12,6 +12,8 @@ from isoshard.core.runtime.private_names import release
 
 _VERSION = release(jax.__version__)
 
+OF_JAX_11 = (0, 11) <= _VERSION < (0, 12)
+
 erf_in_shard_map = pytest.mark.xfail(
     _VERSION >= (0, 12),
     raises=ValueError,

@@ -140,6 +140,7 @@ def test_a_stage_keeps_the_types_of_its_axes():
 
 
 def test_a_function_for_explicit_axes_becomes_a_file():
+    pytest.importorskip("jax2onnx")
     typed = jax.make_mesh((2, 4), ("a", "b"))
     params = {"w": iso.shard(W, typed, P(None, "b")), "v": iso.shard(V, typed, P("b"))}
     x = iso.shard(X, typed, P("a"))
@@ -160,6 +161,7 @@ def test_a_function_for_explicit_axes_becomes_a_file():
 
 
 def test_the_ambient_mesh_is_that_of_an_export():
+    pytest.importorskip("jax2onnx")
     with jax.set_mesh(jax.make_mesh((2, 4), ("a", "b"))):
         made = export_jax(lambda x: jax.sharding.reshard(x * 2, P("a", "b")), (X,))
         np.testing.assert_array_equal(compile(made)(X), 2 * X)

@@ -33,8 +33,14 @@ from isoshard.core.domain.lifting.in_blocks import in_blocks
 from isoshard.core.layout.custom_partitioning import partitioned
 from isoshard.core.layout.spec_entries import axis_names, entries_of
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime.private_names import release
 
 from .window_arguments import Faults, is_whole
+
+
+_JAX_CRASHES = (0, 11) <= release(jax.__version__) < (0, 12)
+"""Whether compiling an empty residual of a `jax.shard_map`, as derivatives of products and extremes
+have, ends the process. Lengths of 2**n - 1 have none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +60,17 @@ class ScanOp:
     join: Callable[..., Any]
     total: Callable[..., Any]
     start: int | str
+
+    def local(self, x: Any, axis: int, reverse: bool) -> Any:
+        """Along an axis of each device's own part."""
+        length = x.shape[axis]
+        more = (1 << length.bit_length()) - 1 - length
+        if not more or self.start == 0 or not _JAX_CRASHES:
+            return self.along(x, axis, reverse)
+        widths = [(0, 0, 0)] * x.ndim
+        widths[axis] = (more, 0, 0) if reverse else (0, more, 0)
+        run = self.along(lax.pad(x, self.first(x.dtype), widths), axis, reverse)
+        return lax.slice_in_dim(run, widths[axis][0], widths[axis][0] + length, axis=axis)
 
     def first(self, dtype: Any) -> Any:
         """What changes nothing, of a dtype."""
@@ -193,7 +210,7 @@ def run_along(kind: ScanOp, x: Any, axis: int, reverse: bool, mesh: Any, spec: A
     faults.raise_any()
     if lifted(x, mesh, spec):
         rule = functools.partial(run_along, kind, axis=axis, reverse=reverse, mesh=None, spec=None)
-        return in_blocks(lambda x: kind.along(x, axis % ndim, reverse), rule)(x)
+        return in_blocks(lambda x: kind.local(x, axis % ndim, reverse), rule)(x)
     layout = layout_of(x, mesh, spec, verb=kind.verb)
     out = _run(kind, layout, axis % ndim, reverse, x.array if layout.uneven else x)
     out = lies(out, layout.sharding)
@@ -214,7 +231,7 @@ def _run(kind: ScanOp, layout: ArrayLayout, axis: int, reverse: bool, array: Any
 def _totals(kind: ScanOp, layout: ArrayLayout, axis: int, reverse: bool, array: Any) -> Any:
     names, shards = layout.names[axis], len(layout.sizes[axis])
     if not names:
-        return kind.along(array, axis, reverse)
+        return kind.local(array, axis, reverse)
     spec, manual = layout.manual()
 
     def shard(block: Any, number: Any) -> Any:
@@ -234,7 +251,7 @@ def _of_shard(
     kind: ScanOp, axis: int, reverse: bool, names: tuple[str, ...], block: Any, number: Any
 ) -> Any:
     """What runs over this device's shard, after the totals of the shards before it."""
-    here = kind.along(block, axis, reverse)
+    here = kind.local(block, axis, reverse)
     last = 0 if reverse else block.shape[axis] - 1
     totals = lax.all_gather(lax.index_in_dim(here, last, axis), names, axis=axis, tiled=True)
     others = jnp.arange(totals.shape[axis])

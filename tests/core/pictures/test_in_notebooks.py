@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 import treescope
-from IPython.core.formatters import DisplayFormatter
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, Plan
 from isoshard.core.runtime.shown_text import ShownText
+
+DisplayFormatter = pytest.importorskip("IPython.core.formatters").DisplayFormatter
 
 
 def _mesh():

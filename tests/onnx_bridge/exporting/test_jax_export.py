@@ -32,6 +32,8 @@ from isoshard.onnx_bridge import (
 from tests.onnx_bridge.exporting import jax_models
 from tests.onnx_bridge.exporting.jax_models import laid
 
+pytest.importorskip("jax2onnx")
+
 RNG = np.random.default_rng(0)
 X, W, V = (RNG.normal(size=s).astype(np.float32) for s in ((8, 16), (16, 32), (32, 16)))
 
