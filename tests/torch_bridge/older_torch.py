@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from isoshard.core.runtime.private_names import release
+
 
 def _has_derivative(name: str) -> bool:
     result = getattr(torch, name)(torch.ones(1, requires_grad=True))
@@ -19,4 +21,7 @@ def has(*operators: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"torch {torch.__version__} has no {missing}")
 
 
+CUMPROD = pytest.mark.skipif(
+    release(torch.__version__) < (2, 13), reason="its gradient of cumprod takes each row apart"
+)
 AMINMAX = pytest.mark.skipif(not _has_derivative("aminmax"), reason="aminmax has no derivative")

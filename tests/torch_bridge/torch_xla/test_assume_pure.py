@@ -176,7 +176,7 @@ def test_recording_is_one_entry_and_far_less_work(counted):
         return calls_of(step)
 
     plain, pure = work(layers), work(PureModule(layers))
-    assert pure < 0.6 * plain, (pure, plain)
+    assert pure < 0.65 * plain, (pure, plain)
     before = counted("compilations")
     pure_twice = PureModule(layers)  # recorded again, and found to be the same program
     pure_twice(x).sum().backward()
