@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState, PartialState
 
 from isoshard.torch_bridge.trainers import DeviceChoiceWarning
+
+Accelerator = pytest.importorskip("accelerate").Accelerator
+AcceleratorState = pytest.importorskip("accelerate.state").AcceleratorState
+PartialState = pytest.importorskip("accelerate.state").PartialState
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("accelerate")
 PROGRAM = Path(__file__).with_name("trainer_program.py")
 
 

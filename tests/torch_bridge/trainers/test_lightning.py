@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import lightning.fabric
-import lightning.pytorch as pl
 import pytest
 import torch
 
@@ -11,6 +9,10 @@ import isoshard as iso
 from isoshard import P
 from isoshard.torch_bridge.trainers import DeviceChoiceWarning
 from isoshard.torch_bridge.trainers.lightning_plan import plan_strategy
+
+pytest.importorskip("lightning.fabric")
+lightning = pytest.importorskip("lightning")
+pl = pytest.importorskip("lightning.pytorch")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

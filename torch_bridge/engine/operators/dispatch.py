@@ -372,7 +372,7 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
             outs = tuple(tensor._aval.meta for tensor in targets)
             if checks.may_grow(outs, metas):  # before the next check, which would let it grow
                 checks.check_size(infer(functional, positional, named, metas, numbers), outs)
-            if checks.may_widen(outs[0].dtype, metas, positional):
+            if checks.may_widen(functional, outs[0].dtype, metas, positional):
                 checks.check_cast(infer(functional, positional, named, metas, numbers), outs)
             if not many:
                 infer(func, positional, named, metas, numbers)  # torch's own checks

@@ -72,17 +72,21 @@ def check(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
             rule(name, named)
 
 
-def may_widen(target: torch.dtype, metas: tuple[Any, ...], args: tuple[Any, ...]) -> bool:
-    """Whether an in-place operation has an operand of a wider kind than what it writes to.
+def may_widen(
+    op: OpOverload, target: torch.dtype, metas: tuple[Any, ...], args: tuple[Any, ...]
+) -> bool:
+    """Whether an in-place operation may compute a wider kind than what it writes to.
 
     Args:
+        op: what is computed; shape functions of torch before 2.13 divide integers in place.
         target: the dtype it writes to.
         metas: the meta of each tensor argument.
         args: the arguments; one that is neither a number nor a tensor does not count.
     """
     kinds = [_kind(meta.dtype) for meta in metas]
     kinds += [_NUMBERS.get(type(arg).__name__, 0) for arg in args]
-    return max(kinds, default=0) > _kind(target)
+    divides = schema_of(op).name in ("aten::div", "aten::_foreach_div")
+    return max([*kinds, 2 * divides]) > _kind(target)
 
 
 def may_grow(targets: tuple[Any, ...], metas: tuple[Any, ...]) -> bool:
