@@ -37,7 +37,6 @@ from isoshard.core.runtime.private_names import release
 
 from .window_arguments import Faults, is_whole
 
-
 _JAX_CRASHES = (0, 11) <= release(jax.__version__) < (0, 12)
 """Whether compiling an empty residual of a `jax.shard_map`, as derivatives of products and extremes
 have, ends the process. Lengths of 2**n - 1 have none."""
