@@ -76,7 +76,7 @@ def _outcomes(name: str, files: Sequence[str], arguments: Sequence[str]) -> dict
         options = ("-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal")
         command = ("-m", "pytest", *options, f"--junitxml={report}", *files, *arguments)
         code = environments.run(name, command, extras)
-        if code > 1 or not report.exists():
+        if code not in (0, 1, 5) or not report.exists():  # 5: all files are skipped
             raise SystemExit(f"pytest ended with {code} at {' '.join(files)}: nothing is kept")
         return matrix.outcomes(report)
 
