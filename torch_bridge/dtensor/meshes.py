@@ -5,9 +5,9 @@ devices, it is `jax.devices()[r]`.
 
 >>> import torch
 >>> from torch.distributed.device_mesh import DeviceMesh
->>> mesh = DeviceMesh("xla", torch.arange(8).reshape(2, 4), mesh_dim_names=("dp", "tp"))
+>>> mesh = DeviceMesh("xla", torch.arange(8).reshape(2, 4), mesh_dim_names=("row", "column"))
 >>> jax_mesh(mesh).axis_names, jax_mesh(mesh).axis_sizes
-(('dp', 'tp'), (2, 4))
+(('row', 'column'), (2, 4))
 >>> device_mesh_of(jax_mesh(mesh)) == mesh
 True
 
@@ -93,8 +93,8 @@ def device_mesh_of(mesh: Mesh, device_type: str | None = None) -> Any:
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
-        >>> device_mesh_of(make_mesh((2, 4), ("dp", "tp")))
-        DeviceMesh((dp=2, tp=4), 'xla', stride=(4, 1))
+        >>> device_mesh_of(make_mesh((2, 4), ("row", "column")))
+        DeviceMesh((row=2, column=4), 'xla', stride=(4, 1))
     """
     mesh = of_type(mesh, AxisType.Auto)
     world = _world()
