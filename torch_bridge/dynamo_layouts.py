@@ -59,8 +59,8 @@ from .dynamo_origins import (
     note_input,
 )
 
-_BY_IDENTITY = (Mesh, DeviceMesh, jax.sharding.Mesh, jax.sharding.PartitionSpec)
-"""Constants that dynamo does not know, of meshes before torch 2.13: another is traced again."""
+_BY_IDENTITY = (Mesh, jax.sharding.Mesh, jax.sharding.PartitionSpec)
+"""Constants that dynamo does not know: another object is traced again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _mesh_in(constants: dict[str, Any]) -> Any:
 
 def _constant(value: Any) -> Any:
     held = getattr(value, "value", None)
-    if not isinstance(held, _BY_IDENTITY) or value.is_python_constant():
+    if not isinstance(held, (DeviceMesh, *_BY_IDENTITY)) or value.is_python_constant():
         found = value.as_python_constant()
         return tuple(found) if isinstance(found, list) else found
     if value.source is not None:
@@ -316,7 +316,7 @@ def _asked_of_mesh(mesh: DeviceMesh, name: str, *args: Any, **kwargs: Any) -> An
         found = getattr(mesh, name)(*given, **named)
     except Exception as error:
         end_graph(name, f"it raises {type(error).__name__}: {error}")
-    if isinstance(found, _BY_IDENTITY) and not isinstance(found, DeviceMesh):
+    if isinstance(found, _BY_IDENTITY):
         return hooks.USER_OBJECT.found()(found)
     return hooks.VALUE.found().build(hooks.TRANSLATOR.found()(), found)
 

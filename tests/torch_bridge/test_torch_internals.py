@@ -595,11 +595,18 @@ def dynamo_of_layouts():
 )
 def dynamo_of_meshes():
     from isoshard.torch_bridge.distributed import init_device_mesh
+    from isoshard.torch_bridge.distributed.tensor import Shard, distribute_tensor
 
-    mesh, x = init_device_mesh("jax", (2, 4)), torch.ones(2, device="jax")
+    mesh = init_device_mesh("jax", (8,))
+    x = distribute_tensor(torch.ones(8), mesh, [Shard(0)])
+
+    def function(x):
+        assert x.device_mesh.ndim == 1
+        return x * mesh.size()
+
     torch.compiler.reset()
-    run = torch.compile(lambda x: x * mesh.size() + mesh.ndim, backend="eager", fullgraph=True)
-    assert run(x).tolist() == [10.0, 10.0]
+    run = torch.compile(function, backend="aot_eager", fullgraph=True)
+    assert run(x).tolist() == [8.0] * 8
 
 
 @checks(

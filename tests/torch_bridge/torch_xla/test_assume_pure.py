@@ -20,6 +20,7 @@ from isoshard.torch_bridge.torch_xla.experimental.assume_pure import (
     j2t_autograd,
 )
 from tests.calls import calls_of
+from tests.torch_bridge.older_torch import BEFORE_2_13
 
 functional = torch.nn.functional
 
@@ -176,7 +177,8 @@ def test_recording_is_one_entry_and_far_less_work(counted):
         return calls_of(step)
 
     plain, pure = work(layers), work(PureModule(layers))
-    assert pure < 0.65 * plain, (pure, plain)
+    most = 0.65 if BEFORE_2_13 else 0.6  # fewer calls of torch's own are counted there
+    assert pure < most * plain, (pure, plain)
     before = counted("compilations")
     pure_twice = PureModule(layers)  # recorded again, and found to be the same program
     pure_twice(x).sum().backward()
