@@ -21,6 +21,7 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`isoshard run-torch-xla WORDS` on eight virtual CPU devices."""
     kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
     kept.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # as in conftest.py
+    kept["PYTHONFAULTHANDLER"] = "1"  # a crash says where
     return subprocess.run(
         [sys.executable, "-m", "isoshard", "run-torch-xla", *words],
         env=kept | {"CPU_NUM_DEVICES": "8", "PJRT_DEVICE": "CPU"} | environment,

@@ -62,6 +62,8 @@ def trace(
 ) -> None:
     """Profile this process for a while, and wait for the end.
 
+    Spans, operations and programs are noted, Python functions are not: see `start_trace`.
+
     Args:
         service_addr: `"localhost:PORT"` of the server that `start_server` runs in this process.
         logdir: folder for the profile.
@@ -87,6 +89,9 @@ def trace(
     time.sleep(delay_ms / 1000)
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level = host_tracer_level
+    # As torch_xla's. JAX's tracer of Python functions reads the names of C functions after they
+    # are freed (0.9 to 0.12), and torch makes and drops such functions all the time.
+    options.python_tracer_level = 0
     with jax.profiler.trace(logdir, profiler_options=options):
         time.sleep(duration_ms / 1000)
 
@@ -168,7 +173,7 @@ def trace_me(scope: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def start_trace(log_dir: os.PathLike[str] | str) -> None:
-    """Begin to profile this process.
+    """Begin to profile this process, Python functions among the rest.
 
     Args:
         log_dir: folder for the profile.
