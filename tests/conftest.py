@@ -12,7 +12,7 @@ import sys
 
 import jax
 import pytest
-from jax.sharding import AxisType
+from jax.sharding import AxisType, PartitionSpec
 
 from isoshard.core.layout.mesh import hybrid_mesh, make_mesh
 from tools.harness.xla_flags import ONE_MODULE, without_mlir
@@ -34,6 +34,10 @@ jax.config.update("jax_num_cpu_devices", DEVICES)
 if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     jax.config.update("jax_disable_most_optimizations", True)
     os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}".strip()
+
+if jax.__version_info__ < (0, 10):  # prints "PartitionSpec('x')" where later ones print "P('x')"
+    long = PartitionSpec.__repr__
+    PartitionSpec.__repr__ = lambda spec: long(spec).replace("PartitionSpec", "P", 1)
 
 # AXIS_TYPES=Explicit runs the tests on meshes as `jax.make_mesh` makes them.
 for make in (make_mesh, hybrid_mesh):

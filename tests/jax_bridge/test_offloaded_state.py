@@ -12,6 +12,7 @@ import isoshard as iso
 from isoshard import P, Plan, metrics
 from isoshard.core.plan import PlanError
 from isoshard.jax_bridge import create_opt_state, train_step
+from tests.jax_faults import host_memory_of_the_cpu
 
 HOST = "pinned_host"
 RULES = {"*.kernel": (None, "y"), "*": P()}
@@ -54,6 +55,7 @@ def kinds(tree):
     return {jax.tree_util.keystr(path): leaf.sharding.memory_kind for path, leaf in leaves}
 
 
+@host_memory_of_the_cpu
 @pytest.mark.parametrize("memory", [{"*.mu.*": HOST}, {"*.mu.*": HOST, "*.nu.*": HOST}])
 def test_state_on_the_host_gives_the_same_training(typed, memory):
     plain, losses = trained(typed, {})
@@ -68,6 +70,7 @@ def test_state_on_the_host_gives_the_same_training(typed, memory):
     assert {leaf.sharding.mesh for leaf in jax.tree.leaves(state.opt_state)} == {typed}
 
 
+@host_memory_of_the_cpu
 def test_parameters_on_the_host_and_their_slots_with_them(typed):
     plain, losses = trained(typed, {})
     state, found = trained(typed, {"up.*": HOST})

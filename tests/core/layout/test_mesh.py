@@ -1,3 +1,4 @@
+import copy
 import subprocess
 import sys
 
@@ -25,12 +26,18 @@ class TestMakeMesh:
     def test_fewer_devices_takes_the_first(self):
         assert _ids(make_mesh((3,), ("x",))) == [0, 1, 2]
 
+    def test_copies_of_what_holds_a_mesh_have_that_mesh(self):
+        mesh = make_mesh((2, 4), ("x", "y"))
+        assert copy.deepcopy([mesh])[0] is mesh
+        layout = NamedSharding(mesh, P("x"))
+        assert copy.deepcopy({"layout": layout}) == {"layout": layout}
+
     def test_devices_in_the_order_given(self):
         mesh = make_mesh((2, 2), ("x", "y"), devices=jax.devices()[::-1])
         assert _ids(mesh) == [7, 6, 5, 4]
 
     def test_no_axes_is_one_device(self):
-        assert make_mesh((), ()).size == 1
+        assert make_mesh((), ()).devices.size == 1
 
     def test_too_few_devices(self):
         with pytest.raises(DeviceError, match=r"needs 32.*there are 8 \(cpu\).*iso\.simulate_dev"):

@@ -27,6 +27,7 @@ from torch.func import (
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
+from tests.torch_bridge.older_torch import INDEXING
 from tests.torch_bridge.on_both import on_both, raises_on_both, same
 from tests.torch_bridge.training.test_training import draw
 
@@ -109,7 +110,9 @@ TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=INDEXING) if n == "vmap of indexing" else n for n in TRANSFORMS]
+)
 def test_a_transform_equals_the_cpu(name):
     on_both(TRANSFORMS[name], grad=False)
 

@@ -4,7 +4,6 @@ import collections
 import inspect
 import sys
 
-import jax
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -14,6 +13,7 @@ from isoshard import Plan, make_mesh
 from isoshard.core.frameworks import require
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.traced.source_lines import said_by
+from isoshard.core.runtime.jaxprs import equations
 
 from .steps import Mlp, compiled, gpt2, training
 
@@ -30,13 +30,6 @@ def at(mark, function):
 
 def traced(step, *args, mesh=MESH, plan=None):
     return require("torch").traced_step(step, args, {}, mesh, plan)
-
-
-def equations(program):
-    for one in program.eqns:
-        yield one
-        for inner in jax.extend.core.jaxprs_in_params(one.params):
-            yield from equations(inner)
 
 
 def lines(found, primitive=None):

@@ -37,7 +37,7 @@ from .moving_places import with_moving_places
 from .padded_blocks import padded, wrapped
 from .plan_lowering import lowered
 from .poisoned import is_of_an_operation, poison
-from .result_meshes import result_layouts
+from .result_meshes import named_part, result_layouts
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,6 +53,8 @@ class Program:
         whole: the layout of lifted floats and random words, if an input says which.
         several: whether it runs on several devices.
         calls_host: whether it calls Python while it runs.
+        unnamed: the results whose layout no `NamedSharding` says: JAX 0.9's XLA splits by parts of
+            an axis.
         arrangement: of a program with equal layers as loops, see `rolled_plan`.
     """
 
@@ -64,6 +66,7 @@ class Program:
     whole: jax.sharding.Sharding | None = None
     several: bool = False
     calls_host: bool = False
+    unnamed: tuple[int, ...] = ()
     arrangement: Any = None
     _sent: dict[str, tuple[np.ndarray, jax.Array | np.ndarray]] = dataclasses.field(
         default_factory=dict
@@ -336,6 +339,8 @@ def build(
     devices = max((len(array.sharding.device_set) for array in arrays), default=1)
     donated = getattr(analysis, "alias_size_in_bytes", 0) * devices
     taken = jax.tree.leaves(compiled.input_shardings)  # a mark may name a mesh that no input has
+    given = enumerate(jax.tree.leaves(compiled.output_shardings))
+    plain = (jax.sharding.NamedSharding, jax.sharding.SingleDeviceSharding)
     return Program(
         compiled,
         donated_bytes=donated,
@@ -344,6 +349,7 @@ def build(
         whole=plan.whole(),
         several=any(len(one.device_set) > 1 for one in taken),
         calls_host=plan.calls_host,
+        unnamed=tuple(n for n, one in given if not isinstance(one, plain)),
     )
 
 
@@ -381,6 +387,12 @@ def run(
         if program.calls_host:  # what Python raises is to be known now
             jax.block_until_ready(found)
         note(found)
+    if program.unnamed and isinstance(program.whole, jax.sharding.NamedSharding):
+        found = [*found]
+        for number in program.unnamed:
+            found[number] = jax.device_put(
+                found[number], named_part(found[number], program.whole.mesh)
+            )
     results = wrapped(found, program.blocks)
     samples.observe("execute_seconds", time.perf_counter() - started)
     metrics.count("executions")

@@ -10,6 +10,7 @@ of only, not on what else the program computes.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -55,6 +56,45 @@ def are_restated(numbers: Collection[int]) -> bool:
     """
     meshes = {*map(layout_numbers.users_mesh, numbers)} - {None}
     return len(meshes) > 1 or any(map(layout_numbers.is_restated, numbers))
+
+
+def named_part(array: jax.Array, mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
+    """The finest layout over a mesh whose blocks hold those that an array's devices have.
+
+    Args:
+        array: split by parts of axes somewhere, so that no `NamedSharding` says how.
+        mesh: of its devices.
+
+    >>> from isoshard import P, make_mesh
+    >>> fine, coarse = make_mesh((2, 2, 2), ("a", "b", "c")), make_mesh((2, 4), ("x", "y"))
+    >>> split = jax.sharding.NamedSharding(fine, P("a", "b"))  # "b" is a part of "y"
+    >>> named_part(jax.device_put(jax.numpy.ones((4, 8)), split), coarse).spec
+    P('x', None)
+    """
+    blocks = array.sharding.devices_indices_map(array.shape)
+    found = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    entries: list[tuple[str, ...]] = [()] * array.ndim
+    for dim, axis in itertools.product(range(array.ndim), mesh.axis_names):
+        if any(axis in axes for axes in entries):
+            continue
+        more = [axes + (axis,) * (n == dim) for n, axes in enumerate(entries)]
+        tried = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*more))
+        try:
+            larger = tried.devices_indices_map(array.shape)
+        except ValueError:  # does not divide
+            continue
+        if all(_within(blocks[device], larger[device], array.shape) for device in blocks):
+            entries, found = more, tried
+    return found
+
+
+def _within(block: Sequence[slice], other: Sequence[slice], shape: Sequence[int]) -> bool:
+    """Whether a block of an array of a shape lies in another."""
+    for mine, larger, size in zip(block, other, shape, strict=True):
+        (start, stop, _), (least, most, _) = mine.indices(size), larger.indices(size)
+        if start < least or stop > most:
+            return False
+    return True
 
 
 def meshes_behind(value: Value) -> set[jax.sharding.Mesh]:
