@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge  # noqa: F401  (registers the device)
-from isoshard.core.runtime.private_names import release
+from tests.torch_bridge.older_torch import BEFORE_2_13
 
 
 @pytest.fixture(autouse=True)
@@ -173,9 +173,7 @@ print(common_dtensor.DEVICE_TYPE, common_dtensor.PG_BACKEND, common_distributed.
 """
 
 
-@pytest.mark.skipif(
-    release(torch.__version__) < (2, 13), reason="these helpers ask `torch.jax` itself"
-)
+@pytest.mark.skipif(BEFORE_2_13, reason="these helpers ask `torch.jax` itself")
 def test_torchs_own_test_helpers_can_be_imported():
     def said(use):
         command = [sys.executable, "-c", _TEST_HELPERS.format(use=use)]

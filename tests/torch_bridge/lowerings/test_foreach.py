@@ -18,9 +18,9 @@ from tests.torch_bridge.older_torch import has
 aten = torch.ops.aten
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "clamp_min", "clamp_max", "pow")
 UNARY = sorted(
-    name.removeprefix("aten::_foreach_")
-    for name in registry.names()
-    if name.startswith("aten::_foreach_") and "." not in name and hasattr(aten, name[6:])
+    name.removeprefix("_foreach_")
+    for name in (full.removeprefix("aten::") for full in registry.names())
+    if name.startswith("_foreach_") and "." not in name and hasattr(aten, name)
 )
 
 

@@ -11,7 +11,7 @@ import torch
 
 import isoshard.torch_bridge as xs
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime.private_names import release
+from tests.torch_bridge.older_torch import BEFORE_2_13
 
 functional = torch.nn.functional
 SCALER = {"init_scale": 1024.0, "growth_interval": 2}
@@ -21,7 +21,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": lambda p, **o: torch.optim.AdamW(p, 0.05, **o),
     "Adagrad": lambda p, **o: torch.optim.Adagrad(p, 0.05, **o),
 }
-ADAGRAD_DECIDES = release(torch.__version__) >= (2, 13)
+ADAGRAD_DECIDES = not BEFORE_2_13
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

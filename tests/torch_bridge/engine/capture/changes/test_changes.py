@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from isoshard.core.runtime.private_names import release
 from tests.torch_bridge.engine.capture.changes import (
     attacks,
     containers,
@@ -28,6 +27,7 @@ from tests.torch_bridge.engine.capture.changes import (
 )
 from tests.torch_bridge.engine.capture.changes.running import SilentChangeError, check, shows
 from tests.torch_bridge.engine.capture.changes.worlds import CASES
+from tests.torch_bridge.older_torch import BEFORE_2_13
 
 TABLES = (
     attacks,
@@ -59,7 +59,7 @@ def fresh():
 
 
 UNSEEN_BY_DYNAMO = pytest.mark.xfail(
-    release(torch.__version__) < (2, 13),
+    BEFORE_2_13,
     raises=SilentChangeError,
     reason="torch.compile of torch 2.10 to 2.12 guards none of these, on the CPU either",
 )
