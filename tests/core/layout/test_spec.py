@@ -1,7 +1,7 @@
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError, SpecError, UnevenError, UnrepresentableError
@@ -167,6 +167,15 @@ class TestHelpers:
         assert a != b
         assert same_layout(a, b, 2)
         assert not same_layout(a, NamedSharding(mesh, P("y")), 2)
+
+    def test_same_layout_over_abstract_meshes(self, mesh):
+        one = NamedSharding(AbstractMesh((8, 1), ("x", "y")), P("x"))
+        same = NamedSharding(AbstractMesh((8, 1), ("x", "y")), P("x", "y"))
+        other = NamedSharding(AbstractMesh((8,), ("x",)), P("x"))
+        assert same_layout(one, same, 2)
+        assert not same_layout(one, other, 2)
+        for held in (NamedSharding(mesh, P("x")), jax.numpy.ones(8).sharding):
+            assert not same_layout(one, held, 2) and not same_layout(held, one, 2)
 
     def test_axis_names(self):
         assert [axis_names(entry) for entry in (None, "x", ("x", "y"))] == [(), ("x",), ("x", "y")]

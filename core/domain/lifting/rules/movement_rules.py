@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -119,9 +120,9 @@ def updated(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Rows put at a known place go there; along other axes updated in part, at the true shape."""
     value, update, *starts = values
     part = [axis for axis, size in enumerate(update.shape) if size != value.shape[axis]]
-    if len(part) == 1 and isinstance(starts[part[0]].array, int | np.generic | np.ndarray):
+    if len(part) == 1 and not isinstance(starts[part[0]].array, jax.Array):
         (axis,) = part
-        begin, size = int(starts[axis].array), update.shape[axis]
+        begin, size = int(np.asarray(starts[axis].array)), update.shape[axis]
         begin = min(max(begin, 0), value.shape[axis] - size)  # as XLA has it
         split = _of_update(value.splits[axis], update.splits[axis], begin, value.shape[axis])
         if split is not None:
