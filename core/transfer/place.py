@@ -49,6 +49,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.leaf_paths import path_name
+from isoshard.core.layout.partial_sums import unreduced
 from isoshard.core.layout.spec import is_spec
 from isoshard.core.layout.tree_mesh import one_mesh
 from isoshard.core.layout.uneven import UnevenArray, is_uneven
@@ -366,8 +367,8 @@ def _gather(x: Any) -> Any:
         return block_verbs().gather(x, _sharding_of(x.array))
     if isinstance(x, jax.ShapeDtypeStruct):
         return x.update(sharding=NamedSharding(_sharding_of(x).mesh, P()))
-    if not isinstance(x, Tracer) and x.is_fully_replicated:
-        return x
+    if not isinstance(x, Tracer) and x.is_fully_replicated and not unreduced(x.sharding):
+        return x  # (to JAX 0.9 terms of sums are replicated)
     whole = NamedSharding(_sharding_of(x).mesh, P())
     metrics.count("gathers")
     return lay_out(x, whole)

@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.in_shard_map import manual_axes
+from isoshard.core.layout.partial_sums import unreduced
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import Bounded
@@ -72,6 +73,8 @@ def move_of(x: jax.Array, mesh: Mesh, spec: Any, sharding: NamedSharding) -> Sha
         return sharding
     as_given = NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
     found = x.sharding if x.sharding == as_given else sharding
+    if unreduced(x.sharding) or unreduced(sharding):
+        return found  # `jax.device_put` neither takes nor makes sums (JAX 0.9 raises)
     if x.is_fully_addressable and sharding.is_fully_addressable:
         _known[x.sharding, mesh, spec, x.shape] = found
     return found

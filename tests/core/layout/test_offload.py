@@ -20,6 +20,7 @@ from isoshard.core.layout.offload import (
 )
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.plan.resolved import ResolvedPlan
+from tests.jax_faults import host_memory_of_the_cpu
 
 HOST = "pinned_host"
 
@@ -44,6 +45,7 @@ def test_devices_without_the_memory(mesh):
         in_memory(NamedSharding(mesh, P()), "disk", name="mu")
 
 
+@host_memory_of_the_cpu
 def test_a_step_brings_in_and_puts_back(mesh):
     layout = resting(mesh)
     state = jax.device_put(jnp.arange(8.0), layout)
@@ -129,6 +131,7 @@ class TestVerbs:
         struct = iso.shard(jax.ShapeDtypeStruct((8,), "float32"), mesh, P("x"), memory=HOST)
         assert struct.sharding.memory_kind == HOST
 
+    @host_memory_of_the_cpu
     def test_inside_jit(self, mesh):
         def step(x):
             return iso.shard(x * 2, mesh, P("x"), memory=HOST), iso.shard(x, mesh, P("x"))
@@ -137,6 +140,7 @@ class TestVerbs:
         assert host.sharding.memory_kind == HOST and device.sharding.memory_kind == "device"
         np.testing.assert_array_equal(host, 2 * np.ones(8))
 
+    @host_memory_of_the_cpu
     def test_torch(self, mesh):
         t = iso.shard(torch.ones(8, 4), mesh, P("x"), memory=HOST)
         assert iso.sharding_of(t).memory_kind == HOST

@@ -11,6 +11,7 @@ import isoshard as iso
 from isoshard.core.errors import ShardingError, SpecError, UnrepresentableError
 from isoshard.core.layout.axis_types import auto, constrain, under_auto
 from isoshard.core.layout.partial_sums import reduced, resharded, stored, unreduced
+from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.tiles import Tiles
 
 HOST = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -20,7 +21,7 @@ TAKEN = [P(), P("x"), P(None, "y"), P(("x", "y")), P("y", "x"), P("x", reduced={
 
 def repr_of(spec):
     """A name for a test that is the same in every run."""
-    return f"{spec.partitions} U{sorted(spec.unreduced)} R{sorted(spec.reduced)}"
+    return f"{entries_of(spec)} U{sorted(spec.unreduced)} R{sorted(spec.reduced)}"
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def _terms(x, mesh):
 
 
 def _used(spec):
-    entries = [e if isinstance(e, tuple) else (e,) for e in spec.partitions if e]
+    entries = [e if isinstance(e, tuple) else (e,) for e in entries_of(spec) if e]
     return {name for entry in entries for name in entry} | spec.unreduced
 
 

@@ -53,7 +53,8 @@ def test_every_spec_agrees_with_jax_and_survives_all_notations(mesh_shape):
             }
             assert mine == _held(sharding, shape), spec
             hlo = str(sharding._to_xla_hlo_sharding(ndim))
-            assert to_op_sharding(tiles, iota=True) == hlo, spec
+            if mesh.size > 1:  # JAX 0.9 writes {replicated} for one device
+                assert to_op_sharding(tiles, iota=True) == hlo, spec
             for text in (to_op_sharding(tiles), hlo):
                 again = parse_op_sharding(text, ndim, num_devices=mesh.size)
                 assert again == tiles, spec

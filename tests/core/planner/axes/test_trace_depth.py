@@ -17,6 +17,7 @@ from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
 from tests.core.planner.axes import cases
 from tests.core.planner.axes.partitioned_hlo import collectives
+from tests.jax_faults import OF_JAX_9
 
 MODELS = {
     "mlp": cases.mlp,
@@ -73,7 +74,7 @@ def test_memory_and_collectives_are_those_of_the_partitioner(model, plan):
         - memory.alias_size_in_bytes
         + memory.temp_size_in_bytes
     )
-    assert program.memory.peak == pytest.approx(peak, rel=0.15)
+    assert program.memory.peak == pytest.approx(peak, rel=0.25 if OF_JAX_9 else 0.15)
     found = collectives(compiled.as_text(), case.traced.mesh)
     if (model, plan) in EXACT:
         assert told(program) == found

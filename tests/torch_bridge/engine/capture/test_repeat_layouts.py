@@ -17,6 +17,7 @@ from isoshard.core.planner.programs.hlo_text import parsed
 from isoshard.core.planner.programs.live_values import liveness
 from isoshard.torch_bridge.engine.recording.compile_settings import Settings
 from isoshard.torch_bridge.recompute import checkpoint_module
+from tests.jax_faults import OF_JAX_9
 from tests.torch_bridge.planning.steps import llama
 from tools.harness.xla_flags import without_mlir
 
@@ -98,5 +99,5 @@ def test_a_run_sends_and_needs_what_is_planned(plan, checkpointed, counted):
     losses, sent, peak = run(checkpointed, plan, "always")
     assert " layers as 2 loops" in metrics.report()
     assert dict(sent) == dict(want_sent)
-    assert peak == want_peak
+    assert peak == pytest.approx(want_peak, rel=1e-2 if OF_JAX_9 else 1e-9)
     assert losses == pytest.approx(run(checkpointed, plan, None)[0], rel=1e-4)

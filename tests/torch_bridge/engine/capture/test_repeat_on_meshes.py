@@ -11,6 +11,7 @@ import isoshard.torch_bridge as xs
 from isoshard import P, metrics
 from isoshard.torch_bridge.engine.compiling.rolled_plan import stacked_layout
 from isoshard.torch_bridge.engine.values import layout_numbers
+from tests.jax_faults import host_memory_of_the_cpu
 from tests.torch_bridge.engine.capture.repeated_models import Training, compare
 from tests.torch_bridge.engine.capture.test_repeat import said, stacks
 
@@ -103,6 +104,7 @@ def test_uneven_blocks_are_a_reason(mesh):
     assert said().startswith("repeat: not rolled: it has arrays in blocks of unequal")
 
 
+@host_memory_of_the_cpu
 def test_offloaded_state_is_a_reason(mesh):
     plan = iso.Plan({"*.weight": ("y",), "*": P()}, memory={"state.*": "pinned_host"})
     metrics.reset()
