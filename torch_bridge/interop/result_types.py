@@ -349,8 +349,8 @@ def _chosen(
     def alone(*arrays: Any) -> list[Any]:
         return jaxpr_as_fun(closed(opened(program), arrays[:count]))(*arrays[count:])
 
-    device = grid.abstract_device
-    return propagated(alone, shapes, jax.default_backend() if device is None else device.platform)
+    device = grid.abstract_device  # which in JAX 0.9 has no platform
+    return propagated(alone, shapes, getattr(device, "platform", jax.default_backend()))
 
 
 def _type_of_constant(array: Any) -> NamedSharding | None:

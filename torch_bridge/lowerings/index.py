@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import torch  # noqa: F401  (for the doctest)
+import torch
 
 from .argument_forms import at_least_1d, axis, number, whole_dtype
 from .argument_forms import places as narrowed
@@ -177,7 +177,15 @@ def searchsorted_scalar(
     return searchsorted(sorted_sequence, value, right=right, side=side, sorter=sorter)
 
 
-@lower("aten::bucketize.Tensor", "aten::bucketize.Scalar")
+def _bucket_shape(
+    x: float, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
+) -> torch.Tensor:
+    """Torch 2.10 finds it by the value of the number."""
+    return boundaries.new_empty((), dtype=torch.int32 if out_int32 else torch.int64)
+
+
+@lower("aten::bucketize.Scalar", meta=_bucket_shape)
+@lower("aten::bucketize.Tensor")
 def bucketize(
     x: jax.Array | float, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False
 ) -> jax.Array:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from jax import lax
+
+from isoshard.core.runtime.private_names import release
 
 from .argument_forms import wide
 from .registry import lower
@@ -140,7 +143,7 @@ def _lu_solve_old(b: jax.Array, packed: jax.Array, pivots: jax.Array) -> jax.Arr
 
 
 def _turns(a: jax.Array, contiguous: bool) -> bool:
-    """Whether torch's gradients of det and slogdet take the factors for those of the transpose.
+    """Whether torch's gradient formulas take the factors for those of the transpose.
 
     They do where the matrix is real and lies row by row in memory.
     """
@@ -163,17 +166,26 @@ def _slogdet(
     return sign, jnp.sum(jnp.log(jnp.abs(along)), axis=-1), packed, pivots
 
 
-@lower("aten::_linalg_solve_ex")
+_SOLVES_TURNED = release(torch.__version__) < (2, 11)
+
+
+@lower("aten::_linalg_solve_ex", strided=_SOLVES_TURNED)
 def _solve(
-    a: jax.Array, b: jax.Array, *, left: bool = True, check_errors: bool = False
+    a: jax.Array,
+    b: jax.Array,
+    *,
+    left: bool = True,
+    check_errors: bool = False,
+    contiguous: bool = True,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    packed, pivots, order, info = _lu(a)
+    turned = _SOLVES_TURNED and _turns(a, contiguous)
+    packed, pivots, order, info = _lu(_transpose(a) if turned else a)
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
     columns = b[..., None] if vector else b
     if left:
-        x = _solve_packed(packed, order, columns)
+        x = _solve_packed(packed, order, columns, adjoint=turned)
     else:
-        x = _adjoint(_solve_packed(packed, order, _adjoint(columns), adjoint=True))
+        x = _adjoint(_solve_packed(packed, order, _adjoint(columns), adjoint=not turned))
     return x[..., 0] if vector else x, packed, pivots, info
 
 

@@ -48,4 +48,10 @@ def _ormqr(
     """Q times `other` (or `other` times Q), or with the adjoint of Q."""
     if other.size == 0 or tau.size == 0:
         return other
-    return lax.linalg.ormqr(a, tau, other, left=left, transpose=transpose)
+    if hasattr(lax.linalg, "ormqr"):
+        return lax.linalg.ormqr(a, tau, other, left=left, transpose=transpose)
+    rows, lead = a.shape[-2], [(0, 0)] * (a.ndim - 2)  # JAX 0.9: by Q itself
+    square = jnp.pad(a, [*lead, (0, 0), (0, max(rows - a.shape[-1], 0))])[..., :rows]
+    q = lax.linalg.householder_product(square, tau)
+    q = jnp.conj(jnp.swapaxes(q, -1, -2)) if transpose else q
+    return q @ other if left else other @ q

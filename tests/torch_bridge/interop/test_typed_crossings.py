@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard.core.errors import ShardingError, SpecError, UnevenError
-from tests.jax_faults import erf_in_shard_map, named_axis_of_vmap
+from tests.jax_faults import OF_JAX_9, erf_in_shard_map, named_axis_of_vmap
 from tests.torch_bridge.interop.types_of_arrays import close, data, grid, on, type_of, typed
 
 __all__ = ["typed"]
@@ -217,7 +217,7 @@ def test_random_keys_on_the_mesh(typed):
     drop, x = iso.jax_function(torch.nn.Dropout(0.5)), on(typed, np.ones((8, 4), np.float32), "x")
     key = jax.device_put(jax.random.key(0), NamedSharding(typed, P()))
     got = jax.jit(lambda x, key: drop({}, x, rng=key))(x, key)
-    assert type_of(got) == "f32[8@x,4]"
+    assert type_of(got) == ("f32[8,4]" if OF_JAX_9 else "f32[8@x,4]")  # as the compiler chooses
     close(got, drop({}, np.ones((8, 4), np.float32), rng=jax.random.key(0)))
 
 
