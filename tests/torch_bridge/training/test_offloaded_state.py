@@ -9,6 +9,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, Plan, metrics
 from isoshard.core.plan import PlanError
+from tests.jax_faults import host_memory_of_the_cpu
 
 HOST = "pinned_host"
 
@@ -54,6 +55,7 @@ def kinds(optimizer, slot):
     return {iso.sharding_of(state[slot]).memory_kind for state in optimizer.state.values()}
 
 
+@host_memory_of_the_cpu
 @pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_state_on_the_host_gives_the_same_training(typed, compiled, foreach):
@@ -112,6 +114,7 @@ def adafactor(mesh, memory):
     return layer, optimizer.state[layer.weight], optimizer
 
 
+@host_memory_of_the_cpu
 def test_slots_of_another_shape_than_their_parameter_rest_as_they_lie(typed):
     plain, theirs, _ = adafactor(typed, {})
     layer, mine, _ = adafactor(typed, {"state.*": HOST})
