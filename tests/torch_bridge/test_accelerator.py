@@ -205,4 +205,5 @@ def test_process_groups_are_of_gloo_on_the_cpu():
     command = [sys.executable, "-c", _GROUPS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     said = ["gloo", "cpu:gloo", "2.0", "gloo", "cpu:gloo,cuda:gloo", "2.0"]
-    assert done.stdout.split() == said, done.stderr
+    words = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]
+    assert " ".join(words).split() == said, done.stderr  # torch 2.10 lets gloo print

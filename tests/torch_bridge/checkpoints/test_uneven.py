@@ -17,7 +17,6 @@ from isoshard.torch_bridge.checkpoints.arrival import Arrival
 from isoshard.torch_bridge.loops.stacked import StackedLayers
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # torch 2.10
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
 ]
 

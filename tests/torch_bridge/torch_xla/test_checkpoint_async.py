@@ -21,8 +21,6 @@ from tests.torch_bridge.torch_xla.checkpoint_states import (
     small_state,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.10
-
 
 class Gate:
     """Holds every write of a manager until it is opened; or fails it."""

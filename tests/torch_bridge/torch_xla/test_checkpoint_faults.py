@@ -21,8 +21,6 @@ from tests.torch_bridge.torch_xla.checkpoint_states import (
 )
 from tests.torch_bridge.torch_xla.faulty_storage import Faults, FaultyLocal, Injected
 
-pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.10
-
 OLD, NEW = 1, 2
 SCENES = {
     "another step": {"step": 20},

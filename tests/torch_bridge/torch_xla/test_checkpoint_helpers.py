@@ -21,8 +21,6 @@ from isoshard.torch_bridge.torch_xla.experimental import distributed_checkpoint 
 from isoshard.torch_bridge.torch_xla.experimental.distributed_checkpoint import _helpers
 from tests.torch_bridge.torch_xla.checkpoint_states import LAYOUTS, numbers, place, same
 
-pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.10
-
 PACKAGE = package.__name__
 
 

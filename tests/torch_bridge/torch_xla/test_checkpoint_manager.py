@@ -28,8 +28,6 @@ from tests.torch_bridge.torch_xla.checkpoint_states import (
     small_state,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.10
-
 
 @pytest.fixture
 def make(tmp_path):

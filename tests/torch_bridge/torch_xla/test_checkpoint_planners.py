@@ -25,7 +25,6 @@ from isoshard.torch_bridge.torch_xla.experimental.distributed_checkpoint import 
 from tests.torch_bridge.torch_xla.checkpoint_states import LAYOUTS, numbers, place, same
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # torch 2.10
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:`(save|load)_state_dict` is deprecated"),
 ]

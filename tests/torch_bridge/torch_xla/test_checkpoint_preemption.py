@@ -15,8 +15,6 @@ from isoshard.torch_bridge.checkpoints import CheckpointManager
 from isoshard.torch_bridge.checkpoints.preemption import Watch
 from tests.torch_bridge.torch_xla.checkpoint_states import small_state
 
-pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.10
-
 
 @pytest.fixture(autouse=True)
 def handler():

@@ -14,8 +14,6 @@ from isoshard.torch_bridge.checkpoints import CheckpointManager
 from isoshard.torch_bridge.checkpoints.ranks import Ranks
 from tests.torch_bridge.torch_xla.checkpoint_states import restored, same, small_state
 
-pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.10
-
 SCRIPT = """
 import os, signal, sys
 import jax

@@ -21,8 +21,6 @@ from tests.torch_bridge.torch_xla.checkpoint_states import (
 )
 from tests.torch_bridge.torch_xla.faulty_storage import Faults, FaultyRemote, Injected
 
-pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch 2.10
-
 ROOT = "/checkpoint-tests"
 
 
