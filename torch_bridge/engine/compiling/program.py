@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from isoshard.core.layout import custom_partitioning
+from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.runtime import compilation_cache, metrics, samples, serialize_virtual
 from isoshard.torch_bridge.engine.recording import random_state, regions
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
@@ -388,11 +389,9 @@ def run(
             jax.block_until_ready(found)
         note(found)
     if program.unnamed and isinstance(program.whole, jax.sharding.NamedSharding):
-        found = [*found]
-        for number in program.unnamed:
-            found[number] = jax.device_put(
-                found[number], named_part(found[number], program.whole.mesh)
-            )
+        found, mesh = [*found], mesh_of(program.whole)
+        for n in program.unnamed:
+            found[n] = jax.device_put(found[n], named_part(found[n], mesh))
     results = wrapped(found, program.blocks)
     samples.observe("execute_seconds", time.perf_counter() - started)
     metrics.count("executions")
