@@ -391,7 +391,8 @@ def run(
     if program.unnamed and isinstance(program.whole, jax.sharding.NamedSharding):
         found, mesh = [*found], mesh_of(program.whole)
         for n in program.unnamed:
-            found[n] = jax.device_put(found[n], named_part(found[n], mesh))
+            layout = named_part(found[n].sharding, found[n].shape, mesh)
+            found[n] = jax.device_put(found[n], layout)
     results = wrapped(found, program.blocks)
     samples.observe("execute_seconds", time.perf_counter() - started)
     metrics.count("executions")

@@ -58,32 +58,36 @@ def are_restated(numbers: Collection[int]) -> bool:
     return len(meshes) > 1 or any(map(layout_numbers.is_restated, numbers))
 
 
-def named_part(array: jax.Array, mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
-    """The finest layout over a mesh whose blocks hold those that an array's devices have.
+@functools.lru_cache(maxsize=4096)
+def named_part(
+    layout: jax.sharding.Sharding, shape: tuple[int, ...], mesh: jax.sharding.Mesh
+) -> jax.sharding.NamedSharding:
+    """The finest layout over a mesh whose blocks hold those of another layout.
 
     Args:
-        array: split by parts of axes somewhere, so that no `NamedSharding` says how.
+        layout: splits by parts of axes somewhere, so that no `NamedSharding` says how.
+        shape: of the array.
         mesh: of its devices.
 
     >>> from isoshard import P, make_mesh
     >>> fine, coarse = make_mesh((2, 2, 2), ("a", "b", "c")), make_mesh((2, 4), ("x", "y"))
     >>> split = jax.sharding.NamedSharding(fine, P("a", "b"))  # "b" is a part of "y"
-    >>> named_part(jax.device_put(jax.numpy.ones((4, 8)), split), coarse).spec
+    >>> named_part(split, (4, 8), coarse).spec
     P('x', None)
     """
-    blocks = array.sharding.devices_indices_map(array.shape)
+    blocks = layout.devices_indices_map(shape)
     found = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    entries: list[tuple[str, ...]] = [()] * array.ndim
-    for dim, axis in itertools.product(range(array.ndim), mesh.axis_names):
+    entries: list[tuple[str, ...]] = [()] * len(shape)
+    for dim, axis in itertools.product(range(len(shape)), mesh.axis_names):
         if any(axis in axes for axes in entries):
             continue
         more = [axes + (axis,) * (n == dim) for n, axes in enumerate(entries)]
         tried = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*more))
         try:
-            larger = tried.devices_indices_map(array.shape)
+            larger = tried.devices_indices_map(shape)
         except ValueError:  # does not divide
             continue
-        if all(_within(blocks[device], larger[device], array.shape) for device in blocks):
+        if all(_within(blocks[device], larger[device], shape) for device in blocks):
             entries, found = more, tried
     return found
 
