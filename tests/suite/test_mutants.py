@@ -1,0 +1,45 @@
+"""Which mutants there are, and which tests each is given (tools/suite/mutants.py)."""
+
+from tools.suite import mutants
+
+
+def test_every_kept_mutant_is_of_the_heart():
+    heart, kept = set(mutants.modules()), mutants.kept()
+    assert len(kept) == mutants.NUMBER
+    assert {mutant["file"] for mutant in kept} <= heart
+    assert "core/domain/blocks/block.py" in heart or any("core/domain/blocks/" in m for m in heart)
+    assert not any(name.startswith("core/planner/") for name in heart)
+
+
+def test_the_kept_mutants_are_changes_of_the_package():
+    sources = {}
+    gone = []
+    for mutant in mutants.kept():
+        path = mutants.ROOT / mutant["file"]
+        source = sources.setdefault(path, path.read_text() if path.exists() else "")
+        if mutants.site_of(mutant, source) is None:
+            gone.append((mutant["file"], mutant["function"]))
+    assert len(gone) <= 30, gone  # one in ten: draw again before the shares say nothing
+
+
+def test_probes_tell_the_tests_that_come_by(tmp_path):
+    report = tmp_path / "probe.tsv"
+    report.write_text("3\ta.py::test[x y]\n3\tb.py::test\n4\t\n")
+    assert mutants.visits(report) == {3: {"a.py::test[x y]", "b.py::test"}}
+
+
+def test_the_shortest_tests_come_first_until_the_time_is_over():
+    most = mutants.MOST_SECONDS
+    seconds = {"a": most / 2, "b": most / 4, "c": most / 2, "d": 2 * most}
+    assert mutants.chosen("abcd", seconds) == ["b", "a"]
+    assert mutants.chosen("d", seconds) == ["d"]
+    assert mutants.chosen("", seconds) == []
+
+
+def test_the_table_has_shares_and_survivors():
+    mutant = {"file": "core/a.py", "function": "f", "old": "a < b", "new": "a <= b"}
+    killed = {"killed": True, "by": "t", "tests": 1, "visits": 1}
+    survived = {"killed": False, "by": "", "tests": 0, "visits": 0}
+    rows = mutants.table([mutant | {"before": killed}, mutant | {"before": survived}])
+    assert "| before | 2 | 1 | 1 | 50.0% |" in rows
+    assert "| core/a.py | f | `a <= b` | `a < b` | 0 |" in rows

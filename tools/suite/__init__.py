@@ -1,0 +1,1 @@
+"""What the test suite costs, and which changes of the package it notices."""

@@ -1,0 +1,65 @@
+"""Find what the test suite costs, and which mutants of the package it kills.
+
+    python -m tools.suite draw            write the mutants to be tried to mutants.json
+    python -m tools.suite probe           run all tests on a package with probes: an hour or less
+    python -m tools.suite kill after      give each mutant to the tests that come by: hours
+    python -m tools.suite mutants         the shares of killed mutants, and the survivors
+    python -m tools.suite costs           what each test file takes
+
+`probe` writes `out/suite/probe.tsv` and `out/suite/costs.json`, which the others read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from . import costs, mutants
+
+FOLDER = mutants.ROOT / "out" / "suite"
+COSTS = FOLDER / "costs.json"
+PROBE = FOLDER / "probe.tsv"
+
+
+def probe(arguments: list[str], workers: int) -> int:
+    """Run the tests on a package with probes, and write what they cost and where they come by."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    PROBE.unlink(missing_ok=True)
+    options = ["-p", "tools.suite.costs", f"--costs={COSTS}", f"-n{workers}", "--dist=worksteal"]
+    with tempfile.TemporaryDirectory() as scratch:
+        package = mutants.probed(Path(scratch) / "wheel")
+        code = mutants.pytest_on(package, [*options, *arguments], PROBE=str(PROBE))
+        text = (package / "last.txt").read_text(errors="replace")
+        (FOLDER / "probe.txt").write_text(text)
+        print(*text.splitlines()[-20:], sep="\n")
+    return code
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tools.suite", description=__doc__)
+    parser.add_argument("command", choices=("draw", "probe", "kill", "mutants", "costs"))
+    parser.add_argument(
+        "column", nargs="?", default="after", help="of mutants.json: before or after"
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--tests", nargs="*", default=[], help="arguments for pytest, with probe")
+    options = parser.parse_args()
+    if options.command == "draw":
+        mutants.keep(mutants.drawn())
+    elif options.command == "probe":
+        return probe(options.tests, options.workers)
+    elif options.command == "kill":
+        with tempfile.TemporaryDirectory() as scratch:
+            mutants.kill_all(PROBE, COSTS, options.column, options.workers, Path(scratch))
+    elif options.command == "mutants":
+        print(mutants.table(mutants.kept()))
+    else:
+        print(costs.table(json.loads(COSTS.read_text())["files"]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

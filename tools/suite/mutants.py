@@ -1,0 +1,271 @@
+"""Mutants of the package's heart: which of them the tests notice.
+
+A mutant is the package with one small change (`sites.py`); a test that fails kills it. `NUMBER` of
+them are drawn with a fixed seed and kept in `mutants.json`. The tests run once with a probe at each
+mutant's place, which tells the tests that come by. Then each mutant is given to these, the shortest
+first, until one fails, or for `MOST_SECONDS`.
+
+The commands are in `__main__.py`.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+from .sites import Site, changed, is_program, sites
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = Path(__file__).with_name("mutants.json")
+HEART = ("core", "jax_bridge", "torch_bridge")
+NOT_HEART = (
+    "core/domain/",
+    "core/planner/",
+    "jax_bridge/planning.py",
+    "torch_bridge/domain.py",
+    "torch_bridge/planning/",
+    "torch_bridge/torch_xla",
+)
+HEART_TOO = ("core/domain/blocks/",)
+SEED, NUMBER = 46, 300
+MOST_SECONDS = 240
+"""Of tests that a mutant is given, as long as they took on the package as it is."""
+
+START_SECONDS = 8
+TIMEOUT = 120
+_PROBE = """
+import os
+file, seen, process = None, set(), 0
+def hit(mutant):
+    global file, process
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+    if (mutant, test) in seen and process == os.getpid():
+        return
+    if process != os.getpid():
+        process, file = os.getpid(), open(os.environ["PROBE"], "a", buffering=1)
+        seen.clear()
+    seen.add((mutant, test))
+    file.write(f"{mutant}\\t{test}\\n")
+"""
+
+
+def modules(root: Path = ROOT) -> list[str]:
+    """The heart's modules, relative to the root."""
+    files = [path.relative_to(root) for part in HEART for path in (root / part).rglob("*.py")]
+    names = sorted(path.as_posix() for path in files)
+    return [name for name in names if name.startswith(HEART_TOO) or not name.startswith(NOT_HEART)]
+
+
+def drawn(root: Path = ROOT) -> list[dict[str, Any]]:
+    """The mutants: at most one of each function, all sites equally likely."""
+    sources = {name: (root / name).read_text() for name in modules(root)}
+    every = [(name, site) for name, source in sources.items() for site in sites(source)]
+    random.Random(SEED).shuffle(every)
+    result: dict[tuple[str, str], dict[str, Any]] = {}
+    for name, site in every:
+        key = name, site.function
+        if key not in result and is_program(changed(sources[name], site)):
+            known = {field: getattr(site, field) for field in (*_IDENTITY, "old", "new")}
+            result[key] = {"file": name, **known}
+        if len(result) == NUMBER:
+            break
+    return list(result.values())
+
+
+_IDENTITY = ("function", "kind", "ordinal")
+
+
+def site_of(mutant: Mapping[str, Any], source: str) -> Site | None:
+    """Where a kept mutant is in its module as it is now; none if its code is gone."""
+    for site in sites(source):
+        if all(getattr(site, name) == mutant[name] for name in _IDENTITY):
+            return site if site.old == mutant["old"] else None
+    return None
+
+
+def kept() -> list[dict[str, Any]]:
+    """The mutants as they were drawn, with what became of each."""
+    return json.loads(KEPT.read_text())
+
+
+def keep(mutants: Sequence[Mapping[str, Any]]) -> None:
+    """Write them, one a line."""
+    KEPT.write_text("[\n" + ",\n".join(json.dumps(mutant) for mutant in mutants) + "\n]\n")
+
+
+def wheel(folder: Path, edits: Iterable[tuple[str, str]] = ()) -> Path:
+    """An unpacked wheel of this checkout, with changed modules.
+
+    Args:
+        folder: of the wheel; made where it is not there.
+        edits: modules of the checkout, and their new sources.
+    """
+    if not folder.exists():
+        subprocess.run(["make", "--quiet", "wheel"], cwd=ROOT, check=True)
+        shutil.copytree(ROOT / "build" / "wheel", folder)
+    for name, source in edits:
+        (folder / "isoshard" / name).write_text(source)
+    return folder
+
+
+def probed(folder: Path) -> Path:
+    """A wheel whose functions write down the tests that come by a mutant's place."""
+    by_file = collections.defaultdict(list)
+    for number, mutant in enumerate(kept()):
+        by_file[mutant["file"]].append((number, mutant))
+    edits = []
+    for name, mutants in by_file.items():
+        source = (ROOT / name).read_text()
+        found = [(number, site_of(mutant, source)) for number, mutant in mutants]
+        # From the end: what stands before stays where it is.
+        for number, site in sorted(
+            ((number, site) for number, site in found if site), key=lambda pair: -pair[1].start
+        ):
+            hit = f"__import__('_isoshard_probe').hit({number})"
+            new = f"{hit}; {site.old}" if site.statement else f"({hit}, {site.old})[1]"
+            if site.kind == "keyword":
+                key, _, value = site.old.partition("=")
+                new = f"{key}=({hit}, {value})[1]"
+            source = changed(source, site, new)
+        compile(source, name, "exec", dont_inherit=True)
+        edits.append((name, source))
+    wheel(folder, edits)
+    (folder / "_isoshard_probe.py").write_text(_PROBE)
+    return folder
+
+
+def pytest_on(package: Path, arguments: Sequence[str], **environment: str) -> int:
+    """Run pytest of this checkout's tests on an unpacked wheel.
+
+    Returns:
+        The exit status.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(package)} | environment
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    (package / "last.txt").write_bytes(done.stdout)
+    return done.returncode
+
+
+def visits(report: Path) -> dict[int, set[str]]:
+    """The tests that came by each mutant's place."""
+    found = collections.defaultdict(set)
+    for line in report.read_text().splitlines():
+        number, _, test = line.partition("\t")
+        if number.isdigit() and test:
+            found[int(number)].add(test)
+    return found
+
+
+def chosen(tests: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
+    """The tests for a mutant: the shortest first, `MOST_SECONDS` of them, at least one.
+
+    Args:
+        tests: that come by.
+        seconds: how long each takes.
+    """
+    result, spent = [], 0.0
+    for test in sorted(tests, key=lambda test: (seconds.get(test, 1.0), test)):
+        spent += seconds.get(test, 1.0)
+        if spent > MOST_SECONDS and result:
+            break
+        result.append(test)
+    return result
+
+
+def kill(mutant: Mapping[str, Any], tests: Sequence[str], package: Path) -> str:
+    """Run tests on a mutant.
+
+    Returns:
+        The test that failed; "" if none did.
+    """
+    name = mutant["file"]
+    source = (ROOT / name).read_text()
+    site = site_of(mutant, source)
+    if site is None or not tests:
+        return ""
+    wheel(package, [(name, changed(source, site))])
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as ids:
+        ids.write("\n".join(tests))
+        ids.flush()
+        code = pytest_on(package, ["-x", "-rfE", f"--timeout={TIMEOUT}", f"@{ids.name}"])
+    wheel(package, [(name, source)])
+    if code == 0:
+        return ""
+    lines = (package / "last.txt").read_text(errors="replace").splitlines()
+    failed = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0].split(" - ")[0] if failed else f"pytest ended with {code}"
+
+
+def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path) -> None:
+    """Give each mutant to its tests, and keep what became of it.
+
+    Args:
+        report: of the probes.
+        costs: of each test, as `tools.suite.costs` writes them.
+        column: of the table, such as "before".
+        workers: processes at a time.
+        scratch: a folder for their wheels.
+    """
+    seconds = json.loads(costs.read_text())["tests"]
+    seen = visits(report)
+    mutants = kept()
+    free = [scratch / f"wheel{number}" for number in range(workers)]
+    for package in free:
+        wheel(package)
+
+    def one(number: int) -> None:
+        package = free.pop()
+        try:
+            tests = chosen(seen.get(number, ()), seconds)
+            killer = kill(mutants[number], tests, package)
+            mutants[number][column] = {
+                "killed": bool(killer),
+                "by": killer,
+                "tests": len(tests),
+                "visits": len(seen.get(number, ())),
+            }
+            keep(mutants)
+            print(number, mutants[number]["file"], mutants[number][column], flush=True)
+        finally:
+            free.append(package)
+
+    with futures.ThreadPoolExecutor(workers) as pool:
+        left = [number for number, mutant in enumerate(mutants) if column not in mutant]
+        list(pool.map(one, left))
+
+
+def table(mutants: Sequence[Mapping[str, Any]]) -> str:
+    """The shares of killed mutants by column, and those that survive in the last, as Markdown."""
+    columns = [name for name in ("before", "after") if any(name in mutant for mutant in mutants)]
+    lines = ["| suite | mutants | visited | killed | share |", "|---|---|---|---|---|"]
+    for column in columns:
+        tried = [mutant[column] for mutant in mutants if column in mutant]
+        killed = sum(result["killed"] for result in tried)
+        visited = sum(result["visits"] > 0 for result in tried)
+        share = killed / len(tried)
+        lines.append(f"| {column} | {len(tried)} | {visited} | {killed} | {share:.1%} |")
+    lines += [
+        "",
+        "| survivor | function | change | in place of | tests that come by |",
+        "|" + "---|" * 5,
+    ]
+    for mutant in mutants:
+        result = mutant.get(columns[-1]) if columns else None
+        if result and not result["killed"]:
+            old, new = (" ".join(mutant[name].split())[:60] for name in ("old", "new"))
+            cells = (mutant["file"], mutant["function"], f"`{new}`", f"`{old}`", result["visits"])
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
