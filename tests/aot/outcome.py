@@ -87,7 +87,7 @@ def write(
             for name, found in cells.items()
         },
     }
-    return files.write(path or RESULTS, found)
+    return files.write_rows(path or RESULTS, found, levels=3)
 
 
 def kept(target: str, installed: Mapping[str, str]) -> Cells:

@@ -9,7 +9,7 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,25 @@ def write(path: Path, content: Any, *, indent: int = 0) -> Path:
     """Write a JSON file that can be read, and merged, line by line."""
     path.write_text(json.dumps(content, indent=indent) + "\n")
     return path
+
+
+def write_rows(path: Path, content: Mapping[str, Any], *, levels: int) -> Path:
+    """Write a JSON file with one line for each row of its tables.
+
+    Args:
+        path: of the file.
+        content: dicts within dicts.
+        levels: how many of these, from the outside, are written over several lines.
+    """
+    path.write_text(_rows(content, levels) + "\n")
+    return path
+
+
+def _rows(content: Any, levels: int) -> str:
+    if not levels or not content or not isinstance(content, Mapping):
+        return json.dumps(content)
+    lines = [f"{json.dumps(name)}: {_rows(inner, levels - 1)}" for name, inner in content.items()]
+    return "{\n" + ",\n".join(lines) + "\n}"
 
 
 def circumstances() -> dict[str, Any]:
