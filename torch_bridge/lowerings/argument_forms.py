@@ -119,6 +119,8 @@ def _truncated(x: jax.Array, dtype: Any) -> jax.Array:
     XLA takes the nearest bound, and 0 for NaN.
     """
     least = float(jnp.iinfo(dtype).min)
+    if float(jnp.finfo(x.dtype).max) < -least:  # of 8 bits, and float16
+        x = x.astype(jnp.float32)
     fits = (x >= least) & (x < -least)
     return jnp.where(fits, x, least).astype(dtype)
 

@@ -1,0 +1,82 @@
+"""Steps of users (`programs.py`) in each way to run them, against CPU torch."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from torch.distributed.tensor import Replicate
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+
+from .known_faults import marked
+from .programs import SIZE, WAYS, ran, stateful, verbs
+
+
+def cases(programs):
+    """A case for each program and way; those that fail are marked."""
+    found = []
+    for group in programs:
+        # torch.compile takes longest, and where a step is defined is the same to it.
+        for way in (
+            WAYS
+            if group[0].scope == "function"
+            else [way for way in WAYS if way != "torch.compile"]
+        ):
+            title = f"{group[0].title}, {way}"
+            found.append(pytest.param(*group, way, id=title, marks=marked(group[0], way)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def known():
+    """What the programs with verbs refer to: a mesh, functions and modules of both frameworks."""
+    weight = np.linspace(0.5, 2, SIZE, dtype=np.float32)
+
+    class Scale(nnx.Module):
+        def __init__(self):
+            self.weight = nnx.Param(jnp.asarray(weight))
+
+        def __call__(self, value):
+            return self.weight[...] * value
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor(weight))
+
+        def forward(self, value):
+            return self.weight * value
+
+    def cleared(value):
+        xs.clear_sharding(value)
+        return value
+
+    return {
+        "MESH": iso.make_mesh((8,), ("a",)),
+        "TRIPLE": iso.torch_function(lambda value: value * 3),
+        "LAYER": iso.jax_function(Layer()),
+        "MODULE": iso.torch_module(Scale()),
+        "WEIGHT": torch.tensor(weight),
+        "cleared": cleared,
+        "Replicate": Replicate,
+        "checkpoint": torch.utils.checkpoint.checkpoint,
+    }
+
+
+def agree(found, truth):
+    for call, (values, wanted) in enumerate(zip(found, truth, strict=True)):
+        assert len(values) == len(wanted)
+        for one, other in zip(values, wanted, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=f"call {call}")
+
+
+@pytest.mark.parametrize(("program", "way"), cases((program,) for program in stateful()))
+def test_state_of_a_step(program, way):
+    agree(ran(program, "jax", way, {}), ran(program, "cpu", "lazy", {}))
+
+
+@pytest.mark.parametrize(("with_it", "without", "way"), cases(verbs()))
+def test_a_verb_within_a_step(with_it, without, way, known):
+    agree(ran(with_it, "jax", way, known), ran(without, "cpu", "lazy", known))
