@@ -5,6 +5,7 @@ They are strict: one that is mended fails its test until its line here goes.
 
 from __future__ import annotations
 
+import jax
 import pytest
 import torch
 
@@ -48,8 +49,8 @@ def reason(program: Program, way: str) -> tuple[str, type[BaseException]] | None
         way: to run it.
     """
     first, second, *rest = program.traits
-    if way == "torch.compile" and first == "torch_module":
-        return GRAD, Exception
+    if way == "torch.compile" and first == "torch_module" and torch.__version__ >= "2.13":
+        return GRAD, torch._dynamo.exc.InternalTorchDynamoError
     if way not in CAPTURED:
         return None
     if rest:
@@ -110,7 +111,6 @@ DERIVATIVES = {
         "torch.fmax(v, w)",
         "torch.fmin(v, w)",
         "torch.copysign(v, w)",
-        "torch.hypot(v, w)",
         "torch.atan2(v, w)",
         "torch.xlogy(v, w.abs())",
         "F.l1_loss(v, w)",
@@ -137,6 +137,9 @@ DERIVATIVES = {
     ),
 }
 """By reason: lines of `test_derivatives.py`."""
+
+if jax.__version_info__ < (0, 12):
+    DERIVATIVES[SUBGRADIENT] += ("torch.hypot(v, w)",)
 
 INTEGERS_OF_64 = (torch.int64, torch.uint64)
 FLOATS_OF_8 = (
@@ -167,10 +170,13 @@ CROSSINGS = {
     "a program that moves the smallest float8_e5m2fnuz doubles it": (
         AssertionError,
         ("shard on the device",),
-        (torch.float8_e5m2fnuz,),
+        (torch.float8_e5m2fnuz,) if jax.__version_info__ < (0, 11) else (),
     ),
 }
 """By reason: the error, ways over and dtypes of `test_crossings.py`."""
+
+SATURATES = not torch.tensor([600.0]).to(torch.float8_e4m3fn).float().isnan().item()
+"""From torch 2.13 on; before, what is too large is NaN."""
 
 CONVERSIONS = {
     "too large for float8_e4m3fn: NaN, where torch gives the largest": {
@@ -186,6 +192,7 @@ CONVERSIONS = {
             torch.complex64,
             torch.complex128,
         )
+        if SATURATES
     },
 }
 """By reason: pairs of dtypes."""

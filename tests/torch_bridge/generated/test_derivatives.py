@@ -131,7 +131,7 @@ def scalar(line):
 
 
 def wanted(line, point):
-    """torch's own gradient; None where it raises."""
+    """torch's own gradient."""
     v, w = torch.tensor(point, requires_grad=True), torch.tensor(point).flip(0)
     scalar(line)(v, w).backward()
     return v.grad.numpy()
@@ -139,6 +139,8 @@ def wanted(line, point):
 
 @pytest.mark.parametrize("line", cases())
 def test_a_gradient_is_that_of_torch(line):
+    if "aminmax" in line and torch.__version__ < "2.13":
+        pytest.skip("this torch has no derivative of it")
     function = iso.jax_function(scalar(line))
     points = {name: jnp.asarray(point) for name, point in POINTS.items()}
 
