@@ -27,6 +27,7 @@ def probe(arguments: list[str], workers: int) -> int:
     """Run the tests on a package with probes, and write what they cost and where they come by."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     PROBE.unlink(missing_ok=True)
+    PROBE.touch()
     options = ["-p", "tools.suite.costs", f"--costs={COSTS}", f"-n{workers}", "--dist=worksteal"]
     with tempfile.TemporaryDirectory() as scratch:
         package = mutants.probed(Path(scratch) / "wheel")

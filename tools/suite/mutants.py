@@ -111,8 +111,12 @@ def wheel(folder: Path, edits: Iterable[tuple[str, str]] = ()) -> Path:
         edits: modules of the checkout, and their new sources.
     """
     if not folder.exists():
-        subprocess.run(["make", "--quiet", "wheel"], cwd=ROOT, check=True)
-        shutil.copytree(ROOT / "build" / "wheel", folder)
+        shutil.rmtree(
+            ROOT / "build" / "lib", ignore_errors=True
+        )  # what an earlier build left there
+        options = ["--quiet", "--no-deps", "--no-build-isolation", "--target", str(folder)]
+        command = [sys.executable, "-m", "pip", "install", *options, str(ROOT)]
+        subprocess.run(command, check=True)
     for name, source in edits:
         (folder / "isoshard" / name).write_text(source)
     return folder
