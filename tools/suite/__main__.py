@@ -1,7 +1,7 @@
 """Find what the test suite costs, and which mutants of the package it kills.
 
     python -m tools.suite draw            write the mutants to be tried to mutants.json
-    python -m tools.suite probe           run all tests on a package with probes: an hour or less
+    python -m tools.suite probe           run the tests on a package with probes; arguments are pytest's
     python -m tools.suite kill after      give each mutant to the tests that come by: hours
     python -m tools.suite mutants         the shares of killed mutants, and the survivors
     python -m tools.suite costs           what each test file takes
@@ -46,12 +46,13 @@ def main() -> int:
         "column", nargs="?", default="after", help="of mutants.json: before or after"
     )
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--tests", nargs="*", default=[], help="arguments for pytest, with probe")
-    options = parser.parse_args()
+    options, rest = parser.parse_known_args()
+    if rest and options.command != "probe":
+        parser.error(f"unknown arguments: {' '.join(rest)}")
     if options.command == "draw":
         mutants.keep(mutants.drawn())
     elif options.command == "probe":
-        return probe(options.tests, options.workers)
+        return probe(rest, options.workers)
     elif options.command == "kill":
         with tempfile.TemporaryDirectory() as scratch:
             mutants.kill_all(PROBE, COSTS, options.column, options.workers, Path(scratch))
