@@ -1,12 +1,13 @@
 """Find what the test suite costs, and which mutants of the package it kills.
 
     python -m tools.suite draw            write the mutants to be tried to mutants.json
-    python -m tools.suite probe           run the tests on a package with probes; arguments are pytest's
-    python -m tools.suite kill after      give each mutant to the tests that come by: hours
+    python -m tools.suite probe           run all tests on a package with probes: an hour or less
+    python -m tools.suite kill            give each mutant to the tests that come by: hours
     python -m tools.suite mutants         the shares of killed mutants, and the survivors
     python -m tools.suite costs           what each test file takes
 
-`probe` writes `out/suite/probe.tsv` and `out/suite/costs.json`, which the others read.
+`probe` writes `out/suite/probe.tsv` and `out/suite/costs.json`, which the others read; what
+else it is given is for pytest.
 """
 
 from __future__ import annotations
