@@ -7,7 +7,7 @@
     python -m tools.suite costs           what each test file takes
 
 `probe` writes `out/suite/probe.tsv` and `out/suite/costs.json`, which the others read; what
-else it is given is for pytest.
+else it is given is for pytest, and a part of the tests adds to what these files hold.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ PROBE = FOLDER / "probe.tsv"
 def probe(arguments: list[str], workers: int) -> int:
     """Run the tests on a package with probes, and write what they cost and where they come by."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    PROBE.unlink(missing_ok=True)
     PROBE.touch()
     options = ["-p", "tools.suite.costs", f"--costs={COSTS}", f"-n{workers}", "--dist=worksteal"]
     with tempfile.TemporaryDirectory() as scratch:

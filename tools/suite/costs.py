@@ -4,7 +4,8 @@
     python -m tools.suite costs out/costs.json
 
 Seconds are of the processor, of ended subprocesses too; compilations are those of JAX in the test's
-own process. What a file's import and its module fixtures take counts for the file.
+own process. What a file's import and its module fixtures take counts for the file. The rows of
+files that do not run stay.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class _Costs:
             return
         file = Path(session.config.getoption("costs"))
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"files": self.table, "tests": self.tests}, indent=1) + "\n")
+        before = json.loads(file.read_text()) if file.exists() else {"files": {}, "tests": {}}
+        found = {"files": before["files"] | self.table, "tests": before["tests"] | self.tests}
+        file.write_text(json.dumps(found, indent=1) + "\n")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
