@@ -68,6 +68,7 @@ _ABOUT = {
     "multi_process": ("core/processes", "torch_bridge/dtensor", "tests/multi_process/jobs"),
     "clusters": ("core/processes", "examples/clusters", "tests/multi_process"),
     "notebooks": ("examples/notebooks",),
+    "suite": ("tools/suite",),
     "tiers": ("tools/tiers",),
     "harness": (_HARNESS,),
     "device_check": (_HARNESS, "tools/device_check", "benchmarks/models", "benchmarks/by_hand"),
