@@ -69,6 +69,7 @@ _ABOUT = {
     "clusters": ("core/processes", "examples/clusters", "tests/multi_process"),
     "notebooks": ("examples/notebooks",),
     "suite": ("tools/suite",),
+    "torch_bridge/generated": ("torch_bridge/engine/capture", "torch_bridge/interop", _LOWERINGS),
     "tiers": ("tools/tiers",),
     "harness": (_HARNESS,),
     "device_check": (_HARNESS, "tools/device_check", "benchmarks/models", "benchmarks/by_hand"),
