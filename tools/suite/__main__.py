@@ -5,6 +5,7 @@
     python -m tools.suite kill            give each mutant to the tests that come by: hours
     python -m tools.suite mutants         the shares of killed mutants, and the survivors
     python -m tools.suite costs           what each test file takes
+    python -m tools.suite spare           test functions whose lines others execute (lines.py)
 
 `probe` writes `out/suite/probe.tsv` and `out/suite/costs.json`, which the others read; what
 else it is given is for pytest, and a part of the tests adds to what these files hold.
@@ -17,11 +18,13 @@ import json
 import tempfile
 from pathlib import Path
 
-from . import costs, mutants
+from . import costs, lines, mutants
 
 FOLDER = mutants.ROOT / "out" / "suite"
 COSTS = FOLDER / "costs.json"
 PROBE = FOLDER / "probe.tsv"
+LINES = FOLDER / "lines.json"
+COMMANDS = ("draw", "probe", "kill", "mutants", "costs", "spare")
 
 
 def probe(arguments: list[str], workers: int) -> int:
@@ -41,7 +44,7 @@ def probe(arguments: list[str], workers: int) -> int:
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tools.suite", description=__doc__)
-    parser.add_argument("command", choices=("draw", "probe", "kill", "mutants", "costs"))
+    parser.add_argument("command", choices=COMMANDS)
     parser.add_argument(
         "column", nargs="?", default="after", help="of mutants.json: before or after"
     )
@@ -58,6 +61,10 @@ def main() -> int:
             mutants.kill_all(PROBE, COSTS, options.column, options.workers, Path(scratch))
     elif options.command == "mutants":
         print(mutants.table(mutants.kept()))
+    elif options.command == "spare":
+        tests = json.loads(LINES.read_text())
+        for name in lines.spare(tests):
+            print(f"{tests[name]['seconds']:8.1f} s  {name}")
     else:
         print(costs.table(json.loads(COSTS.read_text())["files"]))
     return 0
