@@ -45,9 +45,7 @@ def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m tools.suite", description=__doc__)
     parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument(
-        "column", nargs="?", default="after", help="of mutants.json: before or after"
-    )
+    parser.add_argument("--column", default="after", help="of mutants.json, for kill: or before")
     parser.add_argument("--workers", type=int, default=2)
     options, rest = parser.parse_known_args()
     if rest and options.command != "probe":

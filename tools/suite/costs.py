@@ -1,7 +1,7 @@
 """What each test file costs: a plugin of pytest that writes a table.
 
-    .venv/bin/pytest -p tools.suite.costs --costs out/costs.json -n 2
-    python -m tools.suite costs out/costs.json
+    .venv/bin/pytest -p tools.suite.costs --costs out/suite/costs.json -n 2
+    python -m tools.suite costs
 
 Seconds are of the processor, of ended subprocesses too; compilations are those of JAX in the test's
 own process. What a file's import and its module fixtures take counts for the file. The rows of
@@ -21,7 +21,6 @@ import pytest
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 SUMS = ("seconds", "compilations", "cases")
-_TABLE = pytest.StashKey[dict[str, dict[str, float]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -24,7 +24,6 @@ import isoshard.torch_bridge as xs
 
 CALLS = 4
 SIZE = 8
-REFUSED = "refused"
 
 HOMES = {
     "attribute": ("{box} = Holder()\n{box}.{field} = START()", "{box}.{field}"),

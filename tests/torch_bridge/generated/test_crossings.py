@@ -16,17 +16,10 @@ import torch
 import isoshard as iso
 from isoshard import P
 
-from .known_faults import CONVERSIONS, CROSSINGS
+from .known_faults import CONVERSIONS, CROSSINGS, FLOATS_OF_8, UNSIGNED
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-FLOATS_OF_8 = (
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
-UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 COMPLEX = (torch.complex64, torch.complex128)
 DTYPES = (torch.bool, *INTEGERS, *UNSIGNED, *FLOATS, *FLOATS_OF_8, *COMPLEX)
 WIDE = (torch.int64, torch.uint64, torch.float64, torch.complex128)

@@ -1,6 +1,6 @@
 """`jax.grad` of a torch function is torch's gradient, at awkward points too.
 
-Points are zeros, ties, edges of activations and infinities; functions are given as text, so that
+Points are zeros, ties, edges of activations and halves; functions are given as text, so that
 each is one line. A function's gradients at all points are one compiled program.
 """
 
