@@ -47,6 +47,7 @@ class _Costs:
             lambda: dict.fromkeys(SUMS, 0)
         )
         self.tests: dict[str, float] = collections.defaultdict(float)
+        self.failed: set[str] = set()
         self.compilations = 0
         self.root = config.rootpath
         jax.monitoring.register_event_duration_secs_listener(self._heard)
@@ -82,6 +83,11 @@ class _Costs:
         next(counting, None)
         return result
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note what fails; where pytest-xdist controls, of all workers."""
+        if report.failed:
+            self.failed.add(report.nodeid)
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         output = getattr(session.config, "workeroutput", None)
         if output is not None:
@@ -89,8 +95,13 @@ class _Costs:
             return
         file = Path(session.config.getoption("costs"))
         file.parent.mkdir(parents=True, exist_ok=True)
-        before = json.loads(file.read_text()) if file.exists() else {"files": {}, "tests": {}}
-        found = {"files": before["files"] | self.table, "tests": before["tests"] | self.tests}
+        passed = self.tests.keys() - self.failed
+        before = json.loads(file.read_text()) if file.exists() else {}
+        found = {
+            "files": before.get("files", {}) | self.table,
+            "tests": before.get("tests", {}) | self.tests,
+            "failed": sorted(self.failed.union(before.get("failed", ())).difference(passed)),
+        }
         file.write_text(json.dumps(found, indent=1) + "\n")
 
     @pytest.hookimpl(optionalhook=True)

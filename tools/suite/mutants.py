@@ -153,7 +153,8 @@ def pytest_on(package: Path, arguments: Sequence[str], **environment: str) -> in
         The exit status.
     """
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(package)} | environment
+    path = f"{package / 'bin'}:{os.environ['PATH']}"
+    environment = os.environ | {"PYTHONPATH": str(package), "PATH": path} | environment
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -223,8 +224,10 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
         workers: processes at a time.
         scratch: a folder for their wheels.
     """
-    seconds = json.loads(costs.read_text())["tests"]
-    seen = visits(report)
+    told = json.loads(costs.read_text())
+    seconds = told["tests"]
+    # What fails on the package as it is would kill every mutant.
+    seen = {number: tests.difference(told["failed"]) for number, tests in visits(report).items()}
     mutants = kept()
     free = [scratch / f"wheel{number}" for number in range(workers)]
     for package in free:
@@ -234,6 +237,9 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
         package = free.pop()
         try:
             tests = chosen(seen.get(number, ()), seconds)
+            if site_of(mutants[number], (ROOT / mutants[number]["file"]).read_text()) is None:
+                mutants[number][column] = {"gone": True}
+                return keep(mutants)
             killer = kill(mutants[number], tests, package)
             mutants[number][column] = {
                 "killed": bool(killer),
@@ -252,14 +258,17 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
 
 
 def table(mutants: Sequence[Mapping[str, Any]]) -> str:
-    """The shares of killed mutants by column, and those that survive in the last, as Markdown."""
+    """The shares of killed mutants by column, and those that survive in the last, as Markdown.
+
+    Mutants whose code is gone count in no column that was made since.
+    """
     columns = [name for name in ("before", "after") if any(name in mutant for mutant in mutants)]
     lines = ["| suite | mutants | visited | killed | share |", "|---|---|---|---|---|"]
     for column in columns:
-        tried = [mutant[column] for mutant in mutants if column in mutant]
+        tried = [mutant[column] for mutant in mutants if "killed" in mutant.get(column, ())]
         killed = sum(result["killed"] for result in tried)
         visited = sum(result["visits"] > 0 for result in tried)
-        share = killed / len(tried)
+        share = killed / max(len(tried), 1)
         lines.append(f"| {column} | {len(tried)} | {visited} | {killed} | {share:.1%} |")
     lines += [
         "",
@@ -268,7 +277,7 @@ def table(mutants: Sequence[Mapping[str, Any]]) -> str:
     ]
     for mutant in mutants:
         result = mutant.get(columns[-1]) if columns else None
-        if result and not result["killed"]:
+        if result and not result.get("killed", True):
             old, new = (" ".join(mutant[name].split())[:60] for name in ("old", "new"))
             cells = (mutant["file"], mutant["function"], f"`{new}`", f"`{old}`", result["visits"])
             lines.append(f"| {' | '.join(map(str, cells))} |")
