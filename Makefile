@@ -2,18 +2,18 @@
 # creates .venv, installs isoshard with the versions of constraints/ for its Python, and does its job;
 # a second run installs nothing.
 #
-# What is said to run "what a change reaches, and a sample" runs everything in `make test-all`:
-# docs/testing.md.
+# What each change has to pass is in .ci/run; `make test-all` runs all there is: docs/testing.md.
 #
 #   make demo ARGS="--full"                arguments for the command behind the target
-#   make test PYTEST_ARGS="tests/core -x --sweeps all"     arguments for pytest
+#   make test PYTEST_ARGS="-k shard -x"    arguments for pytest
+#   make test-room ROOM=core/plan          the tests of one folder
 #   make test WORKERS=8                    processes that share the tests; 0 for none
 #   make test PYTHON=python3.12            the Python (>= 3.11) that .venv is made with
 
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
-SWEEPS ?= all
+ROOM ?=
 WORKERS ?= 2
 
 # The tests that run on meshes with Explicit axes as well: docs/testing.md.
@@ -30,7 +30,7 @@ INSTALL := @sh tools/install.sh packages $(BIN)/python
 
 .DEFAULT_GOAL := help
 .PHONY: help demo domain notebooks docs docs-browser test test-all conformance aot fuzz bench
-.PHONY: device-check bench-peers test-newest test-matrix test-torch-xla test-torch-xla-if-changed
+.PHONY: device-check bench-peers test-newest test-matrix test-torch-xla test-room
 .PHONY: test-torchrun test-clusters lint types wheel clean
 .DELETE_ON_ERROR:
 
@@ -44,7 +44,7 @@ demo: $(VENV)/.demo-installed $(if $(findstring --out,$(ARGS)),$(VENV)/.pictures
 domain: $(VENV)/.pictures-installed  ## a U-Net and a transformer on split fields (ARGS="--quick")
 	$(BIN)/python -m examples.domain $(ARGS)
 
-notebooks: $(VENV)/.notebooks-installed  ## tutorials against what they keep: a sample (ARGS=--all)
+notebooks: $(VENV)/.notebooks-installed  ## run the tutorials and compare with what they keep (5 minutes)
 	$(BIN)/python -m examples.notebooks $(ARGS)
 
 docs: $(VENV)/.docs-installed  ## the documentation as a site, in build/site (ARGS="--out folder")
@@ -55,24 +55,19 @@ docs-browser: docs  ## open it in headless Chromium, search without a network, t
 	  apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
 	$(BIN)/python -m tools.site.browser
 
-test: lint types  ## format, lint, types, what a change reaches and a sample (PYTEST_ARGS=-x)
-	$(BIN)/pytest --sweeps sample -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/pytest --sweeps few -m sweep -n $(WORKERS) tests/torch_bridge
-	AXIS_TYPES=Explicit $(BIN)/pytest --sweeps part -n $(WORKERS) --dist worksteal $(TYPED)
+test: lint types  ## format, lint, types, and all tests of one machine (PYTEST_ARGS=-x)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-test-all: lint types docs-browser  ## everything there is, and note what passed (2 hours on two cores)
-	$(BIN)/pytest --sweeps note -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+test-room: $(VENV)/.dev-installed  ## the tests of one folder (ROOM=core/plan, ROOM=torch_bridge)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal tests/$(ROOM) $(PYTEST_ARGS)
+
+test-all: test test-torchrun test-clusters test-torch-xla docs-browser notebooks  ## all there is (hours)
 	AXIS_TYPES=Explicit $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TYPED)
-	$(BIN)/pytest --sweeps note tests/multi_process
-	$(MAKE) test-clusters
-	$(BIN)/python -m examples.notebooks --all --note
-	$(BIN)/python -m tests.conformance --write
+	$(BIN)/python -m tests.conformance
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.hidden_names
-	$(BIN)/python -m benchmarks.environments torch-xla --test
-	$(BIN)/python -m tools.tiers.rooms torch-xla --note
 
-conformance: $(VENV)/.dev-installed  ## torch's operator database: a sample (ARGS=--all, ARGS="--op add")
+conformance: $(VENV)/.dev-installed  ## torch's operator database (ARGS="--op add"; all of it takes hours)
 	$(BIN)/python -m tests.conformance $(ARGS)
 
 aot: $(VENV)/.dev-installed  ## compile operators and models for v5e and H100 without either (6 GB, hours)
@@ -104,7 +99,7 @@ bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` meas
 	$(BIN)/python -m benchmarks.environments torchax torch-xla
 
 test-torchrun: $(VENV)/.dev-installed  ## DTensor ranks and JAX's runtime, in 2 and 4 processes
-	$(BIN)/pytest --sweeps $(SWEEPS) tests/multi_process $(PYTEST_ARGS)
+	$(BIN)/pytest tests/multi_process $(PYTEST_ARGS)
 
 test-clusters: $(VENV)/.clusters-installed  ## the training script under torchrun, SLURM, Open MPI and Ray
 	CLUSTERS_PYTHON=$(CURDIR)/$(VENV)-clusters/bin/python $(BIN)/pytest tests/clusters $(PYTEST_ARGS)
@@ -117,9 +112,6 @@ test-matrix:  ## all tests with all versions of docs/compatibility.md (30 GB, ho
 
 test-torch-xla: $(VENV)/.dev-installed  ## over the real torch_xla 2.9, and the same as it (7 GB)
 	$(BIN)/python -m benchmarks.environments torch-xla --test
-
-test-torch-xla-if-changed: $(VENV)/.dev-installed  ## the same, where its rooms changed since it passed
-	$(BIN)/python -m tools.tiers.rooms torch-xla || $(BIN)/python -m benchmarks.environments torch-xla --test
 
 lint: $(VENV)/.dev-installed  ## ruff: format and lint
 	$(BIN)/ruff format --check .

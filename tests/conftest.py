@@ -16,14 +16,6 @@ from jax.sharding import AxisType, PartitionSpec
 
 from isoshard.core.layout.mesh import hybrid_mesh, make_mesh
 from tools.harness.xla_flags import ONE_MODULE, without_mlir
-from tools.tiers.sweeps import (  # noqa: F401  (the hooks of a plugin)
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_configure,
-    pytest_ignore_collect,
-    pytest_report_header,
-    pytest_sessionfinish,
-)
 
 DEVICES = 8
 QUICK = f"{without_mlir(jax.__version__)} {ONE_MODULE}"

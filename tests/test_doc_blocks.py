@@ -33,7 +33,6 @@ def run(text: str, folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.page
 @pytest.mark.parametrize("name", PAGES)
 def test_the_blocks_of_a_page_run(name, tmp_path):
     text = PAGES[name].read_text()

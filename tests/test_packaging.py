@@ -228,7 +228,6 @@ def test_a_users_program_holds_in_a_strict_checker(clean, tmp_path):
     assert faults == [("wrong.py", "reportAssignmentType")]
 
 
-@pytest.mark.long
 def test_a_users_program_holds_in_mypy(clean, tmp_path):
     """Strictly. JAX's P has no annotations, so mypy refuses calls of it without isoshard too."""
     shutil.copy(ROOT / "tests" / "typing" / "consumer.py", tmp_path)

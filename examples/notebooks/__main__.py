@@ -1,27 +1,20 @@
 """Run them: `python -m examples.notebooks`, `python -m examples.notebooks both_at_once --write`.
 
-Without names: those whose rooms changed since they were noted to pass (`tools.tiers.rooms`), and
-two of the others, each change other ones. `--all` runs them all.
+Without names: all of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.tiers import choice, rooms
-
 from . import comparing, running
 
 FOLDER = Path(__file__).parent
 LIMIT = 600.0  # seconds for one notebook
-ONE_IN = 7
-MOST = 2
-"""Of the notebooks whose rooms changed, so many run; `--all` runs each."""
 
 
 def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
@@ -40,8 +33,6 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
         description="Run the notebooks; what is kept must agree with what is computed.",
     )
     parser.add_argument("names", nargs="*", help=f"which: {', '.join(there)}")
-    parser.add_argument("--all", action="store_true", help="every one")
-    parser.add_argument("--note", action="store_true", help="note that they pass")
     parser.add_argument("--write", action="store_true", help="keep what is computed")
     parser.add_argument("--seconds", type=float, default=LIMIT, help="limit for each (600)")
     given = parser.parse_args(arguments)
@@ -49,28 +40,9 @@ def main(arguments: Sequence[str] | None = None, folder: Path = FOLDER) -> int:
     if unknown:
         print(f"there is no notebook {', '.join(unknown)}; there are {', '.join(there)}")
         return 2
-    names = given.names or (there if given.all or given.write else _chosen(there))
-    good = {n: _one(folder / f"{n}.ipynb", given.seconds, given.write) for n in names}
-    if given.note:
-        for name in filter(good.get, names):
-            rooms.note(_step(name))
-    return 0 if all(good.values()) else 1
-
-
-def _chosen(there: Sequence[str]) -> list[str]:
-    """Notebooks whose rooms changed, not all of them where they are many, and some others."""
-    known = [name for name in there if _step(name) in rooms.ROOMS]
-    changed = [name for name in there if name not in known or not rooms.unchanged(_step(name))]
-    seed = choice.seed_of()
-    reached = choice.drawn(changed, seed=seed, one_in=max(1, math.ceil(len(changed) / MOST)))
-    sample = choice.drawn(set(there) - set(changed), seed=seed, one_in=ONE_IN)
-    names = [name for name in there if name in reached or name in sample]
-    print(f"notebooks: {', '.join(names)} (seed {seed}); --all runs the others too", flush=True)
-    return names
-
-
-def _step(name: str) -> str:
-    return f"notebook {name}"
+    names = given.names or there
+    good = [_one(folder / f"{name}.ipynb", given.seconds, given.write) for name in names]
+    return 0 if all(good) else 1
 
 
 def _one(path: Path, seconds: float, write: bool) -> bool:

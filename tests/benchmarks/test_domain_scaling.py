@@ -48,7 +48,6 @@ def lines_of(results):
     ]
 
 
-@pytest.mark.long
 def test_programs_send_what_the_formulas_say(monkeypatch):
     """Or differ where it is said why, on 4 of the 8 devices and blocks of 6 rows."""
     monkeypatch.setattr(domain_scaling, "WEAK", 6)

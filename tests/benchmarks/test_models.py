@@ -49,7 +49,6 @@ def test_reduced_models_differ_in_width_only(name):
     assert kept[0] == kept[1]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["mlp", "gpt2", "vit", "resnet50", "llama"])
 def test_the_hand_written_step_trains_as_torch_does(name):
     problem = llama.problem(LLAMA) if name == "llama" else sizes.problem(name, "quick")

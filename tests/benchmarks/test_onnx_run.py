@@ -1,6 +1,5 @@
 """The benchmark of exported models, on a small scale."""
 
-import pytest
 from rich.console import Console
 
 import isoshard as iso
@@ -8,7 +7,6 @@ from benchmarks import onnx_run
 from benchmarks.models import sizes
 
 
-@pytest.mark.long
 def test_the_contestants_compute_the_same_with_the_same_collectives():
     mesh = iso.make_mesh((2, 4), ("data", "model"))
     found = onnx_run.measure(sizes.problem("gpt2", "quick"), mesh, rounds=1)

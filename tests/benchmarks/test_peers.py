@@ -29,7 +29,6 @@ def test_of_ranks_the_first_one_counts():
     assert launch.run(Peer("os:getenv", ranks=2), "RANK", limit=60) == "0"
 
 
-@pytest.mark.long
 def test_a_peer_that_is_not_installed_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr(environments, "ROOT", tmp_path)
     found = launch.training(["mlp"], "quick", steps=1)

@@ -30,7 +30,6 @@ def twins(model):
 
 
 @BOTH
-@pytest.mark.sweep
 @pytest.mark.parametrize("model", MODELS)
 def test_the_found_plan_trains_as_one_device_does_with_the_collectives_that_were_told(
     model, framework
@@ -47,7 +46,6 @@ def test_the_found_plan_trains_as_one_device_does_with_the_collectives_that_were
     assert ran == said and ran.total() > 0
 
 
-@pytest.mark.sweep
 @BOTH
 def test_six_hand_plans_are_told_trained_and_timed_in_processes(framework):
     _, _, small = MODELS["MLP"]

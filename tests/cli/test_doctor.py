@@ -103,7 +103,6 @@ def fake_python(monkeypatch, tmp_path):
     return put
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("command", [["-m", "isoshard", "doctor"]])
 def test_everything_works_here(command):
     done = subprocess.run(

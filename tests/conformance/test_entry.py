@@ -100,7 +100,6 @@ def test_what_cannot_be_divided_is_no_sharded_sample():
     )
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "columns"),
     [

@@ -21,7 +21,6 @@ def statuses(name, columns, limit=2):
     return {column: (cell.status, cell.reason) for column, cell in cells.items()}
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "columns"),
     [

@@ -33,7 +33,6 @@ def test_a_crash_is_told_of_the_column_that_crashed():
     assert got["cos"]["a"].status == "pass"
 
 
-@pytest.mark.long
 def test_a_hang_is_ended():
     got = run(("sin", ("hangs",)), ("cos", ("a",)), jobs=1, limit=10)
     assert got["sin"]["hangs"] == Cell("timeout", reason="not done after 10 s")

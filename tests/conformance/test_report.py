@@ -74,7 +74,6 @@ def test_both_files_are_written(tmp_path, monkeypatch):
     assert "# Operator conformance" in (tmp_path / "table.md").read_text()
 
 
-@pytest.mark.long
 def test_the_command_runs_an_entry_in_a_process_of_its_own(capsys):
     assert command.main(["--op", "add", "--columns", "forward,int64", "--jobs", "1"]) == 0
     out = capsys.readouterr().out

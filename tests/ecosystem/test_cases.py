@@ -8,7 +8,6 @@ from tests.ecosystem.cases import CASES
 from tests.ecosystem.table import PAGE, measured, rows
 
 
-@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.library}: {case.what}")
 def test_the_numbers_are_those_of_the_cpu(case):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import pytest
 
 import isoshard as iso
 from isoshard import P
@@ -32,7 +31,6 @@ def test_the_tutorial():
         assert f" {word}(" not in text
 
 
-@pytest.mark.long
 def test_the_example(capsys):
     runpy.run_path(str(ROOT / "examples/own_operators.py"))
     lines = capsys.readouterr().out.splitlines()

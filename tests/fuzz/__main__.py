@@ -6,8 +6,6 @@ import argparse
 import secrets
 import sys
 
-from tools.tiers import choice
-
 from .pool import Plan, fuzz
 
 
@@ -22,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--seed",
         type=_seed,
         default=1,
-        help="other programs; new: one never used; sources: a digest of the package's (1)",
+        help="other programs; new: one never used (1)",
     )
     parser.add_argument("--first", type=int, default=0, help="number of the first program (0)")
     parser.add_argument("--minutes", type=float, help="stop after so many minutes")
@@ -53,8 +51,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _seed(text: str) -> int:
-    if text == "sources":
-        return int(choice.seed_of()[:7], 16)
     return secrets.randbelow(10**9) if text == "new" else int(text)
 
 

@@ -30,7 +30,6 @@ def lines(*texts: str) -> Program:
     return Program(tuple(Line(text) for text in texts))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("first", range(0, 6 * BATCH, BATCH))
 def test_random_programs_agree(first):
     search = Search(2026)
@@ -39,7 +38,6 @@ def test_random_programs_agree(first):
         pytest.fail(f"{fault.what}\n{fault.program}")
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("mesh", [(8,), (2, 4)])
 def test_random_programs_on_a_mesh_agree(mesh, uneven):
@@ -72,7 +70,6 @@ def wrong_product(monkeypatch):
     monkeypatch.setattr(dispatch, "_HANDLERS", {})
 
 
-@pytest.mark.long
 def test_a_wrong_lowering_is_found_and_shrunk(wrong_product):
     found: list[Fault] = []
     ran, differing = run(Search(5), range(BATCH), shrink=1, report=found.append)
@@ -466,7 +463,6 @@ def test_every_exception_is_needed(pattern):
     assert refused.by_values(raised.value)
 
 
-@pytest.mark.long
 def test_a_report_can_be_pasted_and_run(tmp_path):
     program = Program(
         (
@@ -502,7 +498,6 @@ def test_the_sources_have_a_seed_of_their_own(monkeypatch):
     assert plans[0].seed == plans[1].seed != 1
 
 
-@pytest.mark.long
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     options = ["--seed", "9", "--programs", "24", "--processes", "1", "--out", str(tmp_path)]
@@ -514,7 +509,6 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("number", range(24))
 def test_random_layouts_of_results_agree(number):
     program = Search(2026, layouts=True).program(number)

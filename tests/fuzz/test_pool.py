@@ -23,7 +23,6 @@ def ends_in_company(seed, numbers):
     return len(numbers), []
 
 
-@pytest.mark.long
 def test_a_program_that_ends_its_process_is_named():
     ran, ((name, text),) = _alone(Plan(seed=3), range(6, 8), ends_with_seven)
     assert ran == 2
@@ -41,7 +40,6 @@ def takes_too_much(seed, numbers):
         return 0, ["refused"]
 
 
-@pytest.mark.long
 def test_a_program_that_takes_all_memory_does_not_get_it():
     assert _alone(Plan(seed=1), range(7, 8), takes_too_much) == (0, ["refused"])
 

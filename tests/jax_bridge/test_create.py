@@ -55,7 +55,6 @@ def _live_bytes_by_device(but):
     return held
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("make", [make_nnx, make_linen])
 def test_a_device_never_holds_much_more_than_its_shards(make, mesh, monkeypatch, counted):
     monkeypatch.setattr(create, "_SMALL", 1 << 10)
@@ -84,7 +83,6 @@ def test_a_device_never_holds_much_more_than_its_shards(make, mesh, monkeypatch,
     assert extra < whole
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("make", [make_nnx, make_linen])
 def test_the_values_are_those_of_one_program(make, mesh, monkeypatch):
     monkeypatch.setattr(create, "_SMALL", 1 << 10)

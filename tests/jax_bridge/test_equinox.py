@@ -92,7 +92,6 @@ def test_created_sharded(model, mesh):
     check(iso.create_sharded(Model, mesh, PLAN, jax.random.key(0)), model, mesh)
 
 
-@pytest.mark.long
 def test_a_step_trains(model, mesh):
     def loss(model, x):
         return (jax.vmap(model)(x) ** 2).mean()

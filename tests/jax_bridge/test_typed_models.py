@@ -352,7 +352,6 @@ class TestStepsOfTheUser:
         assert bare(after) == bare(before)
         return {name: data for name, (_, data) in after.items()}, losses
 
-    @pytest.mark.sweep
     @pytest.mark.parametrize("name", ["linen", "equinox"])
     def test_linen_and_equinox(self, name):
         want = self.tree_steps("auto", name)

@@ -190,7 +190,6 @@ def on_auto():
     return of
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("is_set", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)

@@ -103,7 +103,6 @@ class TestTypes:
 class TestRules:
     """Which operations say how their result lies, and which ask."""
 
-    @pytest.mark.sweep
     @both
     @pytest.mark.parametrize("name", ["sin", "exp", "negative", "square", "abs"])
     def test_elementwise(self, typed, by, name):

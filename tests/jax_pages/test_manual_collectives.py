@@ -98,7 +98,6 @@ COLLECTIVES: dict[str, tuple[Callable[..., Any], P, Callable[[Blocks], Any]]] = 
 class TestCollectives:
     """Between a torch function before and one after."""
 
-    @pytest.mark.sweep
     @pytest.mark.parametrize("name", COLLECTIVES)
     def test_one(self, ring, name):
         collective, spec, reference = COLLECTIVES[name]
@@ -222,7 +221,6 @@ PRODUCTS = {
 class TestProducts:
     """Products of matrices whose pieces torch multiplies."""
 
-    @pytest.mark.sweep
     @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.__name__)
     def test_one(self, ring, product):
         def block(by: Words) -> Any:
@@ -250,7 +248,6 @@ class TestProducts:
 
         alike(block(OURS), block(JAX))
 
-    @pytest.mark.sweep
     @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.__name__)
     def test_it_communicates_as_in_jax(self, ring, product):
         counts = []

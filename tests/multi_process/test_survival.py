@@ -83,7 +83,6 @@ def test_sigterm_of_one_rank_saves_and_others_go_on_with_it(undisturbed, tmp_pat
     training.assert_as_undisturbed(tmp_path, undisturbed)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("size", [4, 8])
 def test_five_random_ranks_are_killed_in_200_steps(size, tmp_path):

@@ -229,7 +229,6 @@ def test_another_logical_device_is_refused():
     assert xs.xla_device() == xs.xla_device(0) == torch.device("jax", 0)
 
 
-@pytest.mark.long
 def test_the_backend_has_started_already():
     code = """
 import jax

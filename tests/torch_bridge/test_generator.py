@@ -59,7 +59,6 @@ DRAWS: dict[str, Draw] = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_stream_follows_its_seed_and_leaves_the_default_one_alone(name):
     draw = DRAWS[name]

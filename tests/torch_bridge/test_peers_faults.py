@@ -67,7 +67,6 @@ WRITES: dict[str, Case] = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("spec", [None, P("x", "y"), P(None, ("x", "y"))], ids=str)
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_through_a_view_reaches_the_base_and_every_other_view(name, spec, mesh):

@@ -52,7 +52,6 @@ DRAWS: dict[str, Case] = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", DRAWS)
 def test_no_two_draws_are_alike_and_none_depends_on_the_mesh(name, mesh):
     """Every call draws anew; the shards of one tensor do not repeat each other's numbers."""
@@ -232,7 +231,6 @@ def test_an_error_in_backward_or_in_a_hook_reaches_the_user(name):
 # --- Uneven shapes and spatial layouts -----------------------------------------------------------
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     "spec",
     [

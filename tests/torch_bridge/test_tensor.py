@@ -171,7 +171,6 @@ def test_every_dtype_goes_to_the_device_and_back(dtype):
         assert torch.equal((got.to(torch.float32) + 1).cpu(), want.to(torch.float32) + 1)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("target", [d for d in DTYPES if not d.is_complex], ids=str)
 def test_conversions_equal_the_cpu(target):
     for source in (torch.float32, torch.int64, torch.bfloat16, torch.bool):

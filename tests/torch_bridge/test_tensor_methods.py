@@ -126,7 +126,6 @@ METHODS: dict[str, Case] = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", METHODS)
 def test_methods(name):
     on_both(METHODS[name], grad=False)

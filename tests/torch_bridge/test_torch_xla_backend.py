@@ -92,7 +92,6 @@ def test_an_old_torch_gets_no_device_and_no_engine():
     assert run(program) == "privateuseone [] False"
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("use", "what"),
     [

@@ -91,7 +91,6 @@ def in_blocks(tree):
     return {**tree, **laid}
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("step", [0, 1], ids=["the same step", "the next step"])
 @pytest.mark.parametrize("laid", [dict, in_blocks], ids=["whole", "in blocks"])
 def test_at_every_operation(tmp_path, monkeypatch, x64, laid, step):
@@ -138,7 +137,6 @@ def big(number):
     return {f"w{i}": np.full((512, 256), number + i, np.float32) for i in range(24)} | {"n": number}
 
 
-@pytest.mark.long
 def test_killed_processes(tmp_path):
     number = 0
     for _ in range(4):
@@ -187,7 +185,6 @@ def test_every_damaged_file_is_noticed(tmp_path):
     assert outcome(tmp_path, tree(0)) == 1
 
 
-@pytest.mark.long
 def test_every_altered_byte_is_noticed(tmp_path):
     iso.save(tmp_path, tree(1))
     rng = random.Random(0)

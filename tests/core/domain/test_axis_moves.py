@@ -24,7 +24,6 @@ def split_of(sizes, mesh):
     return AxisSplit(sizes, max(sizes), ("x",), mesh)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("shift", "count", "reverse"), [(0, 18, False), (-3, 11, False), (2, 25, False), (0, 18, True)]
 )

@@ -40,7 +40,6 @@ def both(stride=1, padding=0, dilation=1, groups=1, **more):
     return ours, theirs
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("split", ["any", "empty"])
 def test_uneven_shards_in_two_axes_of_space(kind, split, mesh, x64):

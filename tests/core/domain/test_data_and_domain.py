@@ -6,7 +6,6 @@ What a device sends is what it would for its own samples on a mesh of space alon
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 
@@ -73,7 +72,6 @@ def trained(network):
     return jax.value_and_grad(lifted, (0, 1), has_aux=True)
 
 
-@pytest.mark.long
 def test_a_unet_sends_what_one_sample_does():
     both, alone = iso.make_mesh((2, 4), ("data", "x")), iso.make_mesh((4,), ("x",))
     step = trained(unet)

@@ -25,7 +25,6 @@ def expected(x, sizes, before, after, mode):
     )
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("split", "width"), [("even", (2, 1)), ("chunk", (0, 11)), ("any", (3, 1)), ("empty", (7, 9))]

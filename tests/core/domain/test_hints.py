@@ -109,7 +109,6 @@ def laid(functions, mesh, x=X, spec=DATA):
     return found, specs
 
 
-@pytest.mark.long
 def test_what_passes_it_on_and_what_loses_it(mesh):
     found, specs = laid({**KEPT, **LOST}, mesh)
     wrong = {name for name in KEPT if "data" not in tuple(specs[name])}

@@ -120,7 +120,6 @@ def all_of(family):
     return run
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("family", OPERATORS)
 @pytest.mark.parametrize("split", SPLITS)
 def test_operators_on_any_split(split, family, numbers, expected):

@@ -23,7 +23,6 @@ KINDS = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("split", ["any", "empty"])
 def test_max_on_uneven_shards(kind, split, mesh, x64):

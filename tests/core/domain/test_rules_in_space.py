@@ -98,7 +98,6 @@ def check(function, whole, layout, most):
         assert gathered(compiled(lifted, u, kernel)) <= most
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("layout", ["given", "chunk of 8"])
 def test_by_halos(layout):
     def run(x, k):
@@ -107,7 +106,6 @@ def test_by_halos(layout):
     check(run, run, layout, 0)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("layout", ["empty", "two axes"])
 def test_by_halos_and_totals(layout):
     def run(x, k):
@@ -123,7 +121,6 @@ def test_totals_are_all_that_is_gathered():
     check(run, run, "given", 2 * 4 * 4 * 6)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("layout", ["given", "empty"])
 def test_operators_inside_need_no_layout(layout):
     def run(x, k):

@@ -39,7 +39,6 @@ def _held(sharding, shape):
     }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("mesh_shape", SHAPES, ids=str)
 def test_every_spec_agrees_with_jax_and_survives_all_notations(mesh_shape):
     mesh = make_mesh(mesh_shape, ("a", "b", "c")[: len(mesh_shape)])

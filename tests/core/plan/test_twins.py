@@ -223,7 +223,6 @@ def traffic(text):
     return sent
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", STEPS)
 def test_equal_collectives_in_the_compiled_step(name, mesh):
     plan = STEPS[name]

@@ -44,7 +44,6 @@ def run(folder) -> tuple[str, int, int]:
     return losses, int(compiled), int(hits)
 
 
-@pytest.mark.long
 def test_a_second_process_compiles_nothing(tmp_path):
     first, compiled, hits = run(tmp_path / "xla")
     assert compiled >= 1 and hits == 0

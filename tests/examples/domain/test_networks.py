@@ -20,13 +20,11 @@ FOLDER = Path(__file__).resolve().parents[3] / "examples" / "domain"
 MODULES = sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("__"))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
     assert doctest.testmod(importlib.import_module(f"examples.domain.{name}")).failed == 0
 
 
-@pytest.mark.long
 def test_the_gradient_over_uneven_shards_is_that_of_torch_in_float64():
     torch.manual_seed(0)
     module = UNet(width=4)

@@ -24,7 +24,6 @@ def flow(data):
     return list(trials(QUICK["flow"], data, ["jax", "torch"], short=2))
 
 
-@pytest.mark.long
 def test_only_the_mesh_keeps_the_budget_and_losses_are_equal(flow):
     assert verdict(flow, QUICK["flow"].budget) == []
     assert [(t.framework, t.place.devices, t.place.sizes) for t in flow] == [
@@ -64,7 +63,6 @@ def test_what_is_wrong_is_told(flow):
     assert "jax on 8 devices, shards 4 equal has other losses" in verdict(found, 4 * 2**20)[0]
 
 
-@pytest.mark.long
 def test_the_command_draws_fields_and_ends_well(tmp_path, capsys):
     ended = main(["--quick", "--problem", "phases", "--pictures", str(tmp_path)])
     told = capsys.readouterr()

@@ -34,7 +34,6 @@ def ran(exported, tmp_path_factory):
     )
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_torch(name, exported, ran):
     result, _ = ran(name)

@@ -60,7 +60,6 @@ def found(x, tmp_path_factory):
 
 
 class TestDTensor:
-    @pytest.mark.long
     def test_placements_are_specs_and_the_twin_computes_the_same(self, found, wanted):
         specs, result = found["parallel"]
         assert _trimmed(specs) == _trimmed(PARALLEL)

@@ -68,7 +68,6 @@ def exported(tmp_path_factory):
 
 
 class TestAFunction:
-    @pytest.mark.long
     def test_every_layout_is_an_annotation(self, exported):
         found = layout(exported[0])
         assert dict(found.stages[0].mesh.shape) == {"dp": 2, "tp": 4}
@@ -127,7 +126,6 @@ def ran():
 class TestAnNnxModule:
     """A GPT with DP x TP, in two stages, its embedding in both."""
 
-    @pytest.mark.long
     def test_equal_to_flax(self, ran):
         model, ids, _, run = ran
         with jax.set_mesh(iso.make_mesh((2, 2), ("dp", "tp"))):
@@ -291,7 +289,6 @@ class TestRefusals:
             export_jax(lambda x: x + 1, (X,), wide())
 
 
-@pytest.mark.long
 def test_jax_keeps_its_functions():
     code = (
         "import jax, jax.numpy as jnp, numpy as np, isoshard as iso; iso.simulate_devices(8)\n"

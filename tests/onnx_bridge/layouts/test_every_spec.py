@@ -40,7 +40,6 @@ def devices_of(proto, shape):
     return read_tiles(proto, shape).slices(shape)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_every_spec_goes_and_comes_back(shape):
     names = ("x", "y", "z")[: len(shape)]

@@ -325,7 +325,6 @@ def test_derivatives_of_functions(name):
     on_both(FUNCTIONAL[name], VECTOR)
 
 
-@pytest.mark.long
 def test_gradcheck_and_gradgradcheck(x64):
     x = draw(2, 3).double().to("jax").requires_grad_()
     w = draw(3, 2, seed=1).double().to("jax").requires_grad_()

@@ -109,7 +109,6 @@ TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=INDEXING) if n == "vmap of indexing" else n for n in TRANSFORMS]
 )

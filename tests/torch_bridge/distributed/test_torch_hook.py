@@ -63,7 +63,6 @@ def test_nothing_named_torch_xla_is_left(mesh):
         importlib.import_module("torch_xla.distributed.spmd")
 
 
-@pytest.mark.long
 def test_a_real_torch_xla_comes_first(tmp_path):
     package = tmp_path / "torch_xla" / "distributed"
     package.mkdir(parents=True)

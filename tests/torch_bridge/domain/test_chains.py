@@ -3,7 +3,6 @@
 Forward and backward; the first link makes every padding NaN.
 """
 
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from torch.nn import functional as F
@@ -56,7 +55,6 @@ def run(links, x):
     return y.detach(), x.grad
 
 
-@pytest.mark.long
 @settings(max_examples=14, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 @given(cases(LINKS, least=3, most=4))
 def test_chains(case):

@@ -3,7 +3,6 @@
 What a device sends is what it would for its own samples on a mesh of space alone.
 """
 
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -60,7 +59,6 @@ def trained(mesh, spec, samples):
     return found, want, xs.program_text(compiled)
 
 
-@pytest.mark.long
 def test_a_unet_sends_what_one_sample_does():
     found, want, text = trained(iso.make_mesh((2, 4), ("data", "x")), SPEC, 2)
     assert found[1].named_sharding.spec == found[2][0].named_sharding.spec == SPEC

@@ -95,14 +95,12 @@ def close(ours, right, name):
     )
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("family", FLAT)
 @pytest.mark.parametrize("split", SPLITS)
 def test_operators_of_rows(split, family):
     check(FLAT[family], split, [(rows(split), COLUMNS), (COLUMNS, COLUMNS)], first=0)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("family", SPATIAL)
 @pytest.mark.parametrize("split", SPLITS)
 def test_operators_of_images(split, family):

@@ -183,7 +183,6 @@ def test_copies_and_pickles(t, x):
     assert np.array_equal(np.asarray(t), x.numpy())
 
 
-@pytest.mark.long
 def test_a_model_trains_on_it(t, x):
     torch.manual_seed(0)
     ours = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))

@@ -79,7 +79,6 @@ VERBS = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("verb", VERBS)
 def test_verbs_on_images(mesh, kind, verb):
@@ -92,7 +91,6 @@ def test_verbs_on_images(mesh, kind, verb):
         assert y.block_sizes is not None
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_neighbours_have_gradients(mesh, kind):
     points, queries = laid(sample(18, 3), mesh, kind), laid(sample(18, 3) + 0.1, mesh, kind)
@@ -110,7 +108,6 @@ def test_neighbours_have_gradients(mesh, kind):
     assert torch.equal(found.indices.cpu().long(), want)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_on_a_graph(mesh, kind):
     nodes = laid(sample(18, 3), mesh, kind)
@@ -129,7 +126,6 @@ def test_messages_on_a_graph(mesh, kind):
     gradients(on_device(ours, right), nodes)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_ring_attention(mesh, kind):
     t = laid(sample(2, 18, 2, 4), mesh, kind, axis=1)
@@ -195,7 +191,6 @@ def test_the_verbs_own_errors_come_through(mesh):
         iso.domain.conv(t, torch.ones(2, 3, 3, 3).to("jax"))
 
 
-@pytest.mark.long
 def test_keys_of_jax_are_constants(mesh):
     t = laid(sample(2, 18, 2, 4), mesh, "even", axis=1)
     options = {"mesh": mesh, "axis": "x", "dropout": 0.5}

@@ -92,7 +92,6 @@ def test_reduced_axes_are_replicated():
     assert placements_of(NamedSharding(explicit, P("x", reduced={"y"}))) == (Shard(0), Replicate())
 
 
-@pytest.mark.long
 def test_placements_on_every_other_mesh_of_eight():
     said = 0
     eights = [shape for shape in MESHES if math.prod(shape) == 8]

@@ -47,7 +47,6 @@ def test_there_are_as_many_cases_as_there_should_be():
     assert strided == (*[_StridedShard(0, split_factor=2)] * 2, Shard(0))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("shape", MESHES, ids=lambda shape: "x".join(map(str, shape)))
 def test_every_rank_holds_what_torch_says_and_the_same_blocks_in_jax(shape):
     count = math.prod(shape)
@@ -113,7 +112,6 @@ def test_fsdp_over_tensor_parallel_with_a_block_in_two_pieces():
 
 
 # Factors that no order of mesh axes has: the pieces are torch's all the same.
-@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(2,), (4,), (2, 2), (3, 2), (2, 2, 2)])
 @pytest.mark.parametrize("extent", [1, 7, 12, 13, 24])
 def test_any_split_factor_cuts_as_torch_does(shape, extent):

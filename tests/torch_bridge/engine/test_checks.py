@@ -125,7 +125,6 @@ def test_refused_as_on_the_cpu(call):
     xs.sync()
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("call", ALLOWED)
 def test_allowed_as_on_the_cpu(call):
     want, got = eval(call, tensors("cpu")), eval(call, tensors("jax"))

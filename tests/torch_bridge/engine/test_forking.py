@@ -52,7 +52,6 @@ def run(code: str, folder) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     "options",
     [
@@ -91,7 +90,6 @@ def test_a_worker_that_uses_the_device_is_told_the_way_out(tmp_path):
     assert 'multiprocessing_context="spawn"' in done.stdout
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     "use",
     [

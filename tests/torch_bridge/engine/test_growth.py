@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import weakref
 
-import pytest
 import torch
 
 import isoshard.torch_bridge as xs
@@ -77,7 +76,6 @@ def writes(x: torch.Tensor, start: int, stop: int) -> None:
 USES = (dead_slices, living_slices, rows, shapes, writes)
 
 
-@pytest.mark.long
 def test_views_that_never_come_again_leave_nothing_behind():
     count = COUNT // len(USES)
     assert count > BOUND
@@ -114,7 +112,6 @@ def test_what_is_alive_is_found_again_though_its_call_is_forgotten():
     assert all(RECIPES[number].number == number for number in numbers)
 
 
-@pytest.mark.long
 def test_a_program_is_found_again_though_its_calls_are_forgotten():
     def step():
         return float((x[17:40].mul(2.5) + x[3]).sum())

@@ -14,7 +14,6 @@ import isoshard.torch_bridge  # noqa: F401  (registers the device)
 ROWS = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("lengths", [[5, 3, 1], [2, 5, 4]])
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_lstm(batch_first, lengths):

@@ -70,7 +70,6 @@ def test_sums_over_axes_that_look_like_merged_rows(rearranged, size):
         assert torch.equal(got[key].cpu(), want), key
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("one", REARRANGED.values(), ids=REARRANGED)
 @pytest.mark.parametrize("size", [size for size in EXTENTS if len(size) > 2], ids=str)
 def test_products_of_what_looks_like_merged_rows(one, size):

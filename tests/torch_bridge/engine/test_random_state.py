@@ -43,7 +43,6 @@ RANDOM: dict[str, Callable[[], torch.Tensor]] = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_numbers_follow_the_seed_and_never_repeat(name):
     runs = []

@@ -43,7 +43,6 @@ BEFORE = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("after", AFTER)
 @pytest.mark.parametrize("before", BEFORE)

@@ -76,7 +76,6 @@ def run(chain, x, y, after_each=lambda: None):
     return values[-1].cpu()
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("seed", range(25))

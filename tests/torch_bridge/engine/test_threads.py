@@ -161,7 +161,6 @@ def saved(folder: Path, seed: int, steps: int) -> Any:
     return trainer.state()
 
 
-@pytest.mark.long
 def test_eight_threads_compute_what_each_computes_alone(tmp_path):
     steps = 200
     tasks: list[Callable[[], Any]] = [

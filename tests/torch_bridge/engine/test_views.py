@@ -79,7 +79,6 @@ VIEWS: dict[str, Op] = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_write_through_a_view_reaches_the_base_and_its_siblings(name):
     want = torch.arange(12.0).reshape(3, 4)

@@ -50,7 +50,6 @@ OF_ANOTHER_DTYPE: dict[str, tuple[torch.dtype, Op]] = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", OF_ANOTHER_DTYPE)
 def test_a_write_to_overlapping_memory_of_another_dtype(name):
     dtype, view = OF_ANOTHER_DTYPE[name]

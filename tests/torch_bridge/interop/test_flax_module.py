@@ -73,7 +73,6 @@ def test_names_kinds_and_shared_buffers():
     assert "computed by JAX: Net" in repr(module)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("device", ["jax", "cpu"])
 def test_nnx_trains_as_in_flax(device):
     net, x = Net(nnx.Rngs(0)), data(6, 4)

@@ -306,7 +306,6 @@ def test_in_loops_that_write_to_buffers(device):
     assert found[1][1][1]["count"] == 6
 
 
-@pytest.mark.long
 def test_a_name_given_to_apply_before_follows():
     code = """
 import jax, torch

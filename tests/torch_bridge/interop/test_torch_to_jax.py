@@ -50,7 +50,6 @@ def data(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("device", ["cpu", "jax"])
 @pytest.mark.parametrize("name", MODELS)
 def test_values_and_gradients_are_those_of_torch(name, device):
@@ -68,7 +67,6 @@ def test_values_and_gradients_are_those_of_torch(name, device):
     assert isinstance(jax.jit(f)(f.params, array), jax.Array)
 
 
-@pytest.mark.long
 def test_the_gradient_of_the_input_and_higher_derivatives():
     model, x = mlp(), data(6)
     f = iso.jax_function(model)
@@ -80,7 +78,6 @@ def test_the_gradient_of_the_input_and_higher_derivatives():
     np.testing.assert_allclose(jvp, want, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.long
 def test_vmap_of_inputs_parameters_and_gradients():
     model, x = mlp(), data(5, 6)
     f = iso.jax_function(model)
@@ -257,7 +254,6 @@ WITH_INDICES = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", WITH_INDICES)
 def test_operators_are_differentiable_by_jax_as_by_torch(name):
     x = data(4, 4).requires_grad_()

@@ -69,7 +69,6 @@ def close(got: Any, want: torch.Tensor, tolerance: float = 1e-9) -> None:
     np.testing.assert_allclose(got, want.detach().numpy(), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_training_mode_in_float64_with_new_buffers(x64, name, remat):
@@ -194,7 +193,6 @@ def test_training_mode_is_read_at_the_call():
     np.testing.assert_allclose(f(f.params, x), training)
 
 
-@pytest.mark.long
 def test_masks_of_dropout_follow_the_key(x64):
     model = built(lambda: transformer(dropout=0.25))
     f, x = iso.jax_function(model), data(5, 3, 8).numpy()

@@ -72,7 +72,6 @@ _REDUCTIONS = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     "reduction",
     [

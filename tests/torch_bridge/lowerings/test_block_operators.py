@@ -55,7 +55,6 @@ def run(operators, x, *weights):
     return {name: result.detach() for name, result in results.items()}, x.grad, weights
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("sizes", [SIZES, (0, 3, 9, 6)])
 def test_as_torch(sizes):
     mesh = iso.make_mesh((4,), ("x",))
@@ -111,7 +110,6 @@ def last(x, w):
     return image, weight, norm(x, None, None, None, None, True, 0.1, 1e-5)[0]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("function", [gradients, last])
 def test_no_rows_are_gathered(function):
     mesh = iso.make_mesh((4,), ("x",))

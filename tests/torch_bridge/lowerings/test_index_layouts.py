@@ -79,7 +79,6 @@ def test_layouts_for_which_the_partitioner_is_wrong(layouts, dim, mesh):
     check(OPERATIONS["scatter_add"], dim, layouts, mesh)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("seed", range(12))
 def test_any_layouts(name, seed, mesh):

@@ -16,7 +16,6 @@ def symmetric(n: int, seed: int, *, zeros: bool = False) -> torch.Tensor:
     return made.fill_diagonal_(0) if zeros else made
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
 def test_factors(n, zeros):

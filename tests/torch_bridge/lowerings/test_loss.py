@@ -129,7 +129,6 @@ def test_nll_ignores_infinite_scores_of_ignored_targets():
 # Margins. torch has no meta kernel for the backwards, so they are called directly.
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize(("shape", "reduction"), [((6, 4), 0), ((6, 4), 1), ((4,), 1), ((4,), 2)])
 def test_multi_margin(shape, p, reduction):
@@ -141,7 +140,6 @@ def test_multi_margin(shape, p, reduction):
     backward(aten.multi_margin_loss_backward, grad, x, target, *options)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("shape", "reduction"), [((3, 4), 0), ((3, 4), 1), ((4,), 1), ((4,), 2)])
 def test_multilabel_margin(shape, reduction):
     x = torch.randn(shape)

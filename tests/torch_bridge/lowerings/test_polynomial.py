@@ -17,7 +17,6 @@ NAMES = [
 POINTS = torch.tensor([-1.0, -0.7, 0.0, 0.2, 0.5, 0.9, 1.0, 1.3])
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", NAMES)
 def test_values(name):
     packet = getattr(torch.ops.aten, f"special_{name}")

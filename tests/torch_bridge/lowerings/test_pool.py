@@ -42,7 +42,6 @@ def max_ops(kernel):
     return [getattr(aten, name).default for name in names]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("values", ["random", "ties", "bfloat16"])
 @pytest.mark.parametrize("case", MAXIMA)
 def test_max_pool(case, values):

@@ -156,7 +156,6 @@ def refused(tensors, options):
     return False
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", [*CASES, *DECOMPOSED])
 def test_values_gradients_and_strides_are_those_of_the_cpu(name):
     tensors, options = (CASES | DECOMPOSED)[name]()

@@ -98,7 +98,6 @@ SPECS = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", SPECS)
 def test_wherever_the_operands_lie(name, causal, mesh):

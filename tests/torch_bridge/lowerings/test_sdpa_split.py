@@ -82,7 +82,6 @@ CASES = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_a_split_sequence_goes_round_a_ring(name, mesh):
     tensors, options = CASES[name]()
@@ -119,7 +118,6 @@ MASKS = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", MASKS)
 def test_blocks_of_unequal_sizes(name, mesh):
     """The same ring; results and gradients lie as the operands do, that of a mask is whole."""
@@ -208,7 +206,6 @@ def train(model, mark=lambda x: x):
     return step
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("samples", "marked"), [(4, True), (2, False)])
 def test_a_transformer_is_trained(samples, marked, mesh):
     """By its marked activations, or by fields that lie split."""
@@ -256,7 +253,6 @@ def in_a_process(folder, scale):
     return float(found), int(missed)
 
 
-@pytest.mark.long
 def test_a_later_process_finds_the_program_and_no_other(tmp_path):
     """The scale is told to the operator, and is nowhere else in the text of the program."""
     first, missed = in_a_process(tmp_path, "0.5")

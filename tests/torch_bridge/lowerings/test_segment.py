@@ -12,7 +12,6 @@ DATA = torch.tensor([[1.0, 2.0], [0.0, -3.0], [4.0, 4.0], [4.0, 0.0], [-1.0, 0.0
 REDUCTIONS = ["sum", "mean", "max", "min", "prod"]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("initial", [None, 0.5])
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_lengths_and_offsets(reduce, initial):

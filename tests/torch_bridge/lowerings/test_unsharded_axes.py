@@ -22,7 +22,6 @@ def test_only_the_named_axes_become_whole(mesh):
     assert got.sharding.is_equivalent_to(jax.NamedSharding(mesh, P("x")), 2)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(
     "transform",

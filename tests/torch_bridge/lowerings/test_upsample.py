@@ -109,7 +109,6 @@ def grid(*shape: int) -> torch.Tensor:
     return randn(*shape) * 1.3
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("mode", "padding", "align_corners"), MODES + CUBIC_MODES)
 def test_grid_sampler_2d(mode, padding, align_corners):
     x, points = randn(2, 3, 4, 5), grid(2, 3, 6, 2)
@@ -119,7 +118,6 @@ def test_grid_sampler_2d(mode, padding, align_corners):
     check(aten.grid_sampler_2d_backward.default, *arguments, [True, True], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("mode", "padding", "align_corners"), MODES)
 def test_grid_sampler_3d(mode, padding, align_corners):
     x, points = randn(1, 2, 3, 4, 5), grid(1, 2, 3, 2, 3)

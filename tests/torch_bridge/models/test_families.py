@@ -97,7 +97,6 @@ def assert_close(got: Named, want: Named) -> None:
         )
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ten_steps_are_those_of_cpu_torch_with_two_compilations(name, where, counted):
@@ -116,7 +115,6 @@ COMPILED = [(name, "mesh") for name in FAMILIES]
 COMPILED += [(name, "one device") for name in ("gpt2", "resnet", "mixtral")]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "where"), COMPILED)
 def test_a_compiled_step_is_one_program(name, where, counted):
     module, put = on_jax(name, where)

@@ -32,7 +32,6 @@ def prompt() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("where", ["one device", "mesh"])
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_greedy_tokens_are_those_of_the_cpu(name, where, counted):

@@ -38,7 +38,6 @@ def small_mixtral(experts: str) -> torch.nn.Module:
     return build("mixtral", experts_implementation=experts, num_hidden_layers=1)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("experts", ["eager", "batched_mm", "grouped_mm"])
 def test_every_implementation_of_experts_is_right(experts, counted):
     want = gradients(small_mixtral(experts), language(0))
@@ -119,7 +118,6 @@ def test_masks_of_two_and_of_four_axes_mean_the_same():
     torch.testing.assert_close(*losses)
 
 
-@pytest.mark.long
 def test_a_model_with_dropout_trains_and_repeats():
     def losses(seed: int) -> list[float]:
         module = build("gpt2", dropout=0.1).to("jax")

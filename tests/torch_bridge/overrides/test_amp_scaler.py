@@ -66,7 +66,6 @@ def train(
     return model, scales, scaler, run
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("clip", [False, True], ids=["plain", "clipped"])
 @pytest.mark.parametrize("way", ["host", "fused", "fused compiled"])
 @pytest.mark.parametrize("name", OPTIMIZERS)

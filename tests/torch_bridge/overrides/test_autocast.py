@@ -105,7 +105,6 @@ def expected(group: str, name: str, low: torch.dtype) -> list[torch.dtype]:
     return [] if name == "equal" else [torch.float32]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("low", LOW, ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("case", [c for c in CASES if not c.startswith("banned")])
 @pytest.mark.filterwarnings("ignore::UserWarning")

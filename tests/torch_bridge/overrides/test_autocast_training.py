@@ -227,7 +227,6 @@ def train(model: torch.nn.Module, x: torch.Tensor, device: str) -> list[float]:
     return losses
 
 
-@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.backends.mkldnn")
 @pytest.mark.parametrize("name", MODELS)
 def test_training_follows_the_cpus_autocast(name):

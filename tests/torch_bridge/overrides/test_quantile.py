@@ -30,7 +30,6 @@ def both(name, q, **options):
     return results
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["quantile", "nanquantile"])
 @pytest.mark.parametrize("way", WAYS)
 def test_values_and_gradients_are_those_of_the_cpu(name, way):

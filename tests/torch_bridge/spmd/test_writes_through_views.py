@@ -66,7 +66,6 @@ def _part(draw, tensor):
     return lambda t: t[where]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("mesh", "seed"), list(itertools.product(MESHES, range(12))))
 def test_random_writes_through_marked_views(mesh, seed):
     draw = random.Random(seed)

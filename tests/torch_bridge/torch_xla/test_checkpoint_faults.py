@@ -89,7 +89,6 @@ def count(begin, states, monkeypatch, scene):
     return faults
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("once", [False, True], ids=["for good", "once"])
 @pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
 @pytest.mark.filterwarnings("ignore:.*is left of a save that did not end")
@@ -128,7 +127,6 @@ def test_everything_is_on_the_disk_before_the_commit(begin, states, monkeypatch)
     assert not any(entry[0] in ("open", "write") for entry in log[commit:])
 
 
-@pytest.mark.long
 def test_processes_that_die_at_any_operation(tmp_path):
     """In children of one process that has imported everything: each is ended by `os._exit`."""
     script = tmp_path / "dies.py"

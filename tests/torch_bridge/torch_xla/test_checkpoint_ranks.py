@@ -74,7 +74,6 @@ print("well")
 """
 
 
-@pytest.mark.long
 def test_two_processes(tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(SCRIPT)

@@ -124,7 +124,6 @@ def names_in(folder) -> set[str]:
     return {event.name for plane in data.planes for line in plane.lines for event in line.events}
 
 
-@pytest.mark.long
 def test_spans_appear_in_the_profile(tmp_path):
     @xp.trace_me("my function")
     def function(x):
@@ -146,7 +145,6 @@ def test_spans_appear_in_the_profile(tmp_path):
     assert y.tolist() == [2.0] * 3
 
 
-@pytest.mark.long
 def test_a_profile_by_the_server(tmp_path):
     from isoshard.torch_bridge.torch_xla.utils.utils import get_free_tcp_ports
 

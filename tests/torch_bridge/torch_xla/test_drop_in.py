@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 HERE = Path(__file__).parent
 
 
@@ -18,7 +16,6 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
-@pytest.mark.long
 def test_every_way_to_name_the_device():
     command = [sys.executable, "-m", "isoshard", "run-torch-xla", str(HERE / "device_strings.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
@@ -54,7 +51,6 @@ def test_it_refuses_to_take_the_place_of_a_loaded_torch_xla(tmp_path):
     assert "torch_xla_backend" in done.stdout
 
 
-@pytest.mark.long
 def test_it_takes_precedence_over_one_that_is_only_installed(tmp_path):
     (tmp_path / "torch_xla.py").touch()
     done = python(
@@ -76,7 +72,6 @@ def test_a_wrong_number_of_devices_is_refused():
     assert done.stdout == "CPU_NUM_DEVICES is a positive number of devices, and it is 'many'\n"
 
 
-@pytest.mark.long
 def test_what_a_script_marks_it_reads_back():
     done = as_script("spmd_reads.py")
     assert done.stdout == "all is read as it was written\n", done.stdout + done.stderr
@@ -91,7 +86,6 @@ def as_script(name: str, **more: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.long
 def test_what_only_torch_xla_allows(tmp_path):
     saved = {"XLA_SAVE_TENSORS_FILE": str(tmp_path / "graphs"), "XLA_SAVE_TENSORS_FMT": "hlo"}
     done = as_script("spmd_words.py", **saved)

@@ -99,7 +99,6 @@ def on_the_cpu() -> list[float]:
     return train(Decoder(), batches())
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("compiled", [False, True], ids=["lazy", "compiled"])
 @pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
 def test_a_decoder_trains_as_on_the_cpu(compiled, recomputed, flat, on_the_cpu):

@@ -153,7 +153,6 @@ def test_checkpointed_modules_have_the_same_gradients(device, leaf):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("leaf", [True, False], ids=["grad", "no grad in"])
 def test_dropout_is_repeated_with_the_same_numbers(leaf):
     want = gradients("jax", lambda module: module, dropout=0.5, leaf=leaf)

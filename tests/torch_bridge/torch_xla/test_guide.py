@@ -32,7 +32,6 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("script", sorted(GUIDE.glob("[!_]*.py")), ids=lambda path: path.stem)
 def test_the_guides_example_runs(script):
     done = run(str(script))

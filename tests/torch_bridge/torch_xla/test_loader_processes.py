@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 PROCESS = """
 import sys
 import jax, numpy as np, torch
@@ -42,7 +40,6 @@ print("right")
 """
 
 
-@pytest.mark.long
 def test_each_of_two_processes_gives_its_part():
     """Meshes whose rows lie in one process, in both, and across: the parts make the whole."""
     import socket

@@ -165,7 +165,6 @@ def test_a_new_iteration_ends_the_old_one_aloud():
     assert len(list(finished)) == 1 and list(ended) == []
 
 
-@pytest.mark.long
 def test_a_process_ends_with_iterators_still_open():
     code = (
         "import torch, isoshard.torch_bridge as xs, itertools, time\n"

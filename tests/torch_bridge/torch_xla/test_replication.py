@@ -92,7 +92,6 @@ def test_several_processes_meet_at_process_0(monkeypatch):
     assert (rank, size) == (1, 2) and made == [(("10.0.0.7", 999, 2, False), {})]
 
 
-@pytest.mark.long
 def test_importing_torch_xla_is_what_makes_both_known():
     code = """
 import torch.distributed as dist

@@ -128,7 +128,6 @@ print(metrics.counters()["cache_hits"], message)
 """
 
 
-@pytest.mark.long
 def test_the_cache_serves_the_next_process(tmp_path):
     def start(readonly: bool, shift: float = 1.0) -> tuple[str, str, int]:
         code = CACHE.replace("FOLDER", repr(str(tmp_path / "cache")))

@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 SCRIPT = """
 import io, sys
 import numpy as np
@@ -112,7 +110,6 @@ print("losses fell")
 """
 
 
-@pytest.mark.long
 def test_a_script_that_uses_the_whole_runtime(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

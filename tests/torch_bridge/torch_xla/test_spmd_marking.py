@@ -48,7 +48,6 @@ def _marked(case, *, recorded: bool = False):
         return whole, xs.mark_sharding(t, mesh, _tuples(case["spec"]))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("number", range(3))
 def test_strings_and_types_are_torch_xlas(number, recorded):

@@ -62,7 +62,6 @@ def test_shard_refuses(mesh):
         iso.shard(data(7), mesh.get_jax_mesh(), P("x"))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("shape", [(7, 3), (1, 9), (6, 5)])
 def test_values_are_right_whatever_the_spec(shape, recorded, mesh, quiet):

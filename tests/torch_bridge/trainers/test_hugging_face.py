@@ -34,7 +34,6 @@ def on_the_cpu(tmp_path_factory):
     return run(tmp_path_factory.mktemp("cpu"), "cpu")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("layout", ["none", "tensor-parallel", "fsdp"])
 def test_losses_checkpoints_and_resuming(tmp_path, on_the_cpu, layout):
     found = run(tmp_path, "jax", layout)

@@ -151,7 +151,6 @@ def marked(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.xfail(reason=reason)) if reason else name
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", [marked(name) for name in INFOS])
 def test_a_module_equals_the_cpu_in_training_and_evaluation(name):
     with jax.enable_x64(name in NEEDS_X64 or jax.config.jax_enable_x64):

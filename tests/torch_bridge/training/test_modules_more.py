@@ -75,7 +75,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...]]] = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("name", MODULES)

@@ -120,7 +120,6 @@ def test_no_optimizer_of_torch_is_left_out():
     assert classes - elsewhere == {cls for cls, _ in OPTIMIZERS.values()}
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "form"), CASES, ids=[" ".join(case) for case in CASES])
 def test_five_steps_equal_the_cpu(name, form):
     cls, options = OPTIMIZERS[name]
@@ -151,7 +150,6 @@ def is_refused(name: str, form: str) -> bool:
 COMPILED = [case for case in CASES if not is_refused(*case) and case[1] != "default"]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "form"), COMPILED, ids=[" ".join(case) for case in COMPILED])
 def test_five_compiled_steps_equal_the_cpu(name, form):
     cls, options = OPTIMIZERS[name]
@@ -211,7 +209,6 @@ def test_a_learning_rate_may_change_between_compiled_steps(form):
 # --- The three that are different ----------------------------------------------------------------
 
 
-@pytest.mark.sweep
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_lbfgs(search):
@@ -293,7 +290,6 @@ def test_parameter_groups_have_their_own_numbers():
     close(models[1], models[0])
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("way", ["cpu to jax", "jax to cpu", "jax to jax"])
 @pytest.mark.parametrize("name", ["Adam amsgrad", "SGD momentum", "Rprop", "ASGD", "Adafactor"])
 def test_state_moves_between_devices(name, way):
@@ -324,7 +320,6 @@ def test_state_moves_between_devices(name, way):
     close(got, want)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("form", ["single", "foreach", "fused"])
 def test_state_follows_the_layout_of_its_parameter(form, mesh):
     model = Model("jax")

@@ -123,7 +123,6 @@ def compare(got: list[torch.nn.Parameter], want: list[torch.nn.Parameter]) -> No
 FOREACH = pytest.mark.parametrize("foreach", [None, False, True])
 
 
-@pytest.mark.sweep
 @FOREACH
 @pytest.mark.parametrize("norm", [2.0, 1.0, 3.0, 0.0, float("inf"), float("-inf")])
 @pytest.mark.parametrize("limit", [0.1, 100.0])
@@ -191,7 +190,6 @@ AVERAGES: dict[str, Callable[[torch.nn.Module], swa_utils.AveragedModel]] = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", AVERAGES)
 def test_averaged_models(name):
     results = []

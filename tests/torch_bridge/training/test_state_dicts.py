@@ -143,7 +143,6 @@ def test_a_checkpoint_is_loaded_with_weights_only():
         )
 
 
-@pytest.mark.long
 def test_a_checkpoint_is_loaded_where_isoshard_is_not_installed(tmp_path):
     path = tmp_path / "model.pt"
     torch.save(tied().to("jax").state_dict(), path)
@@ -296,7 +295,6 @@ KINDS = ["weight_norm", "spectral_norm", "orthogonal matrix_exp", "orthogonal ca
          "orthogonal householder", "symmetric", "pruned"]  # fmt: skip
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_parametrized_layer_trains_as_on_the_cpu(kind):
     def program(x: torch.Tensor) -> Any:
@@ -316,7 +314,6 @@ def test_a_parametrized_layer_trains_as_on_the_cpu(kind):
     on_both(program, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_parametrization_is_made_on_the_device(kind):
     torch.manual_seed(0)

@@ -94,7 +94,6 @@ def make(name: str) -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
     return build(), x, torch.arange(len(x)) % 5
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_gradients_and_a_step_equal_the_cpu(name):
     want, x, y = make(name)
@@ -151,7 +150,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("foreach", [False, True], ids=["single", "foreach"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_equals_the_cpu(name, foreach):

@@ -64,7 +64,6 @@ def run() -> Run:
     return Run(losses, step, counts, module, mesh)
 
 
-@pytest.mark.long
 def test_the_loss_curve_is_that_of_cpu_torch(run):
     torch.set_num_threads(1)  # beside eight busy devices, more threads wait for each other
     module = WORK.module()
@@ -88,7 +87,6 @@ def test_one_program_and_no_recompilation(run):
     assert run.compilations == [1] * STEPS
 
 
-@pytest.mark.long
 def test_its_collectives_are_those_of_the_hand_written_jax_step(run):
     by_hand = Training(models.by_hand(WORK), run.mesh).compiled
     theirs = collectives.summarize(by_hand.as_text())

@@ -34,7 +34,6 @@ def run(attend, x, added, **given):
     dense.check(found, dense.attention(*x, seen, added=added))
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("shape", "causal"),
     [
@@ -107,7 +106,6 @@ def test_uneven_blocks():
     np.testing.assert_allclose(got, wanted[4][0, 0], **dense.CLOSE)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("axes", [("x", "y"), ("y", "x")])
 @pytest.mark.parametrize("balance", [True, False])
 def test_the_order_in_which_the_axes_of_a_ring_are_named(axes, balance):

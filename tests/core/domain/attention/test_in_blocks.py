@@ -45,7 +45,6 @@ def unpacked(u):
     return np.concatenate([b[:, :, :n] for b, n in zip(blocks, u.sizes[2], strict=True)], 2)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("queries", "keys", "masked"),
     [

@@ -94,7 +94,6 @@ SPLIT = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "causal"), [("ring", False), *((name, True) for name in SPLIT)])
 def test_wherever_the_operands_lie(name, causal):
     x = arrays(2, key_heads=2, values=5)
@@ -140,7 +139,6 @@ def test_masks_that_hide(name):
     assert not np.asarray(found[0])[:, :, 3].any()
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "queries", "keys"),
     [("ring", 17, 17), ("ring", 3, 18), ("by different axes", 17, 18), ("keys only", 1, 31)],
@@ -197,7 +195,6 @@ def test_in_double_precision(x64):
     dense.check(found, wanted(x, causal=True)[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("rate", [0.0, 0.3])
 def test_jax_differentiates_it_and_its_logarithms(rate):
     """With dropout as without; no mask of dropout crosses the devices."""
@@ -232,7 +229,6 @@ def test_a_ring_moves_the_least(devices):
     assert moved(text) == {"collective-permute": hops * shard_of_both}
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 def test_memory_is_that_of_a_shard(rate):
     """Twice the sequence is twice the memory, and half of it over twice the devices."""

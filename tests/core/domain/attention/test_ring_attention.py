@@ -29,7 +29,6 @@ def run(mesh, spec, x, dense_seen, factor=1.0, places=None, **given):
     return found
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("devices", "causal"), [(1, True), (2, False), (3, True), (8, True)])
 def test_one_ring(devices, causal):
     x = dense.arrays(queries=48)
@@ -37,7 +36,6 @@ def test_one_ring(devices, causal):
     run(make_mesh((devices,), ("s",)), (None, "s"), x, seen, causal=causal, tile=4)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("heads", "key_heads", "width", "values", "causal"),
     [(4, 4, 8, 8, False), (4, 2, 5, 3, True), (4, 1, 7, 9, True)],
@@ -70,7 +68,6 @@ def test_a_sequence_over_two_mesh_axes():
     run(mesh, (None, ("x", "y")), x, dense.visible(*x[:2], True), causal=True)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("queries", [24, 40])
 def test_fewer_or_more_queries_than_keys(queries):
     x = dense.arrays(queries=queries, keys=32)
@@ -96,7 +93,6 @@ def test_causal_without_balance_and_in_zigzag_order(order):
 MASKS = {(2, 4, 32, 32): False, (1, 1, 32, 32): True, (2, 1, 1, 32): True, (1, 4, 32, 1): False}
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("shape", "causal"), MASKS.items())
 def test_masks(shape, causal):
     """One of them blinds a few rows, whose result and gradient are 0."""
@@ -119,7 +115,6 @@ def test_lengths_of_samples():
     run(make_mesh((2, 4), ("d", "s")), ("d", "s"), x, seen, causal=True, scale=0.3, **lengths)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("shape", [(1, 3, 1), (2, 2, 2)])
 def test_dropout_is_the_same_on_every_mesh(shape):
     x = dense.arrays(queries=24)

@@ -37,7 +37,6 @@ def unpacked(u):
     return np.concatenate([b[:, :n] for b, n in zip(blocks, u.sizes[1], strict=True)], 1)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("attend", "causal"),
     [(ring_attention, True), (ring_attention, False), (ulysses_attention, True)],

@@ -12,7 +12,6 @@ QUERIES = np.random.default_rng(1).standard_normal((11, 3)).astype(np.float32)
 SQUARE = ((POINTS.astype(np.float64) - QUERIES.astype(np.float64)[:, None]) ** 2).sum(-1)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("tile", [(512, 4096), (4, 61), (3, 16), (11, 1)])
 def test_the_tiles_change_nothing(tile):
     found, count = nearest(POINTS, 100, 61, QUERIES, 5, tile, 1.5)

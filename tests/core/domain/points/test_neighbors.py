@@ -49,7 +49,6 @@ def total(distances, weights):
     return jnp.where(distances.mask(), product, 0).sum()
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_knn_on_any_layout(name):
     points, queries, weights = case(name)

@@ -50,7 +50,6 @@ def by_hand(name: str, depth: SearchDepth) -> list[PlanCost]:
     return sorted(found, key=lambda one: one.memory)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("depth", ["trace", "partition"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_the_leanest_hand_plan_needs_is_enough(name, depth, monkeypatch):

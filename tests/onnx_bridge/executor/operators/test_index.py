@@ -68,7 +68,6 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_computes_what_onnx_says(case):
     check(case)

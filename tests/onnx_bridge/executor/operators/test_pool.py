@@ -45,7 +45,6 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_it_computes_what_onnx_says(case):
     check(case)

@@ -60,7 +60,6 @@ ONE = {
 }
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=AMINMAX) if n == "both extremes" else n for n in ONE]
 )
@@ -138,7 +137,6 @@ def numbers_or_data(given, seed):
     return given if torch.is_tensor(given) else data(*given, seed=seed).requires_grad_()
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("name", SEVERAL)
 def test_of_several_tensors(name):
     function, operands = SEVERAL[name]

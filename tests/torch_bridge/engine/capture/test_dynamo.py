@@ -129,7 +129,6 @@ def test_two_dropouts_of_one_graph_differ():
     assert one.tolist() != two.tolist()
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("dynamic", [False, None, True])
 def test_other_shapes_are_other_programs(dynamic):
     model = net().to("jax")
@@ -212,7 +211,6 @@ def test_inside_a_compiled_step():
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-@pytest.mark.long
 def test_transformers_attention_and_loss():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
@@ -268,7 +266,6 @@ def test_an_operator_without_a_lowering_is_named():
             fast(torch.ones(3).to("jax")).cpu()
 
 
-@pytest.mark.long
 def test_the_backend_is_found_without_importing_the_bridge():
     code = (
         "import sys, torch\n"
@@ -282,7 +279,6 @@ def test_the_backend_is_found_without_importing_the_bridge():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.long
 def test_the_bridge_does_not_load_dynamo():
     code = "import sys, isoshard.torch_bridge; assert 'torch._dynamo' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

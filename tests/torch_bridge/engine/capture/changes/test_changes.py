@@ -84,19 +84,16 @@ def rows(*modes: str) -> list[Any]:
     ]
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("case", "mode"), rows("lazy", "compile", "scan", "accumulate"))
 def test_a_change_is_seen_or_refused_by_name(case, mode):
     check(case, mode)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize(("case", "mode"), rows("dynamo"))
 def test_a_change_under_torch_compile_is_seen_or_refused_by_name(case, mode):
     check(case, mode)
 
 
-@pytest.mark.sweep
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "_"))
 def test_the_reference_shows_the_change(case):
     assert shows(case) is not bool(case.unseen)
