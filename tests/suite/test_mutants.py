@@ -36,6 +36,11 @@ def test_the_shortest_tests_come_first_until_the_time_is_over():
     assert mutants.chosen("", seconds) == []
 
 
+def test_each_function_has_a_turn_before_another_has_two():
+    seconds = {"f[1]": 1, "f[2]": 2, "g": 3, "h[1]": 4}
+    assert mutants.chosen(seconds, seconds) == ["f[1]", "g", "h[1]", "f[2]"]
+
+
 def test_the_table_has_shares_and_survivors():
     mutant = {"file": "core/a.py", "function": "f", "old": "a < b", "new": "a <= b"}
     killed = {"killed": True, "by": "t", "tests": 1, "visits": 1}
