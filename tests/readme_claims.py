@@ -106,7 +106,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     "| a torch tensor or `nn.Module` |": (
         "tests/torch_bridge/test_tensor.py::test_moving_between_devices",
-        "tests/torch_bridge/training/test_training.py::test_every_optimizer_equals_the_cpu",
+        "tests/torch_bridge/training/test_optimizers.py::test_every_optimizer_equals_the_cpu",
         "tests/torch_bridge/spmd/test_writes_through_views.py::",
         "tests/torch_bridge/autograd/test_autograd.py::test_module_hooks",
         "tests/torch_bridge/training/test_state_dicts.py::test_every_dtype_is_saved",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import fresh
 from tests.doc_blocks import blocks, is_printed, pages, printed, program
 from tests.reference import OF_THIS_JAX
 
@@ -22,15 +21,7 @@ def run(text: str, folder: Path, name: str) -> subprocess.CompletedProcess[str]:
     """Run a page's program in a new process, which has no accelerator and one device at first."""
     path = folder / f"page_{Path(name).stem}.py"
     path.write_text(program(text))
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    return subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", path.name],
-        cwd=folder,
-        env={**environment, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return fresh.run(path, cwd=folder, env={"JAX_PLATFORMS": "cpu"}, timeout=300)
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -38,15 +38,15 @@ def test_importing_loads_no_framework_and_changes_nothing():
 @pytest.mark.parametrize(
     ("program", "found"),
     [
-        ("import isoshard, torch", "['torch'] []"),
-        ("import isoshard, flax", "flax"),
-        ("import isoshard; jax.config.update('jax_enable_x64', True)", "[] ['jax_enable_x64']"),
-        ("import isoshard; jax.devices()", "before backends are initialized"),
+        (
+            "import torch, flax; jax.config.update('jax_enable_x64', True)",
+            "['flax', 'torch'] ['jax_enable_x64']",
+        ),
+        ("jax.devices()", "before backends are initialized"),
     ],
 )
 def test_that_test_can_fail(program, found):
     assert found in run(program)
-    assert run(program) != "[] []"
 
 
 def test_importing_loads_no_part_that_is_not_used():

@@ -5,36 +5,13 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import pytest
 
 import isoshard as iso
 from benchmarks import domain_halo
 
 
-@pytest.fixture
-def one_operator(monkeypatch):
-    """Pooling alone, which compiles fast."""
-    every = domain_halo.operators
-
-    def few(mesh):
-        return {"max pool 3, stride 2": every(mesh)["max pool 3, stride 2"]}
-
-    monkeypatch.setattr(domain_halo, "operators", few)
-
-
-def test_every_contestant_is_timed(one_operator, capsys):
-    results = domain_halo.measure(64, 1)
-    contestants = ["xla", "even, auto", "even, windows", "uneven", "odd", "very uneven"]
-    assert results["field"] == (1, 8, 64, 64)
-    assert results["largest"] == {"uneven": 1.0625, "odd": 1.125, "very uneven": 1.25}
-    for way in ("forward", "gradients"):
-        found = results[f"max pool 3, stride 2, {way}"]
-        assert list(found) == contestants and found["xla"]["ratio"] == 1
-    assert "max pool 3, stride 2, gradients: xla" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["conv 3x3, stride 2", "bilinear x 2"])
-def test_the_contestants_find_the_same(name):
+def test_the_contestants_find_the_same():
+    name = "conv 3x3, stride 2"
     mesh = iso.make_mesh((4,), ("x",))
     plain, ours = domain_halo.operators(mesh)[name]
     rng = np.random.default_rng(0)

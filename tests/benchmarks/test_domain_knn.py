@@ -36,8 +36,3 @@ def test_memory_is_summed_over_processes_and_other_findings_are_refused():
     other = one | {"sums": [10.0, 21.0]}
     with pytest.raises(RuntimeError, match=r"DTensor found sums of \[10.0, 21.0\], isoshard"):
         domain_knn.summary({"isoshard": [[one]], "DTensor": [[one, other]]})
-
-
-def test_processes_that_take_too_long_are_ended():
-    with pytest.raises(RuntimeError, match="DTensor took more than 0 s"):
-        domain_knn.run("DTensor", (10, 10, 2), 1, limit=0.3)

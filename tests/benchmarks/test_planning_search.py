@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
-import pytest
-
 from benchmarks import planning_search
-from benchmarks.planning_models import FAMILIES
 from tools.harness import documents, results
 from tools.harness.results import ROOT, saved
 
 KEPT = saved("planning_search")
 DOCS = ROOT / "docs"
-
-
-def test_every_family_has_a_row_for_every_machine():
-    every = {f"{name}, {where}, trace" for name in FAMILIES for where in planning_search.MACHINES}
-    assert every <= set(KEPT)
 
 
 def test_no_found_plan_is_slower_by_more_than_a_twentieth_or_over_memory():
@@ -27,11 +17,6 @@ def test_no_found_plan_is_slower_by_more_than_a_twentieth_or_over_memory():
     assert all(row["memory"] <= row["capacity"] for row in KEPT.values() if row["fits"])
     assert all(row["hand"] is None for row in KEPT.values() if not row["fits"])
     assert "In no row do they need more than 1.05 times" in (DOCS / "planning.md").read_text()
-
-
-def test_rows_of_an_earlier_search_are_told():
-    told = "the others are of an earlier one" in (DOCS / "benchmarks.md").read_text()
-    assert told is any("measured" not in row for row in KEPT.values())
 
 
 def test_a_run_of_one_machine_keeps_the_other_rows(tmp_path, monkeypatch):
@@ -51,23 +36,3 @@ def test_a_run_of_one_machine_keeps_the_other_rows(tmp_path, monkeypatch):
     row = now[title]
     assert row["fits"] and row["ratio"] <= 1.05 and row["measured"]["date"]
     assert planning_search.markdown(now) in page.read_text()
-
-
-def test_rows_without_a_ratio_say_why():
-    title = "MLP, v5e:2x4, trace"
-    rows = copy.deepcopy({title: KEPT[title]})
-    for change, said in (
-        ({"ratio": None, "hand": None}, "no hand plan"),
-        ({"fits": False, "hand": "FSDP"}, "only by hand: FSDP"),
-        ({"fits": False, "hand": None}, "nothing fits"),
-    ):
-        rows[title] |= change
-        assert f"| MLP | {said} |" in planning_search.markdown(rows)
-
-
-@pytest.mark.parametrize("depth", ["trace", "partition"])
-def test_a_depth_has_a_row_of_its_own(depth):
-    row = KEPT["MLP, v5e:2x4, trace"]
-    table = planning_search.markdown({f"Llama, stacked, v5e:2x4, {depth}": row})
-    name = "Llama, stacked" + ("" if depth == "trace" else ', depth "partition"')
-    assert table.splitlines()[2].startswith(f"| {name} | {row['ratio']:.2f} |")

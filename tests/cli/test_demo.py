@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import sysconfig
@@ -18,17 +17,21 @@ from flax import nnx
 import isoshard as iso
 from isoshard.cli import main
 from isoshard.cli.demo import command, crossing, data, flax_twin, model, training
-from isoshard.cli.demo.report import save
-from isoshard.cli.demo.training import Run, Settings
+from isoshard.cli.demo.training import Settings
 from isoshard.core.installation import install_command
 
 SMALL = model.Config(layers=1, width=32, heads=4, length=16)
 
 NEW_PROCESS = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+NEW_PROCESS["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # which compiles faster
 WITHOUT_MATPLOTLIB = """
-import sys
+import dataclasses, sys
 sys.modules["matplotlib"] = None
 from isoshard.cli import main
+from isoshard.cli.demo import command
+settings, config = command.SHORT
+small = dataclasses.replace(config, layers=1, width=32, heads=4, length=16)
+command.SHORT = dataclasses.replace(settings, validation_batches=2), small
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -70,14 +73,6 @@ class TestData:
         np.testing.assert_array_equal(tokens[:, 1:], targets[:, :-1])
         assert tokens.dtype == targets.dtype == np.int64
 
-    def test_validation_windows_reach_from_start_to_end(self):
-        text = np.arange(101, dtype=np.uint8)
-        corpus = data.Corpus(text, text, 1, 1)
-        batches = list(corpus.validation_batches(3, batch=2, length=10))
-        assert [tokens.shape for tokens, _ in batches] == [(2, 10)] * 3
-        assert batches[0][0][0, 0] == 0
-        assert batches[-1][1][-1, -1] == 100
-
     def test_a_folder_without_sources_is_refused(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"standard library.*has 0 of them"):
             data.load(tmp_path)
@@ -109,7 +104,7 @@ class TestTwin:
 
 class TestTraining:
     def test_mesh_and_cpu_learn_alike_and_jax_agrees(self, corpus, mesh):
-        settings = Settings(steps=6, batch=4, validation_batches=2)
+        settings = Settings(steps=3, batch=4, validation_batches=2)
         placed = model.place(training.new_model(SMALL), mesh)
         on_mesh = training.train(
             "mesh", placed, corpus, settings, lambda *_: None, **training.on_mesh(mesh)
@@ -126,27 +121,21 @@ class TestTraining:
         assert crossed.copied_bytes == 0
         assert crossed.shared == crossed.buffers == 17 * 8
 
-    @pytest.mark.parametrize("steps", [1, 5, 300])
-    def test_learning_rate_rises_then_falls_to_a_tenth(self, steps):
-        schedule = training.schedule(steps)
-        rates = [schedule(step) for step in range(steps + 1)]
-        assert max(rates) == pytest.approx(1.0)
-        assert min(rates) > 0
-        if steps == 300:
-            assert rates[-1] == pytest.approx(0.1)
+    def test_learning_rate_rises_then_falls_to_a_tenth(self):
+        schedule = training.schedule(300)
+        rates = [schedule(step) for step in range(301)]
+        assert max(rates) == pytest.approx(1.0) and min(rates) > 0
+        assert rates[-1] == pytest.approx(0.1)
 
 
 class TestCommand:
-    @pytest.mark.parametrize(
-        ("argv", "message"),
-        [
-            (["--mesh", "2by4"], "'2by4' is no mesh: write 2x4"),
-            (["--mesh", "0x4"], "'0x4' is no mesh"),
-            (["--steps", "0"], "'0' is no number of steps"),
-            (["--mesh", "4x4"], "needs 16 devices, there are 8"),
-            (["--mesh", "1x3"], r"(?s)768.*3|256.*3"),
-        ],
-    )
+    @pytest.mark.parametrize(("argv", "message"), [
+        (["--mesh", "2by4"], "'2by4' is no mesh: write 2x4"),
+        (["--mesh", "0x4"], "'0x4' is no mesh"),
+        (["--steps", "0"], "'0' is no number of steps"),
+        (["--mesh", "4x4"], "needs 16 devices, there are 8"),
+        (["--mesh", "1x3"], r"(?s)768.*3|256.*3"),
+    ])  # fmt: skip
     def test_what_it_cannot_do_is_said_in_a_line(self, argv, message, capsys):
         assert command.main(argv) == 2
         assert re.search(message, capsys.readouterr().err)
@@ -162,9 +151,8 @@ class TestCommand:
 
     def test_the_short_one_shows_what_the_full_one_does(self, tmp_path):
         """A short run proves as much, in a new process without matplotlib: `make demo`."""
-        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, "-c", WITHOUT_MATPLOTLIB, "demo"],
+            [sys.executable, "-c", WITHOUT_MATPLOTLIB, "demo", "--steps", "3"],
             env=NEW_PROCESS,
             cwd=tmp_path,
             capture_output=True,
@@ -176,28 +164,24 @@ class TestCommand:
         assert "mesh data=2, model=4 of 8 virtual CPU devices" in said
         assert re.search(r"as a JAX function: [\d.]+, agrees", said)
         assert re.search(r"as a Flax NNX twin: [\d.]+, agrees", said)
-        assert "232 of 232 parameter buffers have one address in torch" in said
-        apart = re.search(r"the losses of the first 20 steps, .*, are at most (\S+) apart", said)
+        assert "136 of 136 parameter buffers have one address in torch" in said
+        apart = re.search(r"the losses of the .*steps, .*, are at most (\S+) apart", said)
         assert float(apart[1]) < 1e-4
         assert "0 bytes copied between the frameworks" in said
         assert "isoshard demo --full trains" in said
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime < 2 * 120
 
     def test_the_full_one_is_longer_and_larger(self):
         (short, small), (full, large) = command.SHORT, command.FULL
         assert (full.steps, large.layers, large.width) == (300, 4, 256)
         assert short.steps < full.steps and small.layers < large.layers
 
-    @pytest.mark.parametrize(("shape", "expected"), [(None, (2, 4)), ((8, 1), (8, 1))])
-    def test_mesh(self, shape, expected):
-        assert tuple(command.make_mesh(shape).shape.values()) == expected
-
-    def test_saves_curve_and_numbers(self, tmp_path):
-        runs = [Run("one", [5.0, 4.0], 1.0, 10.0, 4.5, 20.0), Run("two", validation=4.5)]
-        picture, numbers = save(tmp_path / "new", runs, {"seconds": 1.5})
-        assert picture.read_bytes().startswith(b"\x89PNG")
-        content = json.loads(numbers.read_text())
-        assert content["seconds"] == 1.5
-        assert content["runs"][0]["losses"] == [5.0, 4.0]
-        assert content["runs"][1]["speed"] is None
+    def test_the_full_one_saves_curve_and_numbers(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr(command, "FULL", (Settings(batch=8, validation_batches=2), SMALL))
+        out = tmp_path / "new"
+        assert main(["demo", "--full", "--steps", "2", "--mesh", "2x4", "--out", str(out)]) == 0
+        assert "loss.png" in capsys.readouterr().out
+        assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+        content = json.loads((out / "demo.json").read_text())
+        assert content["seconds"] > 0 and content["settings"]["steps"] == 2
+        assert len(content["runs"][0]["losses"]) == 2
+        assert content["runs"][1]["losses"] == [] and content["runs"][1]["validation"] > 0

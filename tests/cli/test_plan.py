@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import pytest
@@ -117,11 +115,6 @@ class TestWhatIsAsked:
         run("train.py:step", "--mesh", "v5e:4x4", "--plan", "train.py:of_mesh")
         assert [call[3] for call in calls] == [Plan({"*": None}), Plan.fsdp("data")]
 
-    def test_a_module(self, script, calls, monkeypatch):
-        monkeypatch.syspath_prepend(str(script.parent))
-        (script.parent / "planned_module.py").write_text(SCRIPT)
-        assert run("planned_module:step", "--mesh", "cpu:8") == 0
-
     def test_arguments_of_the_step_itself(self, script, calls):
         script.write_text(SCRIPT + "pair.example_args = lambda: (1, 2)\n")
         run(f"{script}:pair", "--mesh", "cpu:8")
@@ -138,10 +131,6 @@ class TestWhatIsAsked:
         assert calls[1][3:5] == (Plan.fsdp("x"), "compile")
         assert dict(calls[1][2].shape) == {"x": 4, "y": 4}
         assert capsys.readouterr().out.endswith("\nfound this, not [that]\n")
-
-    def test_auto_on_a_mesh(self, script, calls):
-        run("train.py:step", "--mesh", "v5e:4x4", "--plan", "auto", "--axes", "x=2,y=8")
-        assert dict(calls[0][2].shape) == dict(calls[1][2].shape) == {"x": 2, "y": 8}
 
 
 class TestWhatIsGiven:
@@ -167,10 +156,9 @@ class TestWhatIsGiven:
         assert said.err.endswith("isoshard plan: does not fit, by 55.5 GiB a device\n")
         assert "does not fit, 130.0 GiB is 55.5 GiB over" in said.out
 
-    @pytest.mark.parametrize("width", ["40", "100"])
-    def test_widths(self, script, calls, capsys, width):
-        run("train.py:step", "--mesh", "cpu:8", "--width", width)
-        assert max(map(len, capsys.readouterr().out.splitlines())) <= int(width)
+    def test_width(self, script, calls, capsys):
+        run("train.py:step", "--mesh", "cpu:8", "--width", "40")
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 40
 
     def test_chips_and_targets(self, capsys):
         assert run("--list", "--width", "100") == 0
@@ -180,47 +168,34 @@ class TestWhatIsGiven:
         assert "compile for TPU: " in out and "compile for GPU: " in out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "on which machine? give --mesh, such as --mesh v5e:16x16"),
-        (["--mesh", "cpu:8"], "what is to be planned? give script.py:step, or --hf config.json"),
-        (["train.py:step", "--mesh", "v9:2"], "there is no chip 'v9'; known are"),
-        (["train.py:step", "--mesh", "v5e:3x3"], "there is no slice of 3x3 v5e"),
-        (["none.py:step", "--mesh", "cpu:8"], "there is no file 'none.py'"),
-        (["nothing.here:step", "--mesh", "cpu:8"], "there is no module 'nothing.here'"),
-        (["train.py", "--mesh", "cpu:8"], "'train.py' does not say the step: write script.py:name"),
-        (["train.py:stp", "--mesh", "cpu:8"], "train.py has no 'stp'; it has step, other, pair"),
-        (["train.py:alone", "--mesh", "cpu:8"], "train.py:alone is of type int, and no step"),
-        (["train.py:step", "--mesh", "cpu:8", "--axes", "a=9"], "--axes 'a=9' has 9 devices, and"),
-        (["train.py:step", "--mesh", "cpu:8", "--axes", "a;b"], "write each axis once with its"),
-        (["train.py:step", "--mesh", "cpu:8", "--memory", "lots"], "write a size such as 16GB"),
-        (["train.py:step", "--mesh", "cpu:8", "--memory", "0GB"], "a device without memory holds"),
-        (
-            ["train.py:step", "--mesh", "cpu:8", "--plan", "fdsp"],
-            "no plan is called 'fdsp', did you mean 'fsdp'? There are data, fsdp, tensor",
-        ),
-        (
-            ["train.py:step", "--mesh", "cpu:8", "--axes", "x=8", "--plan", "fsdp,tensor"],
-            "fsdp and tensor both take axis 'x' of x; give the mesh more axes",
-        ),
-        (
-            ["train.py:step", "--mesh", "cpu:8", "--plan", "fsdp=z"],
-            "the mesh has no axis 'z'; its axes are data",
-        ),
-        (
-            ["train.py:step", "--mesh", "cpu:8", "--plan", "train.py:alone"],
-            "train.py:alone is of type int, and no Plan",
-        ),
-        (
-            ["train.py:step", "--mesh", "cpu:8", "--plan", "fsdp", "--plan", "fsdp"],
-            "--plan fsdp is given twice",
-        ),
-        (["train.py:step", "--mesh", "cpu:8", "--batch", "3"], "--batch is for --hf"),
-        (["train.py:step", "--hf", "c.json", "--mesh", "cpu:8"], "give either script.py:step or"),
-        (["--hf", "c.json", "--mesh", "cpu:8"], "there is no file 'c.json'"),
-    ],
-)
+STEP = ("train.py:step", "--mesh", "cpu:8")
+BAD = [
+    ((), "on which machine? give --mesh, such as --mesh v5e:16x16"),
+    (("--mesh", "cpu:8"), "what is to be planned? give script.py:step, or --hf config.json"),
+    (("train.py:step", "--mesh", "v9:2"), "there is no chip 'v9'; known are"),
+    (("train.py:step", "--mesh", "v5e:3x3"), "there is no slice of 3x3 v5e"),
+    (("none.py:step", "--mesh", "cpu:8"), "there is no file 'none.py'"),
+    (("nothing.here:step", "--mesh", "cpu:8"), "there is no module 'nothing.here'"),
+    (("train.py", "--mesh", "cpu:8"), "'train.py' does not say the step: write script.py:name"),
+    (("train.py:stp", "--mesh", "cpu:8"), "train.py has no 'stp'; it has step, other, pair"),
+    (("train.py:alone", "--mesh", "cpu:8"), "train.py:alone is of type int, and no step"),
+    ((*STEP, "--axes", "a=9"), "--axes 'a=9' has 9 devices, and"),
+    ((*STEP, "--axes", "a;b"), "write each axis once with its"),
+    ((*STEP, "--memory", "lots"), "write a size such as 16GB"),
+    ((*STEP, "--memory", "0GB"), "a device without memory holds"),
+    ((*STEP, "--plan", "fdsp"), "'fdsp', did you mean 'fsdp'? There are data, fsdp, tensor"),
+    ((*STEP, "--axes", "x=8", "--plan", "fsdp,tensor"), "fsdp and tensor both take axis 'x' of x"),
+    ((*STEP, "--plan", "fsdp=z"), "the mesh has no axis 'z'; its axes are data"),
+    ((*STEP, "--plan", "train.py:alone"), "train.py:alone is of type int, and no Plan"),
+    ((*STEP, "--plan", "fsdp", "--plan", "fsdp"), "--plan fsdp is given twice"),
+    ((*STEP, "--batch", "3"), "--batch is for --hf"),
+    ((*STEP, "--hf", "c.json"), "give either script.py:step or"),
+    (("--hf", "c.json", "--mesh", "cpu:8"), "there is no file 'c.json'"),
+    ((*STEP, "--json", "none/a.json"), "none/a.json cannot be written: there is no folder for it"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD)
 def test_what_cannot_be_planned(script, calls, capsys, words, message):
     assert run(*words) == 2
     said = capsys.readouterr()
@@ -243,14 +218,13 @@ def run_error(capsys, *words):
 
 def test_a_script_that_fails(script, calls, capsys):
     script.write_text("import jax\n\nundefined\n")
-    words = ("train.py:step", "--mesh", "cpu:8")
-    assert run_error(capsys, *words) == (
+    assert run_error(capsys, *STEP) == (
         "isoshard plan: importing train.py fails: NameError: name 'undefined' is not defined "
         "(train.py:3)\n"
     )
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "soon"])
+@pytest.mark.parametrize("seconds", ["0", "nan", "soon"])
 def test_a_time_that_is_none(script, calls, capsys, seconds):
     with pytest.raises(SystemExit) as ended:
         run("train.py:step", "--mesh", "cpu:8", "--timeout", seconds)
@@ -263,8 +237,7 @@ def test_errors_of_the_planner_are_said(script, monkeypatch, capsys):
         raise CaptureError("train.py:5: a compiled step needs the value of a tensor")
 
     monkeypatch.setitem(vars(planner), "estimate", fails)
-    words = ("train.py:step", "--mesh", "cpu:8")
-    assert "train.py:5: a compiled step needs the value" in run_error(capsys, *words)
+    assert "train.py:5: a compiled step needs the value" in run_error(capsys, *STEP)
 
 
 def test_errors_of_others_keep_their_traceback(script, monkeypatch):
@@ -305,13 +278,9 @@ def test_an_error_of_a_plan_says_of_which(script, capsys):
 
 
 def test_a_file_that_cannot_be_written(script, calls, capsys):
-    words = ("train.py:step", "--mesh", "cpu:8", "--json")
-    assert run_error(capsys, *words, "none/a.json") == (
-        "isoshard plan: none/a.json cannot be written: there is no folder for it\n"
-    )
-    assert not calls
     (script.parent / "folder").mkdir()
-    assert "folder cannot be written: Is a directory" in run_error(capsys, *words, "folder")
+    said = run_error(capsys, *STEP, "--json", "folder")
+    assert "folder cannot be written: Is a directory" in said
 
 
 def test_a_script_with_the_name_of_a_module(script, calls):
@@ -319,22 +288,6 @@ def test_a_script_with_the_name_of_a_module(script, calls):
     assert run("json.py:step", "--mesh", "cpu:8") == 0
     assert sys.modules["json"] is json
     assert str(script.parent) not in sys.path
-
-
-def test_a_reader_that_has_enough(script):
-    program = (
-        "import sys; from isoshard import planner; from isoshard.cli import main\n"
-        "from tests.core.planner.reports.sample_reports import fitting\n"
-        "vars(planner)['estimate'] = lambda *args, **options: fitting(plan='long ' * 40_000)\n"
-        "sys.exit(main(['plan', 'train.py:step', '--mesh', 'cpu:8']))"
-    )
-    root = str(Path(__file__).resolve().parents[2])
-    shell = f'{sys.executable} -c "$0" | head -1; exit ${{PIPESTATUS[0]}}'
-    environment = os.environ | {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{root}"}
-    done = subprocess.run(
-        ["bash", "-c", shell, program], capture_output=True, text=True, env=environment
-    )
-    assert (done.returncode, done.stderr) == (141, "")
 
 
 AXES = {"data": 4, "model": 2}
@@ -374,22 +327,19 @@ class TestWords:
     def test_packed_weights(self):
         assert plan_of("tensor", AXES, "in_out") == Plan.tensor_parallel("model", weights="in_out")
 
-    @pytest.mark.parametrize(
-        ("text", "machine", "words", "axes"),
-        [
-            (None, "v5e:16x16", None, {"data": 256}),
-            (None, "v5e:16x16", "fsdp", {"data": 256}),
-            (None, "v5e:16x16", "fsdp,tensor", {"data": 16, "model": 16}),
-            (None, "v5p:8x8x8", "tensor", {"data": 64, "model": 8}),
-            (None, "v5e:2*16x16", "data,expert", {"data": 32, "model": 16}),
-            (None, "cpu:64", "fsdp,tensor", {"data": 8, "model": 8}),
-            (None, "cpu:8", "fsdp,tensor", {"data": 2, "model": 4}),
-            (None, "cpu:1", "fsdp,tensor", {"data": 1}),
-            ("a=2,b,c=4", "cpu:64", None, {"a": 2, "b": 8, "c": 4}),
-            ("a", "cpu:64", None, {"a": 64}),
-            ("a=2", "cpu:64", None, {"a": 2}),
-        ],
-    )
+    @pytest.mark.parametrize(("text", "machine", "words", "axes"), [
+        (None, "v5e:16x16", None, {"data": 256}),
+        (None, "v5e:16x16", "fsdp", {"data": 256}),
+        (None, "v5e:16x16", "fsdp,tensor", {"data": 16, "model": 16}),
+        (None, "v5p:8x8x8", "tensor", {"data": 64, "model": 8}),
+        (None, "v5e:2*16x16", "data,expert", {"data": 32, "model": 16}),
+        (None, "cpu:64", "fsdp,tensor", {"data": 8, "model": 8}),
+        (None, "cpu:8", "fsdp,tensor", {"data": 2, "model": 4}),
+        (None, "cpu:1", "fsdp,tensor", {"data": 1}),
+        ("a=2,b,c=4", "cpu:64", None, {"a": 2, "b": 8, "c": 4}),
+        ("a", "cpu:64", None, {"a": 64}),
+        ("a=2", "cpu:64", None, {"a": 2}),
+    ])  # fmt: skip
     def test_axes(self, text, machine, words, axes):
         assert axes_of(text, planner.topology(machine), words) == axes
 
@@ -422,18 +372,6 @@ def test_the_facade_is_loaded_when_it_is_named():
     assert done.stdout == "module 'isoshard.planner' has no attribute 'estimat'\n", done.stderr
 
 
-def test_help_lists_it(capsys):
-    assert main([]) == 0
-    assert "  plan           plan a step for a machine that is not here" in capsys.readouterr().out
-
-
-def test_json_of_several_that_is_none():
-    with pytest.raises(ValueError, match="these are no reports: no JSON"):
-        comparison_from_json("{")
-    with pytest.raises(ValueError, match="there is no 'isoshard_reports'"):
-        comparison_from_json(json.dumps({"a": 1}))
-
-
-@pytest.mark.parametrize("name", planner.__all__)
-def test_every_name_of_the_facade_is_there(name):
-    assert getattr(planner, name).__module__.startswith("isoshard.core.planner.")
+def test_every_name_of_the_facade_is_there():
+    for name in planner.__all__:
+        assert getattr(planner, name).__module__.startswith("isoshard.core.planner.")

@@ -156,11 +156,3 @@ def test_a_plan_that_is_found(folder, capsys):
     report = Report.from_json((folder / "report.json").read_text())
     assert report.fits and report.plan.startswith("Plan(")
     assert "choices in" in capsys.readouterr().out
-
-
-def test_unknown_axes_of_a_plan_are_said(folder, capsys):
-    (folder / "plans.py").write_text("import isoshard\nmine = isoshard.Plan({'*': ('model',)})\n")
-    words = ("planned_steps.py:step", "--args", "planned_steps.py:make_args", "--mesh", "v5e:4x4")
-    assert run(*words, "--plan", "plans.py:mine") == 2
-    assert "isoshard plan: " in (said := capsys.readouterr().err)
-    assert "'model'" in said and "'data'" in said

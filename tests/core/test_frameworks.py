@@ -25,12 +25,6 @@ def clean(monkeypatch):
     monkeypatch.setattr(Box, "__module__", "boxlib.boxes.square")
 
 
-def test_nobody_owns_arrays_and_containers():
-    register(Boxes())
-    for obj in (np.zeros(2), jax.numpy.zeros(2), {"a": 1}, [1], None, 3):
-        assert framework_of(obj) is None
-
-
 def test_the_loader_runs_once_at_the_first_object_of_its_package():
     loads = []
 
@@ -45,20 +39,9 @@ def test_the_loader_runs_once_at_the_first_object_of_its_package():
     for _ in range(2):
         assert framework_of(Box()).name == "boxlib"
     assert loads == ["boxlib"]
-
-
-def test_a_subclass_from_elsewhere_counts():
-    on_first("boxlib", lambda: register(Boxes()))
-
-    class Mine(Box):
-        pass
-
-    assert framework_of(Mine()).name == "boxlib"
-
-
-def test_require_loads():
-    on_first("boxlib", lambda: register(Boxes()))
-    assert require("boxlib").owns(Box())
+    assert framework_of(type("Mine", (Box,), {"__module__": "elsewhere"})()).name == "boxlib"
+    for obj in (np.zeros(2), jax.numpy.zeros(2), {"a": 1}, [1], None, 3):
+        assert framework_of(obj) is None
 
 
 def test_a_bridge_may_load_in_two_steps():
@@ -92,19 +75,12 @@ def test_a_broken_bridge_is_not_hidden():
         require("boxlib")
 
 
-@pytest.mark.parametrize(
-    ("verb", "arguments"),
-    [
-        ("shard", (None, None)),
-        ("reshard", (None,)),
-        ("full", ()),
-        ("sharding_of", ()),
-        ("local_shards", ()),
-        ("to_jax", ()),
-        ("from_jax", ()),
-        ("shard_from_jax", ()),
-    ],
-)
-def test_a_missing_verb_says_so(verb, arguments):
-    with pytest.raises(TypeError, match=f"boxlib objects have no {verb}; given was Box"):
-        getattr(Boxes(), verb)(Box(), *arguments)
+def test_a_missing_verb_says_so():
+    for verb, *arguments in (
+        ("shard", None, None),
+        ("reshard", None),
+        *((verb,) for verb in ("full", "sharding_of", "local_shards", "to_jax", "from_jax")),
+        ("shard_from_jax",),
+    ):
+        with pytest.raises(TypeError, match=f"boxlib objects have no {verb}; given was Box"):
+            getattr(Boxes(), verb)(Box(), *arguments)

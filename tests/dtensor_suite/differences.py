@@ -71,11 +71,7 @@ DECIDED: dict[str, dict[int, str]] = {
     "test_embedding_ops": {154: "`max_norm` works"},
     "test_math_ops": {116: _STAYS, 229: _STAYS},
     "test_parallelize_api": {201: "a style that is given a whole gives a whole"},
-    "test_tensor_ops": {
-        195: _SUM,
-        295: _OWN,
-        309: _OWN,
-    },
+    "test_tensor_ops": {195: _SUM, 295: _OWN, 309: _OWN},
 }
 """By file and line of PyTorch 2.6: why isoshard answers otherwise."""
 

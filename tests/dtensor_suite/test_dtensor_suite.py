@@ -1,12 +1,15 @@
 """The suite's own machinery, on small files written here: no part of PyTorch's is needed."""
 
 import ast
+import contextlib
+import io
 import json
 
 import pytest
 
 from tests.dtensor_suite import __main__ as command
-from tests.dtensor_suite import renaming
+from tests.dtensor_suite import common, renaming
+from tests.dtensor_suite.settings import Settings
 
 HEAD = """
 import torch
@@ -96,16 +99,18 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(folder):
-    """What the command says and keeps."""
+    """What the command keeps, and what it prints."""
     kept = folder / "kept.json"
-    code = command.main([str(folder), "test_small.py", "--json", str(kept)])
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = command.main([str(folder), "test_small.py", "--json", str(kept)])
     assert code == 1  # something differs
-    return json.loads(kept.read_text())
+    return {**json.loads(kept.read_text()), "said": said.getvalue()}
 
 
-@pytest.mark.parametrize("case", WANTED)
-def test_each_case_comes_to_what_it_is(found, case):
-    assert found["results"]["test_small"][f"Cases::{case}"]["status"] == WANTED[case]
+def test_each_case_comes_to_what_it_is(found):
+    cases = found["results"]["test_small"].items()
+    assert {name.partition("::")[2]: case["status"] for name, case in cases} == WANTED
+    assert "| `test_small` | 9 | 2 | 2 | 3 | 2 |" in found["said"]
 
 
 def test_reasons_are_kept(found):
@@ -121,9 +126,17 @@ def test_reasons_are_kept(found):
     assert {"command", "versions", "machine"} <= found.keys()
 
 
-def test_strictly_placements_are_as_good_as_values(folder, capsys):
-    assert command.main([str(folder), "test_small", "--strict", "--quiet"]) == 1
-    assert "| `test_small` | 9 | 2 | 1 | 4 | 2 |" in capsys.readouterr().out
+def test_strictly_placements_are_as_good_as_values(monkeypatch):
+    def fail():
+        raise AssertionError("no such placements")
+
+    with common.noted("placements"):
+        fail()
+    assert common.NOTES.pop() == ("placements", "no such placements")
+    monkeypatch.setattr(Settings, "strict", True)
+    with pytest.raises(AssertionError, match="no such"), common.noted("placements"):
+        fail()
+    assert not common.NOTES
 
 
 @pytest.mark.parametrize(

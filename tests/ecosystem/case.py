@@ -31,6 +31,8 @@ class Case:
         line: the line that differs from a CPU program; empty for none.
         run: takes the device's name, and returns tensors, arrays and numbers.
         rtol: how far they may be from CPU torch's, relative to the largest of a tensor.
+        again: what another case, or a test elsewhere, does in another layout: in the suite it does
+            not run, and `python -m tests.ecosystem` runs both.
     """
 
     library: str
@@ -38,16 +40,19 @@ class Case:
     line: str
     run: Callable[[str], Numbers]
     rtol: float = 1e-4
+    again: bool = False
 
 
 ENTERED: list[Case] = []
 
 
-def case(library: str, what: str, line: str = '.to("jax")', rtol: float = 1e-4) -> Any:
+def case(
+    library: str, what: str, line: str = '.to("jax")', rtol: float = 1e-4, again: bool = False
+) -> Any:
     """Enter a function in the table."""
 
     def entered(run: Callable[[str], Numbers]) -> Callable[[str], Numbers]:
-        ENTERED.append(Case(library, what, line, run, rtol))
+        ENTERED.append(Case(library, what, line, run, rtol, again))
         return run
 
     return entered
@@ -129,6 +134,7 @@ def three_steps(
     plan: Callable[[torch.nn.Module], iso.Plan] | None = None,
     compiled: bool = True,
     rate: float = 1e-2,
+    on_a_mesh: bool = True,
 ) -> None:
     """Enter a model twice: on one device step by step, and on a mesh with the step compiled.
 
@@ -141,6 +147,7 @@ def three_steps(
         plan: of the layout; `Plan.fsdp` where it is None.
         compiled: whether the step can be captured as one program; else it is not on a mesh either.
         rate: of learning.
+        on_a_mesh: which of the two the suite runs; where XLA takes long to partition it, the other.
     """
 
     def run(device: str, mesh: bool) -> Numbers:
@@ -152,10 +159,11 @@ def three_steps(
         in_one_program = mesh and compiled and device != "cpu"
         return trained(model, lambda: loss_of(model, **given), in_one_program, rate)
 
-    case(library, f"{name}: three training steps")(lambda device: run(device, False))
+    title = f"{name}: three training steps"
+    case(library, title, again=on_a_mesh)(lambda device: run(device, False))
     line = "iso.shard(model, mesh, plan)" if plan else ON_A_MESH
     line += ", xs.compile" * compiled
-    case(library, f"{name} on a mesh", line)(lambda device: run(device, True))
+    case(library, f"{name} on a mesh", line, again=not on_a_mesh)(lambda device: run(device, True))
 
 
 def of_pictures(

@@ -208,8 +208,12 @@ def _diffrax(device: str) -> Numbers:
         )
         return found.ys[0]
 
-    gradient = jax.jit(jax.grad(lambda p: (end(p) ** 2).sum()))(params)
-    return [jax.jit(end)(params), *(gradient[name] for name in sorted(params))]
+    def loss(params: Any) -> tuple[jax.Array, jax.Array]:
+        found = end(params)
+        return (found**2).sum(), found
+
+    gradient, found = jax.jit(jax.grad(loss, has_aux=True))(params)
+    return [found, *(gradient[name] for name in sorted(params))]
 
 
 def _squares(device: str) -> tuple[Callable[[Any], jax.Array], Any]:

@@ -26,7 +26,7 @@ def _of_transformers(name: str, head: str, **options: Any) -> torch.nn.Module:
 
 def llama() -> torch.nn.Module:
     torch.manual_seed(0)
-    sizes = {**SIZES, **HEADS, "num_hidden_layers": 2, "num_key_value_heads": 2}
+    sizes = {**SIZES, **HEADS, "num_key_value_heads": 2}
     return _of_transformers("Llama", "ForCausalLM", **sizes)
 
 
@@ -45,7 +45,7 @@ def opt() -> torch.nn.Module:
 
 
 def distilbert() -> torch.nn.Module:
-    sizes = {"vocab_size": 64, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
+    sizes = {"vocab_size": 64, "dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 64}
     sizes["max_position_embeddings"] = 32
     return _of_transformers(
         "DistilBert", "ForMaskedLM", **sizes, dropout=0.0, attention_dropout=0.0
@@ -127,12 +127,13 @@ for _name, _make, _batch, _options in (
     ("DistilBERT", distilbert, WORDS, {}),
     ("ModernBERT", modern_bert, WORDS, {}),
     ("DeBERTa-v2", deberta, WORDS, {}),
-    ("Mamba", mamba, WORDS, {}),
-    ("Mamba2", mamba2, WORDS, {}),
-    ("SegFormer", segformer, AREAS, {}),
-    ("Swin", swin, PICTURES, {}),
-    ("CLIP", clip, PAIRS, {}),
-    ("Wav2Vec2", wav2vec2, SPEECH, {"compiled": False}),  # looks at labels to shape its loss
+    ("Mamba", mamba, WORDS, {"on_a_mesh": False}),
+    ("Mamba2", mamba2, WORDS, {"on_a_mesh": False}),
+    ("SegFormer", segformer, AREAS, {"on_a_mesh": False}),
+    ("Swin", swin, PICTURES, {"on_a_mesh": False}),
+    ("CLIP", clip, PAIRS, {"on_a_mesh": False}),
+    # looks at labels to shape its loss
+    ("Wav2Vec2", wav2vec2, SPEECH, {"compiled": False, "on_a_mesh": False}),
 ):
     three_steps("transformers", _name, _make, _batch, _loss, **_options)
 
@@ -166,7 +167,14 @@ def dit() -> torch.nn.Module:
 
 
 NOISE = {"x": data(2, 1, 8, 8), "t": torch.tensor([3, 7])}
-three_steps("diffusers", "UNet2DModel", unet, NOISE, lambda m, x, t: m(x, t).sample.square().mean())
+three_steps(
+    "diffusers",
+    "UNet2DModel",
+    unet,
+    NOISE,
+    lambda m, x, t: m(x, t).sample.square().mean(),
+    on_a_mesh=False,
+)
 three_steps(
     "diffusers",
     "DiT",
@@ -177,15 +185,15 @@ three_steps(
 
 
 def decoder() -> torch.nn.Module:
-    """A decoder of two layers with rotary positions."""
+    """A decoder of one layer with rotary positions."""
     from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
 
-    layers = Decoder(dim=32, depth=2, heads=4, rotary_pos_emb=True)
+    layers = Decoder(dim=32, depth=1, heads=4, rotary_pos_emb=True)
     model = TransformerWrapper(num_tokens=64, max_seq_len=16, attn_layers=layers)
     return AutoregressiveWrapper(model)
 
 
-three_steps("x-transformers", "Decoder", decoder, {"x": TOKENS}, lambda m, x: m(x))
+three_steps("x-transformers", "Decoder", decoder, {"x": TOKENS}, lambda m, x: m(x), on_a_mesh=False)
 
 
 def _graph(name: str) -> torch.nn.Module:

@@ -44,7 +44,7 @@ def _in_jax(device: str) -> Numbers:
     return [in_one(one.grad for one in model.parameters()), in_one(model.parameters())]
 
 
-@case("transformers", "generate() with a static cache")
+@case("transformers", "generate() with a static cache", again=True)  # in torch_bridge/models
 def _generate(device: str) -> Numbers:
     model = llama().eval().to(device)
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
@@ -142,7 +142,9 @@ def _kept(device: str) -> Numbers:
         return [*losses, *(one.detach() for one in model.parameters())]
 
 
-@case("transformers", "Trainer: trains and evaluates", "ACCELERATE_TORCH_DEVICE=jax")
+@case(  # in torch_bridge/trainers
+    "transformers", "Trainer: trains and evaluates", "ACCELERATE_TORCH_DEVICE=jax", again=True
+)
 def _trainer(device: str) -> Numbers:
     from transformers import Trainer, TrainingArguments
 
@@ -211,7 +213,7 @@ def lora() -> torch.nn.Module:
     return get_peft_model(llama(), options)
 
 
-@case("peft", "LoRA on a mesh", f"{ON_A_MESH}, xs.compile")
+@case("peft", "LoRA on a mesh", f"{ON_A_MESH}, xs.compile", again=True)
 def _lora_on_a_mesh(device: str) -> Numbers:
     model, ids = laid(lora(), device), in_rows(TOKENS, device)
     return trained(model, lambda: model(input_ids=ids, labels=ids).loss, device != "cpu")

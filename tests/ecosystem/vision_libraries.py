@@ -57,15 +57,15 @@ def convnext() -> torch.nn.Module:
 
 
 def tiny() -> torch.nn.Module:
-    """timm's ViT with two layers."""
-    sizes = {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 4}
+    """timm's ViT with one layer."""
+    sizes = {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 4, "num_classes": 4}
     return vision("timm").create_model("vit_tiny_patch16_224", **sizes)
 
 
 def vit() -> torch.nn.Module:
     """vit-pytorch's ViT."""
     sizes = {"image_size": 32, "patch_size": 8, "num_classes": 4, "dim": 32}
-    return vision("vit_pytorch").ViT(**sizes, depth=2, heads=4, mlp_dim=64)
+    return vision("vit_pytorch").ViT(**sizes, depth=1, heads=4, mlp_dim=64)
 
 
 def resnet18() -> torch.nn.Module:
@@ -74,9 +74,9 @@ def resnet18() -> torch.nn.Module:
 
 
 of_pictures("timm", "ConvNeXt atto", convnext)
-of_pictures("timm", "ViT tiny", tiny)
+of_pictures("timm", "ViT tiny", tiny, on_a_mesh=False)
 of_pictures("vit-pytorch", "ViT", vit)
-of_pictures("torchvision", "resnet18", resnet18, side=64, rate=1e-4)
+of_pictures("torchvision", "resnet18", resnet18, side=64, rate=1e-4, on_a_mesh=False)
 
 
 @case("torchvision", "v2 transforms of uint8 tensors", rtol=1e-6)

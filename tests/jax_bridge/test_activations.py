@@ -120,12 +120,10 @@ class TestNNX:
             assert nnx.Linear.__call__ is call
             assert type(other.blocks[0].up) is kind
         assert type(model.blocks[0].up) is kind
-
-    def test_an_error_inside_restores_the_classes(self, model, mesh):
         with pytest.raises(ZeroDivisionError):
             with constrain_activations(mesh, {"blocks.0.up": SPEC}, model):
                 raise ZeroDivisionError
-        assert type(model.blocks[0].up) is nnx.Linear
+        assert type(model.blocks[0].up) is kind
 
     def test_nnx_transformations_inside(self, model, mesh):
         @nnx.jit
@@ -144,20 +142,6 @@ class TestNNX:
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
-    def test_nnx_jit_inside_compiles_once(self, model, mesh):
-        traced = []
-        iso.shard(model, mesh, None)
-
-        @nnx.jit
-        def run(model, x):
-            traced.append(1)
-            return model(x)[0]
-
-        for _ in range(3):
-            with constrain_activations(mesh, {"blocks.?.up": SPEC}, model):
-                run(model, X)
-        assert len(traced) == 1
-
     def test_what_is_no_nnx_module(self, mesh):
         with pytest.raises(TypeError, match=r"NNX modules, not in a dict; of Linen no module"):
             with constrain_activations(mesh, {"a": SPEC}, {}):
@@ -170,24 +154,15 @@ class TestLinen:
         variables = model.init(jax.random.key(0), X)
 
         def run(variables, x):
-            with constrain_activations(mesh, {"b?.up": SPEC, "": P("data")}) as seen:
+            rules = {"b?.up": SPEC, "": P("data"), "b1": Activation(input=P(None, "model"))}
+            with constrain_activations(mesh, rules) as seen:
                 result = model.apply(variables, x)
-            assert seen.modules == {"": "", "b0.up": "b?.up", "b1.up": "b?.up"}
+            assert seen.modules == {"": "", "b0.up": "b?.up", "b1.up": "b?.up", "b1": "b1"}
             assert "b0.down" in seen.others
             return result
 
-        assert constraints(run, variables, X) == [SPEC, SPEC, P("data")]
+        assert constraints(run, variables, X) == [SPEC, P(None, "model"), SPEC, P("data")]
         np.testing.assert_allclose(jax.jit(run)(variables, X), model.apply(variables, X), rtol=1e-5)
-
-    def test_inputs(self, mesh):
-        model = LinenModel()
-        variables = model.init(jax.random.key(0), X)
-
-        def run(variables, x):
-            with constrain_activations(mesh, {"b1": Activation(input=P("data"))}):
-                return model.apply(variables, x)
-
-        assert constraints(run, variables, X) == [P("data")]
 
 
 class TestRefusals:

@@ -42,17 +42,12 @@ def test_variables_are_laid_out_by_name(mesh):
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_boxes_stay_boxes(wrap, mesh):
     variables = boxed(wrap)
-    placed = iso.shard(variables, mesh, PLAN)
-    box = placed["params"]["kernel"]
+    box = iso.shard(variables, mesh, PLAN)["params"]["kernel"]
     assert type(box) is type(variables["params"]["kernel"])
     assert box.names == ("embed", "mlp")
     assert box.value.sharding == NamedSharding(mesh, P("data", "model"))
-
-
-@pytest.mark.parametrize("wrap", WRAPS)
-def test_a_box_alone(wrap, mesh):
-    box = iso.shard(boxed(wrap)["params"]["kernel"], mesh, P(None, "model"))
-    assert box.value.sharding == NamedSharding(mesh, P(None, "model"))
+    alone = iso.shard(box, mesh, P(None, "model"))
+    assert alone.value.sharding == NamedSharding(mesh, P(None, "model"))
 
 
 @pytest.mark.parametrize("wrap", WRAPS)

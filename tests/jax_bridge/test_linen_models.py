@@ -77,12 +77,9 @@ def test_a_rule_that_decides_nothing_is_told_under_strict(mesh):
         plan.resolve(linen_model(Model(), KEY, INPUT), mesh, strict=True)
 
 
-def test_what_is_no_linen_module_is_refused():
+def test_what_is_refused(mesh):
     with pytest.raises(TypeError, match="not a Linear; give modules of NNX"):
         linen_model(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), KEY)
-
-
-def test_a_description_is_not_laid_out(mesh):
     described = linen_model(Model(), KEY, INPUT)
     with pytest.raises(TypeError, match="linen objects have no shard; given was LinenModel"):
         iso.shard(described, mesh, PLAN)

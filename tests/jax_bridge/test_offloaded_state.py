@@ -18,7 +18,7 @@ HOST = "pinned_host"
 RULES = {"*.kernel": (None, "y"), "*": P()}
 
 
-@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit])
+@pytest.fixture(params=[AxisType.Auto])
 def typed(request):
     return jax.make_mesh((2, 4), ("x", "y"), axis_types=(request.param,) * 2)
 
@@ -43,7 +43,7 @@ def trained(mesh, memory):
     x = iso.shard(np.arange(64, dtype=np.float32).reshape(8, 8) / 64, mesh, P("x"))
     metrics.reset()
     losses = []
-    for _ in range(4):
+    for _ in range(2):
         state, loss = step(state, x)
         losses.append(float(loss))
     assert metrics.counters()["compilations"] == 1
@@ -56,8 +56,8 @@ def kinds(tree):
 
 
 @host_memory_of_the_cpu
-@pytest.mark.parametrize("memory", [{"*.mu.*": HOST}, {"*.mu.*": HOST, "*.nu.*": HOST}])
-def test_state_on_the_host_gives_the_same_training(typed, memory):
+def test_state_on_the_host_gives_the_same_training(typed):
+    memory = {"*.mu.*": HOST}
     plain, losses = trained(typed, {})
     state, found = trained(typed, memory)
     assert found == losses
@@ -71,6 +71,7 @@ def test_state_on_the_host_gives_the_same_training(typed, memory):
 
 
 @host_memory_of_the_cpu
+@pytest.mark.parametrize("typed", [AxisType.Explicit], indirect=True)
 def test_parameters_on_the_host_and_their_slots_with_them(typed):
     plain, losses = trained(typed, {})
     state, found = trained(typed, {"up.*": HOST})

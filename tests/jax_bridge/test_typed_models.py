@@ -7,35 +7,26 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.leaf_paths import named_leaves
-from isoshard.jax_bridge import constrain_activations, create_opt_state, create_optimizer
+from isoshard.jax_bridge import constrain_activations, create_optimizer
 from isoshard.jax_bridge.layout import mesh_first
 from tests.jax_bridge.compiling import counting
+from tests.jax_bridge.models import AUTO, EXPLICIT, mesh_of
 
-AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
-KINDS = {
-    "auto": (AUTO, AUTO),
-    "explicit": (EXPLICIT, EXPLICIT),
-    "mixed": (EXPLICIT, AUTO),
-}
 PLAN = iso.Plan(
     {"*up.kernel": P(None, "model"), "*up.bias": P("model"), "*down.kernel": P("model")}
 )
 X = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)
 
 
-def mesh_of(kind):
-    return jax.make_mesh((2, 4), ("data", "model"), axis_types=KINDS[kind])
-
-
-@pytest.fixture(params=["explicit", "mixed"])
-def mesh(request):
-    return mesh_of(request.param)
+@pytest.fixture
+def mesh():
+    return mesh_of(EXPLICIT, AUTO)
 
 
 class Spoken(nnx.Module):
@@ -55,11 +46,10 @@ class Spoken(nnx.Module):
 
 
 class Boxed(linen.Module):
-    wrap: object
-
     @linen.compact
     def __call__(self, x):
-        init = self.wrap(linen.initializers.lecun_normal(), (None, "model"))
+        plain = linen.initializers.lecun_normal()
+        init = linen.with_logical_partitioning(plain, (None, "model"))
         return linen.Dense(8, name="down")(linen.Dense(32, kernel_init=init, name="up")(x))
 
 
@@ -74,8 +64,7 @@ def orthogonal():
 
 CREATED = {
     "nnx": (lambda key: Spoken(nnx.Rngs(0)), PLAN),
-    "partitioned": (lambda key: Boxed(linen.with_partitioning).init(key, X), PLAN),
-    "logical": (lambda key: Boxed(linen.with_logical_partitioning).init(key, X), PLAN),
+    "logical": (lambda key: Boxed().init(key, X), PLAN),
     "equinox": (make_equinox, iso.Plan({"layers.*.weight": P("model")})),
     "orthogonal": (lambda key: orthogonal(), iso.Plan({"up.kernel": P("data", "model")})),
 }
@@ -108,37 +97,24 @@ def meshes(tree):
 
 
 class TestCreated:
-    @pytest.mark.parametrize("name", CREATED)
-    def test_under_the_mesh_that_is_set(self, name, mesh):
+    @pytest.mark.parametrize(
+        ("name", "kind"),
+        [
+            ("nnx", EXPLICIT),
+            ("logical", EXPLICIT),
+            ("equinox", AUTO),
+            ("orthogonal", EXPLICIT),
+        ],
+    )
+    def test_under_the_mesh_that_is_set(self, name, kind):
         make, plan = CREATED[name]
+        mesh = mesh_of(EXPLICIT, kind)
+        key = jax.device_put(jax.random.key(0), NamedSharding(mesh, P()))
         with jax.set_mesh(mesh):
-            made = iso.create_sharded(make, plan, jax.random.key(0))
-            same = iso.create_sharded(make, mesh, plan, jax.random.key(0))
-        assert meshes(made) == meshes(same) == {mesh}
+            made = iso.create_sharded(make, plan, key)
         with jax.set_mesh(auto(mesh)):
             want = iso.create_sharded(make, auto(mesh), plan, jax.random.key(0))
-        assert facts(made) == facts(same) == facts(want)
-
-    @pytest.mark.parametrize("name", ["equinox", "orthogonal", "logical"])
-    def test_with_arguments_on_the_mesh(self, name, mesh):
-        make, plan = CREATED[name]
-        key = jax.device_put(jax.random.key(0), NamedSharding(mesh, P()))
-        made = iso.create_sharded(make, mesh, plan, key)
-        assert meshes(made) == {mesh}
-        assert facts(made) == facts(iso.create_sharded(make, auto(mesh), plan, jax.random.key(0)))
-
-    def test_the_mesh_in_the_metadata(self):
-        mesh = mesh_of("explicit")
-        made = iso.create_sharded(lambda: Spoken(nnx.Rngs(0), mesh), mesh, PLAN)
-        assert jax.typeof(made.up.kernel[...]).sharding.spec == P(None, "model")
-        assert meshes(made) == {mesh}
-
-    def test_names_of_the_metadata_where_no_rule_matches(self, mesh):
-        plan = iso.Plan({"up.bias": P("model")}, axes={"model": "model"})
-        with jax.set_mesh(mesh):
-            made = iso.create_sharded(lambda: Spoken(nnx.Rngs(0)), plan)
-            assert made.up.kernel[...].sharding == NamedSharding(mesh, P(None, "model"))
-            assert made.down.kernel[...].sharding == NamedSharding(mesh, P())
+        assert meshes(made) == {mesh} and facts(made) == facts(want)
 
     def test_other_meshes_than_the_one_that_is_set(self, mesh):
         other = jax.make_mesh((8,), ("model",))
@@ -155,8 +131,11 @@ class TestCreated:
         ):
             iso.create_sharded(orthogonal, PLAN)
         with pytest.raises(TypeError, match=r"Give a plan, or one spec for all: iso\.create_shard"):
-            iso.create_sharded(orthogonal, mesh_of("auto"))
-        with jax.set_mesh(mesh_of("auto")), pytest.raises(iso.ShardingError, match="no devices"):
+            iso.create_sharded(orthogonal, mesh_of(AUTO, AUTO))
+        with (
+            jax.set_mesh(mesh_of(AUTO, AUTO)),
+            pytest.raises(iso.ShardingError, match="no devices"),
+        ):
             jax.jit(lambda: iso.create_sharded(orthogonal, PLAN))()
 
     def test_what_begins_with_a_mesh(self, mesh):
@@ -182,14 +161,13 @@ class TestLaidOut:
         assert meshes(nnx.state(iso.full(model))) == {mesh}
         assert placed.layers[0].weight.sharding == NamedSharding(mesh, P("model"))
         assert meshes(iso.full(placed)) == {mesh}
-
-    def test_a_module_that_lies_on_no_mesh(self, mesh):
-        for module in (Plain(nnx.Rngs(0)), make_equinox(jax.random.key(0))):
-            with jax.set_mesh(mesh):
-                assert meshes(iso.reshard(module, iso.Plan({"*": None}))) == {mesh}
+        with pytest.raises(iso.ShardingError, match="abstract mesh, which has no devices"):
+            iso.shard(model, mesh.abstract_mesh, PLAN)
         for module in (Plain(nnx.Rngs(0)), make_equinox(jax.random.key(0))):
             with pytest.raises(iso.ShardingError, match="set_mesh has set none; give one"):
                 iso.reshard(module, iso.Plan({"*": None}))
+            with jax.set_mesh(mesh):
+                assert meshes(iso.reshard(module, iso.Plan({"*": None}))) == {mesh}
 
     def test_in_jit(self, mesh):
         model = iso.shard(Plain(nnx.Rngs(0)), mesh, P())
@@ -203,21 +181,6 @@ class TestLaidOut:
         assert meshes(nnx.state(model)) == {mesh}
         layout = NamedSharding(mesh, P(None, "model"))
         assert model.up.kernel[...].sharding.is_equivalent_to(layout, 2)
-
-    def test_an_abstract_mesh(self, mesh):
-        model = Plain(nnx.Rngs(0))
-        with pytest.raises(iso.ShardingError, match="abstract mesh, which has no devices"):
-            iso.shard(model, mesh.abstract_mesh, PLAN)
-        assert not isinstance(model.up.kernel[...].sharding, NamedSharding)
-
-    def test_boxes(self, mesh):
-        for wrap in (linen.with_partitioning, linen.with_logical_partitioning):
-            variables = Boxed(wrap).init(jax.random.key(0), X)
-            with jax.set_mesh(mesh):
-                placed = iso.shard(variables, PLAN)
-            assert meshes(placed) == {mesh}
-            assert placed["params"]["up"]["kernel"].names == (None, "model")
-            assert placed["params"]["up"]["kernel"].value.sharding.spec == P(None, "model")
 
     def test_activations(self, mesh):
         def run(state, x):
@@ -253,131 +216,36 @@ def loss(model, x):
 
 
 class TestStepsOfTheUser:
-    def nnx_steps(self, kind, make, loss_fn):
-        mesh, tx = mesh_of(kind), optax.adamw(1e-2)
+    def nnx_steps(self, kind):
+        mesh, tx = mesh_of(kind, kind), optax.adamw(1e-2)
 
         @nnx.jit
         def step(model, optimizer, x):
-            loss, grads = nnx.value_and_grad(loss_fn)(model, x)
+            value, grads = nnx.value_and_grad(loss)(model, x)
             optimizer.update(model, grads)
             iso.shard(model, PLAN)
             iso.shard(optimizer, PLAN.for_state(nnx.state(model, nnx.Param)))
-            return loss
+            return value
 
         with jax.set_mesh(mesh):
-            model = iso.create_sharded(lambda: make(nnx.Rngs(0)), PLAN)
+            model = iso.create_sharded(lambda: Spoken(nnx.Rngs(0)), PLAN)
             optimizer = create_optimizer(model, tx, PLAN)
             before = facts(nnx.state((model, optimizer)))
             x = iso.shard(X, P("data"))
             losses = [step(model, optimizer, x)]
             with counting() as compiled:
-                losses += [step(model, optimizer, x) for _ in range(3)]
+                losses.append(step(model, optimizer, x))
                 assert compiled() == 0
         state = nnx.state((model, optimizer))
         assert meshes(state) == {mesh}
         return before, facts(state), [x.item() for x in losses]
 
     def test_nnx_jit(self):
-        self.compare(self.nnx_steps("explicit", Spoken, loss), self.nnx_steps("auto", Spoken, loss))
-
-    def test_nnx_jit_of_a_model_that_leaves_layouts_open(self):
-        on_auto = jax.sharding.auto_axes(loss, out_sharding=P())
-        with pytest.raises(Exception, match="ambiguous how the output should be sharded"):
-            self.nnx_steps("explicit", Plain, loss)
-        want = self.nnx_steps("auto", Plain, loss)
-        self.compare(self.nnx_steps("explicit", Plain, on_auto), want)
-
-    def compare(self, got, want):
-        before, after, losses = got
-        first, last, wanted = want
+        before, after, losses = self.nnx_steps(EXPLICIT)
+        first, last, wanted = self.nnx_steps(AUTO)
         assert before == first and len(before) == 14
         assert losses == wanted and losses[-1] < losses[0]
         assert {name: data for name, (_, data) in after.items()} == {
             name: data for name, (_, data) in last.items()
         }
         assert bare(after) == bare(before)
-
-    def optax_steps(self, kind):
-        mesh, tx = mesh_of(kind), optax.adam(1e-2)
-        plan = iso.Plan({"w": P(None, "model")})
-
-        @jax.jit
-        def step(params, opt_state, x):
-            def loss(params):
-                return ((x @ params["w"]) ** 2).mean()
-
-            value, grads = jax.value_and_grad(loss)(params)
-            updates, opt_state = tx.update(grads, opt_state, params)
-            return iso.shard(optax.apply_updates(params, updates), plan), opt_state, value
-
-        with jax.set_mesh(mesh):
-            params = iso.create_sharded(lambda: {"w": jnp.ones((8, 16))}, plan)
-            opt_state = create_opt_state(tx, params, plan)
-            x = iso.shard(X, P("data"))
-            losses = []
-            for _ in range(3):
-                params, opt_state, value = step(params, opt_state, x)
-                losses.append(value.item())
-        assert meshes((params, opt_state)) == {mesh}
-        return facts(params), losses
-
-    def test_optax(self):
-        want, wanted = self.optax_steps("auto")
-        for kind in ("explicit", "mixed"):
-            got, losses = self.optax_steps(kind)
-            assert losses == wanted
-            assert got["w"][1] == want["w"][1]
-            assert got["w"][0] == P(None, "model")
-
-    def tree_steps(self, kind, name):
-        mesh, tx, plan = mesh_of(kind), optax.adamw(1e-2), OWN[name][1]
-        make, _, loss_of = OWN[name]
-
-        @jax.jit
-        def step(params, opt_state, x):
-            loss = jax.sharding.auto_axes(loss_of(static), out_sharding=P())
-            value, grads = jax.value_and_grad(loss)(params, x)
-            updates, opt_state = tx.update(grads, opt_state, params)
-            return iso.shard(optax.apply_updates(params, updates), plan), opt_state, value
-
-        with jax.set_mesh(mesh):
-            params, static = eqx.partition(iso.create_sharded(make, plan), eqx.is_array)
-            opt_state = create_opt_state(tx, params, plan)
-            before, x, losses = facts(params), iso.shard(X, P("data")), []
-            for _ in range(3):
-                params, opt_state, value = step(params, opt_state, x)
-                losses.append(value.item())
-        assert meshes((params, opt_state)) == {mesh}
-        after = facts(params)
-        assert bare(after) == bare(before)
-        return {name: data for name, (_, data) in after.items()}, losses
-
-    @pytest.mark.parametrize("name", ["linen", "equinox"])
-    def test_linen_and_equinox(self, name):
-        want = self.tree_steps("auto", name)
-        assert self.tree_steps("explicit", name) == want
-        assert self.tree_steps("mixed", name) == want
-
-
-def linen_loss(static):
-    return lambda variables, x: ((Open().apply(variables, x) - x) ** 2).mean()
-
-
-def equinox_loss(static):
-    return lambda params, x: ((jax.vmap(eqx.combine(params, static))(x) - x) ** 2).mean()
-
-
-class Open(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        return linen.Dense(8, name="down")(linen.relu(linen.Dense(32, name="up")(x)))
-
-
-OWN = {
-    "linen": (lambda: Open().init(jax.random.key(0), X), PLAN, linen_loss),
-    "equinox": (
-        lambda: make_equinox(jax.random.key(0)),
-        iso.Plan({"layers.0.weight": P("model"), "layers.1.weight": P(None, "model")}),
-        equinox_loss,
-    ),
-}

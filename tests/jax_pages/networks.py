@@ -11,7 +11,7 @@ import torch
 
 from tests.jax_pages.blocks import Words
 
-SIZES = (16, 8, 8, 8, 8, 8)
+SIZES = (16, 8, 8, 8)
 BATCH = 32
 
 Layer = tuple[jax.Array, jax.Array]

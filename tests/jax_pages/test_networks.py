@@ -8,14 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import torch
 from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from tests.jax_pages.blocks import JAX, OURS, Words, alike
-from tests.jax_pages.networks import SIZES, affine, bent, loss, miss, numbers, predict
+from tests.jax_pages.networks import SIZES, affine, bent, loss, miss, numbers
 
 AUTO = AxisType.Auto
 
@@ -34,40 +33,29 @@ def _on_one_device() -> Any:
     return jax.jit(jax.value_and_grad(partial(loss, JAX)))(*numbers())
 
 
-LAYOUTS = {
-    "batch": (P("b", None), [P()] * 5),
-    "batch and features": (
-        P("b", None),
-        [P(), P(None, "f"), P("f", None), P(None, "f"), P("f", None)],
-    ),
-}
-"""Of the batch, and of the weights of each layer."""
-
-
 class TestPartitionedByTheCompiler:
     """Auto axes: layouts are given to parameters and batch, and nothing else is said."""
 
-    @pytest.mark.parametrize("name", LAYOUTS)
-    def test_it(self, name):
-        of_batch, of_weights = LAYOUTS[name]
+    def test_it(self):
+        of_weights = [P(), P(None, "f"), P("f", None)]
 
         def block(by: Words) -> Any:
             params, batch = numbers()
-            batch = tuple(by.put(one, of_batch) for one in batch)
+            batch = tuple(by.put(one, P("b", None)) for one in batch)
             params = [
                 (by.put(w, spec), by.put(b, P(*spec[1:])))
                 for (w, b), spec in zip(params, of_weights, strict=True)
             ]
-            gradient = jax.jit(jax.grad(partial(loss, by)))
-            step = jax.jit(
-                lambda params, batch: jax.tree.map(
-                    lambda p, g: p - 0.01 * g, params, gradient(params, batch)
-                )
-            )
-            losses = [jax.jit(partial(loss, by))(params, batch)]
+
+            @jax.jit
+            def step(params: Any, batch: Any) -> Any:
+                value, gradient = jax.value_and_grad(partial(loss, by))(params, batch)
+                return value, jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient)
+
+            losses = []
             for _ in range(3):
-                params = step(params, batch)
-                losses.append(jax.jit(partial(loss, by))(params, batch))
+                value, params = step(params, batch)
+                losses.append(value)
             assert losses[-1] < losses[0]
             return losses, params
 
@@ -75,100 +63,8 @@ class TestPartitionedByTheCompiler:
             alike(block(OURS), block(JAX))
 
 
-class TestDataParallel:
-    """The batch is split, parameters are whole on every device."""
-
-    def _loss(self, by: Words) -> Any:
-        @jax.shard_map(out_specs=P())
-        def program(params: Any, batch: Any) -> jax.Array:
-            return lax.pmean(loss(by, params, batch), "b")
-
-        return program
-
-    @pytest.mark.parametrize("how", ["loss", "gradient"])
-    def test_it(self, how):
-        def block(by: Words) -> Any:
-            params, batch = numbers()
-            params, batch = by.put(params, P()), by.put(batch, P("b"))
-            function = self._loss(by)
-            return jax.jit(function if how == "loss" else jax.grad(function))(params, batch)
-
-        with _mesh((8,), ("b",)):
-            got = block(OURS)
-            alike(got, block(JAX))
-        _close(got, _on_one_device()[how == "gradient"])
-
-
 def _unless_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     return str(primitive) != "all_gather"
-
-
-class TestFullySharded:
-    """Parameters are split too, and gathered where they are needed, in backward again."""
-
-    def _loss(self, by: Words) -> Any:
-        layer, activation = affine(by), bent(by)
-        whole = partial(lax.all_gather, axis_name="b", tiled=True)
-
-        @partial(jax.remat, policy=_unless_gathered)
-        def forward(params: Any, x: jax.Array) -> jax.Array:
-            for number, (w, b) in enumerate(params):
-                x = activation(x) if number else x
-                x = layer(x, whole(w), whole(b))
-            return x
-
-        @jax.shard_map(out_specs=P())
-        def program(params: Any, batch: Any) -> jax.Array:
-            x, want = batch
-            return lax.pmean(miss(by)(forward(params, x), want), "b")
-
-        return program
-
-    @pytest.mark.parametrize("how", ["loss", "gradient"])
-    def test_it(self, how):
-        def block(by: Words) -> Any:
-            params, batch = numbers()
-            params, batch = by.put(params, P("b")), by.put(batch, P("b"))
-            function = self._loss(by)
-            return jax.jit(function if how == "loss" else jax.grad(function))(params, batch)
-
-        with _mesh((4,), ("b",)):
-            got = block(OURS)
-            alike(got, block(JAX))
-        _close(got, _on_one_device()[how == "gradient"])
-
-
-class TestTensorParallel:
-    """Features are split, of activations and of weights; a map inside a larger program."""
-
-    def _loss(self, by: Words) -> Any:
-        dot, activation = by.function(jnp.dot, torch.matmul), bent(by)
-
-        @jax.shard_map(in_specs=(P(None, "f"), P("f", None), P("f")), out_specs=P(None, "f"))
-        def layer(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
-            return lax.psum_scatter(dot(x, w), "f", scatter_dimension=1, tiled=True) + b
-
-        def program(params: Any, batch: Any) -> jax.Array:
-            x, want = batch
-            for number, (w, b) in enumerate(params):
-                x = activation(x) if number else x
-                x = layer(x, w, b)
-            return miss(by)(x, want)
-
-        return program
-
-    @pytest.mark.parametrize("how", ["loss", "gradient"])
-    def test_it(self, how):
-        def block(by: Words) -> Any:
-            params, batch = numbers()
-            params, batch = by.put(params, P("f")), by.put(batch, P(None, "f"))
-            function = self._loss(by)
-            return jax.jit(function if how == "loss" else jax.grad(function))(params, batch)
-
-        with _mesh((8,), ("f",)):
-            got = block(OURS)
-            alike(got, block(JAX))
-        _close(got, _on_one_device()[how == "gradient"])
 
 
 class TestBoth:
@@ -197,18 +93,16 @@ class TestBoth:
 
         return program
 
-    @pytest.mark.parametrize("how", ["loss", "gradient"])
-    def test_it(self, how):
+    def test_it(self):
         def block(by: Words) -> Any:
             params, batch = numbers()
             params, batch = by.put(params, P(("f", "b"))), by.put(batch, P("b", "f"))
-            function = self._loss(by)
-            return jax.jit(function if how == "loss" else jax.grad(function))(params, batch)
+            return jax.jit(jax.value_and_grad(self._loss(by)))(params, batch)
 
         with _mesh((4, 2), ("b", "f")):
             got = block(OURS)
             alike(got, block(JAX))
-        _close(got, _on_one_device()[how == "gradient"])
+        _close(got, _on_one_device())
 
 
 STAGES, PIECES, EACH = 2, 4, 8
@@ -249,30 +143,17 @@ class TestPipeline:
 
         return program
 
-    @pytest.mark.parametrize("how", ["loss", "gradient"])
-    def test_it(self, how):
+    def test_it(self):
         def block(by: Words) -> Any:
-            sizes = (*SIZES, 4)
-            (first, *inner, last), batch = numbers(sizes)
+            (first, *inner, last), batch = numbers((*SIZES, 4))
             stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *inner)
             params = by.put(first, P()), by.put(stacked, P("s")), by.put(last, P())
-            function = self._loss(by)
-            how_ = function if how == "loss" else jax.grad(function)
-            return jax.jit(how_)(params, by.put(batch, P()))
+            return jax.jit(jax.value_and_grad(self._loss(by)))(params, by.put(batch, P()))
 
         with _mesh((STAGES,), ("s",), AUTO):
             got = block(OURS)
             alike(got, block(JAX))
-        params, batch = numbers((*SIZES, 4))
-        want = jax.jit(jax.value_and_grad(partial(loss, JAX)))(params, batch)
-        if how == "loss":
-            _close(got, want[0])
-        else:
-            first, inner, last = got
-            each = [(w, b) for w, b in zip(*inner, strict=True)]
-            _close([first, *each, last], want[1])
-
-
-def test_the_network_is_one_function_in_both_worlds():
-    params, (x, _) = numbers()
-    alike(predict(OURS, params, x), predict(JAX, params, x))
+        value, (first, inner, last) = got
+        each = [(w, b) for w, b in zip(*inner, strict=True)]
+        want = jax.jit(jax.value_and_grad(partial(loss, JAX)))(*numbers((*SIZES, 4)))
+        _close((value, [first, *each, last]), want)

@@ -23,7 +23,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
+
+from tests import fresh
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -113,19 +115,21 @@ def torchrun(
     return _run(commands, [{}] * nodes, scratch, timeout, env)
 
 
-def launched(job: str, ranks: int, **options: Any) -> Any:
+def launched(job: str, ranks: int, nodes: int = 1, **options: Any) -> Any:
     """A fixture: the `Outcome` of one launch of a job, for all tests of a module.
 
     Args:
-        job: as for `torchrun`.
+        job: as for `processes`.
         ranks: likewise.
+        nodes: machines that the ranks say to be on.
         **options: likewise.
     """
     import pytest  # not in the ranks
 
     @pytest.fixture(scope="module")
     def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-        return torchrun(job, ranks, tmp_path_factory.mktemp(job), **options)
+        scratch = tmp_path_factory.mktemp(job)
+        return processes(job, ranks, scratch, as_torchrun(ranks, nodes), **options)
 
     return outcome
 
@@ -138,6 +142,7 @@ def processes(
     *,
     timeout: float = 180,
     args: Sequence[str] = (),
+    forked: bool = True,
 ) -> Outcome:
     """Run a job in processes started one by one, as SLURM or a shell script does.
 
@@ -148,18 +153,23 @@ def processes(
         environment: gives the environment variables of a rank.
         timeout: seconds after which all is killed; `Outcome.code` is None then.
         args: for the job, in `sys.argv`.
+        forked: by `tests.fresh`, where torch and JAX are imported already.
     """
-    command = [sys.executable, str(HERE / "rank.py"), job, str(scratch), *args]
+    command = [str(HERE / "rank.py"), job, str(scratch), *args]
+    if not forked:
+        command = [sys.executable, *command]
     return _run([command] * ranks, [environment(rank) for rank in range(ranks)], scratch, timeout)
 
 
-def as_torchrun(ranks: int) -> Callable[[int], Mapping[str, str]]:
+def as_torchrun(ranks: int, nodes: int = 1) -> Callable[[int], Mapping[str, str]]:
     """For `processes`: torchrun's variables, without torchrun, which would end the others."""
     port = str(free_port())
     return lambda rank: {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(rank % (ranks // nodes)),
+        "GROUP_RANK": str(rank // (ranks // nodes)),
         "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks // nodes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
     }
@@ -185,14 +195,7 @@ def _run(
     logs = [(scratch / f"launch-{number}.log").open("w+") for number in range(len(commands))]
     start = time.monotonic()
     started = [
-        subprocess.Popen(
-            command,
-            env={**base, **mine},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        started_process(command, {**base, **mine}, log)
         for command, mine, log in zip(commands, own, logs, strict=True)
     ]
     ended: list[float | None] = [None] * len(started)
@@ -220,7 +223,29 @@ def _run(
     return Outcome(code, codes, seconds, ended, "".join(outputs), outputs, reports)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def started_process(
+    command: Sequence[str], env: Mapping[str, str], log: IO[Any]
+) -> subprocess.Popen[bytes] | fresh.Process:
+    """Start a process that leads a session.
+
+    Args:
+        command: its words; of a Python file alone, it is forked by `tests.fresh`.
+        env: all its variables.
+        log: the file for what it prints.
+    """
+    if command[0].endswith(".py"):
+        return fresh.start(command, cwd=ROOT, env=env, output=log.name)
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _kill(process: subprocess.Popen[bytes] | fresh.Process) -> None:
     """End a launcher and its ranks: torchrun gives each rank a process group of its own."""
     for pid in [*_descendants(process.pid), process.pid]:
         try:

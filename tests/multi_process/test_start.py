@@ -67,7 +67,8 @@ def test_other_launchers(how, environment, tmp_path):
 
 
 def test_without_torch(tmp_path):
-    outcome = ranks.processes("without_torch", 2, tmp_path, ranks.as_torchrun(2))
+    own = ranks.as_torchrun(2)
+    outcome = ranks.processes("without_torch", 2, tmp_path, own, forked=False)
     outcome.assert_passed("check_jax_computes_over_all", 2)
     assert outcome.code == 0 and not _said(outcome)
 

@@ -83,22 +83,20 @@ def test_sigterm_of_one_rank_saves_and_others_go_on_with_it(undisturbed, tmp_pat
     training.assert_as_undisturbed(tmp_path, undisturbed)
 
 
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize("size", [4, 8])
-def test_five_random_ranks_are_killed_in_200_steps(size, tmp_path):
-    args = ("--steps", "200", "--every", "20")
-    chance = random.Random(size)
-    kills = [(step, chance.randrange(size)) for step in sorted(chance.sample(range(3, 197), 5))]
-    with training.started(
-        training.torchrun(tmp_path / "calm", size, *args), tmp_path / "calm"
-    ) as run:
-        assert run.wait(400) == [0], run.log.read_text()[-6000:]
-    undisturbed = training.steps(tmp_path / "calm")
-    assert len(undisturbed) == 200
-    seconds = _killed(tmp_path / "killed", size, kills, *args, timeout=400)
-    far = training.assert_as_undisturbed(tmp_path / "killed", undisturbed)
-    final = [training.steps(tmp_path / name)[199]["loss"] for name in ("calm", "killed")]
-    back = [round(one, 1) for one in seconds]
-    print(f"{size} ranks: kills {kills}, back after {back} s, {far=}, {final=}")
-    assert abs(final[0] - final[1]) < training.NEAR
-    assert max(seconds) < BACK
+def test_five_random_ranks_are_killed_in_50_steps(tmp_path):
+    """Started anew each time by this test, which is quicker at it than torchrun."""
+    args = ("--steps", "50", "--every", "5")
+    undisturbed = training.plain(tmp_path / "calm", *args)
+    out, size, chance = tmp_path / "killed", 4, random.Random(4)
+    kills = [(step, chance.randrange(size)) for step in sorted(chance.sample(range(3, 47), 5))]
+    for step, rank in [*kills, (None, None)]:
+        own = ranks.as_torchrun(size)
+        commands = [training.script(out, *args)] * size
+        with training.started(commands, out, [own(one) for one in range(size)]) as run:
+            if step is None:
+                assert run.wait(120) == [0] * size, run.log.read_text()[-6000:]
+            else:
+                run.until(lambda lines, at=step: _reached(lines, at), 120)
+                training.kill(run.started[rank].pid)
+                assert 0 not in run.wait(BACK)
+    training.assert_as_undisturbed(out, undisturbed)

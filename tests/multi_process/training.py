@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import fresh
 from tests.multi_process import ranks
 
 SCRIPT = ranks.ROOT / "examples" / "clusters" / "train.py"
@@ -39,7 +40,7 @@ class Training:
         log: of all output.
     """
 
-    started: list[subprocess.Popen[bytes]]
+    started: Sequence[subprocess.Popen[bytes] | fresh.Process]
     out: Path
     log: Path
 
@@ -108,14 +109,7 @@ def started(
     log = out / "output.log"
     with log.open("ab") as file:
         processes = [
-            subprocess.Popen(
-                command,
-                env=environment(**(own[number] if own else {})),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            ranks.started_process(command, environment(**(own[number] if own else {})), file)
             for number, command in enumerate(commands)
         ]
     try:
@@ -126,8 +120,8 @@ def started(
 
 
 def script(out: Path, *args: str) -> list[str]:
-    """The command of one rank."""
-    return [sys.executable, *arguments(out, *args)]
+    """The command of one rank, which `tests.fresh` forks."""
+    return arguments(out, *args)
 
 
 def arguments(out: Path, *args: str) -> list[str]:

@@ -55,7 +55,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Two blocks; the head is tied to the embedding."""
 
-    def __init__(self, vocabulary=64, width=32, heads=4, length=16):
+    def __init__(self, vocabulary=64, width=16, heads=2, length=16):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.randn(length, width) * 0.1)
@@ -84,10 +84,7 @@ CNN_PLAN = Plan(
     default=P(),
 )
 GPT_PLAN = Plan(
-    {
-        "re:.*[.](q|k|v|up)[.].*": Linear(out="tp"),
-        "re:.*[.](out|down)[.].*": Linear(into="tp"),
-    },
+    {"re:.*[.](q|k|v|up)[.].*": Linear(out="tp"), "re:.*[.](out|down)[.].*": Linear(into="tp")},
     inputs={"ids": P("dp")},
     activations={"re:blocks[.][0-9]+": P("dp")},
     default=P(),

@@ -12,16 +12,12 @@ import contextlib
 import io
 import json
 import sys
-import tempfile
 import warnings
-from pathlib import Path
 
 if __name__ == "__main__" and "--import" in sys.argv:
     import isoshard.torch_bridge  # noqa: F401
 import torch
-import torch.multiprocessing
 from torch import nn
-from torch.nn import functional as F
 
 IDIOMS = {}
 
@@ -75,53 +71,8 @@ def loader_with_forked_workers():
 
 
 @idiom
-def loader_with_spawned_workers():
-    return loaded(num_workers=1, multiprocessing_context="spawn", pin_memory=True)
-
-
-@idiom
 def pinned_tensor():
     return data().pin_memory().is_pinned()
-
-
-@idiom
-def pinned_factory():
-    try:
-        torch.ones(2, pin_memory=True)
-    except RuntimeError:  # the words differ: the allocator that is asked is another
-        return "refused"
-
-
-def _doubled(x, results):
-    results.put((x * 2).tolist())
-
-
-def _child(method):
-    context = torch.multiprocessing.get_context(method)
-    results = context.Queue()
-    child = context.Process(target=_doubled, args=(data(), results))
-    child.start()
-    try:
-        return results.get(timeout=60)
-    finally:
-        child.join(60)
-        child.kill()
-
-
-@idiom
-def forked_child():
-    return _child("fork")
-
-
-@idiom
-def spawned_child():
-    return _child("spawn")
-
-
-@idiom
-def shared_memory():
-    x = data().share_memory_()
-    return x.is_shared(), x.tolist()
 
 
 @contextlib.contextmanager
@@ -135,26 +86,6 @@ def group(**options):
         yield distributed
     finally:
         distributed.destroy_process_group()
-
-
-@idiom
-def group_with_the_default_backend():
-    with group() as distributed:
-        x = data()
-        distributed.all_reduce(x)
-        gathered = [None]
-        distributed.all_gather_object(gathered, {"a": 1})
-        distributed.barrier()
-        backend = distributed.get_backend(), str(distributed.get_backend_config())
-        return backend, x.tolist(), gathered
-
-
-@idiom
-def group_with_gloo():
-    with group(backend="gloo") as distributed:
-        x = data()
-        distributed.broadcast(x, 0)
-        return distributed.get_backend(), x.tolist()
 
 
 @idiom
@@ -178,14 +109,6 @@ def fully_sharded():
         loss = model(data()).square().mean()
         loss.backward()
         return loss.item(), str(model[0].weight.device_mesh)
-
-
-@idiom
-def fully_sharded_the_older_way():
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    with group():
-        return step(FullyShardedDataParallel(learner()))
 
 
 @idiom
@@ -238,41 +161,9 @@ def streams_of_the_cpu():
 
 
 @idiom
-def compiled_by_inductor():
-    torch._dynamo.reset()
-    model = learner()
-    return step(torch.compile(model))
-
-
-@idiom
 def compiled_eagerly():
     torch._dynamo.reset()
     return step(torch.compile(learner(), backend="aot_eager", fullgraph=True))
-
-
-@idiom
-def exported():
-    program = torch.export.export(learner().eval(), (data(),))
-    return str(program.graph), program.module()(data()).tolist()
-
-
-@idiom
-def scripted():
-    return step(torch.jit.script(learner()))
-
-
-@idiom
-def traced():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return step(torch.jit.trace(learner(), data()))
-
-
-@idiom
-def fx():
-    graph = torch.fx.symbolic_trace(learner())
-    made = torch.fx.experimental.proxy_tensor.make_fx(lambda x: x.sin().sum())(data())
-    return str(graph.graph), str(made.graph), step(graph)
 
 
 @idiom
@@ -302,51 +193,6 @@ def scaled_gradients():
 
 
 @idiom
-def scaled_by_default():
-    return torch.amp.GradScaler().is_enabled()
-
-
-@idiom
-def recomputed():
-    model = learner()
-    run = torch.utils.checkpoint.checkpoint
-    return step(lambda_module(lambda x: run(model, x, use_reentrant=False), model))
-
-
-def lambda_module(function, holder):
-    """A module that runs a function."""
-
-    class Ran(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.holder = holder
-
-        def forward(self, x):
-            return function(x)
-
-    return Ran()
-
-
-@idiom
-def every_optimizer():
-    losses = {}
-    for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "Rprop"):
-        model = learner()
-        optimizer = getattr(torch.optim, name)(model.parameters())
-        step(model)
-        optimizer.step()
-        losses[name] = model(data()).sum().item()
-    return losses
-
-
-@idiom
-def clipped():
-    model = learner()
-    step(model)
-    return nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
-
-
-@idiom
 def random_states():
     torch.manual_seed(3)
     with torch.random.fork_rng():
@@ -356,75 +202,11 @@ def random_states():
 
 
 @idiom
-def saved():
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.pt"
-        torch.save({"model": learner().state_dict(), "x": data()}, path)
-        back = torch.load(path)
-        mapped = torch.load(path, map_location="cpu", mmap=True)
-    return back["x"].tolist(), sorted(mapped["model"]), str(back["x"].device)
-
-
-@idiom
-def transforms():
-    from torch import func
-
-    model = learner()
-    params = dict(model.named_parameters())
-    one = func.vmap(func.grad(lambda x: func.functional_call(model, params, (x,)).sum()))(data())
-    hessian = func.hessian(lambda x: x.sin().sum())(torch.ones(2))
-    return one.tolist(), hessian.tolist()
-
-
-@idiom
-def attention():
-    q = torch.linspace(0, 1, 48).reshape(1, 2, 4, 6)
-    heads = nn.MultiheadAttention(4, 2, batch_first=True).eval()
-    nn.init.constant_(heads.in_proj_weight, 0.1)
-    nn.init.constant_(heads.out_proj.weight, 0.1)
-    with torch.no_grad():
-        x, _ = heads(q[0, :, :, :4], q[0, :, :, :4], q[0, :, :, :4])
-    return F.scaled_dot_product_attention(q, q, q).sum().item(), x.sum().item()
-
-
-@idiom
-def other_tensors():
-    nested = torch.nested.nested_tensor([data(), data()[:2]], layout=torch.jagged)
-    sparse = data().to_sparse()
-    quantized = torch.quantize_per_tensor(data(), 0.1, 0, torch.qint8)
-    return nested.sum().item(), sparse.sum().item(), quantized.dequantize().sum().item()
-
-
-@idiom
 def on_meta():
     with torch.device("meta"):
         model = nn.Linear(3, 2)
     model.to_empty(device="cpu")
     return str(model.weight.device), str(torch.get_default_device())
-
-
-@idiom
-def timed():
-    return torch.utils.benchmark.Timer("x + 1", globals={"x": data()}).timeit(2).number_per_run
-
-
-@idiom
-def hooks_and_anomalies():
-    found = []
-    x = data().requires_grad_()
-    x.register_hook(lambda grad: found.append(grad.sum().item()))
-    with torch.autograd.set_detect_anomaly(True):
-        x.exp().sum().backward()
-    return found
-
-
-@idiom
-def deterministic():
-    torch.use_deterministic_algorithms(True)
-    try:
-        return torch.empty(2).tolist()[0] != 0, data().index_add(0, torch.tensor([0]), data()[:1])
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def told(function):
@@ -439,10 +221,6 @@ def told(function):
 
 
 if __name__ == "__main__":
-    import torch.fx.experimental.proxy_tensor
-    import torch.utils.benchmark
-    import torch.utils.checkpoint
-
     names = [arg for arg in sys.argv[1:] if not arg.startswith("-")] or list(IDIOMS)
     results = {name: told(IDIOMS[name]) for name in names}
     print(json.dumps(results))

@@ -1,5 +1,6 @@
 """`torch.accelerator` is the `jax` device, in all that torch asks of it."""
 
+import ast
 import subprocess
 import sys
 
@@ -84,38 +85,104 @@ def test_data_parallel_runs_the_module_itself(tensor):
     torch.testing.assert_close(torch.nn.DataParallel(module)(tensor), module(tensor))
 
 
-def test_a_process_group_without_a_backend_is_gloo():
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group(store=store, rank=0, world_size=1)
-    try:
-        x = torch.ones(2)
-        torch.distributed.all_reduce(x)
-        torch.distributed.barrier()
-        assert str(torch.distributed.get_backend_config()) == "cpu:gloo"
-    finally:
-        torch.distributed.destroy_process_group()
+_PROGRAM = """
+import os, sys, traceback
+import torch
 
+def apart(name, run):
+    "Run a function in a fork, as what it changes lasts; what it returns is printed."
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        try:
+            print(name, repr(run()), flush=True)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
+    os.waitpid(child, 0)
 
-_FROM_WHEN_ON = """
-import torch, isoshard.torch_bridge as xs
-def which():
+def accelerator():
     return str(torch.accelerator.current_accelerator())
-torch.manual_seed(0)
-said = [which()]
-{use}
-print(*said, which())
+
+def once_used(use):
+    torch.manual_seed(0)
+    before = accelerator()
+    use()
+    return before, accelerator()
+
+def torchs_helpers(use):
+    use()
+    from torch.testing._internal import common_distributed, common_fsdp
+    from torch.testing._internal.distributed._tensor import common_dtensor as dtensor
+    return dtensor.DEVICE_TYPE, dtensor.PG_BACKEND, common_distributed.TEST_SKIPS != {}
+
+def groups():
+    import torch.distributed as dist
+    xs.xla_device()
+    backend = dist.get_default_backend_for_device(torch.accelerator.current_accelerator())
+    store, found = dist.HashStore(), []
+    for given in (None, backend):
+        one = dist.PrefixStore(str(given), store)
+        dist.init_process_group(given, store=one, rank=0, world_size=1)
+        total = torch.ones(2)
+        dist.all_reduce(total)
+        found.append((backend, str(dist.get_backend_config()), total.sum().item()))
+        dist.destroy_process_group()
+    return found
+
+def beside_a_gpu():
+    from isoshard.torch_bridge import accelerator
+    calls, asked = [], torch.accelerator
+    gpu = dict(
+        is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 1,
+        is_initialized=lambda: True, mem_get_info=lambda index: (index, 7),
+        memory_stats_as_nested_dict=lambda index: {"allocated_bytes": {"all": {"current": 5}}},
+        synchronize=lambda index: calls.append(("synchronize", index)),
+        set_device=lambda index: calls.append(("set_device", index)),
+        empty_cache=lambda: calls.append("empty_cache"),
+        reset_peak_memory_stats=lambda index: calls.append(("reset", index)),
+    )
+    for name, answer in gpu.items():
+        setattr(torch.cuda, name, answer)
+    accelerator.without_ours = lambda: torch.device("cuda")
+
+    def which():
+        return str(asked.current_accelerator()), asked.device_count(), asked.current_device_index()
+
+    before = which(), asked.get_memory_info(0), asked.memory_allocated()
+    for act in (asked.synchronize, asked.empty_cache, asked.reset_peak_memory_stats):
+        act()
+    with asked.device_index(0):
+        pass
+    x = torch.ones(2, device="jax")
+    return before, calls, which()
+
+import isoshard.torch_bridge as xs
+apart("made", lambda: once_used(lambda: torch.ones(2, device="jax")))
+apart("moved", lambda: once_used(lambda: torch.ones(2).to("jax")))
+apart("named", lambda: once_used(xs.xla_device))
+apart("beside_a_gpu", beside_a_gpu)
+apart("groups", groups)
+if "helpers" in sys.argv:
+    apart("helpers_unused", lambda: torchs_helpers(lambda: None))
+    apart("helpers_used", lambda: torchs_helpers(xs.xla_device))
 """
 
 
-@pytest.mark.parametrize(
-    "use", ["torch.ones(2, device='jax')", "torch.ones(2).to('jax')", "xs.xla_device()"]
-)
-def test_it_is_the_accelerator_once_it_is_used(use):
-    script = _FROM_WHEN_ON.format(use=use)
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+@pytest.fixture(scope="module")
+def forks():
+    """What the functions of `_PROGRAM` return, each in a fork of one new process."""
+    words = [] if BEFORE_2_13 else ["helpers"]  # they query `torch.jax` itself
+    command = [sys.executable, "-W", "ignore", "-c", _PROGRAM, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line[:1].islower())
+    return lambda name: ast.literal_eval(found.get(name) or pytest.fail(done.stderr))
+
+
+def test_it_is_the_accelerator_once_it_is_used(forks):
     without = next((kind for kind in ("cuda", "mps") if _built(kind)), None)
-    assert done.stdout.split() == [str(without), "jax"]
+    for use in ("made", "moved", "named"):
+        assert forks(use) == (str(without), "jax")
 
 
 def _built(kind):
@@ -124,86 +191,16 @@ def _built(kind):
     return module.is_built() if module is not None and hasattr(module, "is_built") else False
 
 
-_BESIDE_A_GPU = """
-import torch, isoshard.torch_bridge as xs
-from isoshard.torch_bridge import accelerator
-gpu = dict(
-    is_available=lambda: True, device_count=lambda: 2, current_device=lambda: 1,
-    is_initialized=lambda: True, mem_get_info=lambda index: (index, 7),
-    memory_stats_as_nested_dict=lambda index: {"allocated_bytes": {"all": {"current": 5}}},
-    synchronize=lambda index: calls.append(("synchronize", index)),
-    set_device=lambda index: calls.append(("set_device", index)),
-    empty_cache=lambda: calls.append("empty_cache"),
-    reset_peak_memory_stats=lambda index: calls.append(("reset", index)),
-)
-calls = []
-for name, answer in gpu.items():
-    setattr(torch.cuda, name, answer)
-accelerator.without_ours = lambda: torch.device("cuda")
-asked = torch.accelerator
-print(asked.current_accelerator(), asked.device_count(), asked.current_device_index())
-print(asked.get_memory_info(0), asked.memory_allocated())
-for act in (asked.synchronize, asked.empty_cache, asked.reset_peak_memory_stats):
-    act()
-with asked.device_index(0):
-    pass
-print(calls)
-x = torch.ones(2, device="jax")
-print(asked.current_accelerator(), asked.device_count(), asked.current_device_index())
-"""
-
-
-def test_another_accelerator_answers_until_it_is_used():
-    command = [sys.executable, "-c", _BESIDE_A_GPU]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == [
-        "cuda 2 1",
-        "(0, 7) 5",
-        "[('synchronize', 1), 'empty_cache', ('reset', 1), ('set_device', 0), ('set_device', 1)]",
-        "jax 1 0",
-    ], done.stderr
-
-
-_TEST_HELPERS = """
-import torch
-{use}
-from torch.testing._internal import common_distributed, common_fsdp
-from torch.testing._internal.distributed._tensor import common_dtensor
-print(common_dtensor.DEVICE_TYPE, common_dtensor.PG_BACKEND, common_distributed.TEST_SKIPS != {{}})
-"""
+def test_another_accelerator_answers_until_it_is_used(forks):
+    called = [("synchronize", 1), "empty_cache", ("reset", 1), ("set_device", 0), ("set_device", 1)]
+    assert forks("beside_a_gpu") == ((("cuda", 2, 1), (0, 7), 5), called, ("jax", 1, 0))
 
 
 @pytest.mark.skipif(BEFORE_2_13, reason="these helpers ask `torch.jax` itself")
-def test_torchs_own_test_helpers_can_be_imported():
-    def said(use):
-        command = [sys.executable, "-c", _TEST_HELPERS.format(use=use)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.stdout, done.stderr
-        return done.stdout.split()
-
-    bridge = "import isoshard.torch_bridge as xs"
-    assert said(bridge) == said("")
-    assert said(f"{bridge}; xs.xla_device()") == ["jax", "gloo", "True"]
+def test_torchs_own_test_helpers_can_be_imported(forks):
+    assert forks("helpers_unused")[2] is True
+    assert forks("helpers_used") == ("jax", "gloo", True)
 
 
-_GROUPS = """
-import torch, torch.distributed as dist
-import isoshard.torch_bridge as xs
-xs.xla_device()
-backend = dist.get_default_backend_for_device(torch.accelerator.current_accelerator())
-store = dist.HashStore()
-for given in (None, backend):
-    dist.init_process_group(given, store=dist.PrefixStore(str(given), store), rank=0, world_size=1)
-    total = torch.ones(2)
-    dist.all_reduce(total)
-    print(backend, dist.get_backend_config(), total.sum().item())
-    dist.destroy_process_group()
-"""
-
-
-def test_process_groups_are_of_gloo_on_the_cpu():
-    command = [sys.executable, "-c", _GROUPS]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said = ["gloo", "cpu:gloo", "2.0", "gloo", "cpu:gloo,cuda:gloo", "2.0"]
-    words = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]
-    assert " ".join(words).split() == said, done.stderr  # torch 2.10 lets gloo print
+def test_process_groups_are_of_gloo_on_the_cpu(forks):
+    assert forks("groups") == [("gloo", "cpu:gloo", 2.0), ("gloo", "cpu:gloo,cuda:gloo", 2.0)]

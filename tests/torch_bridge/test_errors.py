@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -12,7 +9,7 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard import DeviceError, P, Plan, PlanError, ShardingError, SpecError, UnevenError
+from isoshard import DeviceError, P, ShardingError, SpecError, UnevenError
 
 
 @pytest.fixture
@@ -23,39 +20,29 @@ def grid() -> xs.Mesh:
 
 BAD_SPECS = {
     "wrong_name": ((8, 4), ("z", None), SpecError, r"no mesh axis is called 'z'.*'x' \(2\)"),
-    "negative_index": ((8, 4), (-1, None), SpecError, r"no mesh axis -1"),
     "index_out_of_range": ((8, 4), (0, 2), SpecError, r"no mesh axis 2"),
     "axis_twice": ((8, 4), ("x", "x"), SpecError, r"mesh axis 'x' is used 2 times"),
-    "axis_twice_by_name_and_index": ((8, 4), ("x", 0), SpecError, r"'x' is used 2 times"),
-    "axis_twice_in_a_tuple": ((8, 4), (("y", "y"), None), SpecError, r"'y' is used 2 times"),
     "too_many_entries": ((8, 4), ("x", None, "y"), SpecError, r"3 entries for a tensor of rank 2"),
     "too_few_entries": ((8, 4), ("x",), SpecError, r"1 entries for a tensor of rank 2"),
     "not_an_axis": ((8, 4), (0.5, None), SpecError, r"0.5 is no axis name, index"),
     "bare_name": ((8, 4), "x", SpecError, r"'x' is no OpSharding string"),
-    "nested_too_deep": ((8, 4), ((("x",), "y"), None), SpecError, r"is no axis name, index"),
-    "uneven": (
-        (6, 4),
-        ("y", None),
-        UnevenError,
-        r"axis 0 has size 6.*4 shards.*Pad it to 8",
-    ),
+    "uneven": ((6, 4), ("y", None), UnevenError, r"axis 0 has size 6.*4 shards.*Pad it to 8"),
     "uneven_both": ((7, 3), ("x", "y"), UnevenError, r"axis 0 has size 7.*axis 1 has size 3"),
 }
 
 
-@pytest.mark.parametrize("case", [c for c in BAD_SPECS if "uneven" not in c])
-def test_a_bad_spec_is_refused_and_the_tensor_is_as_before(case, grid):
-    shape, spec, error, message = BAD_SPECS[case]
-    data = torch.arange(float(np.prod(shape))).reshape(shape)
-    t = data.to("jax")
-    with pytest.raises(error, match=message):
-        xs.mark_sharding(t, grid, spec)
-    assert t.sharding_spec == "" and t.partition_spec is None
-    with pytest.raises(error, match=message):
-        xs.mark_sharding(t * 1, grid, spec)  # recorded, not computed yet
-    assert torch.equal((t + 1).cpu(), data + 1)
-    xs.sync()
-    assert torch.equal(t.cpu(), data)
+def test_a_bad_spec_is_refused_and_the_tensor_is_as_before(grid):
+    for case, (shape, spec, error, message) in BAD_SPECS.items():
+        if "uneven" in case:
+            continue
+        data = torch.arange(float(np.prod(shape))).reshape(shape)
+        t = data.to("jax")
+        with pytest.raises(error, match=message):
+            xs.mark_sharding(t, grid, spec)
+        assert t.sharding_spec == "" and t.partition_spec is None
+        with pytest.raises(error, match=message):
+            xs.mark_sharding(t * 1, grid, spec)  # recorded, not computed yet
+        assert torch.equal((t + 1).cpu(), data + 1) and torch.equal(t.cpu(), data)
 
 
 @pytest.mark.parametrize("case", [c for c in BAD_SPECS if c != "too_few_entries"])
@@ -84,28 +71,6 @@ def test_all_faults_of_a_module_are_reported_at_once(grid):
     assert all(p.device.type == "cpu" for p in model.parameters())
 
 
-def test_a_dictionary_of_specs_must_name_the_modules_tensors(grid):
-    model = torch.nn.Linear(4, 8)
-    with pytest.raises(ShardingError, match=r"Linear has no tensors called wieght.*weight, bias"):
-        iso.shard(model, grid, {"wieght": ("x", None), "weight": None, "bias": None})
-    assert model.weight.device.type == "cpu"
-
-
-def test_a_plan_that_does_not_fit_leaves_the_module(grid):
-    model = torch.nn.Linear(4, 6)
-    with pytest.raises(PlanError, match=r"weight: shape \(6, 4\) does not split evenly"):
-        iso.shard(model, grid, Plan({"weight": P("y", None), "bias": P()}))
-    assert model.weight.device.type == "cpu"
-    assert model(torch.ones(1, 4)).shape == (1, 6)
-
-
-def test_mark_sharding_refuses_a_cpu_tensor(grid):
-    t = torch.ones(8, 4)
-    with pytest.raises(ShardingError, match=r"shape \(8, 4\) is on cpu.*\.to\('jax'\)"):
-        xs.mark_sharding(t, grid, ("x", None))
-    assert t.device.type == "cpu" and t.sum() == 32
-
-
 def test_marking_again_differently_is_refused_and_the_mark_stays(grid):
     t = xs.mark_sharding(torch.ones(8, 4).to("jax"), grid, ("x", "y"))
     assert xs.mark_sharding(t, grid, (0, 1)) is t  # the same layout, said otherwise
@@ -122,28 +87,21 @@ def test_marking_again_differently_is_refused_and_the_mark_stays(grid):
 
 CPU_PARTNERS = {
     "add": lambda a, b: a + b,
-    "reversed_add": lambda a, b: b + a,
     "matmul": lambda a, b: a @ b.t(),
-    "where": lambda a, b: torch.where(a > 0, a, b),
     "cat": lambda a, b: torch.cat([a, b]),
-    "linear": lambda a, b: torch.nn.functional.linear(a, b),
     "in_place": lambda a, b: a.add_(b),
     "in_place_on_cpu": lambda a, b: b.add_(a),
-    "stack": lambda a, b: torch.stack([b, a]),
     "out": lambda a, b: torch.add(a, a, out=b),
-    "equal": lambda a, b: torch.equal(a, b),
-    "addmm": lambda a, b: torch.addmm(a[:, 0], b, a.t()),
     "embedding": lambda a, b: torch.nn.functional.embedding(torch.tensor([0, 1]), a),
 }
 
 
-@pytest.mark.parametrize("case", CPU_PARTNERS)
-def test_a_cpu_tensor_mixed_with_a_jax_one_is_refused_and_neither_changes(case):
+def test_a_cpu_tensor_mixed_with_a_jax_one_is_refused_and_neither_changes():
     a, b = torch.ones(2, 3, device="jax"), torch.full((2, 3), 2.0)
-    with pytest.raises(RuntimeError, match=r"(?s)jax.*cpu"):
-        CPU_PARTNERS[case](a, b)
-    assert a.tolist() == [[1.0] * 3] * 2
-    assert b.tolist() == [[2.0] * 3] * 2
+    for mixed in CPU_PARTNERS.values():
+        with pytest.raises(RuntimeError, match=r"(?s)jax.*cpu"):
+            mixed(a, b)
+    assert a.tolist() == [[1.0] * 3] * 2 and b.tolist() == [[2.0] * 3] * 2
 
 
 def test_a_model_on_the_cpu_refuses_a_jax_input():
@@ -180,15 +138,6 @@ def test_an_operator_without_lowering_is_named_with_the_way_out():
     assert x.tolist() == [0, 1, 2] and y.tolist() == [1, 2, 3]
 
 
-def test_an_aten_operator_without_lowering_is_named_with_the_way_out():
-    x = torch.ones(2, 3, device="jax")
-    with pytest.raises(NotImplementedError, match=r"_cudnn_rnn_flatten_weight|register_lowering"):
-        torch.ops.aten._fused_moving_avg_obs_fq_helper.default(
-            x, *[torch.ones(1, device="jax")] * 6, 0.1, 0, 255, -1
-        )
-    assert x.sum().item() == 6
-
-
 def test_an_error_while_recording_does_not_spoil_what_was_recorded():
     x = torch.arange(6.0).to("jax").reshape(2, 3)
     y = x * 2
@@ -209,15 +158,12 @@ def test_too_few_devices():
         xs.Mesh([-1, 0], (2,), ("x",))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((range(8), (2, 3), ("x", "y")), r"Number of device IDs \(8\) must match mesh size \(6\)"),
-        ((range(8), (2, 4), ("x",)), r"axis names \(1\) must match mesh dimensions \(2\)"),
-        ((range(8), (2, 4), ("x", "x")), "Axis names must be unique"),
-        (([0, 0, 1, 2], (2, 2), ("x", "y")), "Device IDs must be unique"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ((range(8), (2, 3), ("x", "y")), r"Number of device IDs \(8\) must match mesh size \(6\)"),
+    ((range(8), (2, 4), ("x",)), r"axis names \(1\) must match mesh dimensions \(2\)"),
+    ((range(8), (2, 4), ("x", "x")), "Axis names must be unique"),
+    (([0, 0, 1, 2], (2, 2), ("x", "y")), "Device IDs must be unique"),
+])  # fmt: skip
 def test_a_mesh_that_does_not_fit_together(arguments, message):
     with pytest.raises(ShardingError, match=message):
         xs.Mesh(*arguments)
@@ -227,32 +173,6 @@ def test_another_logical_device_is_refused():
     with pytest.raises(IndexError, match=r"one logical device, jax:0, and 1 was asked for"):
         xs.xla_device(1)
     assert xs.xla_device() == xs.xla_device(0) == torch.device("jax", 0)
-
-
-def test_the_backend_has_started_already():
-    code = """
-import jax
-jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", 2)
-import torch, isoshard as iso, isoshard.torch_bridge as xs
-assert torch.ones(2, device="jax").sum().item() == 2
-try:
-    iso.simulate_devices(8)
-except iso.DeviceError as error:
-    assert "already running on 2 cpu devices" in str(error), error
-else:
-    raise SystemExit("no error")
-try:
-    xs.Mesh(range(8), (8,), ("x",))
-except iso.DeviceError as error:
-    assert "there are 2" in str(error), error
-else:
-    raise SystemExit("no error")
-assert len(iso.simulate_devices(2)) == 2
-assert (torch.ones(2, device="jax") + 1).tolist() == [2, 2]
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
 
 
 def test_two_meshes_that_number_the_devices_differently(grid):
@@ -300,23 +220,9 @@ def test_a_mesh_must_be_a_mesh():
         xs.mark_sharding(torch.ones(8, device="jax"), 8, ("x",))
 
 
-def test_shard_of_a_computed_tensor_that_requires_grad_is_refused(grid):
-    x = torch.ones(8, requires_grad=True)
-    with pytest.raises(ShardingError, match=r"would cut the graph.*detach"):
-        iso.shard(x * 2, grid, ("x",))
-    assert iso.shard(x, grid, ("x",)).requires_grad
-
-
 def test_a_value_that_jax_cannot_hold_is_refused():
     with pytest.raises(TypeError, match=r"e8m0fnu has no JAX counterpart; possible are bfloat16"):
         torch.ones(2).to(torch.float8_e8m0fnu).to("jax")
-
-
-def test_memory_that_is_not_torchs_cannot_be_had():
-    t = torch.ones(2, device="jax")
-    for read in (t.storage, t.untyped_storage().tolist, lambda: t.untyped_storage()[0]):
-        with pytest.raises(RuntimeError, match=r"belongs to JAX, and .* would read or change it"):
-            read()
 
 
 @torch.library.custom_op("isoshard_tests::broken", mutates_args=())

@@ -24,52 +24,44 @@ DRAWS: dict[str, Draw] = {
     "rand": lambda g: torch.rand(4, 8, device="jax", generator=g),
     "randn": lambda g: torch.randn(4, 8, device="jax", generator=g),
     "randint": lambda g: torch.randint(0, 1000, (4, 8), device="jax", generator=g),
-    "randint high": lambda g: torch.randint(1000, (4, 8), device="jax", generator=g),
     "randperm": lambda g: torch.randperm(32, device="jax", generator=g),
     "normal_": lambda g: full(0).normal_(2, 3, generator=g),
     "uniform_": lambda g: full(0).uniform_(-1, 1, generator=g),
     "exponential_": lambda g: full(0).exponential_(generator=g),
     "cauchy_": lambda g: full(0).cauchy_(generator=g),
-    "log_normal_": lambda g: full(0).log_normal_(generator=g),
     "geometric_": lambda g: full(0).geometric_(0.1, generator=g),
     "bernoulli_": lambda g: full(0).bernoulli_(0.5, generator=g),
-    "bernoulli_ tensor": lambda g: full(0).bernoulli_(full(0.5), generator=g),
     "random_": lambda g: full(0).random_(generator=g),
-    "random_ to": lambda g: full(0).random_(1000, generator=g),
-    "random_ from": lambda g: full(0).random_(10, 1000, generator=g),
     "bernoulli": lambda g: torch.bernoulli(full(0.5), generator=g),
-    "bernoulli p": lambda g: torch.bernoulli(full(0.5), 0.5, generator=g),
     "bernoulli out": lambda g: torch.bernoulli(full(0.5), generator=g, out=full(0)),
-    "normal tensor": lambda g: torch.normal(full(0), 1.0, generator=g),
     "normal tensors": lambda g: torch.normal(full(0), full(1), generator=g),
-    "normal std": lambda g: torch.normal(0.0, full(1), generator=g),
     "normal size": lambda g: torch.normal(0.0, 1.0, (32,), generator=g, device="jax"),
     "poisson": lambda g: torch.poisson(full(50), generator=g),
     "multinomial": lambda g: torch.multinomial(full(1), 16, generator=g),
-    "multinomial again": lambda g: torch.multinomial(full(1), 16, True, generator=g),
     "a view": lambda g: torch.zeros(4, 8, device="jax").t()[2:].normal_(generator=g),
-    "init uniform": lambda g: torch.nn.init.uniform_(full(0), generator=g),
-    "init normal": lambda g: torch.nn.init.normal_(full(0), generator=g),
     "init trunc": lambda g: torch.nn.init.trunc_normal_(full(0), generator=g),
-    "init xavier": lambda g: torch.nn.init.xavier_uniform_(full(0).view(4, 8), generator=g),
-    "init xavier normal": lambda g: torch.nn.init.xavier_normal_(full(0).view(4, 8), generator=g),
-    "init kaiming": lambda g: torch.nn.init.kaiming_uniform_(full(0).view(4, 8), generator=g),
-    "init kaiming normal": lambda g: torch.nn.init.kaiming_normal_(full(0).view(4, 8), generator=g),
     "init orthogonal": lambda g: torch.nn.init.orthogonal_(full(0).view(4, 8), generator=g),
 }
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_a_stream_follows_its_seed_and_leaves_the_default_one_alone(name):
-    draw = DRAWS[name]
+def test_a_stream_follows_its_seed_and_leaves_the_default_one_alone():
     state = torch.get_device_module("jax").get_rng_state()
-    generator = xs.Generator("jax").manual_seed(7)
-    first, second = draw(generator), draw(generator)
-    again = draw(generator.manual_seed(7))
-    other = draw(xs.Generator("jax").manual_seed(8))
-    xs.sync()
-    assert torch.equal(first.cpu(), again.cpu())
-    assert not torch.equal(first.cpu(), second.cpu()) and not torch.equal(first.cpu(), other.cpu())
+    generators = {name: xs.Generator("jax") for name in DRAWS}
+
+    def drawn(seed: int | None = None) -> list[torch.Tensor]:
+        """A draw of each, by the same program each time."""
+        if seed is not None:
+            for generator in generators.values():
+                generator.manual_seed(seed)
+        found = [draw(generators[name]) for name, draw in DRAWS.items()]
+        xs.sync()
+        return [one.cpu() for one in found]
+
+    first, second, again, other = drawn(7), drawn(), drawn(7), drawn(8)
+    for number, name in enumerate(DRAWS):
+        assert torch.equal(first[number], again[number]), name
+        assert not torch.equal(first[number], second[number]), name
+        assert not torch.equal(first[number], other[number]), name
     assert torch.equal(torch.get_device_module("jax").get_rng_state(), state)
 
 
@@ -79,13 +71,6 @@ def test_a_seed_gives_the_numbers_that_it_gives_the_default_stream():
     torch.manual_seed(4)
     generator = xs.Generator("jax").manual_seed(3)
     assert torch.randn(8, device="jax", generator=generator).tolist() == want
-
-
-def test_two_streams_with_one_seed_are_equal_and_apart():
-    one, two = (xs.Generator("jax").manual_seed(3) for _ in range(2))
-    first = torch.rand(4, device="jax", generator=one)
-    torch.rand(4, device="jax", generator=one)
-    assert torch.equal(torch.rand(4, device="jax", generator=two), first)
 
 
 def test_a_fresh_generator_starts_with_torchs_seed():
@@ -104,33 +89,18 @@ def drawn(generator: torch.Generator) -> list[float]:
     return torch.rand(4, device="jax", generator=generator).tolist()
 
 
-@pytest.mark.parametrize(
-    "copied",
-    [
-        xs.Generator.clone_state,
-        xs.Generator.graphsafe_get_state,
-        copy.deepcopy,
-        lambda g: pickle.loads(pickle.dumps(g)),
-        lambda g: xs.Generator().set_state(g.get_state()),
-        lambda g: xs.Generator().graphsafe_set_state(g),
-        lambda g: xs.Generator().manual_seed(g.initial_seed()).set_offset(g.get_offset()),
-    ],
-)
+@pytest.mark.parametrize("copied", [
+    xs.Generator.clone_state, xs.Generator.graphsafe_get_state, copy.deepcopy,
+    lambda g: pickle.loads(pickle.dumps(g)), lambda g: xs.Generator().set_state(g.get_state()),
+    lambda g: xs.Generator().graphsafe_set_state(g),
+    lambda g: xs.Generator().manual_seed(g.initial_seed()).set_offset(g.get_offset()),
+])  # fmt: skip
 def test_where_a_stream_stands_can_be_kept(copied):
     generator = xs.Generator().manual_seed(5)
     drawn(generator)
     kept = copied(generator)
     want = drawn(generator), drawn(generator)
     assert (drawn(kept), drawn(kept)) == want
-
-
-def test_set_state_goes_back():
-    generator = xs.Generator().manual_seed(5)
-    state = generator.get_state()
-    want = drawn(generator)
-    assert drawn(generator) != want
-    generator.set_state(state)
-    assert drawn(generator) == want
 
 
 def test_cpu_parts_of_torch_take_it_too():
@@ -157,18 +127,18 @@ def test_numbers_do_not_depend_on_the_mesh(mesh):
 def test_many_generators_may_come_and_go():
     want = [drawn(xs.Generator().manual_seed(seed)) for seed in range(2)]
     made = [
-        torch.rand(4, device="jax", generator=xs.Generator().manual_seed(n % 2)) for n in range(40)
+        torch.rand(4, device="jax", generator=xs.Generator().manual_seed(n % 2)) for n in range(12)
     ]
-    assert [t.tolist() for t in made] == want * 20
+    assert [t.tolist() for t in made] == want * 6
 
 
 # --- Refused -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_a_generator_of_the_cpu_is_refused(name):
-    with pytest.raises(RuntimeError, match=r"generator but found 'cpu'; make one with isoshard"):
-        DRAWS[name](torch.Generator().manual_seed(0))
+def test_a_generator_of_the_cpu_is_refused():
+    for draw in DRAWS.values():
+        with pytest.raises(RuntimeError, match=r"but found 'cpu'; make one with isoshard"):
+            draw(torch.Generator().manual_seed(0))
 
 
 def test_another_device_is_refused():
@@ -230,15 +200,6 @@ def test_a_stream_seeded_inside_a_compiled_step_is_the_same_in_every_call():
     generator.manual_seed(3)
     compiled = xs.compile(step)
     assert [[part.tolist() for part in compiled(x)] for _ in range(3)] == want
-
-
-def test_a_stream_made_inside_a_compiled_step():
-    compiled = xs.compile(
-        lambda x: x + torch.rand(4, device="jax", generator=xs.Generator().manual_seed(9))
-    )
-    x = torch.zeros(4, device="jax")
-    want = drawn(xs.Generator().manual_seed(9))
-    assert [compiled(x).tolist() for _ in range(3)] == [want] * 3
 
 
 def test_a_refused_step_puts_the_stream_back():

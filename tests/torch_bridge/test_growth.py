@@ -1,40 +1,19 @@
 """What the bridge keeps for each shape and constant is bounded, and what it keeps weakly dies."""
 
 import gc
-import importlib
 import weakref
 
 import pytest
 import torch
 
 import isoshard as iso
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded, Interned
-from isoshard.torch_bridge import device, domain, dynamo
-from isoshard.torch_bridge.dtensor import dtensor_function, meshes, routes
+from isoshard.core.runtime.bounded import Bounded, Interned
+from isoshard.torch_bridge import dynamo
+from isoshard.torch_bridge.dtensor import dtensor_function
 from isoshard.torch_bridge.interop import assume_pure, calling_jax, plain_tensors
-from isoshard.torch_bridge.kernels import attention_choice
 from isoshard.torch_bridge.loops import accumulating, scanning
-from isoshard.torch_bridge.torch_xla.experimental.gradient_accumulation import (
-    gradient_accumulation,
-)
+from isoshard.torch_bridge.torch_xla.experimental.gradient_accumulation import gradient_accumulation
 from isoshard.torch_bridge.torch_xla.experimental.scan import scan
-
-TABLES = {
-    "loops that accumulate gradients": accumulating._LOOPS,
-    "choices of attention's operator": attention_choice._CHOICES,
-    "empty tensors": device._EMPTY,
-    "verbs on tensors": domain._KNOWN,
-    "meshes of DTensors": meshes._known,
-}
-
-
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
-def test_tables_by_shape_are_bounded(table):
-    assert type(table) in (Bounded, Interned) and 0 < table.most <= 8192
-
-
-def test_functions_by_shape_are_bounded():
-    assert 0 < attention_choice._gains.cache_info().maxsize <= PROGRAMS
 
 
 @pytest.fixture
@@ -52,13 +31,6 @@ def test_a_function_forgets_constants_it_was_called_with(few):
         assert doubled(on_host, n).tolist() == [n, n]
     tables = [one for one in gc.get_objects() if type(one) is Bounded and one.most == 3]
     assert tables and all(len(table) <= 3 for table in tables)
-
-
-def test_empty_tensors_of_shapes_without_end(monkeypatch):
-    monkeypatch.setattr(device, "_EMPTY", Interned(4))
-    for n in range(1, 12):
-        torch.empty(n, device="jax")
-    assert 2 <= len(device._EMPTY) + len(device._EMPTY.older) <= 4
 
 
 def test_accumulation_over_shapes_without_end(monkeypatch):
@@ -94,25 +66,3 @@ def test_a_scanned_module_dies_though_it_was_remembered():
     del step, last
     gc.collect()
     assert alive() is None and len(scanning._PURE) == entries - 1
-
-
-def test_routes_are_forgotten_by_those_who_agreed_on_them(monkeypatch):
-    monkeypatch.setattr(routes, "_kept", {})
-    monkeypatch.setattr(routes, "_keys", {})
-    monkeypatch.setattr(routes, "_KEPT", 3)
-
-    def ask(*keys):
-        questions = [
-            routes.Question(key, f"{key}", (0,), lambda key=key: f"{key}!") for key in keys
-        ]
-        routes.settle(routes.TO_JAX, questions)
-        return [routes.known(key) for key in keys]
-
-    assert ask(1, 2, 3) == ["1!", "2!", "3!"]
-    assert ask(4) == ["4!"] and routes.known(1) is None
-    assert ask(1) == ["1!"] and routes.known(2) is None and len(routes._kept) == 3
-
-
-def test_a_transform_of_lengths_without_end():
-    lifted = importlib.import_module("isoshard.core.domain.fourier.fft")._lifted
-    assert 0 < lifted.cache_info().maxsize <= PROGRAMS

@@ -1,7 +1,6 @@
 """`import isoshard.torch_bridge` changes nothing of what plain CPU torch does."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +33,4 @@ def test_idiom(results, name):
 def test_most_idioms_work(results):
     said = {name: text.partition(":")[0] for name, (text, _) in results[0].items()}
     refused = {name for name, kind in said.items() if kind.endswith("Error")}
-    compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
-    without_one = set() if compiler else {"compiled_by_inductor"}
-    assert refused == {"pinned_tensor", "fully_sharded_the_older_way"} | without_one
+    assert refused == {"pinned_tensor"}

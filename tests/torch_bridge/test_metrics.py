@@ -66,14 +66,11 @@ def test_peak_bytes_are_those_of_one_device():
     assert "peak_bytes" in metrics.report()
 
 
-@pytest.mark.parametrize(
-    ("change", "cause"),
-    [
-        (lambda x: (x[:3], 2.0), "new shape or static argument in view"),
-        (lambda x: (torch.ones(5, 8, device="jax"), 2.0), "new input shape or dtype: float32"),
-        (lambda x: (x, 3.0), None),
-    ],
-)
+@pytest.mark.parametrize(("change", "cause"), [
+    (lambda x: (x[:3], 2.0), "new shape or static argument in view"),
+    (lambda x: (torch.ones(5, 8, device="jax"), 2.0), "new input shape or dtype: float32"),
+    (lambda x: (x, 3.0), None),
+])  # fmt: skip
 def test_a_compilation_tells_its_cause_and_line(change, cause):
     x = torch.ones(4, 8, device="jax")
     xs.sync()

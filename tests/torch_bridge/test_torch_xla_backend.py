@@ -1,5 +1,6 @@
 """Where torch_xla is not installed; with it, `make test-torch-xla` runs tests/with_torch_xla."""
 
+import json
 import subprocess
 import sys
 
@@ -19,32 +20,35 @@ from isoshard.torch_bridge import old_torch, torch_xla_backend
 from isoshard.torch_bridge.torch_xla_backend import anonymous, backend_framework, real
 
 OLD = """
-import torch, sys
+import json, sys
+import torch
 torch.__version__ = "2.9.0"
 import isoshard
-{program}
+errors = {}
+for use in sys.argv[1:]:
+    try:
+        eval(use)
+    except Exception as error:
+        errors[use] = str(error)
+print(json.dumps(errors))
+from isoshard.torch_bridge import torch_xla_backend
+engine = [name for name in sys.modules if "torch_bridge.engine" in name]
+print(torch._C._get_privateuse1_backend_name(), engine, "torch_xla" in sys.modules)
 """
 
 
-def run(program):
-    """What a new process with an old torch prints, or its error."""
-    done = subprocess.run(
-        [sys.executable, "-c", OLD.format(program=program)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    return done.stdout.strip() or done.stderr
+def run(program, *words):
+    """What a new process prints, and its errors."""
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done.stdout.splitlines(), done.stderr
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda mesh: torch_xla_backend.mesh_to_torch_xla(mesh),
-        lambda mesh: torch_xla_backend.from_jax(jnp.ones(8)),
-        lambda mesh: real.load("torch_xla.runtime"),
-    ],
-)
+@pytest.mark.parametrize("use", [
+    lambda mesh: torch_xla_backend.mesh_to_torch_xla(mesh),
+    lambda mesh: torch_xla_backend.from_jax(jnp.ones(8)),
+    lambda mesh: real.load("torch_xla.runtime"),
+])  # fmt: skip
 def test_without_torch_xla_it_says_what_to_install(mesh, use):
     with pytest.raises(ImportError, match=r"pip install torch==2\.9\.0 torch_xla==2\.9\.0"):
         use(mesh)
@@ -63,10 +67,7 @@ def test_isoshards_own_torch_xla_is_not_taken_for_the_real_one():
         "from isoshard.torch_bridge.torch_xla_backend import real\n"
         "real.load('torch_xla.runtime')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
-    )
-    assert "ImportError: torch_xla means isoshard's own modules" in done.stderr
+    assert "ImportError: torch_xla means isoshard's own modules" in run(program)[1]
 
 
 def test_the_bridge_keeps_serving_torch_here():
@@ -83,30 +84,22 @@ def test_versions_are_compared_as_numbers(monkeypatch, version, has):
     assert old_torch.has_device() is has
 
 
-def test_an_old_torch_gets_no_device_and_no_engine():
-    program = (
-        "from isoshard.torch_bridge import torch_xla_backend\n"
-        "engine = [name for name in sys.modules if 'torch_bridge.engine' in name]\n"
-        "print(torch._C._get_privateuse1_backend_name(), engine, 'torch_xla' in sys.modules)"
-    )
-    assert run(program) == "privateuseone [] False"
-
-
-@pytest.mark.parametrize(
-    ("use", "what"),
-    [
-        ("isoshard.torch_bridge.mark_sharding", "isoshard.torch_bridge.mark_sharding needs"),
-        ("isoshard.jax_function", "isoshard.torch_bridge.jax_function needs"),
-        ("isoshard.to_jax(torch.ones(3))", "isoshard.to_jax of a Tensor needs"),
-        ("isoshard.sharding_of(torch.nn.ReLU())", "isoshard.sharding_of of a ReLU needs"),
-        ("isoshard.to_torch(isoshard.to_jax(__import__('numpy').ones(3, 'f4')))", "isoshard.to_t"),
-        ("isoshard.torch_bridge.compilee", "'isoshard.torch_bridge' has no attribute 'compilee'"),
-    ],
-)
-def test_an_old_torch_is_told_what_is_missing(use, what):
-    error = run(use).splitlines()[-1]
-    assert what in error
-    assert "compilee" in use or "this is torch 2.9.0. Install a newer torch" in error
+def test_an_old_torch_gets_no_device_and_is_told_what_is_missing():
+    needs = {
+        "isoshard.torch_bridge.mark_sharding": "isoshard.torch_bridge.mark_sharding needs",
+        "isoshard.jax_function": "isoshard.torch_bridge.jax_function needs",
+        "isoshard.to_jax(torch.ones(3))": "isoshard.to_jax of a Tensor needs",
+        "isoshard.sharding_of(torch.nn.ReLU())": "isoshard.sharding_of of a ReLU needs",
+        "isoshard.to_torch(isoshard.to_jax(__import__('numpy').ones(3, 'f4')))": "isoshard.to_t",
+    }
+    unknown = "isoshard.torch_bridge.compilee"
+    (printed, device), errors = run(OLD, *needs, unknown)
+    assert device == "privateuseone [] False", errors
+    found = json.loads(printed)
+    for use, what in needs.items():
+        assert what in found[use]
+        assert "this is torch 2.9.0. Install a newer torch" in found[use]
+    assert "'isoshard.torch_bridge' has no attribute 'compilee'" in found[unknown]
 
 
 @pytest.mark.parametrize(

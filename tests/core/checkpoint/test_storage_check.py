@@ -46,12 +46,6 @@ def test_a_disk_that_is_too_slow(tmp_path):
     assert iso.check_storage(tmp_path, 10**6, seconds=600).rate
 
 
-def test_a_folder_that_cannot_be_written_to(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError):
-        iso.check_storage(tmp_path / "file" / "run", 10)
-
-
 KILLED = """
 import os, sys
 from isoshard.core.checkpoint import storage_check
@@ -68,7 +62,6 @@ def test_what_a_killed_check_leaves_goes_with_the_next_save(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
-@pytest.mark.parametrize("keep", [0, -1])
-def test_keeping_all_is_no_size(keep, tmp_path):
-    with pytest.raises(ValueError, match=f"keep={keep} keeps every checkpoint"):
-        iso.check_storage(Path(tmp_path), 10, keep=keep)
+def test_keeping_all_is_no_size(tmp_path):
+    with pytest.raises(ValueError, match="keep=0 keeps every checkpoint"):
+        iso.check_storage(Path(tmp_path), 10, keep=0)

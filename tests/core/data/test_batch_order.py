@@ -7,7 +7,7 @@ import torch
 import isoshard as iso
 
 
-@pytest.mark.parametrize(("samples", "batch"), [(10, 4), (12, 4), (7, 7), (5, 8), (1, 3)])
+@pytest.mark.parametrize(("samples", "batch"), [(10, 4), (7, 7), (5, 8), (1, 3)])
 def test_each_sample_comes_once_an_epoch(samples, batch):
     order = iso.data.BatchOrder(samples, batch, seed=3)
     steps = 5 * samples  # five times `batch` epochs
@@ -62,21 +62,15 @@ def test_its_state_is_saved_and_compared(tmp_path):
         order.check({**found, "crc32": 0}, 3)
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
+def test_numbers_and_parts_that_are_not_possible():
+    for given, told in (
         ((0, 4), "samples=0 is no integer of at least 1"),
         ((4, 0), "batch=0"),
         ((2.5, "a"), r"samples=2.5 .*; batch='a'"),
         ((True, 4), "samples=True"),
-    ],
-)
-def test_numbers_that_are_not_possible(given, told):
-    with pytest.raises(iso.ShardingError, match=told):
-        iso.data.BatchOrder(*given)
-
-
-@pytest.mark.parametrize("given", [(-1, 0, 1), (0, 2, 2), (0, 0, 3), (0, -1, 2)])
-def test_parts_that_there_are_not(given):
-    with pytest.raises(iso.ShardingError, match="there is no part"):
-        iso.data.BatchOrder(10, 4).batch(*given)
+    ):
+        with pytest.raises(iso.ShardingError, match=told):
+            iso.data.BatchOrder(*given)
+    for given in ((-1, 0, 1), (0, 2, 2), (0, 0, 3), (0, -1, 2)):
+        with pytest.raises(iso.ShardingError, match="there is no part"):
+            iso.data.BatchOrder(10, 4).batch(*given)

@@ -45,7 +45,7 @@ class Failing:
 
 
 class TestBatches:
-    @pytest.mark.parametrize("prefetch", [0, 1, 2, 5])
+    @pytest.mark.parametrize("prefetch", [0, 2])
     def test_all_come_in_order_and_sharded(self, mesh, prefetch):
         source = batches(*[8] * 5)
         found = list(iso.data.loader(source, mesh, P("x"), prefetch=prefetch))
@@ -162,20 +162,6 @@ class TestUnevenRows:
         assert counted("data.padded_rows") == 5
         assert "real" not in source[2]
 
-    def test_so_one_program_serves_all(self, mesh):
-        traced = []
-
-        @jax.jit
-        def total(batch):
-            traced.append(1)
-            return (batch["x"].sum(1) * batch["real"]).sum()
-
-        source = batches(8, 8, 3)
-        loader = iso.data.loader(source, mesh, P("y"), last="pad", mask="real")
-        sums = [float(total(batch)) for batch in loader]
-        np.testing.assert_allclose(sums, [b["x"].sum() for b in source], rtol=1e-5)
-        assert len(traced) == 1
-
     def test_pad_takes_other_arrays_of_as_many_rows_along(self, mesh):
         source = [{"x": np.ones((3, 4), np.float32), "y": np.arange(3), "table": np.arange(7)}]
         spec = {"x": P("x"), "y": None, "table": None}
@@ -195,10 +181,6 @@ class TestUnevenRows:
             list(iso.data.loader(batches(8, 0), mesh, P("x"), last="pad"))
         with pytest.raises(iso.ShardingError, match=r"batch\.x: a .* on devices cannot be padded"):
             list(iso.data.loader([{"x": jax.numpy.ones(3)}], mesh, P("x"), last="pad"))
-
-    def test_other_axes_are_an_error_whatever_happens_to_rows(self, mesh):
-        with pytest.raises(iso.UnevenError, match=r"batch\.x: shape \(8, 6\).*axis 1"):
-            list(iso.data.loader([{"x": np.ones((8, 6))}], mesh, P("x", "y"), last="pad"))
 
 
 class TestErrors:
@@ -257,15 +239,6 @@ class TestThread:
             next(found)
             time.sleep(0.2)
             assert len(read) <= 4
-        assert not threads()
-
-    def test_it_ends_when_the_iterator_is_dropped(self, mesh):
-        loader = iso.data.loader(batches(*[8] * 50), mesh, P("x"))
-        for _ in loader:
-            break
-        gc.collect()
-        for thread in threads():
-            thread.join(5)
         assert not threads()
 
     def test_it_ends_when_the_consumer_fails(self, mesh):

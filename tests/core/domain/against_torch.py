@@ -8,59 +8,23 @@ import torch
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.place import shard
 
-SPLITS = {
-    "even": (4, 4, 4, 4),
-    "chunk": (5, 5, 5, 3),
-    "any": (5, 2, 7, 4),
-    "empty": (0, 3, 9, 6),
-}
+from .blocks import grown, in_blocks, out_of_blocks
 
-
-def places(sizes):
-    """Where the valid rows are."""
-    block = max(sizes)
-    return (np.arange(block) < np.array(sizes)[:, None]).reshape(-1)
+SPLITS = {"even": (4, 4, 4, 4), "chunk": (5, 5, 5, 3), "any": (5, 2, 7, 4), "empty": (0, 3, 9, 6)}
 
 
 def packed(x, axis, sizes, mesh, spec, padding=np.nan):
     """The shards of an array, with something in the padding that must not be read."""
     if len(set(sizes)) == 1:
         return shard(x, mesh, spec)
-    shape = list(x.shape)
-    shape[axis] = max(sizes) * len(sizes)
-    array = np.full(shape, padding, x.dtype)
-    np.moveaxis(array, axis, 0)[places(sizes)] = np.moveaxis(x, axis, 0)
-    valid = [None] * x.ndim
-    valid[axis] = sizes
-    return UnevenArray(shard(array, mesh, spec), x.shape, valid)
-
-
-def whole(u):
-    """The valid rows, as a NumPy array."""
-    if not isinstance(u, UnevenArray):
-        return np.asarray(u)
-    array = np.asarray(u.array)
-    for axis, sizes in enumerate(u.sizes):
-        if sizes is not None:
-            block = array.shape[axis] // len(sizes)
-            valid = (np.arange(block) < np.array(sizes)[:, None]).reshape(-1)
-            array = np.compress(valid, array, axis)
-    return array
+    return in_blocks(x, mesh, spec, [sizes if n == axis else None for n in range(x.ndim)], padding)
 
 
 def like(u, values):
     """The cotangent of a result; not a number where the result has padding."""
     if not isinstance(u, UnevenArray):
         return jnp.asarray(values)
-    for axis, sizes in enumerate(u.sizes):
-        if sizes is not None:
-            block = u.array.shape[axis] // len(sizes)
-            valid = (np.arange(block) < np.array(sizes)[:, None]).reshape(-1)
-            shape = (*values.shape[:axis], len(valid), *values.shape[axis + 1 :])
-            wide = np.full(shape, np.nan)
-            np.moveaxis(wide, axis, 0)[valid] = np.moveaxis(values, axis, 0)
-            values = wide
-    return UnevenArray(jnp.asarray(values), u.shape, u.sizes, u.layout)
+    return UnevenArray(jnp.asarray(grown(values, u.sizes)), u.shape, u.sizes, u.layout)
 
 
 def check(ours, theirs, x, operands, axis, sizes, mesh, spec):
@@ -82,8 +46,8 @@ def check(ours, theirs, x, operands, axis, sizes, mesh, spec):
     form = jax.eval_shape(function, u, *operands)
     out, gradients = both(like(form, cotangent), u, *operands)
     assert isinstance(out, UnevenArray) or not isinstance(u, UnevenArray)
-    np.testing.assert_allclose(whole(out), expected.detach().numpy(), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(out_of_blocks(out), expected.detach().numpy(), rtol=1e-9, atol=1e-9)
     for got, tensor in zip(gradients, tensors, strict=True):
-        np.testing.assert_allclose(whole(got), tensor.grad.numpy(), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(out_of_blocks(got), tensor.grad.numpy(), rtol=1e-9, atol=1e-9)
     assert gradients[0].sharding.is_equivalent_to(u.sharding, x.ndim)
     return out

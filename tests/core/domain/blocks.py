@@ -14,17 +14,22 @@ def places(extent, sizes):
     return [at * block + i for at, size in enumerate(sizes) for i in range(size)]
 
 
-def in_blocks(x, mesh, spec, sizes, padding=np.nan):
-    """Lay out, with `padding` where nothing is valid."""
+def grown(x, sizes, padding=np.nan):
+    """Blocks of equal sizes, with `padding` where nothing is valid."""
     padded = np.asarray(x)
     for axis, own in enumerate(sizes):
         if own is not None:
             shape = list(padded.shape)
             shape[axis] = max(own) * len(own)
-            grown = np.full(shape, padding, padded.dtype)
-            grown[(slice(None),) * axis + (places(shape[axis], own),)] = padded
-            padded = grown
-    return UnevenArray(iso.shard(padded, mesh, spec), x.shape, sizes)
+            wide = np.full(shape, padding, padded.dtype)
+            wide[(slice(None),) * axis + (places(shape[axis], own),)] = padded
+            padded = wide
+    return padded
+
+
+def in_blocks(x, mesh, spec, sizes, padding=np.nan):
+    """Lay out, with `padding` where nothing is valid."""
+    return UnevenArray(iso.shard(grown(x, sizes, padding), mesh, spec), x.shape, sizes)
 
 
 def out_of_blocks(u):

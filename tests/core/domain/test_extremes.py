@@ -11,6 +11,7 @@ from isoshard.core.domain.blocks.extremes import keeping_nan
 
 SIZES = ((2, 0, 3, 1),)
 REDUCE = {"max": jnp.max, "min": jnp.min}
+DTYPES = ["bfloat16", "float16", "float8_e4m3fn", "int8", "uint32", "bool", "complex64"]
 
 
 @pytest.fixture
@@ -22,30 +23,18 @@ def laid(x, line):
     return iso.shard(jnp.asarray(x), line, P("x"), uneven="pad", sizes=SIZES)
 
 
-@pytest.mark.parametrize("place", range(6))
 @pytest.mark.parametrize("name", REDUCE)
-def test_one_nan_is_kept(name, place, line):
-    x = np.arange(6, dtype=np.float32)
-    x[place] = np.nan
-    assert np.isnan(iso.domain.lift(REDUCE[name])(laid(x, line)))
-
-
-DTYPES = ["bfloat16", "float16", "float8_e4m3fn", "int8", "uint32", "bool"]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", REDUCE)
-def test_every_dtype(name, dtype, line):
-    x = jnp.array([1, 5, 3, 2, 5, 1]).astype(dtype)
-    found = iso.domain.lift(REDUCE[name])(laid(x, line))
-    assert found.dtype == x.dtype and found == REDUCE[name](x)
-
-
-@pytest.mark.parametrize("name", REDUCE)
-def test_complex_numbers(name, line):
-    """By their real parts, as JAX has it; the axis is gathered."""
-    x = jnp.array([1 + 2j, 3j, -4, 2, 2 + 1j, 0])
-    assert iso.domain.lift(REDUCE[name])(laid(x, line)) == REDUCE[name](x)
+def test_every_dtype_and_one_nan_at_any_place(name, line):
+    """Complex numbers by their real parts, as JAX has it."""
+    numbers = jnp.array([1, 5, 3, 2, 5, 1])
+    x = {dtype: numbers.astype(dtype) for dtype in DTYPES}
+    x["complex64"] += jnp.array([2j, 0, 1j, 0, -1j, 0])
+    holes = {place: np.where(np.arange(6) == place, np.nan, np.arange(6.0)) for place in range(6)}
+    given = jax.tree.map(lambda x: laid(x, line), (x, holes))
+    found, kept = jax.jit(iso.domain.lift(lambda *trees: jax.tree.map(REDUCE[name], trees)))(*given)
+    for dtype, one in found.items():
+        assert one.dtype == x[dtype].dtype and one == REDUCE[name](x[dtype])
+    assert np.isnan([*kept.values()]).all()
 
 
 NUMBERS = np.array([-np.inf, -3.5, -1e-40, -0.0, 0.0, 1e-40, 2.0, 3e38, np.inf], np.float32)

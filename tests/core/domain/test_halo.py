@@ -11,7 +11,8 @@ from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.place import shard
 
-from .against_torch import SPLITS, packed, whole
+from .against_torch import SPLITS, packed
+from .blocks import out_of_blocks as whole
 
 RNG = np.random.default_rng(0)
 
@@ -25,9 +26,11 @@ def expected(x, sizes, before, after, mode):
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
+WIDTHS = [("even", (2, 1)), ("chunk", (0, 11)), ("any", (3, 1)), ("empty", (7, 9))]
+
+
 @pytest.mark.parametrize(
-    ("split", "width"), [("even", (2, 1)), ("chunk", (0, 11)), ("any", (3, 1)), ("empty", (7, 9))]
+    ("mode", "split", "width"), [(mode, *WIDTHS[-n % 4]) for n, mode in enumerate(MODES)]
 )
 def test_shards_and_their_gradients(mode, split, width, mesh, x64):
     sizes = SPLITS[split]
@@ -50,18 +53,6 @@ def test_shards_and_their_gradients(mode, split, width, mesh, x64):
     with jax.set_mesh(mesh):
         slopes = jax.grad(weighed)(u)
     np.testing.assert_allclose(whole(slopes), x * copies)
-
-
-def test_inside_shard_map_over_two_mesh_axes(mesh):
-    x = shard(np.arange(16, dtype=np.float32), mesh, (("x", "y"),))
-    wide = jax.shard_map(
-        lambda block: halo(block, 3, 0, ("x", "y"), mode="wrap"),
-        mesh=mesh,
-        in_specs=P(("x", "y")),
-        out_specs=P(("x", "y")),
-    )
-    rows = np.asarray(jax.jit(wide)(x)).reshape(8, 8)
-    np.testing.assert_array_equal(rows, (np.arange(8)[:, None] * 2 + np.arange(-3, 5)) % 16)
 
 
 def test_the_batch_is_not_gathered(mesh):

@@ -10,8 +10,6 @@ from jax.sharding import AxisType, NamedSharding
 import isoshard as iso
 from isoshard import P
 from isoshard.core.domain import BlockLayout, lay_in_blocks, lift
-from isoshard.core.domain.blocks.hints import Even, but, first_known, fitting, hints_of, layout_told
-from isoshard.core.domain.blocks.splits import AxisSplit
 
 from .blocks import in_blocks, out_of_blocks
 
@@ -24,29 +22,6 @@ DATA, NONE = P("data", None, "x"), P(None, None, "x")
 def mesh():
     """With Auto axes: along others a layout is never open, and a constraint is a check."""
     return iso.make_mesh((2, 4), ("data", "x"), axis_types=AxisType.Auto)
-
-
-def test_a_layout_tells_of_each_axis(mesh):
-    data, space = hints_of(NamedSharding(mesh, P("data", ("x",), None, P.UNCONSTRAINED)), 5)[:2]
-    assert (data.names, data.parts, space.parts) == (("data",), 2, 4)
-    assert hints_of(NamedSharding(mesh, P(None, P.UNCONSTRAINED)), 3) == (None,) * 3
-    assert hints_of(None, 2) == (None, None)
-    assert but((data, space), [0]) == (None, space)
-    assert first_known([[None, space, data], [], [data]]) == (space, None, data)
-
-
-def test_what_contradicts_is_dropped(mesh):
-    data, space = Even(("data",), mesh), Even(("x",), mesh)
-    other = Even(("data",), iso.make_mesh((4, 2), ("data", "x")))
-    split = AxisSplit(SIZES, 7, ("x",), mesh)
-    assert fitting((data, space), (None, split), (4, 28)) == (data, None)
-    assert fitting((data, None, space), (None, split, None), (4, 28, 8)) == (data, None, None)
-    assert fitting((data, data), (None, None), (4, 4)) == (data, None)
-    assert fitting((data, other), (None, split), (3, 28)) == (None, None)
-    assert fitting((other, None), (None, split), (4, 28)) == (None, None)
-    assert fitting((), (None, split), (4, 28)) == (None, None)
-    assert layout_told((None, split), (data, None), None).spec == P(("data",), ("x",))
-    assert layout_told((None, None), (None, None), None) is None
 
 
 KEPT = {
@@ -135,19 +110,6 @@ def test_marks_tell_it_and_take_it_back(mesh):
         "in blocks": lambda x: jnp.sin(lay_in_blocks(x, layout)),
     }
     _, specs = laid(told, mesh, spec=NONE)
-    assert specs == {
-        "marked": DATA,
-        "marked elsewhere": P(None, "data", "x"),
-        "in blocks": DATA,
-    }
+    assert specs == {"marked": DATA, "marked elsewhere": P(None, "data", "x"), "in blocks": DATA}
     _, specs = laid({"whole": lambda x: jnp.sin(mark(x, None, None, free))}, mesh)
     assert specs == {"whole": NONE}
-
-
-def test_another_axis_takes_its_mesh_axis(mesh):
-    def both(x):
-        return jnp.einsum("bcx,dby->dcxy", x, jnp.ones((3, 4, 2))), x + lay_in_blocks(x, other)
-
-    other = BlockLayout.plan(X.shape, mesh, P(None, "x", "data"), (None, (2, 1, 2, 1), (11, 7)))
-    _, sum_ = lift(both)(in_blocks(X, mesh, DATA, (None, None, SIZES)))
-    np.testing.assert_allclose(out_of_blocks(sum_), 2 * X, rtol=1e-6)

@@ -58,8 +58,18 @@ def test_no_byte_moves_between_types(typed):
     assert jax.typeof(back) == jax.typeof(x)
 
 
-@pytest.mark.parametrize("spec", [P("y"), P(None, ("x", "y")), P()])
-@pytest.mark.parametrize("source", ["host", "one", *KINDS])
+@pytest.mark.parametrize(
+    ("typed", "source", "spec"),
+    [
+        ("auto", "host", P("y")),
+        ("explicit", "host", P(None, ("x", "y"))),
+        ("mixed", "one", P()),
+        ("explicit", "auto", P("y")),
+        ("mixed", "explicit", P(None, ("x", "y"))),
+        ("auto", "mixed", P()),
+    ],
+    indirect=["typed"],
+)
 def test_constrain_in_jit(typed, source, spec):
     if source in KINDS:
         start = jax.make_mesh((2, 4), ("x", "y"), axis_types=KINDS[source])
@@ -119,19 +129,13 @@ class TestAmbient:
             on_none = iso.reshard(jnp.asarray(HOST), P("x"))
             assert on_none.sharding == NamedSharding(typed, P("x"))
 
-    def test_there_is_none(self):
-        with pytest.raises(ShardingError, match=r"jax\.set_mesh has set none.*with jax\.set_mesh"):
-            iso.shard(HOST, P("x"))
-
-    def test_a_named_sharding_brings_its_mesh(self, typed):
+    def test_meshes_and_specs_that_are_missing(self, typed):
         wanted = NamedSharding(typed, P("x"))
         assert iso.shard(HOST, wanted).sharding == wanted
-
-    def test_a_mesh_without_a_spec(self, typed):
+        with pytest.raises(ShardingError, match=r"jax\.set_mesh has set none.*with jax\.set_mesh"):
+            iso.shard(HOST, P("x"))
         with pytest.raises(TypeError, match=r"'x' \(2\), 'y' \(4\).*Give a spec"):
             iso.shard(HOST, typed)
-
-    def test_host_data_on_an_abstract_mesh(self, typed):
         with pytest.raises(ShardingError, match="has no devices"):
             iso.shard(HOST, AbstractMesh((2, 4), ("x", "y")), P("x"))
 

@@ -4,10 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src import config
 from jax._src.lib import xla_client
 from jax._src.sharding_impls import GSPMDSharding
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -60,35 +58,6 @@ def test_what_it_is_told_is_in_the_text_of_the_program(mesh):
 
     placed = shard(np.arange(8, dtype=np.float32), mesh, ("y",))
     assert text(2) == text(2) != text(3)
-
-
-def test_only_our_operators_are_found_without_their_address(mesh, monkeypatch):
-    seen = []
-    compile_it = jax.stages.Lowered.compile
-
-    def watched(lowered, *args, **kwargs):
-        seen.append(config.remove_custom_partitioning_ptr_from_cache_key.value)
-        return compile_it(lowered, *args, **kwargs)
-
-    monkeypatch.setattr(jax.stages.Lowered, "compile", watched)
-    theirs = custom_partitioning(lambda x: x + 1)
-    theirs.def_partition(
-        partition=lambda mesh, operands, results: (
-            mesh,
-            lambda x: x + 1,
-            operands[0].sharding,
-            (operands[0].sharding,),
-        ),
-        sharding_rule="i -> i",
-    )
-    placed = jax.device_put(np.ones(8, np.float32), NamedSharding(mesh, P("y")))
-    for function in (
-        lambda x: RAISED(2, x, None),
-        lambda x: theirs(RAISED(2, x, None)),
-        lambda x: x + 1,
-    ):
-        partitioning.compiled(lambda function=function: jax.jit(function).lower(placed))(placed)
-    assert seen == [True, False, False]
 
 
 @pytest.mark.parametrize(

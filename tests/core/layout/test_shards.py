@@ -33,11 +33,6 @@ def test_mesh_order_is_kept_when_devices_are_turned():
     assert pieces[0].device == jax.devices()[7]
 
 
-def test_one_device():
-    (piece,) = local_shards(jax.numpy.arange(3))
-    assert piece.index == (slice(None),)
-
-
 class Fake(frameworks.Framework):
     """Converts pieces to tuples, and notes how it was asked."""
 
@@ -72,18 +67,14 @@ def test_other_frameworks(mesh, monkeypatch):
     assert len(local_shards(Wrapped(a))) == 8
 
 
-def test_traced():
-    with pytest.raises(ShardingError, match="outside jit"):
-        jax.jit(local_shards)(np.ones(3, np.float32))
-
-
 def test_no_array(mesh):
     with pytest.raises(TypeError, match=r"given was ndarray.*iso\.shard"):
         local_shards(np.ones(3))
     with pytest.raises(TypeError, match=r"given was dict.*jax\.tree\.map"):
         local_shards({"a": jax.numpy.ones(3)})
-
-
-def test_unknown_framework():
+    with pytest.raises(ShardingError, match="outside jit"):
+        jax.jit(local_shards)(np.ones(3, np.float32))
     with pytest.raises(ShardingError, match="'jax' or 'torch' data, not as 'flax'"):
         local_shards(jax.numpy.ones(3), "flax")
+    (piece,) = local_shards(jax.numpy.arange(3))  # on one device
+    assert piece.index == (slice(None),)

@@ -1,5 +1,4 @@
 import itertools
-import math
 
 import jax
 import numpy as np
@@ -7,18 +6,13 @@ import pytest
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.errors import ShardingError, SpecError, UnrepresentableError
+from isoshard.core.errors import ShardingError, UnrepresentableError
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.layout.op_sharding import parse_op_sharding, to_op_sharding
 from isoshard.core.layout.tiles import Tiles
 from tests.jax_faults import OF_JAX_9
 
-SHAPES = [
-    shape
-    for rank in (1, 2, 3)
-    for shape in itertools.product(range(1, 9), repeat=rank)
-    if math.prod(shape) <= 8
-]
+SHAPES = [(1,), (6,), (8,), (1, 4), (2, 3), (4, 2), (1, 1, 8), (2, 1, 3), (1, 2, 4), (2, 2, 2)]
 
 
 def specs_over(names, ndim):
@@ -62,12 +56,6 @@ def test_every_spec_agrees_with_jax_and_survives_all_notations(mesh_shape):
                 assert back.is_equivalent_to(sharding, ndim), spec
 
 
-def test_the_specs_tried_are_all_there_are():
-    found = list(specs_over(("a", "b"), 2))
-    assert len(found) == len(set(found)) == 1 + 2 * 2 + 2 * 3
-    assert {P(None, ("b", "a")), P("a", "b"), P(("a", "b"), None)} <= set(found)
-
-
 class TestConstruction:
     @pytest.mark.parametrize(
         ("grid", "devices", "what"),
@@ -84,10 +72,6 @@ class TestConstruction:
     def test_refused(self, grid, devices, what):
         with pytest.raises(ShardingError, match=what):
             Tiles(grid, devices)
-
-    def test_a_bad_spec_is_refused(self, mesh):
-        with pytest.raises(SpecError, match="'z'"):
-            Tiles.from_spec(P("z"), mesh, 1)
 
     def test_the_grid_is_kept_as_it_was(self):
         grid = np.arange(4).reshape(2, 2)
@@ -109,13 +93,10 @@ class TestEquality:
         assert Tiles([[0, 1], [2, 3]]) == Tiles([[1, 0], [3, 2]])
         assert len({Tiles([[0, 1], [2, 3]]), Tiles([[1, 0], [3, 2]])}) == 1
 
-    @pytest.mark.parametrize(
-        "other", [Tiles([[0], [1], [2], [3]]), Tiles([[2, 3], [0, 1]]), Tiles([[0, 1]]), "tiles"]
-    )
-    def test_different(self, other):
-        assert Tiles([[0, 1], [2, 3]]) != other
-
-    def test_maximal_is_not_replicated(self):
+    def test_different(self):
+        for other in ([[0], [1], [2], [3]], [[2, 3], [0, 1]], [[0, 1]]):
+            assert Tiles([[0, 1], [2, 3]]) != Tiles(other)
+        assert Tiles([[0, 1], [2, 3]]) != "tiles"
         assert Tiles([[0]], num_devices=8) != Tiles([[0]])
 
 
@@ -151,17 +132,8 @@ class TestToSpec:
         with pytest.raises(UnrepresentableError, match=r"follow no order .* 'x' \(2\), 'y' \(4\)"):
             tiles.to_spec(mesh)
 
-    def test_a_diagonal_step_is_no_spec(self):
-        tiles = Tiles(np.array([0, 3, 2, 1]).reshape(2, 2, 1))
-        with pytest.raises(UnrepresentableError, match="no order"):
-            tiles.to_spec(make_mesh((2, 2), ("x", "y")))
-
 
 class TestSlices:
     def test_uneven(self):
         with pytest.raises(ShardingError, match=r"\(3,\) does not split into \(2,\)"):
             Tiles([[0], [1]]).slices((3,))
-
-    def test_another_rank(self):
-        with pytest.raises(ShardingError, match="does not split"):
-            Tiles([[0], [1]]).slices((2, 2))

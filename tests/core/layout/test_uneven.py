@@ -122,9 +122,3 @@ def test_the_layout_is_known_inside_jit(uneven):
     with jax.set_mesh(uneven.array.sharding.mesh):
         slopes = jax.grad(lambda u: u.array.sum())(uneven)
     jax.tree.map(lambda a, b: a + b, uneven, slopes)
-
-
-def test_the_layout_of_what_moves_elsewhere(uneven):
-    there = NamedSharding(iso.make_mesh((2,), ("z",)), P("z"))
-    moved = jax.device_put(uneven, there)
-    assert moved.sharding == moved.layout == there

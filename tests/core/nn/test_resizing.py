@@ -9,14 +9,11 @@ from torch.nn import functional as F
 from isoshard.core.nn.resizing import (
     Taps,
     cubic,
-    cubic_weights,
     filter_taps,
     matrix_of,
-    ratio_of,
     resample,
     smooth_taps,
     sources,
-    tap_offsets,
     triangle,
 )
 
@@ -30,9 +27,10 @@ def resized(x, taps):
     return x
 
 
-@pytest.mark.parametrize("corners", [False, True])
-@pytest.mark.parametrize("size", [(9, 3), (1, 14), (6, 7)])
-@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize(
+    ("mode", "size", "corners"),
+    [("linear", (9, 3), True), ("cubic", (9, 3), False), ("cubic", (1, 14), True)],
+)
 def test_smooth_modes(mode, size, corners, x64):
     x = torch.from_numpy(X)
     want = F.interpolate(x, size, mode=f"bi{mode}", align_corners=corners)
@@ -43,8 +41,7 @@ def test_smooth_modes(mode, size, corners, x64):
     np.testing.assert_allclose(resized(jnp.asarray(X), taps), want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("mode", ["linear", "cubic"])
-@pytest.mark.parametrize("scale", [1.7, 0.6])
+@pytest.mark.parametrize(("mode", "scale"), [("linear", 1.7), ("cubic", 0.6)])
 def test_a_scale_beats_the_ratio_of_sizes(mode, scale, x64):
     want = F.interpolate(torch.from_numpy(X), scale_factor=(scale, scale), mode=f"bi{mode}")
     taps = [
@@ -54,9 +51,9 @@ def test_a_scale_beats_the_ratio_of_sizes(mode, scale, x64):
     np.testing.assert_allclose(resized(jnp.asarray(X), taps), want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("size", [(3, 4), (9, 5)])
 @pytest.mark.parametrize("name", FILTERS)
-def test_filters_against_aliasing(name, size):
+def test_filters_against_aliasing(name):
+    size = (3, 9)
     want = F.interpolate(torch.from_numpy(X), size, mode=name, antialias=True)
     got = X
     for axis, count in enumerate(size, 2):
@@ -76,25 +73,6 @@ def test_parts_of_the_outputs_are_those_of_all():
     )
     np.testing.assert_array_equal(some.places, every.places[:, 3:6])
     np.testing.assert_array_equal(some.weights, every.weights[:, 3:6])
-
-
-def test_weights_sum_to_one():
-    part = np.linspace(0, 1, 11)
-    np.testing.assert_allclose(sum(cubic_weights(part)), 1)
-    np.testing.assert_allclose(cubic_weights(part)[0], cubic(1 + part))
-    np.testing.assert_allclose(triangle(part) + triangle(1 - part), 1)
-
-
-def test_wider_filters_read_more():
-    assert [*tap_offsets(1)] == [0, 1]
-    assert [*tap_offsets(2)] == [-1, 0, 1, 2]
-    assert [*tap_offsets(1, 0.5)] == [-1, 0, 1, 2]
-
-
-def test_one_output_of_aligned_corners_is_the_first_element():
-    assert ratio_of(5, 1, align_corners=True) == 0
-    assert ratio_of(5, 3, align_corners=True) == 2
-    assert ratio_of(5, 3, scale=0.5, dtype=np.float32) == np.float32(2)
 
 
 def test_nearest_elements_are_taken_or_repeated():

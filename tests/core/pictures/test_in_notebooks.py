@@ -14,7 +14,6 @@ import treescope
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, Plan
-from isoshard.core.runtime.shown_text import ShownText
 
 DisplayFormatter = pytest.importorskip("IPython.core.formatters").DisplayFormatter
 
@@ -52,12 +51,6 @@ def test_a_plan_has_a_line_for_each_factor():
     html = DisplayFormatter().format(plan)[0]["text/html"]
     (lines,) = ElementTree.fromstring(html).itertext()
     assert lines == f"{plan.factors[0]!r} *\n{plan.factors[1]!r}"
-
-
-def test_a_shown_text_is_a_text():
-    text = ShownText("a <b>\nc")
-    assert text == "a <b>\nc" and repr(text) == "a <b>\nc"
-    assert type(str(text)) is str and hash(text) == hash(str(text))
 
 
 def _lazy():

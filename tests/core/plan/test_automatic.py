@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from isoshard.core.errors import ShardingError
@@ -31,11 +28,3 @@ def test_it_passes_all_on_and_gives_what_comes_back(nobody):
 def test_without_anybody_it_says_so(nobody):
     with pytest.raises(ShardingError, match="nothing is there to find a plan: import isoshard"):
         Plan.auto("step", (), "mesh")
-
-
-def test_the_planner_is_not_loaded_before_it_is_asked():
-    code = (
-        "import sys, isoshard; isoshard.Plan({'*': None})\n"
-        "assert not [one for one in sys.modules if 'plan_search' in one]\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

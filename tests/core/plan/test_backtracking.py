@@ -1,8 +1,6 @@
 """A plan's regular expressions end: what could take for ever is refused when the plan is made."""
 
 import re
-import subprocess
-import sys
 import time
 
 import pytest
@@ -18,35 +16,25 @@ from isoshard.core.plan.rule_patterns import SHORTEST, check_patterns, matches
 @pytest.mark.parametrize(
     ("expression", "characters", "count"),
     [
-        ("abc", 9, 1),
-        ("a.c[xyz]", 9, 1),
         (".*", 9, 10),
         (".*.*", 9, 55),
         ("(?:ab)*", 9, 10),
-        ("a?b??c?+", 9, 8),
         ("a|bc|d", 9, 3),
         ("(?:a|bc)(?P<n>d|e)", 9, 4),
         ("(?:a|b){3}", 9, 8),
-        ("(?:a|b){,2}", 9, 7),
         ("(?:a|b){1,2}", 9, 6),
         ("(?:.*a){2}", 9, 55),
         ("a{2,4}", 9, 3),
-        ("a{2}", 9, 1),
-        ("a{2,}", 9, 10),
         ("a{x}", 9, 1),
-        ("a{3}?", 9, 1),
         (r"\(a*\|\)", 9, 10),
         ("[)(*|]*", 9, 10),
-        ("[]*]x", 9, 1),
         (r"[^]\]|*]x", 9, 1),
         ("(?#a+*|)a", 9, 1),
         ("(?i)(?s:a|b)", 9, 2),
         (r"(?P<x>a)(?P=x)\1", 9, 1),
         ("(?!.*norm).*", 9, 100),
         ("(?<=a)(?<!b)(?=c|d)x", 9, 2),
-        ("(?>a|b)", 9, 2),
         ("(a)?(?(1)b|c)", 9, 4),
-        ("", 9, 1),
         ("|", 9, 2),
     ],
 )
@@ -113,9 +101,6 @@ def test_a_name_of_any_reasonable_length_is_matched():
 
 
 def test_the_plan_of_the_finding_ends_where_re_does_not():
-    hangs = "import re; re.fullmatch('(a+)+$', 'a' * 40 + '!')"
-    with pytest.raises(subprocess.TimeoutExpired):
-        subprocess.run([sys.executable, "-c", hangs], timeout=2)
     with pytest.raises(PlanError):
         matches("re:(a+)+$", "a" * 40 + "!")
 
@@ -137,7 +122,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(EXPRESSIONS, st.sampled_from(["a", "b", "ab", "aab"]), st.integers(0, 40))
 @example("(?:a|a)(?:a|a)(a*)", "a", 40)
 def test_what_is_not_refused_ends(expression, letters, times):

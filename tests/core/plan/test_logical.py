@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from flax.core import spmd as flax_spmd
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
@@ -182,9 +181,3 @@ def test_a_name_that_no_rule_knows_is_named(mesh):
         PlanError, match=r"it says of its axes \('emb', 'mpl'\), and axes= is empty"
     ):
         Plan(replicate_below=8).resolve(make_nnx("emb", "mpl"), mesh)
-
-
-def test_flax_keeps_names_where_they_are_looked_for():
-    """A guard: `names_of` reads what these versions of Flax write."""
-    assert flax_spmd.get_pspec(make_nnx("embed", "mlp").kernel.get_metadata()["out_sharding"])
-    assert Mlp().init(jax.random.key(0), jnp.ones((1, 16)))["params"]["up"]["kernel"].names

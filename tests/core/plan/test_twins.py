@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 import pytest
 import torch
-import transformers
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 from torch.nn import functional as F
@@ -20,7 +19,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.runtime.hlo_collectives import collectives
 from isoshard.jax_bridge import train_step
 
-VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS = 64, 16, 32, 4, 2
+VOCABULARY, LENGTH, WIDTH, HEADS, LAYERS = 64, 16, 32, 4, 1
 TORCH_NAMES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 
 
@@ -169,8 +168,7 @@ def test_equal_tables_and_equal_bytes(name, mesh):
 BATCH = Plan.batch_activations("fsdp")
 STEPS = {
     "data": PLANS["data"],
-    "fsdp": FSDP,
-    "fsdp, batch": FSDP * BATCH,
+    "fsdp": FSDP * BATCH,
     "tensor": TP,
     "fsdp * tensor": FSDP * TP * BATCH,
     "logical": PLANS["logical"] * BATCH,
@@ -236,39 +234,4 @@ def test_rows_that_differ_are_seen(mesh):
     wrong = Plan({"*.c_attn.*": P(None, "tp")}, default=None)
     twin.h[0].c_attn.bias = None
     model.h[0].c_attn.bias = None
-    twin.h[1].c_attn.bias = None
-    model.h[1].c_attn.bias = None
     assert rows(wrong.resolve(model, mesh)) != rows(wrong.resolve(twin, mesh))
-
-
-def test_the_twins_are_twins():
-    """The same numbers through both, so that what is compared is one model."""
-    model, twin = TorchGPT2(), FlaxGPT2(nnx.Rngs(0))
-    state = nnx.to_flat_state(nnx.state(twin, nnx.Param))
-    held = dict(model.named_parameters())
-    for path, variable in state:
-        *head, last = map(str, path)
-        array = held[".".join([*head, TORCH_NAMES.get(last, last)])].detach().numpy()
-        variable.set_value(jnp.asarray(array.T if last == "kernel" else array))
-    nnx.update(twin, nnx.from_flat_state(state))
-    tokens = torch.arange(24).reshape(2, 12) % VOCABULARY
-    with torch.no_grad():
-        expected = model(tokens).numpy()
-    assert jnp.allclose(twin(jnp.asarray(tokens.numpy())), expected, atol=1e-4)
-
-
-def test_the_model_of_transformers_has_the_same_bytes(mesh):
-    """Its layers are Conv1D, whose weights lie in before out."""
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS
-    )
-    theirs = transformers.GPT2LMHeadModel(config)
-    plan = FSDP * Plan.tensor_parallel("tp", weights="in_out")
-    found = plan.resolve(theirs, mesh)
-    twin = (FSDP * TP).resolve(FlaxGPT2(nnx.Rngs(0)), mesh)
-    assert found.bytes_per_device == twin.bytes_per_device
-    specs, ours = found.specs, twin.specs
-    assert specs["transformer.h.0.attn.c_attn.weight"] == ours["h.0.c_attn.kernel"]
-    assert specs["transformer.h.0.attn.c_proj.weight"] == ours["h.0.c_proj.kernel"]
-    assert specs["transformer.h.0.mlp.c_proj.weight"] == ours["h.0.mlp.c_proj.kernel"]
-    assert specs["transformer.wte.weight"] == ours["wte.embedding"] == P("tp", "fsdp")

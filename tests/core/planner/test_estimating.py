@@ -15,7 +15,7 @@ from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.runtime.hlo_collectives import collectives
 from isoshard.core.runtime.metrics import human_bytes
 
-LAYERS, WIDTH = 6, 512
+LAYERS, WIDTH = 6, 256
 PLAN = Plan(
     {"layers.*[024].w": (None, "model"), "layers.*[135].w": ("model", None)}, inputs=("data",)
 )
@@ -95,34 +95,12 @@ def test_the_partitioner_says_what_the_compiled_program_does():
     assert trace.memory.peak == pytest.approx(report.memory.peak, rel=0.15)
 
 
-def test_equal_layers_are_one_loop_and_the_report_says_so():
-    looped = estimate(
-        step,
-        arguments(),
-        mesh_of(),
-        Plan.fsdp("data", min_bytes=0),
-        depth="partition",
-        progress=False,
-    )
-    plain = estimate(
-        step, arguments(), mesh_of(), Plan.fsdp("data", min_bytes=0), depth="partition",
-        repeats=False, progress=False,
-    )  # fmt: skip
-    assert LOOPED in looped.assumptions
-    assert LOOPED not in plain.assumptions
-    assert LOOPED not in looped.time.assumptions
-    assert looped.memory.parameters == plain.memory.parameters
-    # a loop also computes the gradient of its first input, which nobody asks for
-    assert looped.flops == pytest.approx(plain.flops, rel=1 / (2 * LAYERS))
-
-
-@pytest.mark.parametrize("activation", [jax.nn.relu, jax.nn.gelu])
-def test_layers_that_keep_more_as_they_are_written_are_told(activation):
+def test_layers_that_keep_more_as_they_are_written_are_told():
     def train(layers, x):
         def loss(layers):
             value = x
             for up, down in layers:
-                value = value + activation(value @ up) @ down
+                value = value + jax.nn.gelu(value @ up) @ down
             return jnp.mean(value**2)
 
         return jax.tree.map(lambda p, g: p - 0.1 * g, layers, jax.grad(loss)(layers))
@@ -142,10 +120,10 @@ def test_layers_that_keep_more_as_they_are_written_are_told(activation):
 
 
 def test_memory_may_be_said_and_what_is_missing_is_told():
-    report = estimate(step, arguments(), mesh_of("v5e:2x4"), memory=4 << 20)
+    report = estimate(step, arguments(), mesh_of("v5e:2x4"), memory=1 << 20)
     assert not report.fits
-    assert report.memory.capacity == 4 << 20
-    assert any("Plan.fsdp(" in line and "saves 4.5 MiB" in line for line in report.advice)
+    assert report.memory.capacity == 1 << 20
+    assert any("Plan.fsdp(" in line and "saves 1.1 MiB" in line for line in report.advice)
 
 
 @pytest.mark.parametrize(

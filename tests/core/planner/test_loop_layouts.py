@@ -8,7 +8,7 @@ import pytest
 
 import isoshard as iso
 from isoshard import Plan
-from isoshard.core.planner.estimating import estimate
+from isoshard.core.planner.estimating import LOOPED, estimate
 from isoshard.core.planner.plan_search.searched_step import searched
 from isoshard.core.planner.traced.of_step import traced_step
 
@@ -69,6 +69,8 @@ def test_a_loop_sends_and_keeps_no_more_than_its_layers_written_out():
     looped = estimate(step, arguments(), mesh_of(), PLAN, **how)
     written = estimate(step, arguments(), mesh_of(), PLAN, repeats=False, **how)
     assert sent(looped) == sent(written)
+    assert LOOPED in looped.assumptions and LOOPED not in written.assumptions
+    assert looped.memory.parameters == written.memory.parameters
     assert looped.memory.peak <= written.memory.peak
     assert looped.flops < 1.1 * written.flops
 

@@ -37,38 +37,44 @@ OPEN_MPI = {
 }
 
 
-def test_torchrun():
-    assert launch_from(TORCHRUN) == Launch("torchrun", 3, 4, 1, "n0:29500")
+MPI = {
+    "mpich": {"PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALRANKID": "1"},
+    "mvapich": {
+        "MV2_COMM_WORLD_SIZE": "4",
+        "MV2_COMM_WORLD_RANK": "2",
+        "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    },
+    "open mpi": OPEN_MPI,
+}
 
 
-def test_slurm():
-    assert launch_from(SLURM) == Launch("slurm", 2, 4, 0)
+@pytest.mark.parametrize(
+    ("environment", "launch"),
+    [
+        (TORCHRUN, Launch("torchrun", 3, 4, 1, "n0:29500")),
+        ({**TORCHRUN, "RAY_JOB_ID": "02"}, Launch("ray", 3, 4, 1, "n0:29500")),
+        (SLURM, Launch("slurm", 2, 4, 0)),
+        *((MPI[name], Launch(name, 2, 4, 1)) for name in MPI),
+        ({**SLURM, **TORCHRUN}, Launch("torchrun", 3, 4, 1, "n0:29500")),
+        ({**SLURM, **OPEN_MPI}, Launch("open mpi", 2, 4, 1)),
+        ({**SLURM, "PMI_RANK": "2", "PMI_SIZE": "4"}, Launch("slurm", 2, 4, 0)),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, None),  # without a step
+    ],
+)
+def test_launchers_and_which_goes_first(environment, launch):
+    assert launch_from(environment) == launch
 
 
-def test_open_mpi():
-    assert launch_from(OPEN_MPI) == Launch("open mpi", 2, 4, 1)
-
-
-def test_torchrun_below_slurm_is_torchrun():
-    assert launch_from({**SLURM, **TORCHRUN}) == launch_from(TORCHRUN)
-
-
-def test_slurm_without_a_step_is_nobody():
-    assert launch_from({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}) is None
-
-
-@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"])
-def test_a_missing_variable_is_named(missing):
-    env = {name: value for name, value in TORCHRUN.items() if name != missing}
-    with pytest.raises(DistributedError, match=f"\n  {missing} is not set\nStart .* torchrun"):
-        launch_from(env)
-
-
-@pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_LOCALID"])
-def test_a_missing_variable_of_slurm_is_named(missing):
-    env = {name: value for name, value in SLURM.items() if name != missing}
-    with pytest.raises(DistributedError, match=f"environment of slurm.*\n  {missing} is not set"):
-        launch_from(env)
+def test_a_missing_variable_is_named():
+    for given, words in ((TORCHRUN, "Start .* torchrun"), (SLURM, "")):
+        for missing in given:
+            env = {name: value for name, value in given.items() if name != missing}
+            if missing in ("LOCAL_RANK", "SLURM_PROCID", "SLURM_STEP_NODELIST"):
+                continue
+            with pytest.raises(DistributedError, match=f"\n  {missing} is not set\n.*{words}"):
+                launch_from(env)
+    with pytest.raises(DistributedError, match="RANK=4 is not below WORLD_SIZE=4"):
+        launch_from({**TORCHRUN, "RANK": "4"})
 
 
 def test_all_faults_are_listed():
@@ -80,21 +86,6 @@ def test_all_faults_are_listed():
     assert "RANK='-1' is not a whole number" in told
     assert "WORLD_SIZE='many' is not a whole number" in told
     assert "MASTER_PORT=70000 is no port: give 1 to 65535" in told
-
-
-def test_a_rank_beyond_the_size():
-    with pytest.raises(DistributedError, match="RANK=4 is not below WORLD_SIZE=4"):
-        launch_from({**TORCHRUN, "RANK": "4"})
-
-
-MPI = {
-    "mpich": {"PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALRANKID": "1"},
-    "mvapich": {
-        "MV2_COMM_WORLD_SIZE": "4",
-        "MV2_COMM_WORLD_RANK": "2",
-        "MV2_COMM_WORLD_LOCAL_RANK": "1",
-    },
-}
 
 
 class Asked:
@@ -114,23 +105,6 @@ def bare(monkeypatch):
     for name in ("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
-
-
-@pytest.mark.parametrize("name", MPI)
-def test_other_mpis(name):
-    assert launch_from(MPI[name]) == Launch(name, 2, 4, 1)
-
-
-def test_ray_speaks_as_torchrun():
-    assert launch_from({**TORCHRUN, "RAY_JOB_ID": "02"}) == Launch("ray", 3, 4, 1, "n0:29500")
-
-
-def test_mpirun_below_slurm_is_mpirun():
-    assert launch_from({**SLURM, **OPEN_MPI}) == launch_from(OPEN_MPI)
-
-
-def test_pmi_below_srun_is_slurm():
-    assert launch_from({**SLURM, "PMI_RANK": "2", "PMI_SIZE": "4"}) == launch_from(SLURM)
 
 
 @pytest.mark.parametrize(

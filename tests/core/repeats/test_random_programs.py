@@ -7,7 +7,6 @@ import random
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from isoshard.core.repeats.rolled_program import rolled
 from tests.core.repeats.rolled_values import assert_equal
@@ -129,14 +128,13 @@ def _program(seed: int, depth: int):
     return jax.make_jaxpr(run)(*arguments), jax.tree.leaves(arguments)
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_a_rolled_program_gives_the_same(seed):
-    program, inputs = _program(seed, depth=6)
-    assert_equal(program, rolled(program, at_least=2 + seed % 2), inputs)
-
-
-def test_most_programs_are_rolled():
-    found = [rolled(_program(seed, depth=8)[0]) for seed in range(24)]
-    assert sum(len(one.loops) > 0 for one in found) >= 10
-    assert sum(len(one.loops) + one.batched > 0 for one in found) >= 20
-    assert sum(one.batched > 0 for one in found) >= 12
+def test_rolled_programs_give_the_same_and_most_are_rolled():
+    results = []
+    for seed in range(10):
+        program, inputs = _program(seed, depth=5)
+        found = rolled(program, at_least=2 + seed % 2)
+        assert_equal(program, found, inputs)
+        results.append(found)
+    assert sum(len(one.loops) > 0 for one in results) >= 4
+    assert sum(len(one.loops) + one.batched > 0 for one in results) >= 8
+    assert sum(one.batched > 0 for one in results) >= 5

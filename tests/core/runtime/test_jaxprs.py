@@ -10,9 +10,6 @@ from isoshard.core.runtime.jaxprs import (
     JaxprRewriter,
     closed,
     equations,
-    holds_jaxprs,
-    is_jaxpr,
-    jaxprs_inside,
     opened,
     replaced,
     scan_counts,
@@ -34,7 +31,7 @@ def _nested(x):
     return jax.checkpoint(jnp.sin)(x), jax.nn.relu(x)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def program():
     return jax.make_jaxpr(_nested)(jnp.ones(4))
 
@@ -92,19 +89,6 @@ def test_a_program_that_is_called_twice_is_rewritten_once(program):
     assert before[0] is before[1] and calls[0] is calls[1]
 
 
-def test_a_context_goes_into_nested_programs(program):
-    seen = set()
-
-    class Depth(JaxprRewriter):
-        def equation(self, eqn, context):
-            seen.add((eqn.primitive.name, context))
-            yield self.inside(eqn, context + 1)
-
-    Depth().program(program, 0)
-    assert {depth for name, depth in seen if name == "sin"} == {1}
-    assert ("scan", 0) in seen
-
-
 def test_constants_stay(program):
     variables = opened(program)
     inner = replaced(program, outvars=variables.outvars[:1])
@@ -115,15 +99,7 @@ def test_constants_stay(program):
     np.testing.assert_array_equal(jaxpr_as_fun(again)(jnp.ones(4))[0], TABLE + 1)
 
 
-def test_values_that_hold_programs(program):
-    (loop,) = [eqn for eqn in program.eqns if eqn.primitive.name == "scan"]
-    (branches,) = [eqn for eqn in program.eqns if eqn.primitive.name == "cond"]
-    assert is_jaxpr(program) and is_jaxpr(opened(program)) and not is_jaxpr("jaxpr")
-    assert holds_jaxprs(branches.params["branches"]) and not holds_jaxprs((1, "x"))
-    assert len([*jaxprs_inside(branches.params)]) == 2 and len([*jaxprs_inside(loop.params)]) == 1
-
-
-@pytest.mark.parametrize(("consts", "carry"), [(0, 0), (0, 2), (1, 1), (2, 3)])
+@pytest.mark.parametrize(("consts", "carry"), [(0, 0), (2, 3)])
 def test_a_scan_says_what_its_operands_are(consts, carry):
     def function(fixed, start, rows):
         def step(carried, row):

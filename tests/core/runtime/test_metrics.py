@@ -1,11 +1,11 @@
 """Counters, compilations and the report."""
 
-import doctest
 import sys
 import threading
 
 import pytest
 
+import isoshard.metrics
 from isoshard.core.runtime import metrics
 
 
@@ -24,11 +24,8 @@ def test_counters_start_at_zero_and_add():
     metrics.count("copied_bytes", 5)
     assert metrics.counters()["executions"] == 1
     assert metrics.counters()["copied_bytes"] == 15
-
-
-def test_counters_is_a_copy():
-    metrics.counters()["executions"] = 7
-    assert metrics.counters()["executions"] == 0
+    metrics.counters()["executions"] = 7  # of a copy
+    assert metrics.counters()["executions"] == 1
 
 
 def test_no_count_is_lost_between_threads():
@@ -36,7 +33,7 @@ def test_no_count_is_lost_between_threads():
     sys.setswitchinterval(1e-6)
     try:
         work = [
-            threading.Thread(target=lambda: [metrics.count("executions") for _ in range(20_000)])
+            threading.Thread(target=lambda: [metrics.count("executions") for _ in range(4_000)])
             for _ in range(8)
         ]
         for thread in work:
@@ -45,15 +42,7 @@ def test_no_count_is_lost_between_threads():
             thread.join()
     finally:
         sys.setswitchinterval(interval)
-    assert metrics.counters()["executions"] == 160_000
-
-
-def test_a_compilation_is_listed_and_counted():
-    metrics.record_compilation("step", "shape of x: (2,) -> (3,)", "train.py:9", 1.5)
-    assert metrics.compilations() == [
-        metrics.Compilation("step", "shape of x: (2,) -> (3,)", "train.py:9", 1.5)
-    ]
-    assert metrics.counters()["compilations"] == 1
+    assert metrics.counters()["executions"] == 32_000
 
 
 def test_report_names_cause_place_and_time():
@@ -70,13 +59,13 @@ def test_report_names_cause_place_and_time():
         "  step  train.py:9   1.50 s  first call",
         "  eval  train.py:12  0.25 s  new shape",
     ]
-
-
-def test_reset_forgets_everything():
-    metrics.count("gathers")
-    metrics.record_compilation("step", "first call", "train.py:9", 1.5)
+    assert metrics.compilations()[0] == metrics.Compilation("step", "first call", "train.py:9", 1.5)
+    assert metrics.counters()["compilations"] == 2
     metrics.reset()
     assert metrics.report() == "nothing was counted"
+    sizes = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 5 << 40: "5.0 TiB"}
+    assert {size: metrics.human_bytes(size) for size in sizes} == sizes
+    assert isoshard.metrics.count is metrics.count
 
 
 def _call_through(module_name, callee):
@@ -97,20 +86,3 @@ def test_user_location_skips_the_frameworks(inner):
 @pytest.mark.parametrize("mine", ["torchlike.model", "isoshard.cli.demo", "__main__"])
 def test_user_location_keeps_code_that_is_not_theirs(mine):
     assert _call_through(mine, metrics.user_location) == "file.py:1"
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (5 << 40, "5.0 TiB")]
-)
-def test_human_bytes(size, text):
-    assert metrics.human_bytes(size) == text
-
-
-def test_the_facade_offers_the_same_functions():
-    import isoshard.metrics
-
-    assert isoshard.metrics.count is metrics.count
-
-
-def test_examples_in_docstrings():
-    assert doctest.testmod(metrics).failed == 0

@@ -1,7 +1,5 @@
 """Samples: how many, their sum, and the latest of them."""
 
-import threading
-
 import pytest
 
 from isoshard.core.runtime import metrics, samples
@@ -22,18 +20,6 @@ def test_only_the_latest_are_kept_and_all_are_counted():
     assert [value for _, value in found.latest] == [float(n + 10) for n in range(samples.KEPT)]
     times = [when for when, _ in found.latest]
     assert times == sorted(times)
-
-
-def test_no_sample_is_lost_between_threads():
-    work = [
-        threading.Thread(target=lambda: [samples.observe("x", 1.0) for _ in range(5000)])
-        for _ in range(4)
-    ]
-    for thread in work:
-        thread.start()
-    for thread in work:
-        thread.join()
-    assert samples.series()["x"].count == samples.series()["x"].total == 20_000
 
 
 def test_metrics_give_samples():

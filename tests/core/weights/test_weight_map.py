@@ -65,22 +65,17 @@ def test_there_and_back():
     assert made["layers.0.o.kernel"].shape == (4, 2, 8)
     np.testing.assert_array_equal(made["layers.0.up.kernel"], source["h.0.fc.weight"].T)
     same(BLOCK.inverse(made), source)
-
-
-def test_renamed_arrays_are_the_very_arrays():
+    assert BLOCK.reversed.reversed == BLOCK
     x = jnp.ones((3, 4))
     assert WeightMap([Rule("a", "b")]).apply({"a": x})["b"] is x
 
 
 def test_sharded_arrays_stay_where_they_are(mesh):
-    source = shard(
-        torch_like(),
-        mesh,
-        {
-            name: P("y", "x") if ".o." in name or ".fc." in name else P(None, "x")
-            for name in torch_like()
-        },
-    )
+    specs = {
+        name: P("y", "x") if ".o." in name or ".fc." in name else P(None, "x")
+        for name in torch_like()
+    }
+    source = shard(torch_like(), mesh, specs)
     made = BLOCK.apply(source)
     assert made["layers.0.up.kernel"].sharding.spec == P("x", "y")
     assert made["layers.0.qkv.kernel"].sharding.spec == P("x")
@@ -88,19 +83,6 @@ def test_sharded_arrays_stay_where_they_are(mesh):
     back = BLOCK.inverse(made)
     same(back, source)
     assert back["h.0.fc.weight"].sharding == source["h.0.fc.weight"].sharding
-
-
-def test_no_collective_runs(mesh):
-    from isoshard.core.weights import running
-
-    source = shard({"h.0.fc.weight": random(16, 8)}, mesh, P("y", "x"))
-    matching, _ = BLOCK.match(source)
-    [group] = matching.groups
-    layouts = running.layouts_of(group, source)
-    rule = group.rule
-    plain = running._Plain(rule.ops, 1, 0, False, False)
-    text = running._program(plain, layouts).lower(list(source.values())).compile().as_text()
-    assert not [word for word in ("all-", "collective", "gather") if word in text]
 
 
 def test_data_that_would_move_is_an_error_that_lists_every_leaf(mesh):
@@ -152,21 +134,15 @@ def test_stacked_layers(mesh, place):
     same(STACKED.inverse(made), source)
 
 
-def test_a_layer_that_is_missing():
-    source = {f"h.{i}.fc.weight": random(16, 8) for i in (0, 2)}
-    with pytest.raises(WeightError, match=r"also takes h\.1\.fc\.weight, which is missing"):
-        STACKED.apply(source)
-
-
-def test_layers_of_different_shapes():
-    source = {"h.0.fc.weight": random(16, 8), "h.1.fc.weight": random(8, 8)}
-    with pytest.raises(WeightError, match="stacks have different shapes"):
-        STACKED.apply(source)
-
-
-def test_a_layer_that_is_no_number():
-    with pytest.raises(WeightError, match="layer 'first'"):
-        STACKED.apply({"h.first.fc.weight": random(16, 8)})
+def test_layers_that_cannot_be_stacked():
+    fc = random(16, 8)
+    for source, match in (
+        ({f"h.{i}.fc.weight": fc for i in (0, 2)}, r"also takes h\.1\.fc.*which is missing"),
+        ({"h.0.fc.weight": fc, "h.1.fc.weight": random(8, 8)}, "stacks have different shapes"),
+        ({"h.first.fc.weight": fc}, "layer 'first'"),
+    ):
+        with pytest.raises(WeightError, match=match):
+            STACKED.apply(source)
 
 
 def test_a_split():
@@ -226,9 +202,6 @@ def test_two_sources_for_one_target():
     weights = WeightMap([Rule("a.{i}", "c.{i}"), Rule("b.{i}", "c.{i}")])
     with pytest.raises(WeightError, match=r"c\.0: made of a\.0 \(2,\) and b\.0 \(3,\)"):
         weights.apply({"a.0": random(2), "b.0": random(3)})
-
-
-def test_another_dtype_is_an_error():
     like = {"b": jax.ShapeDtypeStruct((3,), jnp.bfloat16)}
     with pytest.raises(WeightError, match="b: dtype float32, wanted bfloat16"):
         WeightMap([Rule("a", "b")]).apply({"a": random(3)}, like=like)
@@ -248,11 +221,6 @@ def test_another_dtype_is_an_error():
 def test_a_wrong_rule_says_why(make, why):
     with pytest.raises(WeightError, match=why):
         make()
-
-
-def test_the_reverse_of_the_reverse():
-    assert BLOCK.reversed.reversed == BLOCK
-    assert STACKED.reversed.reversed == STACKED
 
 
 LIKE = {
@@ -329,9 +297,6 @@ def test_verify_names_what_differs():
     ):
         pass_a = {"a": np.ones(2), "b": np.ones(1)}
         verify(lambda: pass_a, lambda: {"a": np.ones(3)})
-
-
-def test_verify_sees_a_nan():
     with pytest.raises(WeightError, match="1 of 2 elements"):
         verify(lambda: np.array([1.0, np.nan]), lambda: np.ones(2))
     assert verify(lambda: np.array([np.nan]), lambda: np.array([np.nan])).largest == 0

@@ -5,7 +5,6 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.onnx_bridge import AnnotationError, annotate
-from isoshard.onnx_bridge.annotating.staging import stage_parts
 from isoshard.onnx_bridge.reading.mesh_record import MeshRecord, read_mesh
 from tests.onnx_bridge.models import mlp
 
@@ -22,10 +21,6 @@ def stages(model):
 def devices(model, at):
     (entry,) = model.graph.node[at].device_configurations
     return [list(group.value) for group in entry.sharding_spec[0].index_to_device_group_map]
-
-
-def test_every_node_gets_a_stage(mesh):
-    assert stages(annotate(mlp(), mesh, {}, {"up0": 0, "up1": 1})) == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_function_of_the_node(mesh):
@@ -60,29 +55,15 @@ def test_stages_along_an_axis():
         annotate(mlp(), mesh, {"w0": P("pipe")}, {"*0": 0, "*1": 1}, stage_axis="pipe")
 
 
-def test_one_stage_is_the_whole_mesh(mesh):
-    parts, record = stage_parts(mesh, [5], "stage")
-    assert parts[5].mesh is mesh and record == MeshRecord((("data", 2), ("model", 2)))
-
-
-def test_no_stages_are_written_where_none_are_given(mesh):
-    done = annotate(mlp(), mesh, {"w0": P("model")})
-    assert not done.graph.node[0].device_configurations[0].HasField("pipeline_stage")
-    assert not done.graph.node[1].device_configurations
-
-
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ({"up7": 0}, "stages are given for 'up7', and no node or module.*'up0', 'bias0'"),
-        (lambda node: None, "no node gets one"),
-        (lambda node: "first", "node 'up0' gets 'first'"),
-        (lambda node: True, "node 'up0' gets True"),
-        ({"*0": 1, "*1": 0}, "node 'up1', tensor 'y0': it is made in stage 1 and read in stage 0"),
-        ({"*0": -1}, "its stage is -1"),
-        ({"re:(": 0}, "no regular expression"),
-    ],
-)
+@pytest.mark.parametrize(("given", "match"), [
+    ({"up7": 0}, "stages are given for 'up7', and no node or module.*'up0', 'bias0'"),
+    (lambda node: None, "no node gets one"),
+    (lambda node: "first", "node 'up0' gets 'first'"),
+    (lambda node: True, "node 'up0' gets True"),
+    ({"*0": 1, "*1": 0}, "node 'up1', tensor 'y0': it is made in stage 1 and read in stage 0"),
+    ({"*0": -1}, "its stage is -1"),
+    ({"re:(": 0}, "no regular expression"),
+])  # fmt: skip
 def test_stages_that_are_none(mesh, given, match):
     with pytest.raises(ValueError, match=match):
         annotate(mlp(), mesh, {}, given)

@@ -1,6 +1,6 @@
 """Twenty-three ways to break an annotated model that ONNX's own checker accepts, and more.
 
-Each function takes the sound model of `sound()` and breaks one thing; `BROKEN` has the name of the
+Each function takes the sound model of `sound()` and breaks one thing; with it is the name of the
 rule that has to find it.
 """
 
@@ -9,9 +9,7 @@ from collections.abc import Callable
 import onnx
 from onnx import helper
 
-Break = Callable[[onnx.ModelProto], None]
-BROKEN: dict[str, tuple[str, Break]] = {}
-MORE: dict[str, tuple[str, Break]] = {}
+Break = Callable[[onnx.ModelProto], object]
 
 
 def sound() -> onnx.ModelProto:
@@ -21,10 +19,7 @@ def sound() -> onnx.ModelProto:
     split(entry.sharding_spec.add(tensor_name="w", device=[0, 1]), 1, 2)
     split(entry.sharding_spec.add(tensor_name="y", device=[0, 1]), 1, 2)
     graph = helper.make_graph(
-        [node],
-        "g",
-        [value("x", [4, 8]), value("w", [8, 16])],
-        [value("y", [4, 16])],
+        [node], "g", [value("x", [4, 8]), value("w", [8, 16])], [value("y", [4, 16])]
     )
     opset = helper.make_opsetid("", 18)
     model = helper.make_model(graph, ir_version=11, opset_imports=[opset])
@@ -56,224 +51,115 @@ def shards(model: onnx.ModelProto) -> onnx.SimpleShardedDimProto:
     return w(model).sharded_dim[0].simple_sharding[0]
 
 
-def breaks(rule: str, table: dict[str, tuple[str, Break]] = BROKEN) -> Callable[[Break], Break]:
-    def register(function: Break) -> Break:
-        table[function.__name__] = (rule, function)
-        return function
-
-    return register
-
-
-@breaks("structure.configuration-unknown")
-def unknown_configuration_id(model):
-    entry(model).configuration_id = "pp"
+def put(message, **fields) -> None:
+    """Set scalar fields of a message, and elements of its lists by `field_0`."""
+    for name, value in fields.items():
+        name, at, index = name.rpartition("_") if name[-1].isdigit() else (name, "", "")
+        if at:
+            getattr(message, name)[int(index)] = value
+        else:
+            setattr(message, name, value)
 
 
-@breaks("structure.configuration-id")
-def missing_configuration_id(model):
-    entry(model).ClearField("configuration_id")
+def split_first_axis(model: onnx.ModelProto) -> None:
+    """The contraction in two, of which `x` says that it is whole on both devices."""
+    w(model).sharded_dim[0].axis = 0
+    entry(model).sharding_spec.add(tensor_name="x", device=[0, 1])
 
 
-@breaks("structure.configuration-name")
-def missing_configuration_name(model):
-    model.configuration[0].ClearField("name")
-
-
-@breaks("structure.num-devices")
-def missing_num_devices(model):
-    model.configuration[0].ClearField("num_devices")
-
-
-@breaks("structure.configuration-twice")
-def duplicate_configurations(model):
-    model.configuration.add(name="tp", num_devices=2)
-
-
-@breaks("structure.device-names")
-def device_names_of_another_number(model):
-    model.configuration[0].device.extend(["cpu:0", "cpu:1", "cpu:2"])
-
-
-@breaks("structure.entry-twice")
-def duplicate_node_entries(model):
-    model.graph.node[0].device_configurations.add(configuration_id="tp")
-
-
-@breaks("structure.stage-negative")
-def stage_minus_five(model):
-    entry(model).pipeline_stage = -5
-
-
-@breaks("structure.tensor-unknown")
-def tensor_not_on_the_node(model):
-    w(model).tensor_name = "b"
-
-
-@breaks("structure.tensor-name")
-def missing_tensor_name(model):
-    w(model).ClearField("tensor_name")
-
-
-@breaks("structure.tensor-twice")
-def duplicate_specs(model):
-    entry(model).sharding_spec.add().CopyFrom(w(model))
-
-
-@breaks("structure.axis-range")
-def axis_seven_of_rank_two(model):
-    w(model).sharded_dim[0].axis = 7
-
-
-@breaks("structure.axis-twice")
-def axis_twice(model):
+def axis_twice(model: onnx.ModelProto) -> None:
     w(model).sharded_dim[0].axis = 1
     split(w(model), -1, 1)
 
 
-@breaks("structure.axis-missing")
-def missing_axis(model):
-    w(model).sharded_dim[0].ClearField("axis")
-
-
-@breaks("structure.shards-positive")
-def num_shards_zero(model):
-    shards(model).num_shards = 0
-
-
-@breaks("structure.shards-missing")
-def missing_num_shards(model):
-    shards(model).ClearField("num_shards")
-
-
-@breaks("structure.shards-devices")
-def num_shards_not_the_number_of_devices(model):
-    shards(model).num_shards = 4
-
-
-@breaks("structure.device-unknown")
-def device_99_of_2(model):
-    w(model).device[1] = 99
-
-
-@breaks("structure.group-missing")
-def group_that_is_not_in_the_map(model):
-    w(model).device[0] = -7
-
-
-@breaks("structure.dim-value")
-def wrong_dim_value(model):
-    shards(model).dim_value = 10
-
-
-@breaks("formalism.shards")
-def contradictory_contraction(model):
-    w(model).sharded_dim[0].axis = 0  # k in two, and x says it is whole on both
-    entry(model).sharding_spec.add(tensor_name="x", device=[0, 1])
-
-
-@breaks("structure.ir-version")
-def ir_version_10(model):
-    model.ir_version = 10
-
-
-@breaks("structure.ir-version")
-def ir_version_3(model):
-    model.ir_version = 3
-
-
-@breaks("structure.sharding-missing", MORE)
-def no_simple_sharding(model):
-    del w(model).sharded_dim[0].simple_sharding[:]
-
-
-@breaks("structure.shards-positive", MORE)
-def num_shards_negative(model):
-    shards(model).num_shards = -2
-
-
-@breaks("structure.num-devices", MORE)
-def num_devices_zero(model):
-    model.configuration[0].num_devices = 0
-
-
-@breaks("structure.device-twice", MORE)
-def device_twice(model):
-    w(model).device[1] = 0
-
-
-@breaks("structure.group-twice", MORE)
-def group_key_twice(model):
+def one_key_of_two_groups(model: onnx.ModelProto) -> None:
     w(model).device[:] = [-1]
     del w(model).sharded_dim[:]
     group(w(model), -1, [0])
     group(w(model), -1, [1])
 
 
-@breaks("structure.group-empty", MORE)
-def empty_group(model):
-    w(model).device[0] = -1
-    group(w(model), -1, [])
+def grouped(model: onnx.ModelProto, devices: list[int], members: list[int], count: int) -> None:
+    model.configuration[0].num_devices = count
+    w(model).device[:] = devices
+    group(w(model), -1, members)
 
 
-@breaks("structure.group-sizes", MORE)
-def groups_of_different_size(model):
-    model.configuration[0].num_devices = 3
-    w(model).device[:] = [-1, 2]
-    group(w(model), -1, [0, 1])
-
-
-@breaks("structure.uneven", MORE)
-def uneven_shards(model):
+def in_three(model: onnx.ModelProto) -> None:
     model.configuration[0].num_devices = 3
     w(model).device[:] = [0, 1, 2]
     shards(model).num_shards = 3
 
 
-@breaks("structure.fused", MORE)
-def fused_axis_with_gaps(model):
+def fused_axis_with_gaps(model: onnx.ModelProto) -> None:
     del w(model).sharded_dim[0].simple_sharding[:]
     for count in (1, 2):  # 16 columns are 4 x 4, and the inner factor is split
         w(model).sharded_dim[0].simple_sharding.add(dim_value=4, num_shards=count)
 
 
-@breaks("structure.shards-devices", MORE)
-def no_devices(model):
+def no_devices(model: onnx.ModelProto) -> None:
     del w(model).device[:]
     shards(model).num_shards = 4
 
 
-@breaks("structure.devices-implied", MORE)
-def devices_left_out(model):
-    del w(model).device[:]
-
-
-@breaks("structure.axis-order", MORE)
-def axes_out_of_order(model):
-    split(w(model), 0, 1)
-
-
-@breaks("structure.configuration-unused", MORE)
-def configuration_that_no_node_means(model):
-    model.configuration.add(name="other", num_devices=2)
-
-
-@breaks("structure.nothing", MORE)
-def annotations_dropped(model):
-    del model.graph.node[0].device_configurations[:]
-
-
-@breaks("structure.dim-param", MORE)
-def wrong_symbol(model):
+def wrong_symbol(model: onnx.ModelProto) -> None:
     model.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "n"
     shards(model).dim_param = "m"
 
 
-@breaks("structure.operator-unknown", MORE)
-def operator_that_onnx_does_not_have(model):
-    model.graph.node[0].op_type = "MatMulTwice"
-
-
-@breaks("structure.operator-foreign", MORE)
-def operator_of_another_domain(model):
+def foreign(model: onnx.ModelProto) -> None:
     model.graph.node[0].domain = "com.example"
     model.opset_import.add(domain="com.example", version=1)
+
+
+BROKEN: list[tuple[str, Break]] = [
+    ("structure.configuration-unknown", lambda m: put(entry(m), configuration_id="pp")),
+    ("structure.configuration-id", lambda m: entry(m).ClearField("configuration_id")),
+    ("structure.configuration-name", lambda m: m.configuration[0].ClearField("name")),
+    ("structure.num-devices", lambda m: m.configuration[0].ClearField("num_devices")),
+    ("structure.configuration-twice", lambda m: m.configuration.add(name="tp", num_devices=2)),
+    ("structure.device-names", lambda m: m.configuration[0].device.extend("abc")),
+    ("structure.entry-twice",
+     lambda m: m.graph.node[0].device_configurations.add(configuration_id="tp")),
+    ("structure.stage-negative", lambda m: put(entry(m), pipeline_stage=-5)),
+    ("structure.tensor-unknown", lambda m: put(w(m), tensor_name="b")),
+    ("structure.tensor-name", lambda m: w(m).ClearField("tensor_name")),
+    ("structure.tensor-twice", lambda m: entry(m).sharding_spec.add().CopyFrom(w(m))),
+    ("structure.axis-range", lambda m: put(w(m).sharded_dim[0], axis=7)),
+    ("structure.axis-twice", axis_twice),
+    ("structure.axis-missing", lambda m: w(m).sharded_dim[0].ClearField("axis")),
+    ("structure.shards-positive", lambda m: put(shards(m), num_shards=0)),
+    ("structure.shards-missing", lambda m: shards(m).ClearField("num_shards")),
+    ("structure.shards-devices", lambda m: put(shards(m), num_shards=4)),
+    ("structure.device-unknown", lambda m: put(w(m), device_1=99)),
+    ("structure.group-missing", lambda m: put(w(m), device_0=-7)),
+    ("structure.dim-value", lambda m: put(shards(m), dim_value=10)),
+    ("formalism.shards", split_first_axis),
+    ("structure.ir-version", lambda m: put(m, ir_version=10)),
+    ("structure.ir-version", lambda m: put(m, ir_version=3)),
+]  # fmt: skip
+MORE: list[tuple[str, Break]] = [
+    ("structure.sharding-missing",
+     lambda m: w(m).sharded_dim[0].ClearField("simple_sharding")),
+    ("structure.shards-positive", lambda m: put(shards(m), num_shards=-2)),
+    ("structure.num-devices", lambda m: put(m.configuration[0], num_devices=0)),
+    ("structure.device-twice", lambda m: put(w(m), device_1=0)),
+    ("structure.group-twice", one_key_of_two_groups),
+    ("structure.group-empty", lambda m: grouped(m, [-1, 1], [], 2)),
+    ("structure.group-sizes", lambda m: grouped(m, [-1, 2], [0, 1], 3)),
+    ("structure.uneven", in_three),
+    ("structure.fused", fused_axis_with_gaps),
+    ("structure.shards-devices", no_devices),
+    ("structure.devices-implied", lambda m: w(m).ClearField("device")),
+    ("structure.axis-order", lambda m: split(w(m), 0, 1)),
+    ("structure.configuration-unused", lambda m: m.configuration.add(name="new", num_devices=2)),
+    ("structure.nothing", lambda m: m.graph.node[0].ClearField("device_configurations")),
+    ("structure.dim-param", wrong_symbol),
+    ("structure.operator-unknown", lambda m: put(m.graph.node[0], op_type="MatMulTwice")),
+    ("structure.operator-foreign", foreign),
+]  # fmt: skip
+
+
+def broken(rule: str) -> Break:
+    """The first way to break a rule."""
+    return next(change for name, change in [*BROKEN, *MORE] if name == rule)

@@ -6,11 +6,11 @@ from jax.sharding import PartitionSpec as P
 from onnx import helper, numpy_helper
 
 from isoshard.core.layout.mesh import make_mesh
-from isoshard.onnx_bridge import AnnotationError, ModelError, annotate, layout
+from isoshard.onnx_bridge import ModelError, annotate, layout
 from isoshard.onnx_bridge.checking.holdings import holdings
 from isoshard.onnx_bridge.checking.placement import Placement, Pool
 from isoshard.onnx_bridge.reading.layout_table import bytes_on_device
-from tests.onnx_bridge.checking.broken import device_99_of_2, sound, value
+from tests.onnx_bridge.checking.broken import broken, sound, value
 
 
 def mlp():
@@ -64,16 +64,9 @@ def test_stages_have_devices_of_their_own():
 
 def test_a_spec_that_cannot_be_followed_is_left_out():
     model = sound()
-    device_99_of_2(model)
+    broken("structure.device-unknown")(model)
     (stage,) = holdings(model)
     assert {one.name: one.said for one in stage.tensors} == {"x": False, "w": False, "y": True}
-
-
-def test_which_configuration():
-    model = sound()
-    model.configuration.add(name="other", num_devices=2)
-    with pytest.raises(AnnotationError, match="configurations 'tp', 'other'; say which"):
-        holdings(model)
 
 
 def test_layouts_without_end_are_refused():

@@ -6,7 +6,7 @@ from onnx import helper
 
 from isoshard.onnx_bridge import Graph, validate
 from isoshard.onnx_bridge.checking.semantics import Check
-from tests.onnx_bridge.checking.broken import group, split, value
+from tests.onnx_bridge.checking.broken import split, value
 from tests.onnx_bridge.checking.one_node import placed, proto
 
 
@@ -81,15 +81,6 @@ def test_what_follows_from_an_operator_without_rule_is_not_known():
     assert check.results["y"] is None
 
 
-def test_what_nobody_annotates_stays_whole():
-    model = chain(
-        ("Trilu", ["x"], "a", None, []),
-        ("Add", ["a", "z"], "y", None, [proto("z", (4, 8), P("x"))]),
-        inputs={"x": [4, 8], "z": [4, 8]},
-    )
-    assert run(model)[1] == ["formalism.unsharded-input"]
-
-
 def test_what_arrives_whole_can_be_cut_where_it_is():
     model = chain(
         ("Identity", ["x"], "a", None, [proto("x", (4, 8), P())]),
@@ -111,15 +102,6 @@ def test_a_weight_that_two_nodes_want_differently():
     assert (finding.rule, finding.node, finding.tensor) == ("traffic.reshard", "b", "w")
 
 
-def test_a_broken_spec_is_not_followed():
-    model = chain(
-        ("Add", ["x", "z"], "y", None, [spec("x", 2, [0, 9]), spec("z", 2, [0, 1], axis=1)]),
-        inputs={"x": [4, 8], "z": [4, 8]},
-    )
-    found = {finding.rule for finding in validate(model)}
-    assert found == {"structure.device-unknown", "formalism.unsharded-input"}
-
-
 class TestStages:
     def two(self, first, second, later=None):
         return chain(
@@ -132,16 +114,6 @@ class TestStages:
         check, rules = run(self.two(0, 1))
         assert rules == []
         assert str(check.results["y"]) == "2 x 1 blocks: (0, 0) on 2; (1, 0) on 3"
-
-    def test_within_a_stage_it_stays_where_it_is(self):
-        assert run(self.two(0, 0))[1] == ["formalism.devices"]
-
-    def test_onto_another_number_of_devices_nothing_is_known(self):
-        later = onnx.ShardingSpecProto(tensor_name="z", device=[-1])
-        group(later, -1, [1, 2, 3])
-        check, rules = run(self.two(0, 1, later))
-        assert rules == []
-        assert check.results["y"] is None
 
     def test_going_back_is_an_error(self):
         (finding,) = [one for one in validate(self.two(1, 0)) if one.severity == "error"][:1]

@@ -92,7 +92,6 @@ def test_constraints_see_each_input_and_output():
     ("op", "opset", "attributes", "inputs"),
     [
         ("MeanVarianceNormalization", 13, {"axes": [0]}, {"x": X}),
-        ("MeanVarianceNormalization", 13, {}, {"x": X[None, None]}),
         ("CenterCropPad", 18, {"axes": [1]}, {"x": X, "s": np.array([4])}),
         (
             "SoftmaxCrossEntropyLoss",
@@ -100,7 +99,6 @@ def test_constraints_see_each_input_and_output():
             {"reduction": "sum"},
             {"x": X, "t": np.array([0, 5, 2, 2])},
         ),
-        ("NegativeLogLikelihoodLoss", 13, {}, {"x": X, "t": np.array([0, 5, 2, 2])}),
         ("HannWindow", 17, {"periodic": 0}, {"n": np.array(5)}),
         ("AffineGrid", 20, {}, {"x": X.reshape(4, 2, 3)[:2], "s": np.array([2, 1, 2, 3])}),
     ],
@@ -184,17 +182,6 @@ def test_all_unknown_operators_are_named_at_once():
         run(made, x=X)
 
 
-def test_an_unknown_operator_inside_a_function_is_named_with_it():
-    inner = helper.make_node("Loop", ["", "c"], ["y"], body=helper.make_graph([], "b", [], []))
-    function = helper.make_function(
-        "mine", "Outer", ["c"], ["y"], [inner], [helper.make_opsetid("", 18)]
-    )
-    node = helper.make_node("Outer", ["x"], ["y"], domain="mine", name="n")
-    made = model([node], ["x"], ["y"], 18, [function], [helper.make_opsetid("mine", 1)])
-    with pytest.raises(ModelError, match=r"Loop-18 in Outer \(node 'n'\)"):
-        run(made, x=X)
-
-
 def test_a_function_that_calls_itself_is_refused():
     again = helper.make_node("Round", ["x"], ["y"], domain="mine")
     function = helper.make_function(
@@ -206,7 +193,7 @@ def test_a_function_that_calls_itself_is_refused():
         run(made, x=X)
 
 
-def test_functions_that_double_and_double_again_are_refused():
+def test_functions_that_double_and_double_again_are_refused(monkeypatch):
     """A file of a few lines that stands for two to the power of 24 nodes."""
     imports = [helper.make_opsetid("mine", 1), helper.make_opsetid("", 18)]
     functions = []
@@ -219,7 +206,8 @@ def test_functions_that_double_and_double_again_are_refused():
         functions.append(helper.make_function("mine", f"F{level}", ["x"], ["y"], nodes, imports))
     node = helper.make_node("F23", ["x"], ["y"], domain="mine")
     made = model([node], ["x"], ["y"], 18, functions, imports[:1])
-    with pytest.raises(ModelError, match="its functions make more than 20000 nodes"):
+    monkeypatch.setattr("isoshard.onnx_bridge.executor.functions._MOST_NODES", 500)
+    with pytest.raises(ModelError, match="its functions make more than 500 nodes"):
         run(made, x=X)
 
 
@@ -239,32 +227,17 @@ def test_a_node_that_makes_no_sense_is_refused_by_name(node, message):
         run(model([node], ["x"], ["y"]), x=X)
 
 
+def test_an_unknown_operator_inside_a_function_is_named_with_it():
+    inner = helper.make_node("Loop", ["", "c"], ["y"], body=helper.make_graph([], "b", [], []))
+    function = helper.make_function(
+        "mine", "Outer", ["c"], ["y"], [inner], [helper.make_opsetid("", 18)]
+    )
+    node = helper.make_node("Outer", ["x"], ["y"], domain="mine", name="n")
+    made = model([node], ["x"], ["y"], 18, [function], [helper.make_opsetid("mine", 1)])
+    with pytest.raises(ModelError, match=r"Loop-18 in Outer \(node 'n'\)"):
+        run(made, x=X)
+
+
 def test_an_opset_from_the_future_is_refused():
     with pytest.raises(ModelError, match="opset 999, and the installed onnx knows"):
         run(model([helper.make_node("Relu", ["x"], ["y"])], ["x"], ["y"], 999), x=X)
-
-
-def test_gradients_flow_through_a_graph():
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"]),
-        helper.make_node("Gelu", ["h"], ["a"]),
-        helper.make_node("LayerNormalization", ["a", "s"], ["y"]),
-    ]
-    graph = Graph(model(nodes, ["x", "w", "s"], ["y"], 20))
-    w = RNG.standard_normal((6, 3)).astype(np.float32)
-
-    def ours(x, w, s):
-        found = evaluate(graph.nodes, {"x": x, "w": w, "s": s}, graph.opsets)
-        return (found["y"] ** 2 * jnp.arange(3)).sum()
-
-    def plain(x, w, s):
-        a = jax.nn.gelu(x @ w, approximate=False)
-        centred = a - a.mean(-1, keepdims=True)
-        y = centred / jnp.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * s
-        return (y**2 * jnp.arange(3)).sum()
-
-    given = (X, w, np.array([1.0, 2.0, 0.5], np.float32))
-    for got, wanted in zip(
-        jax.grad(ours, (0, 1, 2))(*given), jax.grad(plain, (0, 1, 2))(*given), strict=True
-    ):
-        np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4)

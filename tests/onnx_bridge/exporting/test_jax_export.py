@@ -1,7 +1,6 @@
 """JAX to a file: layouts come out as annotations, and the file computes what the function does."""
 
 import re
-import subprocess
 import sys
 
 import equinox as eqx
@@ -26,7 +25,6 @@ from isoshard.onnx_bridge import (
     compile,
     export_jax,
     layout,
-    parameters_of,
     validate,
 )
 from tests.onnx_bridge.exporting import jax_models
@@ -92,12 +90,6 @@ class TestAFunction:
             ("y", ((0, 2),)),
         }
 
-    def test_names(self, exported):
-        graph = Graph(exported[0])
-        assert graph.inputs == ("x",)
-        assert graph.outputs == ("hidden", "y")
-        assert {one.parameter for one in parameters_of(exported[0]).values()} == {"up", "down"}
-
     def test_runs_on_eight_devices(self, exported):
         run = compile(exported[0])
         found = run(X)
@@ -145,32 +137,6 @@ class TestAnNnxModule:
                 assert {shard.data.shape for shard in shards} == {wanted}, name
                 assert {shard.device.id for shard in shards} == set(range(4 * stage, 4 * stage + 4))
         assert seen == {name for name in planned if "dropout" not in name}
-
-    def test_a_tied_weight_is_in_both_stages(self, ran):
-        held = ran[3].parameters
-        assert "tokens.embedding" in held[0]
-        assert "tokens.embedding" in held[1]
-        assert [name for name in held[0] if name in held[1]] == ["tokens.embedding"]
-
-    def test_constraints_inside(self, ran):
-        said = {
-            spec.tensor_name: (
-                spec.sharded_dim[0].axis,
-                spec.sharded_dim[1].axis,
-                entry.pipeline_stage,
-            )
-            for node in ran[2].graph.node
-            for entry in node.device_configurations
-            for spec in entry.sharding_spec
-            if spec.tensor_name.startswith("constraint")
-        }
-        assert said == {"constraint_0": (0, 2, 0), "constraint_1": (0, 2, 1)}
-
-    def test_a_plan_lays_the_file_out_again(self, ran):
-        again = iso.shard(
-            ran[2], iso.make_mesh((4,), ("tp",)), Plan({"*.up.kernel": P(None, "tp")})
-        )
-        assert iso.sharding_of(again)["blocks.0.up.kernel"].spec == P(None, "tp")
 
 
 def test_an_equinox_and_a_linen_module():
@@ -227,19 +193,6 @@ def test_results_that_are_inputs_constants_or_twice():
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_function_still_runs_in_jax_afterwards():
-    # jax2onnx replaces jax.nn.gelu while it traces, and jit would keep such a trace
-    inner = jax.jit(lambda x: laid(jax.nn.gelu(x), over("dp")))
-    with jax.set_mesh(wide()):
-        export_jax(lambda x: inner(x), (X,))
-        np.testing.assert_allclose(inner(X), jax.nn.gelu(X), rtol=1e-5)
-
-
-def test_weights_on_several_devices_are_counted(counted):
-    export_jax(lambda w, x: x @ w, (X,), params=jax.device_put(W, over(None, "tp")))
-    assert counted("gathers") == 1
-
-
 class TestRefusals:
     def test_no_layout(self):
         with pytest.raises(ShardingError, match="<lambda> says no layout, and no plan was given"):
@@ -261,17 +214,6 @@ class TestRefusals:
             made = export_jax(lambda x: laid(x, spec), (X,))
         assert not any(e.sharding_spec for n in made.graph.node for e in n.device_configurations)
 
-    def test_stages_of_no_weight(self):
-        with pytest.raises(AnnotationError, match=r"'nope', .* weights are 'w'"):
-            export_jax(
-                lambda p, x: x @ p["w"],
-                (X,),
-                wide(),
-                Plan(default=P()),
-                params={"w": W},
-                stages={"nope": 0},
-            )
-
     def test_what_jax2onnx_does_not_know(self):
         def fn(x):
             return jax.pure_callback(np.sin, x, x)
@@ -288,17 +230,25 @@ class TestRefusals:
         with pytest.raises(ModuleNotFoundError, match=re.escape(install_command("onnx-jax"))):
             export_jax(lambda x: x + 1, (X,), wide())
 
+    def test_stages_of_no_weight(self):
+        with pytest.raises(AnnotationError, match=r"'nope', .* weights are 'w'"):
+            export_jax(
+                lambda p, x: x @ p["w"],
+                (X,),
+                wide(),
+                Plan(default=P()),
+                params={"w": W},
+                stages={"nope": 0},
+            )
 
-def test_jax_keeps_its_functions():
-    code = (
-        "import jax, jax.numpy as jnp, numpy as np, isoshard as iso; iso.simulate_devices(8)\n"
-        "before = {m: dict(vars(m)) for m in (jax, jnp, jax.lax, jax.nn)}\n"
-        "iso.onnx.export_jax(lambda x: jnp.tanh(x), (np.ones((2, 4), np.float32),),"
-        " iso.make_mesh((8,), ('x',)))\n"
-        "changed = [n for m, names in before.items() for n, v in names.items()"
-        " if callable(v) and vars(m).get(n) is not v]\n"
-        "assert not changed, changed\n"
-        "assert jnp.cumsum(jnp.ones(3), 0).tolist() == [1, 2, 3]\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+
+def test_jax_keeps_its_functions(exported):
+    """jax2onnx replaces functions of JAX while it traces."""
+    replaced = [
+        name
+        for module in (jax, jnp, jax.lax, jax.nn)
+        for name, value in vars(module).items()
+        if "jax2onnx" in getattr(value, "__globals__", {}).get("__name__", "")
+    ]
+    assert not replaced
+    assert jnp.cumsum(jnp.ones(3), 0).tolist() == [1, 2, 3]

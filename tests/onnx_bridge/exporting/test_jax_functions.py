@@ -1,11 +1,10 @@
 """JAX functions and modules taken apart: names of weights, inputs and results."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import linen, nnx
+from flax import nnx
 
 from isoshard.onnx_bridge import ModelError
 from isoshard.onnx_bridge.exporting.jax_functions import output_names, take_apart
@@ -38,24 +37,6 @@ def test_an_nnx_module_is_its_own_weights():
     _same(taken, model(X))
 
 
-def test_so_is_an_equinox_module():
-    model = eqx.nn.MLP(4, 3, 8, 1, key=jax.random.key(0))
-    taken = take_apart(model, (X[0],))
-    assert list(taken.weights) == [
-        f"layers.{at}.{name}" for at in (0, 1) for name in ("weight", "bias")
-    ]
-    _same(taken, model(X[0]))
-
-
-def test_a_linen_module_takes_its_variables():
-    model = linen.Dense(3)
-    variables = model.init(jax.random.key(0), X)
-    taken = take_apart(model.apply, (X,), params=variables)
-    assert list(taken.weights) == ["params.bias", "params.kernel"]
-    assert list(taken.inputs) == ["input_0"]
-    _same(taken, model.apply(variables, X))
-
-
 def test_inputs_go_by_argument_and_path():
     def fn(batch, scale, *rest, power):
         return (batch["x"] + batch["more"][1] * scale + rest[0]) ** power
@@ -66,14 +47,11 @@ def test_inputs_go_by_argument_and_path():
     _same(taken, fn(*args, power=2))
 
 
-@pytest.mark.parametrize(
-    ("results", "names"),
-    [
-        (1.0, ["output"]),
-        ((1.0, [2.0]), ["output_0", "output_1.0"]),
-        ({"x": 1.0, "logits": {"y": 2.0}}, ["logits.y", "x_1"]),
-    ],
-)
+@pytest.mark.parametrize(("results", "names"), [
+    (1.0, ["output"]),
+    ((1.0, [2.0]), ["output_0", "output_1.0"]),
+    ({"x": 1.0, "logits": {"y": 2.0}}, ["logits.y", "x_1"]),
+])  # fmt: skip
 def test_results_go_by_their_paths(results, names):
     assert output_names(results, {"x"}) == names
 
@@ -84,14 +62,11 @@ def test_state_that_changes_is_refused():
         jax.make_jaxpr(taken.function)(*taken.weights.values(), X)
 
 
-@pytest.mark.parametrize(
-    ("args", "params", "told"),
-    [
-        ((X, 2.0), {"w": X}, "input 'b': a float"),
-        ((X, X), {"a": X}, "'a' is the name of several arrays"),
-        ((X, X), {"w": jax.ShapeDtypeStruct((2,), "float32")}, "weight 'w' has no values"),
-    ],
-)
+@pytest.mark.parametrize(("args", "params", "told"), [
+    ((X, 2.0), {"w": X}, "input 'b': a float"),
+    ((X, X), {"a": X}, "'a' is the name of several arrays"),
+    ((X, X), {"w": jax.ShapeDtypeStruct((2,), "float32")}, "weight 'w' has no values"),
+])  # fmt: skip
 def test_what_has_no_name_or_value(args, params, told):
     with pytest.raises(ModelError, match=told):
         take_apart(lambda p, a, b: a, args, params)

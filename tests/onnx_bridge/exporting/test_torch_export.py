@@ -20,7 +20,7 @@ from isoshard.onnx_bridge import (
 )
 from isoshard.onnx_bridge.exporting.weight_layouts import modules_around
 from tests.onnx_bridge.exports import CASES
-from tests.onnx_bridge.torch_models import GPT, MLP, MLP_PLAN, seeded
+from tests.onnx_bridge.torch_models import MLP, MLP_PLAN, seeded
 
 
 @pytest.fixture
@@ -79,14 +79,9 @@ class TestNames:
                 arrays[tensor], np.transpose(weights[weight][kept], axes), err_msg=tensor
             )
 
-    def test_transposed_weights_are_known(self, exported):
-        origins = parameters_of(exported("gpt").model)
-        turned = {origin.parameter for origin in origins.values() if origin.axes == (1, 0)}
-        assert {"blocks.0.q.weight", "blocks.1.down.weight", "tokens.weight"} <= turned
-
     def test_equal_weights_get_their_own_tensors_back(self, exported):
         model = exported("gpt").model
-        ones = [k for k, v in _arrays(model).items() if v.shape == (32,) and (v == 1).all()]
+        ones = [k for k, v in _arrays(model).items() if v.shape == (16,) and (v == 1).all()]
         assert sorted(ones) == sorted(
             [f"blocks.{block}.norm{norm}.weight" for block in (0, 1) for norm in (1, 2)]
             + ["norm.weight"]
@@ -95,12 +90,6 @@ class TestNames:
         for name in ones:
             (reader,) = graph.consumers(name)
             assert f"{name.removesuffix('.weight')}" in modules_around(reader)
-
-    def test_tied_weights_stay_one_weight(self, exported):
-        origins = parameters_of(exported("gpt").model)
-        tied = [t for t, origin in origins.items() if origin.parameter == "tokens.weight"]
-        assert len(tied) == 2  # as the embedding, and transposed as the head
-        assert not [o for o in origins.values() if o.parameter == "head.weight"]
 
     def test_constants_made_of_weights_are_followed(self, odd):
         found = {o.parameter: o.axes for o in parameters_of(odd[2]).values()}
@@ -131,15 +120,12 @@ class TestNames:
 
 class TestPlans:
     def test_activations_are_the_results_of_modules(self, exported):
-        model = exported("encoder").model
+        model = exported("gpt").model
         found = layout(model)
         said = {name for (_, name) in found.shardings if name not in found.graph.initializers}
         results = said - set(found.graph.inputs)
         made = [modules_around(found.graph.producer(name)) for name in results]
-        assert sorted(modules[-1] for modules in made) == [
-            "encoder.layer.0.output.LayerNorm",
-            "encoder.layer.1.output.LayerNorm",
-        ]
+        assert sorted(modules[-1] for modules in made) == ["blocks.0", "blocks.1"]
 
     def test_inputs_of_modules_too(self, mesh):
         plan = MLP_PLAN.otherwise(Plan(activations={"down": Activation(input=P("dp", "tp"))}))
@@ -163,20 +149,6 @@ class TestPlans:
     def test_a_plan_that_does_not_fit_is_an_error_before_anything_is_exported(self, mesh):
         with pytest.raises(PlanError, match=r"up\.weight: .*no mesh axis is called 'zz'"):
             export_torch(seeded(MLP), ("no tensor",), mesh, Plan({"up.*": P("zz")}, default=P()))
-
-    def test_the_mesh_of_all_stages(self, exported):
-        one = exported("mlp")
-        mesh = iso.make_mesh((2, 2, 2), ("stage", "dp", "tp"))
-        model = export_torch(
-            one.module,
-            (torch.from_numpy(one.inputs["x"]),),
-            mesh,
-            one.case.plan,
-            stages=one.case.stages,
-            **one.case.options,
-        )
-        found = [n.device_configurations for n in model.graph.node]
-        assert found == [n.device_configurations for n in one.model.graph.node]
 
 
 class TestRefusals:
@@ -209,12 +181,6 @@ def test_saved_with_its_weights_beside_it(mesh, tmp_path, monkeypatch):
     assert _arrays(model).keys() == _arrays(iso.onnx.load(tmp_path / "mlp.onnx")).keys()
     result = iso.onnx.compile(tmp_path / "mlp.onnx")(x.numpy())
     np.testing.assert_allclose(result, seeded(MLP)(x).detach().numpy(), rtol=1e-5, atol=1e-6)
-
-
-def test_the_same_weights_in_the_file_as_in_a_gpt_of_another_opset(exported):
-    first, second = (parameters_of(exported(name).model) for name in ("gpt", "gpt-23"))
-    assert {o.parameter for o in first.values()} == {o.parameter for o in second.values()}
-    assert exported("gpt").case.module is GPT
 
 
 def _back(axes):

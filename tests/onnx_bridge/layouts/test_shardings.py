@@ -9,7 +9,7 @@ from isoshard.core.errors import DeviceError, ShardingError
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.layout.tiles import Tiles
 from isoshard.onnx_bridge import AnnotationError, from_sharding_spec, to_sharding_spec
-from isoshard.onnx_bridge.layouts.meshes import fitting_mesh, part_of_mesh
+from isoshard.onnx_bridge.layouts.meshes import fitting_mesh
 from tests.onnx_bridge.models import spec
 
 FOUR = "sharded_dim { axis: 0 simple_sharding { num_shards: 4 } }"
@@ -20,16 +20,6 @@ def test_a_part_of_a_mesh():
     found = from_sharding_spec(spec("device: [4, 5, 6, 7] " + FOUR), (8,), mesh)
     assert (dict(found.mesh.shape), found.spec) == ({"model": 4}, P("model"))
     assert list(found.mesh.devices.flat) == list(mesh.devices[1])
-
-
-def test_half_of_one_axis_keeps_its_name():
-    part = part_of_mesh(make_mesh((8,), ("x",)), [4, 5, 6, 7])
-    assert (dict(part.mesh.shape), part.numbers) == ({"x": 4}, (4, 5, 6, 7))
-
-
-def test_one_device_of_a_mesh():
-    part = part_of_mesh(make_mesh((2, 4), ("x", "y")), [5])
-    assert (dict(part.mesh.shape), part.numbers) == ({"x": 1}, (5,))
 
 
 def test_devices_that_are_no_part():
@@ -74,14 +64,11 @@ def test_many_layouts_make_one_mesh():
     assert [one.to_spec(found.mesh) for one in strides] == [P("d0"), P("d2")]
 
 
-@pytest.mark.parametrize(
-    ("partition", "shape", "match"),
-    [
-        (P("x", "y"), (4,), "2 entries for a tensor of rank 1"),
-        (P(P.UNCONSTRAINED), (4,), "leaves the axis open"),
-        (P(unreduced={"x"}), (4,), "unreduced"),
-    ],
-)
+@pytest.mark.parametrize(("partition", "shape", "match"), [
+    (P("x", "y"), (4,), "2 entries for a tensor of rank 1"),
+    (P(P.UNCONSTRAINED), (4,), "leaves the axis open"),
+    (P(unreduced={"x"}), (4,), "unreduced"),
+])  # fmt: skip
 def test_what_onnx_has_no_words_for(partition, shape, match):
     sharding = NamedSharding(explicit() if partition.unreduced else auto(), partition)
     with pytest.raises(AnnotationError, match=rf"^tensor 'w': .*{match}"):
@@ -94,10 +81,6 @@ def auto():
 
 def explicit():
     return jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
-
-
-def test_explicit_axes_are_written_as_any():
-    assert len(to_sharding_spec(NamedSharding(explicit(), P("x")), "w", (4,)).device) == 2
 
 
 def test_an_abstract_mesh_has_no_devices():

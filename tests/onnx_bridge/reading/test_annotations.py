@@ -15,16 +15,6 @@ def with_configurations(*names, devices=2):
     return model
 
 
-def test_one_configuration_needs_no_name():
-    assert choose(with_configurations("tp")).name == "tp"
-
-
-def test_names_of_devices():
-    model = onnx.ModelProto()
-    model.configuration.add(name="tp", num_devices=2, device=["cpu:0", "cpu:1"])
-    assert configurations(model)["tp"].devices == ("cpu:0", "cpu:1")
-
-
 def test_several_need_a_name():
     model = with_configurations("tp", "dp")
     assert choose(model, "dp").name == "dp"
@@ -34,14 +24,11 @@ def test_several_need_a_name():
         choose(model, "pp")
 
 
-@pytest.mark.parametrize(
-    ("names", "devices", "match"),
-    [
-        (("tp", "tp"), 2, "'tp' is there twice"),
-        (("",), 2, "has no name"),
-        (("tp",), 0, "'tp' has 0 devices"),
-    ],
-)
+@pytest.mark.parametrize(("names", "devices", "match"), [
+    (("tp", "tp"), 2, "'tp' is there twice"),
+    (("",), 2, "has no name"),
+    (("tp",), 0, "'tp' has 0 devices"),
+])  # fmt: skip
 def test_configurations_that_are_none(names, devices, match):
     with pytest.raises(AnnotationError, match=match):
         configurations(with_configurations(*names, devices=devices))

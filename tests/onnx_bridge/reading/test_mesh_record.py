@@ -17,20 +17,17 @@ def test_one_record_per_configuration_and_the_last_counts():
     assert len(model.metadata_props) == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("", "cannot be read"),
-        ("[]", "cannot be read"),
-        ('{"axes": 3}', "cannot be read"),
-        ('{"axes": [["x"]]}', "cannot be read"),
-        ('{"axes": []}', "describes no mesh"),
-        ('{"axes": [["x", 2], ["x", 2]]}', "describes no mesh"),
-        ('{"axes": [["x", 2]], "stage_axis": "s"}', "describes no mesh"),
-        ('{"axes": [["x", 0]]}', "axis of size 0"),
-        ("[" * 100000, "cannot be read"),
-    ],
-)
+@pytest.mark.parametrize(("text", "match"), [
+    ("", "cannot be read"),
+    ("[]", "cannot be read"),
+    ('{"axes": 3}', "cannot be read"),
+    ('{"axes": [["x"]]}', "cannot be read"),
+    ('{"axes": []}', "describes no mesh"),
+    ('{"axes": [["x", 2], ["x", 2]]}', "describes no mesh"),
+    ('{"axes": [["x", 2]], "stage_axis": "s"}', "describes no mesh"),
+    ('{"axes": [["x", 0]]}', "axis of size 0"),
+    ("[" * 100000, "cannot be read"),
+])  # fmt: skip
 def test_malformed_records(text, match):
     model = onnx.ModelProto()
     model.metadata_props.add(key="isoshard.mesh.a", value=text)

@@ -55,7 +55,7 @@ def mesh():
     return iso.make_mesh((4,), ("x",))
 
 
-DEEPER = [DEEPEST + 1, 45, 60]
+DEEPER = [DEEPEST + 1, 60]
 
 
 def annotated(deep, mesh):
@@ -75,20 +75,11 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("depth", [*DEEPER, 2000])
+@pytest.mark.parametrize("depth", [DEEPEST + 1, 2000])
 @pytest.mark.parametrize("verb", VERBS)
 def test_deeper_models_are_refused_where_they_are_opened(depth, verb, mesh):
     with pytest.raises(ModelError, match=rf"more than {DEEPEST} deep inside each other"):
         VERBS[verb](nested(depth), mesh)
-
-
-@pytest.mark.parametrize("depth", DEEPER)
-def test_deeper_files_are_refused(depth, tmp_path):
-    for source in files(nested(depth), tmp_path):
-        with pytest.raises(ModelError, match="deep"):
-            iso.onnx.load(source)
-    with pytest.raises(ModelError, match="it is nested too deeply"):
-        iso.onnx.load(nested(depth).SerializeToString())
 
 
 def test_types_inside_types():

@@ -22,41 +22,15 @@ VECTOR = draw(4)
 # --- Hooks ---------------------------------------------------------------------------------------
 
 
-def test_hooks_of_graph_nodes():
+def test_hooks_of_graph_nodes_and_of_several_gradients():
     def program(x: torch.Tensor) -> Any:
         seen: list[Any] = []
-        y = x.sin()
-        z = y * y
+        y, other = x.sin(), x.cos()
+        z = y * other
         z.grad_fn.register_prehook(lambda outs: (outs[0] * 2,))
-        z.grad_fn.register_hook(lambda ins, outs: seen.append(ins[0]))
+        graph.register_multi_grad_hook((y, other), lambda grads: seen.extend(grads))
         z.sum().backward()
-        names = [z.grad_fn.name(), z.grad_fn.next_functions[0][0].name(), y.grad_fn.name()]
-        return x.grad, seen, names
-
-    on_both(program)
-
-
-def test_a_hook_for_several_gradients():
-    def program(x: torch.Tensor) -> Any:
-        seen: list[Any] = []
-        y, z = x.sin(), x.cos()
-        graph.register_multi_grad_hook((y, z), lambda grads: seen.extend(grads))
-        graph.register_multi_grad_hook((y, z), lambda g: seen.append(g), mode="any")
-        (y * z).sum().backward()
-        return x.grad, seen
-
-    on_both(program)
-
-
-def test_a_hook_on_a_leaf_runs_before_accumulation_and_sees_each_gradient():
-    def program(x: torch.Tensor) -> Any:
-        seen: list[Any] = []
-        x.register_hook(lambda g: g.clamp(-1, 1))
-        x.register_hook(lambda g: seen.append(g.clone()))
-        x.register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.clone()))
-        (x * 3).sum().backward()
-        (x * -0.5).sum().backward()
-        return x.grad, seen
+        return x.grad, seen, z.grad_fn.next_functions[0][0].name()
 
     on_both(program)
 
@@ -76,52 +50,10 @@ def test_an_optimizer_in_the_backward_pass():
 
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(step)
-        for _ in range(3):
+        for _ in range(2):
             model(x.detach()).square().mean().backward()
         assert all(p.grad is None for p in model.parameters())
         return list(model.parameters())
-
-    on_both(program)
-
-
-def test_module_hooks_with_keyword_arguments():
-    class Scaled(torch.nn.Module):
-        def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
-            return x * scale
-
-    def program(x: torch.Tensor) -> Any:
-        seen: list[Any] = []
-        module = Scaled()
-        module.register_forward_pre_hook(
-            lambda m, args, kwargs: (args, {"scale": kwargs["scale"] * 2}), with_kwargs=True
-        )
-        module.register_forward_hook(
-            lambda m, args, kwargs, out: out + kwargs["scale"], with_kwargs=True
-        )
-        module.register_full_backward_pre_hook(lambda m, gradients: (gradients[0] * 5,))
-        handle = module.register_full_backward_hook(lambda m, ins, outs: (ins[0] * 7,))
-        module(x, scale=3.0).sum().backward()
-        first = x.grad.clone()
-        handle.remove()
-        module(x, scale=3.0).sum().backward()
-        return first, x.grad, seen
-
-    on_both(program)
-
-
-def test_global_module_hooks():
-    def program(x: torch.Tensor) -> Any:
-        seen: list[Any] = []
-        module = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Sigmoid())
-        handle = torch.nn.modules.module.register_module_forward_hook(
-            lambda m, args, out: seen.append((type(m).__name__, out.detach()))
-        )
-        try:
-            module(x).sum().backward()
-        finally:
-            handle.remove()
-        module(x)
-        return seen, x.grad
 
     on_both(program)
 
@@ -233,8 +165,8 @@ def test_a_function_in_the_newer_style_under_transformations():
     on_both(program)
 
 
-class Mapped(torch.autograd.Function):
-    """With a vmap rule of its own."""
+class Once(torch.autograd.Function):
+    """Must not be differentiated twice; with a vmap rule of its own."""
 
     @staticmethod
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -245,6 +177,7 @@ class Mapped(torch.autograd.Function):
         ctx.shape = inputs[0].shape
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
         return g.expand(ctx.shape)
 
@@ -253,31 +186,13 @@ class Mapped(torch.autograd.Function):
         return x.movedim(in_dims[0], 0).flatten(1).sum(1) + info.batch_size, 0
 
 
-def test_a_function_with_a_vmap_rule():
-    on_both(lambda x: torch.func.vmap(Mapped.apply, in_dims=1)(x), grad=False)
-
-
-class Once(torch.autograd.Function):
-    """Must not be differentiated twice."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return x.exp()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return g * x.exp()
-
-
-def test_a_function_that_can_be_differentiated_once():
+def test_a_function_with_a_vmap_rule_that_can_be_differentiated_once():
     def twice(x: torch.Tensor) -> None:
-        (g,) = torch.autograd.grad(Once.apply(x).square().sum(), x, create_graph=True)
+        (g,) = torch.autograd.grad(Once.apply(x).square(), x, create_graph=True)
         g.sum().backward()
 
-    on_both(lambda x: torch.autograd.grad(Once.apply(x).sum(), x))
+    on_both(lambda x: torch.func.vmap(Once.apply, in_dims=1)(x), grad=False)
+    on_both(lambda x: torch.autograd.grad(Once.apply(x), x))
     raises_on_both(twice, match=r"marked with @once_differentiable")
 
 
@@ -320,21 +235,19 @@ FUNCTIONAL = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONAL)
-def test_derivatives_of_functions(name):
-    on_both(FUNCTIONAL[name], VECTOR)
+def test_derivatives_of_functions():
+    on_both(lambda x: {name: function(x) for name, function in FUNCTIONAL.items()}, VECTOR)
 
 
 def test_gradcheck_and_gradgradcheck(x64):
-    x = draw(2, 3).double().to("jax").requires_grad_()
-    w = draw(3, 2, seed=1).double().to("jax").requires_grad_()
+    x = draw(2, 2).double().to("jax").requires_grad_()
+    w = draw(2, 2, seed=1).double().to("jax").requires_grad_()
 
     def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return functional.softplus(a @ b).cumsum(0) * a[:, :2].sin()
 
     assert torch.autograd.gradcheck(program, (x, w), check_forward_ad=True)
-    assert torch.autograd.gradcheck(program, (x, w), fast_mode=True)
-    assert torch.autograd.gradgradcheck(program, (x, w))
+    assert torch.autograd.gradgradcheck(program, (x, w), fast_mode=True)
     with pytest.raises(GradcheckError, match=r"Jacobian mismatch"):
         torch.autograd.gradcheck(lambda a: Wrong.apply(a), (x,))
 

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch.autograd import graph
 
-import isoshard.torch_bridge as xs
 from tests.torch_bridge.on_both import on_both, raises_on_both
-from tests.torch_bridge.training.test_training import draw
 
 functional = torch.nn.functional
 
@@ -158,30 +156,13 @@ CHANGED = [
 ]
 
 
-@pytest.mark.parametrize("program", CHANGED, ids=lambda program: program.__name__[1:])
-def test_a_saved_tensor_that_was_changed_is_refused(program):
-    raises_on_both(
-        program, match=r"needed for gradient computation has been modified by an inplace operation"
-    )
-
-
-def test_changes_that_hurt_nothing_are_allowed():
-    def program(x: torch.Tensor) -> Any:
-        y = x + 1
-        y.mul_(2)
-        y[1].add_(3)
-        z = y.exp()
-        y.zero_()  # exp saved its result, not its input
-        with torch.no_grad():
-            x.data.add_(5)
-        z.sum().backward()
-        return x, x.grad, z
-
-    on_both(program)
+def test_a_saved_tensor_that_was_changed_is_refused():
+    message = r"needed for gradient computation has been modified by an inplace operation"
+    for program in CHANGED:
+        raises_on_both(program, match=message)
 
 
 LEAVES = {
-    "leaf": (lambda x: x.add_(1), r"a leaf Variable that requires grad is being used in an in-"),
     "view of a leaf": (
         lambda x: x.view(-1).add_(1),
         r"a view of a leaf Variable that requires grad is being used in an in-place operation",
@@ -194,32 +175,11 @@ LEAVES = {
         lambda x: (x * 1).unbind(0)[0].add_(1),
         r"is the output of a function that returns multiple views",
     ),
-    "one chunk": (
-        lambda x: (x * 1).chunk(2)[0].mul_(2),
-        r"is the output of a function that returns multiple views",
-    ),
     "out of a differentiable": (
         lambda x: torch.exp(x, out=torch.empty_like(x)),
         r"don't support automatic differentiation, but one of the arguments requires grad",
     ),
-    "switched off": (
-        lambda x: (x * 1).requires_grad_(False),
-        r"you can only change requires_grad flags of leaf variables",
-    ),
     "numpy": (lambda x: x.numpy(), r"Can't call numpy\(\) on Tensor that requires grad"),
-    "twice": (
-        lambda x: [(y := x.sin().sum()).backward(), y.backward()],
-        r"backward through the graph a second time",
-    ),
-    "not a scalar": (lambda x: x.sin().backward(), r"only for scalar outputs"),
-    "unused": (
-        lambda x: torch.autograd.grad(x.sum(), torch.ones_like(x).requires_grad_()),
-        r"appears to not have been used in the graph",
-    ),
-    "gradient of a wrong shape": (
-        lambda x: (x * 2).backward(torch.ones(7, device=x.device)),
-        r"Mismatch in shape",
-    ),
     "grad of a wrong shape": (
         lambda x: setattr(x, "grad", torch.ones(7, device=x.device)),
         r"assign.*size",
@@ -240,10 +200,9 @@ LEAVES = {
 }
 
 
-@pytest.mark.parametrize("name", LEAVES)
-def test_what_autograd_refuses(name):
-    program, message = LEAVES[name]
-    raises_on_both(program, match=message)
+def test_what_autograd_refuses():
+    for program, message in LEAVES.values():
+        raises_on_both(program, match=message)
 
 
 def test_a_gradient_on_another_device_is_refused():
@@ -287,21 +246,6 @@ def test_hooks_of_saved_tensors():
     on_both(program)
 
 
-def test_one_saved_tensors_hooks_and_forbidden_hooks():
-    def program(x: torch.Tensor) -> Any:
-        y = x.exp()
-        y.grad_fn._raw_saved_result.register_hooks(lambda t: t * 3, lambda t: t)
-        y.sum().backward()
-        return x.grad
-
-    def forbidden(x: torch.Tensor) -> None:
-        with graph.disable_saved_tensors_hooks("not here"), graph.save_on_cpu():
-            x.exp()
-
-    on_both(program)
-    raises_on_both(forbidden, match=r"not here")
-
-
 def test_saved_tensors_that_change_are_copied_before():
     def program(x: torch.Tensor) -> Any:
         with graph.allow_mutation_on_saved_tensors() as copies:
@@ -315,20 +259,6 @@ def test_saved_tensors_that_change_are_copied_before():
             view.add_(1)
             loss.backward()
         return a, y, x.grad, copied
-
-    on_both(program)
-
-
-def test_gradient_edges_and_backward_to_chosen_inputs():
-    def program(x: torch.Tensor) -> Any:
-        y = x.sin()
-        z = (y * y).sum()
-        (edge,) = torch.autograd.grad(z, graph.get_gradient_edge(y), retain_graph=True)
-        w = torch.ones_like(x).requires_grad_()
-        (z * w).sum().backward(inputs=[w], retain_graph=True)
-        untouched = x.grad is None
-        torch.autograd.backward([z, y], [torch.tensor(2.0, device=x.device), torch.ones_like(y)])
-        return edge, w.grad, untouched, x.grad
 
     on_both(program)
 
@@ -351,27 +281,9 @@ def test_anomaly_mode_names_the_operation():
         return x.grad
 
     on_both(healthy)
-
-
-def test_an_anomaly_shows_the_line_of_the_forward_pass():
     x = torch.ones(3, device="jax", requires_grad=True)
     with pytest.warns(UserWarning) as shown, torch.autograd.set_detect_anomaly(True):
         y = (x - 2).sqrt()
         with pytest.raises(RuntimeError, match=r"SqrtBackward0"):
             y.sum().backward()
     assert any("y = (x - 2).sqrt()" in str(warning.message) for warning in shown)
-
-
-# --- Threads -------------------------------------------------------------------------------------
-
-
-def test_a_graph_made_on_one_thread_runs_backward_on_another():
-    import concurrent.futures
-
-    x = draw(3, 4).to("jax").requires_grad_()
-    loss = (x.sin() ** 2).sum()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        pool.submit(loss.backward).result()
-    want = draw(3, 4)
-    xs.sync()
-    torch.testing.assert_close(x.grad.cpu(), 2 * want.sin() * want.cos())

@@ -242,11 +242,3 @@ def test_an_error_in_a_kernel_or_a_lowering_reaches_the_user():
     with pytest.raises(LookupError, match="in a lowering"):
         failing(torch.ones(2, device="jax")).cpu()
     raises_on_both(lambda x: x.view(5), match=r"shape")
-
-
-def test_triton_style_operators_and_wrapped_calls():
-    @torch.library.triton_op(f"{NAME}::plain", mutates_args=())
-    def plain(x: torch.Tensor) -> torch.Tensor:
-        return x.exp() + 1
-
-    on_both(lambda x: plain(x), grad=False)

@@ -28,7 +28,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 from tests.torch_bridge.older_torch import INDEXING
-from tests.torch_bridge.on_both import on_both, raises_on_both, same
+from tests.torch_bridge.on_both import on_both, same
 from tests.torch_bridge.training.test_training import draw
 
 functional = torch.nn.functional
@@ -93,7 +93,6 @@ TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "vmap nested": lambda x: vmap(vmap(lambda a, b: a * b, (None, 0)), (0, None))(x.view(-1), x),
     "vmap with in-place": lambda x: vmap(in_place)(x),
     "vmap chunked": lambda x: vmap(lambda a: a.softmax(0), chunk_size=2)(x),
-    "vmap of indexing": lambda x: vmap(lambda a, i: a[i], (0, 0))(x, torch.arange(3).to(x.device)),
     "vmap of matmul": lambda x: vmap(lambda a: a @ x.t() @ a.new_ones(3))(x),
     "vmap of where": lambda x: vmap(lambda a: torch.where(a > 0, a, a.exp()))(x),
     "vmap of a convolution": lambda x: vmap(
@@ -109,66 +108,33 @@ TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=INDEXING) if n == "vmap of indexing" else n for n in TRANSFORMS]
-)
-def test_a_transform_equals_the_cpu(name):
-    on_both(TRANSFORMS[name], grad=False)
+@pytest.mark.parametrize("kind", ["grad", "vjp", "jvp", "jac", "hessian", "functionalize", "vmap"])
+def test_transforms_equal_the_cpu(kind):
+    chosen = {name: f for name, f in TRANSFORMS.items() if name.startswith(kind)}
+    on_both(lambda x: {name: f(x) for name, f in chosen.items()}, grad=False)
+
+
+@INDEXING
+def test_vmap_of_indexing():
+    on_both(lambda x: vmap(lambda a, i: a[i])(x, torch.arange(3).to(x.device)), grad=False)
 
 
 def test_linearize():
     on_both(lambda x: linearize(pair, x[0])[1](torch.ones_like(x[0])), grad=False)
 
 
-@pytest.mark.parametrize("name", ["grad", "jvp", "hessian", "vmap of grad", "vmap with in-place"])
-def test_a_transform_inside_a_compiled_step(name):
-    run = xs.compile(TRANSFORMS[name])
+def test_transforms_inside_a_compiled_step():
+    def step(x: torch.Tensor) -> Any:
+        names = "grad", "jvp", "hessian", "vmap of grad", "vmap with in-place"
+        return {name: TRANSFORMS[name](x) for name in names}
+
+    run = xs.compile(step)
     for seed in (0, 1, 2):
         x = draw(3, 4, seed=seed)
-        same(run(x.to("jax")), TRANSFORMS[name](x))
-
-
-def test_transforms_of_a_tensor_that_requires_grad():
-    def program(x: torch.Tensor) -> Any:
-        loss = vmap(grad(smooth))(x).square().sum()
-        loss.backward()
-        return loss, x.grad
-
-    on_both(program)
+        same(run(x.to("jax")), step(x))
 
 
 # --- Modules as functions ------------------------------------------------------------------------
-
-
-def test_functional_call_and_its_gradients():
-    def program(x: torch.Tensor) -> Any:
-        model = mlp(x)
-        values = {name: p.detach() * 2 for name, p in model.named_parameters()}
-
-        def loss(values: Any, x: torch.Tensor) -> torch.Tensor:
-            return functional_call(model, values, (x,)).square().sum()
-
-        gradients, value = grad_and_value(loss)(values, x)
-        partly = functional_call(model, {"0.bias": torch.zeros(5, device=x.device)}, (x,))
-        return gradients, value, partly, model(x)
-
-    on_both(program, grad=False)
-
-
-def test_functional_call_of_tied_weights_and_buffers():
-    def program(x: torch.Tensor) -> Any:
-        torch.manual_seed(0)
-        model = torch.nn.Sequential(
-            torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4)
-        ).to(x.device)
-        model[2].weight = model[0].weight
-        new = {"0.weight": torch.eye(4, device=x.device) * 3}
-        buffers = {name: b.clone() for name, b in model.named_buffers()}
-        tied = functional_call(model, (new, buffers), (x,), tie_weights=True)
-        loose = functional_call(model, (new, buffers), (x,), tie_weights=False)
-        return tied, loose, buffers, model[1].running_mean
-
-    on_both(program, grad=False)
 
 
 def test_an_ensemble_as_one_vmap():
@@ -206,7 +172,6 @@ def per_sample(x: torch.Tensor) -> Any:
 
 def test_gradients_per_sample():
     on_both(per_sample, grad=False)
-    on_both(lambda x: {k: g.sum(0) for k, g in per_sample(x).items()}, grad=False)
 
 
 def test_gradients_per_sample_on_a_mesh(mesh):
@@ -231,10 +196,9 @@ def test_a_training_step_with_func_inside_compile():
             return value
 
         run = xs.compile(step) if compiled else step
-        return [run(x) for _ in range(3)], list(model.parameters())
+        return [run(x) for _ in range(2)], list(model.parameters())
 
     want = train(draw(3, 4), False)
-    same(train(draw(3, 4).to("jax"), False), want)
     same(train(draw(3, 4).to("jax"), True), want)
 
 
@@ -292,35 +256,3 @@ def test_forward_mode_through_a_module_and_over_reverse():
         return out.primal.detach(), out.tangent.detach(), g.detach()
 
     on_both(program)
-
-
-def test_a_tangent_of_another_shape_is_refused():
-    def program(x: torch.Tensor) -> None:
-        with forward_ad.dual_level():
-            forward_ad.make_dual(x, torch.ones(7, device=x.device))
-
-    raises_on_both(program, match=r"size|shape")
-
-
-# --- Refusals ------------------------------------------------------------------------------------
-
-REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
-    "not a scalar": (lambda x: grad(torch.sin)(x), r"[Ee]xpected.*scalar"),
-    "sizes differ": (lambda x: vmap(torch.add)(x, x.t()), r"same size in the mapped dimension"),
-    "no such dimension": (lambda x: vmap(torch.sin, in_dims=5)(x), r"in_dim"),
-    "a branch on a value": (
-        lambda x: vmap(lambda a: a if a.sum() > 0 else -a)(x),
-        r"data-dependent control flow",
-    ),
-    "an item": (lambda x: vmap(lambda a: a.sum().item())(x), r"\.item\(\)"),
-    "in-place into an unbatched": (
-        lambda x: vmap(lambda a: torch.zeros(4, device=a.device).add_(a))(x),
-        r"vmap: inplace|doesn't match the broadcast",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_func_refuses_it_refuses_here(name):
-    program, message = REFUSED[name]
-    raises_on_both(program, match=message, grad=False)

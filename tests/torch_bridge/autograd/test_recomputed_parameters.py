@@ -20,7 +20,7 @@ import isoshard.torch_bridge as xs
 from isoshard import Plan
 from isoshard.torch_bridge.recompute import checkpoint_module
 
-LAYERS, WIDTH, ROWS = 3, 16, 8
+LAYERS, WIDTH, ROWS = 2, 8, 8
 PLAN = Plan.fsdp("data", min_bytes=1024) * Plan.batch_activations("data")
 
 
@@ -56,7 +56,7 @@ def planned(layers: nn.Sequential) -> Any:
 
 def test_a_split_weight_is_gathered_for_each_pass_and_not_kept():
     with torch.device("meta"):
-        kept = nn.Sequential(*[Block(256) for _ in range(4)])
+        kept = nn.Sequential(*[Block(256) for _ in range(3)])
     again = copy.deepcopy(kept)
     for layer in again:
         checkpoint_module(layer)
@@ -70,9 +70,9 @@ def test_a_split_weight_is_gathered_for_each_pass_and_not_kept():
         )
         for report in reports
     ]
-    assert gathered == [8, 16]
+    assert gathered == [6, 12]
     kept, again = (report.memory.peak for report in reports)
-    assert again < kept - 4 * whole  # of eight weights most are not kept
+    assert again < kept - 3 * whole  # of six weights most are not kept
 
 
 # --- Gradients ------------------------------------------------------------------------------------
@@ -187,11 +187,22 @@ def recurrent(change: Any) -> nn.Module:
     return nn.Sequential(*[change(Recurrent()) for _ in range(2)])
 
 
-MODELS = [blocks, tied, frozen, parametrized, nested, wrapped, recurrent]
-
-
-@pytest.mark.parametrize("how", ["eager", "compile", "jax_function"])
-@pytest.mark.parametrize("made", MODELS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    ("made", "how"),
+    [
+        (blocks, "eager"),
+        (tied, "compile"),
+        (tied, "jax_function"),
+        (frozen, "eager"),
+        (frozen, "jax_function"),
+        (parametrized, "compile"),
+        (nested, "jax_function"),
+        (wrapped, "eager"),
+        (recurrent, "compile"),
+        (recurrent, "jax_function"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
 def test_gradients_are_those_of_the_cpu(made, how):
     torch.manual_seed(0)
     plain = made(lambda module: module)
@@ -266,18 +277,9 @@ def test_dropout_draws_the_same_numbers_again():
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_buffers_that_forward_writes_are_written_as_on_the_cpu():
-    torch.manual_seed(0)
-    module = checkpoint_module(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
-    twin = copy.deepcopy(module).to("jax")
-    for each, x in ((module, data(6, 4).float()), (twin, data(6, 4).float().to("jax"))):
-        each(x).square().sum().backward()
-    for one, other in zip(twin.buffers(), module.buffers(), strict=True):
-        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("stacked", [True, False])
-@pytest.mark.parametrize("made", ["blocks", "frozen", "blocks under FSDP"])
+@pytest.mark.parametrize(
+    ("made", "stacked"), [("blocks", False), ("frozen", True), ("blocks under FSDP", True)]
+)
 def test_scanned_layers(made, stacked):
     torch.manual_seed(0)
     plain = (frozen if made == "frozen" else blocks)(lambda module: module)

@@ -16,9 +16,7 @@ from isoshard.torch_bridge.checkpoints import CheckpointManager, SPMDLoadPlanner
 from isoshard.torch_bridge.checkpoints.arrival import Arrival
 from isoshard.torch_bridge.loops.stacked import StackedLayers
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-]
+pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 LINE = iso.make_mesh((4,), ("x",), devices=jax.devices()[:4])
 GRID = iso.make_mesh((2, 4), ("x", "y"))
@@ -70,7 +68,7 @@ def test_from_any_split_to_any_other(tmp_path, format, counted):
         state = dict(zip(names[1:] + names[:1], found.values(), strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16, torch.bool], ids=str)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16], ids=str)
 def test_logical_dtypes_and_the_other_framework(tmp_path, dtype):
     values = numbers(dtype)
     iso.save(tmp_path, {"t": laid(values, "both")})
@@ -166,7 +164,7 @@ def test_onto_another_mesh_sizes_stay_where_there_are_as_many_blocks(tmp_path):
     assert torch.equal(found.cpu(), numbers())
 
 
-@pytest.mark.parametrize("before", LAYOUTS)
+@pytest.mark.parametrize("before", ["cpu", "empty", "both"])
 def test_planners(tmp_path, before, counted):
     values = numbers()
     gathers = counted("gathers")

@@ -34,11 +34,6 @@ class RankAttention(tp_block.Attention):
         return self.wo(mixed.transpose(1, 2).reshape(x.shape[0], -1, tp_block.WIDTH // TP))
 
 
-@pytest.fixture
-def mesh():
-    return init_device_mesh("jax", (2, TP), mesh_dim_names=("dp", "tp"))
-
-
 def batch(x, mesh):
     return distribute_tensor(x, mesh, [Shard(0), Replicate()])
 
@@ -83,9 +78,9 @@ def test_a_block(plan, placement, mesh):
     assert {name for name, axes in comm_mode.get_axis_counts() if "dp" in axes} == {"all_reduce"}
 
 
-@pytest.mark.parametrize(("plan", "placement"), PLANS, ids=IDS)
-def test_a_few_steps(plan, placement, mesh):
+def test_a_few_steps(mesh):
     """A compiled step with an optimizer, beside the plain module; the loss is of pieces."""
+    plan, placement = tp_block.sequence_plan, Shard(1)
     block, x, target = tp_block.inputs()
     ours = parallel.parallelize_module(of_a_rank(block), mesh["tp"], plan(parallel))
     reference = copy.deepcopy(block).double()
@@ -94,9 +89,7 @@ def test_a_few_steps(plan, placement, mesh):
     def loss_of_pieces():
         difference = ours(pieces(here, mesh, placement)) - pieces(there, mesh, placement)
         loss = difference.square().mean()
-        if placement.is_shard():
-            return DTensor.from_local(loss / TP, mesh["tp"], [Partial()])
-        return DTensor.from_local(loss, mesh["tp"], [Replicate()])
+        return DTensor.from_local(loss / TP, mesh["tp"], [Partial()])
 
     def trained(module, loss_of):
         optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
@@ -112,7 +105,7 @@ def test_a_few_steps(plan, placement, mesh):
 
     compiled = xs.compile(trained(ours, loss_of_pieces))
     plain = trained(reference, lambda: (reference(x.double()) - target.double()).square().mean())
-    losses = [(compiled().cpu(), plain()) for _ in range(5)]
+    losses = [(compiled().cpu(), plain()) for _ in range(3)]
     for mine, theirs in losses:
         torch.testing.assert_close(mine, theirs)
     assert losses[-1][0] < losses[0][0]
@@ -120,12 +113,14 @@ def test_a_few_steps(plan, placement, mesh):
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach())
 
 
-@pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
-@pytest.mark.parametrize("checkpoint", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize(("plan", "placement"), PLANS, ids=IDS)
+@pytest.mark.parametrize(
+    ("plan", "placement", "checkpoint", "stacked"),
+    [(*PLANS[0], False, True), (*PLANS[1], True, False)],
+    ids=["copies, stacked", "sequence, recomputed"],
+)
 def test_scanned_layers(plan, placement, checkpoint, stacked, mesh):
     torch.manual_seed(0)
-    blocks = nn.ModuleList(tp_block.Block() for _ in range(3)).double()
+    blocks = nn.ModuleList(tp_block.Block() for _ in range(2)).double()
     x, weight = (torch.randn(4, 8, 32, dtype=torch.double) for _ in range(2))
     layers = of_a_rank(blocks)
     for layer in layers:
@@ -146,7 +141,7 @@ def test_scanned_layers(plan, placement, checkpoint, stacked, mesh):
     for name, parameter in scanned.named_parameters():
         if stacked:
             short = name.removeprefix("layers.")
-            want = torch.stack([theirs[f"{layer}.{short}"].grad for layer in range(3)])
+            want = torch.stack([theirs[f"{layer}.{short}"].grad for layer in range(2)])
         else:
             want = theirs[name].grad
         torch.testing.assert_close(parameter.grad.cpu(), want, msg=name)
@@ -213,24 +208,6 @@ def test_dropout_of_attention_differs_between_devices(mesh):
         ours(pieces(x, mesh, Replicate()))
         heads = seen.pop().cpu().chunk(TP, -1)
         assert all(torch.equal(heads[0], other) != dropped for other in heads[1:])
-
-
-def test_a_checkpointed_block(mesh):
-    from torch.utils.checkpoint import checkpoint
-
-    block, x, weight = tp_block.inputs()
-    ours = parallel.parallelize_module(of_a_rank(block), mesh["tp"], tp_block.plan(parallel))
-    _, x_grad, grads = tp_block.reference(block, x, weight)
-    for reentrant in (False, True):
-        ours.zero_grad()
-        here = batch(x.double(), mesh).requires_grad_()
-        mine = pieces(here, mesh, Replicate())
-        out = checkpoint(ours, mine, use_reentrant=reentrant)
-        whole = DTensor.from_local(out, mesh["tp"], [Replicate()])
-        (whole * batch(weight.double(), mesh)).sum().backward()
-        torch.testing.assert_close(here.grad.cpu(), x_grad)
-        for name, parameter in ours.named_parameters():
-            torch.testing.assert_close(parameter.grad.cpu(), grads[name], msg=name)
 
 
 @pytest.mark.parametrize("shape", [(2, TP), (TP,)])

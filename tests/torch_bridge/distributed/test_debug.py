@@ -21,11 +21,6 @@ P = jax.sharding.PartitionSpec
 funcol = torch.ops.c10d_functional
 
 
-@pytest.fixture
-def mesh():
-    return init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
-
-
 def product(mesh):
     """Operands of a product that is summed over tp."""
     a = distribute_tensor(torch.ones(8, 16), mesh, [Shard(0), Shard(1)])
@@ -35,15 +30,22 @@ def product(mesh):
 
 def test_counts_under_torchs_names(mesh):
     a, b = product(mesh)
+    outside = CommDebugMode()
+    before = a @ b
     comm_mode = CommDebugMode()
+    with outside:
+        pass
     with comm_mode:
         total = a @ b
+    after = a @ b
+    xs.sync()
+    assert outside.get_total_counts() == 0 and comm_mode.get_total_counts() == 1
+    assert before.shape == total.shape == after.shape == (8, 4)
     assert comm_mode.comm_counts == comm_mode.get_comm_counts() == {"all_reduce": 1}
     assert comm_mode.comm_counts[funcol.all_reduce] == 1
     assert comm_mode.comm_counts[funcol.all_gather_into_tensor] == 0
     whole = comm_mode.comm_module_counts["Global"]
     assert whole["forward"][funcol.all_reduce] == 1 and whole["backward"][funcol.all_reduce] == 0
-    assert total.shape == (8, 4)
 
 
 def test_each_run_counts(mesh):
@@ -51,39 +53,15 @@ def test_each_run_counts(mesh):
     step = xs.compile(torch.mm)
     step(a, b)
     comm_mode = CommDebugMode()
-    with comm_mode:
-        for _ in range(3):
-            step(a, b)
-    assert comm_mode.get_comm_counts() == {"all_reduce": 3}
-    assert comm_mode.get_comm_bytes() == {"all_reduce": 3 * 4 * 4 * 4}
-    assert comm_mode.get_axis_counts() == {("all_reduce", ("tp",)): 3}
-    assert comm_mode.get_total_counts() == 3 and len(comm_mode.runs) == 3
-    assert repr(comm_mode) == "CommDebugMode(get_total_counts()=3)"
-
-
-def test_only_what_is_recorded_inside_counts(mesh):
-    a, b = product(mesh)
-    before = a @ b
-    comm_mode = CommDebugMode()
-    with comm_mode:
-        pass
-    assert comm_mode.get_total_counts() == 0
-    with comm_mode:
-        inside = a @ b
-    after = a @ b
-    xs.sync()
-    assert comm_mode.get_total_counts() == 1
-    assert before.equal(inside) and inside.equal(after)
-    assert comm_mode.get_total_counts() == 1
-
-
-def test_it_starts_from_zero_each_time(mesh):
-    a, b = product(mesh)
-    comm_mode = CommDebugMode()
-    for _ in range(2):
+    for _ in range(2):  # it starts from zero each time
         with comm_mode:
-            kept = a @ b
-        assert comm_mode.get_total_counts() == 1 and kept.shape == (8, 4)
+            for _ in range(3):
+                step(a, b)
+        assert comm_mode.get_comm_counts() == {"all_reduce": 3}
+        assert comm_mode.get_comm_bytes() == {"all_reduce": 3 * 4 * 4 * 4}
+        assert comm_mode.get_axis_counts() == {("all_reduce", ("tp",)): 3}
+        assert comm_mode.get_total_counts() == 3 and len(comm_mode.runs) == 3
+        assert repr(comm_mode) == "CommDebugMode(get_total_counts()=3)"
 
 
 def test_an_error_inside_comes_through_and_counting_stops(mesh):
@@ -112,24 +90,6 @@ def test_torchs_operators_are_names_too(mesh):
     assert comm_mode.get_axis_counts()["all_gather", ("dp",)] == 1
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "kind"),
-    [
-        ([Shard(0)], [Replicate()], "all_gather"),
-        ([Shard(0)], [Shard(1)], "all_to_all"),
-        ([Replicate()], [Shard(1)], None),
-    ],
-)
-def test_kinds_of_redistribution(before, after, kind):
-    mesh = init_device_mesh("jax", (8,))
-    x = distribute_tensor(torch.randn(64, 64), mesh, before)
-    comm_mode = CommDebugMode()
-    with comm_mode:
-        y = x.redistribute(mesh, after)
-    assert comm_mode.get_comm_counts() == ({kind: 1} if kind else {})
-    assert y.equal(x)
-
-
 def test_modules_and_their_parameters(mesh):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to("jax")
     xs.mark_sharding(model[0].weight, mesh.get_xs_mesh(), ("tp", None))
@@ -145,15 +105,6 @@ def test_modules_and_their_parameters(mesh):
     table = comm_mode.generate_comm_debug_tracing_table(noise_level=1)
     assert "Sequential.0\n" in table and "*weight: (Replicate(), Shard(dim=0))" in table
     assert "Sequential" not in comm_mode.generate_comm_debug_tracing_table(noise_level=0)
-
-
-def test_modules_on_no_mesh():
-    linear = nn.Linear(4, 4).to("jax")
-    comm_mode = CommDebugMode()
-    with comm_mode:
-        linear(torch.ones(2, 4, device="jax")).cpu()
-    assert comm_mode.get_sharding_info() == {}
-    assert "*bias: not laid out" in comm_mode.generate_comm_debug_tracing_table()
 
 
 def test_tables_and_files(mesh, tmp_path):
@@ -181,12 +132,14 @@ def test_tables_and_files(mesh, tmp_path):
     ]
 
 
-def test_a_program_without_a_mesh_has_none():
+def test_without_a_mesh_there_are_none():
+    linear = nn.Linear(4, 4).to("jax")
     comm_mode = CommDebugMode()
     with comm_mode:
-        kept = torch.ones(4, device="jax") + 1
-    assert comm_mode.get_total_counts() == 0 and kept.shape == (4,)
-    assert "no collectives" in comm_mode.generate_comm_debug_tracing_table()
+        linear(torch.ones(2, 4, device="jax")).cpu()
+    assert comm_mode.get_total_counts() == 0 and comm_mode.get_sharding_info() == {}
+    table = comm_mode.generate_comm_debug_tracing_table()
+    assert "no collectives" in table and "*bias: not laid out" in table
 
 
 def test_moves_outside_programs_are_named(mesh):
@@ -203,56 +156,52 @@ def test_moves_outside_programs_are_named(mesh):
 
 def test_axes_can_be_those_of_another_mesh(mesh):
     a, b = product(mesh)
-    comm_mode = CommDebugMode(init_device_mesh("jax", (4, 2), mesh_dim_names=("u", "v")))
-    with comm_mode:
-        kept = a @ b
-    assert kept.shape == (8, 4)
-    assert comm_mode.get_axis_counts() == {("all_reduce", None): 1}  # 4 in a row: across (u, v)
-    comm_mode = CommDebugMode(init_device_mesh("jax", (2, 2, 2), mesh_dim_names=("u", "v", "w")))
-    with comm_mode:
-        kept = a @ b
-    assert comm_mode.get_axis_counts() == {("all_reduce", ("v", "w")): 1}
+    for shape, names, axes in (
+        ((4, 2), ("u", "v"), None),  # 4 in a row: across (u, v)
+        ((2, 2, 2), ("u", "v", "w"), ("v", "w")),
+    ):
+        comm_mode = CommDebugMode(init_device_mesh("jax", shape, mesh_dim_names=names))
+        with comm_mode:
+            kept = a @ b
+        assert kept.shape == (8, 4)
+        assert comm_mode.get_axis_counts() == {("all_reduce", axes): 1}
 
 
 def text_of(function, *args):
     return jax.jit(function).lower(*args).compile().as_text()
 
 
-def per_device(mesh, function, out_specs):
-    return jax.shard_map(
-        function, mesh=mesh, in_specs=P("tp"), out_specs=out_specs, check_vma=False
-    )
+KINDS = {
+    "all_reduce": (lambda x: jax.lax.psum(x, "tp"), P()),
+    "all_gather": (lambda x: jax.lax.all_gather(x, "tp", tiled=True), P()),
+    "reduce_scatter": (lambda x: jax.lax.psum_scatter(x, "tp", tiled=True), P("tp")),
+    "all_to_all": (lambda x: jax.lax.all_to_all(x, "tp", 0, 1, tiled=True), P("tp")),
+    "collective_permute": (
+        lambda x: jax.lax.ppermute(x, "tp", [(i, (i + 1) % 4) for i in range(4)]),
+        P("tp"),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("function", "out_specs", "kind"),
-    [
-        (lambda x: jax.lax.psum(x, "tp"), P(), "all_reduce"),
-        (lambda x: jax.lax.all_gather(x, "tp", tiled=True), P(), "all_gather"),
-        (lambda x: jax.lax.psum_scatter(x, "tp", tiled=True), P("tp"), "reduce_scatter"),
-        (lambda x: jax.lax.all_to_all(x, "tp", 0, 1, tiled=True), P("tp"), "all_to_all"),
-        (
-            lambda x: jax.lax.ppermute(x, "tp", [(i, (i + 1) % 4) for i in range(4)]),
-            P("tp"),
-            "collective_permute",
-        ),
-    ],
-)
-def test_each_kind_and_the_axis_it_goes_along(mesh, function, out_specs, kind):
-    jax_mesh = mesh.get_jax_mesh()
-    program = text_of(per_device(jax_mesh, function, out_specs), jnp.zeros((64, 16)))
+def compiled(mesh, function, out_specs):
+    """The program of a function of each device's values."""
+    options = {"in_specs": P("tp"), "out_specs": out_specs, "check_vma": False}
+    return text_of(jax.shard_map(function, mesh=mesh, **options), jnp.zeros((64, 16)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_and_the_axis_it_goes_along(mesh, kind):
+    program = compiled(mesh.get_jax_mesh(), *KINDS[kind])
     (found,) = collectives(program)
     assert (found.kind, found.times) == (kind, 1)
-    assert axes_of(found, jax_mesh) == ("tp",)
+    assert axes_of(found, mesh.get_jax_mesh()) == ("tp",)
     # The counter of the benchmarks, written apart, reads the same bytes.
     ((_, size),) = counted.find(program)
     assert found.bytes == size
 
 
-def test_loops_count_their_turns(mesh):
-    jax_mesh = mesh.get_jax_mesh()
-
-    def function(x):
+def test_loops_count_their_turns_and_branches_the_one_with_most(mesh):
+    def loops(x):
         def inner(carry, _):
             return jax.lax.psum(carry, "tp") / 4, None
 
@@ -261,50 +210,39 @@ def test_loops_count_their_turns(mesh):
 
         return jax.lax.scan(outer, x, None, length=5)[0]
 
-    program = text_of(per_device(jax_mesh, function, P("tp")), jnp.zeros((64, 16)))
-    assert sum(found.times for found in collectives(program)) == 15
-
-
-def test_branches_count_the_one_with_most(mesh):
-    jax_mesh = mesh.get_jax_mesh()
-
-    def function(x):
+    def branches(x):
         return jax.lax.cond(
             x.sum() > 0, lambda v: jax.lax.psum(jax.lax.pmax(v, "tp") * 2, "tp"), lambda v: v, x
         )
 
-    program = text_of(per_device(jax_mesh, function, P("tp")), jnp.zeros((64, 16)))
-    assert sum(found.times for found in collectives(program)) == 2
+    for function, times in ((loops, 15), (branches, 2)):
+        program = compiled(mesh.get_jax_mesh(), function, P("tp"))
+        assert sum(found.times for found in collectives(program)) == times
 
 
-def entry(line):
-    return f"ENTRY %main (p: f32[8]) -> f32[8] {{\n  {line}\n}}"
+GROUPS = {
+    "replica_groups={{0,1,2,3},{4,5,6,7}}": ("tp",),
+    "replica_groups=[2,4]<=[8]": ("tp",),
+    "replica_groups=[4,2]<=[2,4]T(1,0)": ("dp",),
+    "replica_groups={}": ("dp", "tp"),
+    "replica_groups={{0,1,2,3,4,5,6,7}}": ("dp", "tp"),
+    "replica_groups=mesh['a'=2,'b'=4] {'a'}": ("dp",),
+    "replica_groups=mesh['a'=2,'b'=4,'c'=1] {'b'}": ("tp",),
+    "replica_groups=mesh['a'=1,'b'=4,'c'=2], device_ids=([2,4]T(1,0)) {'b'}": ("tp",),
+    "replica_groups=mesh['a'=8] {'a':(1)2}": ("dp",),
+    "replica_groups=mesh['a'=8] {'a':(2)4}": ("tp",),
+    "replica_groups=mesh['a'=8] {'a':(2)2}": None,
+    "replica_groups={{0,1},{2,3},{4,5},{6,7}}": None,
+    "source_target_pairs={{0,4},{1,5}}": ("dp",),
+    "channel_id=3": None,
+}
 
 
-@pytest.mark.parametrize(
-    ("groups", "axes"),
-    [
-        ("replica_groups={{0,1,2,3},{4,5,6,7}}", ("tp",)),
-        ("replica_groups=[2,4]<=[8]", ("tp",)),
-        ("replica_groups=[4,2]<=[2,4]T(1,0)", ("dp",)),
-        ("replica_groups={}", ("dp", "tp")),
-        ("replica_groups={{0,1,2,3,4,5,6,7}}", ("dp", "tp")),
-        ("replica_groups=mesh['a'=2,'b'=4] {'a'}", ("dp",)),
-        ("replica_groups=mesh['a'=2,'b'=4,'c'=1] {'b'}", ("tp",)),
-        ("replica_groups=mesh['a'=1,'b'=4,'c'=2], device_ids=([2,4]T(1,0)) {'b'}", ("tp",)),
-        ("replica_groups=mesh['a'=8] {'a':(1)2}", ("dp",)),
-        ("replica_groups=mesh['a'=8] {'a':(2)4}", ("tp",)),
-        ("replica_groups=mesh['a'=8] {'a':(2)2}", None),
-        ("replica_groups={{0,1},{2,3},{4,5},{6,7}}", None),
-        ("source_target_pairs={{0,4},{1,5}}", None),
-        ("channel_id=3", None),
-    ],
-)
-def test_ways_to_write_groups(mesh, groups, axes):
-    (found,) = collectives(entry(f"%a = f32[2]{{0}} all-reduce(%p), {groups}, to_apply=%add"))
-    expected = None if axes is None and "source" in groups else axes
-    got = axes_of(found, mesh.get_jax_mesh())
-    assert got == (("dp",) if "source" in groups else expected)
+def test_ways_to_write_groups(mesh):
+    for groups, axes in GROUPS.items():
+        line = f"%a = f32[2]{{0}} all-reduce(%p), {groups}, to_apply=%add"
+        (found,) = collectives(f"ENTRY %main (p: f32[8]) -> f32[8] {{\n  {line}\n}}")
+        assert axes_of(found, mesh.get_jax_mesh()) == axes, groups
 
 
 def test_groups_by_mesh_are_those_of_jax(mesh):

@@ -29,21 +29,8 @@ def test_what_it_says_of_itself():
     assert repr(mesh) == "DeviceMesh((dp=2, tp=2), 'jax')"
     assert [d.id for d in mesh.get_jax_mesh().devices.flat] == [4, 5, 6, 7]
     assert repr(init_device_mesh("jax", (4,))) == "DeviceMesh((4,), 'jax')"
-
-
-@pytest.mark.parametrize("grid", [[3, 1], (3, 1), np.array([3, 1]), torch.tensor([3, 1])])
-def test_grids_in_any_form(grid):
-    assert DeviceMesh("cpu", grid).mesh.tolist() == [3, 1]
-
-
-def test_the_same_as_torchs_own():
-    theirs = torch.distributed.DeviceMesh("xla", torch.arange(8).view(2, 4))
-    ours = device_mesh_of(theirs)
-    assert ours == DeviceMesh("jax", torch.arange(8).view(2, 4))
-    for name in ("ndim", "shape"):
-        assert getattr(ours, name) == getattr(theirs, name)
-    assert ours.size() == theirs.size() and ours.size(1) == theirs.size(1)
-    assert torch.equal(ours.mesh, theirs.mesh)
+    for grid in ([3, 1], (3, 1), np.array([3, 1]), torch.tensor([3, 1])):
+        assert DeviceMesh("cpu", grid).mesh.tolist() == [3, 1]
 
 
 def test_any_mesh_is_a_device_mesh():
@@ -54,6 +41,12 @@ def test_any_mesh_is_a_device_mesh():
     assert xs.Mesh(range(8), (2, 4)).device_type == "xla"
     with pytest.raises(TypeError, match=r"a mesh is a jax.sharding.Mesh"):
         device_mesh_of("cuda")
+    theirs = torch.distributed.DeviceMesh("xla", torch.arange(8).view(2, 4))
+    ours = device_mesh_of(theirs)
+    assert ours == DeviceMesh("jax", torch.arange(8).view(2, 4))
+    assert (ours.ndim, ours.shape) == (theirs.ndim, theirs.shape)
+    assert (ours.size(), ours.size(1)) == (theirs.size(), theirs.size(1))
+    assert torch.equal(ours.mesh, theirs.mesh)
 
 
 def test_parts_remember_their_root(mesh3):
@@ -66,6 +59,12 @@ def test_parts_remember_their_root(mesh3):
     assert two["tp"] == tp and hash(two["tp"]) == hash(tp) and tp != mesh3["dp"]
     assert mesh3["pp", "dp", "tp"] is mesh3 and not mesh3.is_part()
     assert repr(tp) == "DeviceMesh((tp=2), 'jax', of (pp=2, dp=2, tp=2))"
+    with pytest.raises(KeyError, match=r"\['zz'\] names no dimension of"):
+        mesh3["zz"]
+    with pytest.raises(KeyError, match=r"keeps the order of the dimensions: \('dp', 'tp'\)"):
+        mesh3["tp", "dp"]
+    with pytest.raises(RuntimeError, match="no names to take"):
+        init_device_mesh("jax", (8,))["x"]
 
 
 def test_flattened(mesh3):
@@ -73,10 +72,9 @@ def test_flattened(mesh3):
     assert flat.shape == (4,) and flat.mesh_dim_names == ("pp_dp",)
     assert flat.axis_names(0) == ("pp", "dp") and mesh3["pp_dp"] == flat
     assert mesh3._flatten("all").size() == 8 and not mesh3["all"].is_part()
-    with pytest.raises(ValueError, match="has a dimension 'tp' already"):
-        mesh3["pp", "dp"]._flatten("tp")
-    with pytest.raises(ValueError, match="has a dimension 'all' already"):
-        mesh3["pp", "dp"]._flatten("all")
+    for name in ("tp", "all"):
+        with pytest.raises(ValueError, match=f"has a dimension '{name}' already"):
+            mesh3["pp", "dp"]._flatten(name)
     with pytest.raises(RuntimeError, match="give the flattened dimension one"):
         init_device_mesh("jax", (2, 4))._flatten()
 
@@ -87,45 +85,30 @@ def test_a_part_is_no_mesh_for_marks(mesh3):
         xs.xla_distribute_tensor(torch.ones(4), mesh3["tp"])
 
 
-def test_no_such_part(mesh3):
-    with pytest.raises(KeyError, match=r"\['zz'\] names no dimension of"):
-        mesh3["zz"]
-    with pytest.raises(KeyError, match=r"keeps the order of the dimensions: \('dp', 'tp'\)"):
-        mesh3["tp", "dp"]
-    with pytest.raises(RuntimeError, match="no names to take"):
-        init_device_mesh("jax", (8,))["x"]
-
-
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("kind", "shape", "names", "error", "message"),
     [
-        (("jax", (3, 3)), DeviceError, "needs 9 devices, there are 8"),
-        (("cuda", (2, 4)), ShardingError, r"type 'cuda' is not possible.*devices of type 'cpu'"),
-        (("cpu:0", (2, 4)), ShardingError, "without an index"),
-        (("jax", (2, 4), ("x",)), RuntimeError, "1 names .* for a mesh of 2 dimensions"),
-        (("jax", (2, 4), ("x", "x")), RuntimeError, "must differ"),
+        ("jax", (3, 3), None, DeviceError, "needs 9 devices, there are 8"),
+        ("cuda", (2, 4), None, ShardingError, r"type 'cuda' is not poss.*devices of type 'cpu'"),
+        ("cpu:0", (2, 4), None, ShardingError, "without an index"),
+        ("jax", (2, 4), ("x",), RuntimeError, "1 names .* for a mesh of 2 dimensions"),
+        ("jax", (2, 4), ("x", "x"), RuntimeError, "must differ"),
     ],
 )
-def test_no_such_mesh(arguments, error, message):
-    kind, shape, *names = arguments
+def test_no_such_mesh(kind, shape, names, error, message):
     with pytest.raises(error, match=message):
-        init_device_mesh(kind, shape, mesh_dim_names=names[0] if names else None)
+        init_device_mesh(kind, shape, mesh_dim_names=names)
 
 
-def test_a_device_twice_and_backends():
+def test_what_one_process_does_not_have(mesh3):
     with pytest.raises(ShardingError, match="Device IDs must be unique"):
         DeviceMesh("jax", [0, 0])
     with pytest.raises(ShardingError, match="how processes talk"):
         init_device_mesh("jax", (8,), backend_override={"x": "gloo"})
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["get_rank", "get_local_rank", "get_coordinate", "get_group", "get_all_groups", "from_group"],
-)
-def test_no_process_has_a_place(name, mesh3):
-    with pytest.raises(RuntimeError, match=rf"{name}\(\).*one process drives all"):
-        getattr(mesh3, name)()
+    of_a_rank = ("get_rank", "get_local_rank", "get_coordinate", "get_group", "get_all_groups")
+    for name in (*of_a_rank, "from_group"):
+        with pytest.raises(RuntimeError, match=rf"{name}\(\).*one process drives all"):
+            getattr(mesh3, name)()
 
 
 def test_the_current_mesh(mesh3):

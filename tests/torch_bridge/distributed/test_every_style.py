@@ -1,7 +1,6 @@
-"""Every parallel style with every layout of inputs and outputs: what the whole module computes."""
+"""Every parallel style with layouts of inputs and outputs: what the whole module computes."""
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -17,40 +16,43 @@ from isoshard.torch_bridge.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-LAYOUTS = [None, Replicate(), Shard(0), Shard(-1)]
-FLOATS = {
+LAYOUTS = [  # of inputs and outputs
+    (None, None),
+    (Replicate(), Shard(0)),
+    (Shard(0), Shard(-1)),
+    (Shard(-1), Replicate()),
+]
+MODULES = {
     "linear": lambda: nn.Linear(16, 8),
     "linear without bias": lambda: nn.Linear(16, 8, bias=False),
-}
-SEQUENCES = {
+    "embedding": lambda: nn.Embedding(16, 8),
     "LayerNorm": lambda: nn.LayerNorm(16),
     "RMSNorm": lambda: nn.RMSNorm(16),
     "Dropout": lambda: nn.Dropout(0.0),
 }
-TABLE = {"embedding": lambda: nn.Embedding(16, 8)}
 CASES = [
-    *[(ColwiseParallel, name, make) for name, make in (FLOATS | TABLE).items()],
-    *[(RowwiseParallel, name, make) for name, make in (FLOATS | TABLE).items()],
-    *[(SequenceParallel, name, make) for name, make in SEQUENCES.items()],
+    (ColwiseParallel, "linear", "mesh"),
+    (ColwiseParallel, "linear", "part"),
+    (ColwiseParallel, "embedding", "mesh"),
+    (RowwiseParallel, "linear", "mesh"),
+    (RowwiseParallel, "linear without bias", "part"),
+    (RowwiseParallel, "embedding", "part"),
+    (SequenceParallel, "LayerNorm", "mesh"),
+    (SequenceParallel, "RMSNorm", "part"),
+    (SequenceParallel, "Dropout", "part"),
 ]
 
 
 def styles(style):
     if style is SequenceParallel:
         return [(None, None, SequenceParallel(sequence_dim=dim)) for dim in (0, 1)]
-    pairs = itertools.product(LAYOUTS, LAYOUTS)
-    return [(have, want, style(input_layouts=have, output_layouts=want)) for have, want in pairs]
+    return [(have, want, style(input_layouts=have, output_layouts=want)) for have, want in LAYOUTS]
 
 
-@pytest.mark.parametrize("part", ["mesh", "part"])
-@pytest.mark.parametrize(
-    ("style", "name", "make"),
-    CASES,
-    ids=lambda one: one if isinstance(one, str) else one.__name__.strip("<>"),
-)
-def test_a_style_changes_no_value(style, name, make, part):
+@pytest.mark.parametrize(("style", "name", "part"), CASES)
+def test_a_style_changes_no_value(style, name, part):
     torch.manual_seed(0)
-    whole = make().double()
+    whole = MODULES[name]().double()
     given = torch.arange(32).remainder(16).reshape(8, 4)
     x = given if name == "embedding" else torch.randn(8, 4, 16, dtype=torch.float64)
     mesh = init_device_mesh("jax", (4,))

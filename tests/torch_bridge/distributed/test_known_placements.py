@@ -10,16 +10,7 @@ import isoshard.torch_bridge as xs
 from isoshard import P, shard, to_jax
 from isoshard.core.errors import ShardingError
 from isoshard.core.runtime import metrics
-from isoshard.torch_bridge.distributed.tensor import (
-    DTensor,
-    distribute_tensor,
-    init_device_mesh,
-)
-
-
-@pytest.fixture
-def mesh():
-    return init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
+from isoshard.torch_bridge.distributed.tensor import DTensor, distribute_tensor, init_device_mesh
 
 
 @pytest.fixture
@@ -35,11 +26,8 @@ def runs():
     ("made", "wanted"),
     [
         (lambda x: x + 1, (Shard(0), Replicate())),
-        (lambda x: torch.ones(4, device="jax") + x, (Shard(0), Replicate())),
-        (lambda x: x.sum(1), (Shard(0), Replicate())),
         (lambda x: x.sum(), (Replicate(), Replicate())),
         (lambda x: (x * 2).t(), (Shard(1), Replicate())),
-        (lambda x: x.softmax(1), (Shard(0), Replicate())),
     ],
 )
 def test_a_result_that_is_asked_is_computed(x, made, wanted):
@@ -86,8 +74,7 @@ class TestMeshesThatMeet:
     def four(self):
         return distribute_tensor(torch.ones(4, 4), init_device_mesh("jax", (4,)), [Shard(0)])
 
-    @pytest.mark.parametrize("kept", [False, True])
-    @pytest.mark.parametrize("read", [False, True])
+    @pytest.mark.parametrize(("kept", "read"), [(False, True), (True, False)])
     def test_a_plain_tensor_that_another_program_computes(self, x, four, kept, read):
         along = (x * 2).sum()
         plain = torch.arange(4.0, device="jax") + 1
@@ -127,41 +114,30 @@ class TestMeshesThatMeet:
             step(x, four)
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_a_dtensor_of_a_local_tensor_and_a_spec(requires_grad):
+def test_a_dtensor_of_a_local_tensor_and_a_spec():
     mesh = init_device_mesh("jax", (4,))
     local = torch.arange(6.0).reshape(2, 3)
     meta = TensorMeta(torch.Size([8, 3]), (3, 1), local.dtype)
-    t = DTensor(local, DTensorSpec(mesh, (Shard(0),), meta), requires_grad=requires_grad)
-    assert t.shape == (8, 3) and t.placements == (Shard(0),) and t.is_leaf
-    assert t.requires_grad is requires_grad
-    assert torch.equal(t.detach().cpu(), local.repeat(4, 1))
-
-
-def test_a_spec_that_says_another_shape_is_refused():
-    mesh = init_device_mesh("jax", (4,))
-    meta = TensorMeta(torch.Size([2, 3]), (3, 1), torch.float32)
+    for requires_grad in (False, True):
+        t = DTensor(local, DTensorSpec(mesh, (Shard(0),), meta), requires_grad=requires_grad)
+        assert t.shape == (8, 3) and t.placements == (Shard(0),) and t.is_leaf
+        assert t.requires_grad is requires_grad
+        assert torch.equal(t.detach().cpu(), local.repeat(4, 1))
+    wrong = TensorMeta(torch.Size([2, 3]), (3, 1), torch.float32)
     with pytest.raises(ShardingError, match=r"whole of shape \(8, 3\)"):
-        DTensor(torch.ones(2, 3), DTensorSpec(mesh, (Shard(0),), meta), requires_grad=False)
-
-
-def test_a_spec_for_a_tensor_with_a_graph_warns():
-    mesh = init_device_mesh("jax", (4,))
-    local = torch.ones(2, requires_grad=True)
+        DTensor(local, DTensorSpec(mesh, (Shard(0),), wrong), requires_grad=False)
+    leaf = torch.ones(2, requires_grad=True)
     with pytest.warns(UserWarning, match=r"call DTensor\.from_local"):
-        DTensor(local, DTensorSpec(mesh, (Shard(0),)), requires_grad=False)
+        DTensor(leaf, DTensorSpec(mesh, (Shard(0),)), requires_grad=False)
 
 
 @pytest.mark.parametrize(
     "made",
     [
         lambda x: x.nonzero(),
-        lambda x: x[x > 3],
         lambda x: (x * 2)[x > 3],
         lambda x: x.t()[x.t() > 3],
-        lambda x: x.unique(),
         lambda x: x.unique(return_inverse=True)[1],
-        lambda x: torch.masked_select(x, x > 3),
     ],
 )
 def test_what_the_cpu_computes_is_whole_on_the_mesh(x, made):
@@ -173,12 +149,9 @@ def test_what_the_cpu_computes_is_whole_on_the_mesh(x, made):
     assert rows.placements[0] == Shard(0) and (rows + 1).placements[0] == Shard(0)
 
 
-def test_what_the_cpu_computes_of_tensors_on_no_mesh_is_on_none():
-    found = torch.ones(3, device="jax").nonzero()
-    assert found.placements is None and not isinstance(found, DTensor)
-
-
 def test_what_the_cpu_computes_keeps_a_mesh_with_explicit_axes():
+    found = torch.ones(3, device="jax").nonzero()  # on no mesh
+    assert found.placements is None and not isinstance(found, DTensor)
     mesh = jax.make_mesh((4,), ("x",))
     t = shard(torch.arange(8.0), mesh, P("x"))
     assert to_jax(t[t > 2]).sharding == jax.sharding.NamedSharding(mesh, P())

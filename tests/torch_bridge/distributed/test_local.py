@@ -72,102 +72,67 @@ def copies(parts, placements):
     ]
 
 
-@pytest.mark.parametrize(("placements", "grads"), WAYS)
-def test_from_local_is_dtensors(placements, grads, mesh):
-    if grads and not _TAKES_GRADS:
-        pytest.skip("this torch's from_local takes no grad_placements")
-    parts = copies([data(2, 4, seed=seed) for seed in range(4)], placements)
-    with oracle.ranks(SHAPE, NAMES) as torch_mesh:
-        theirs = oracle.local(parts).requires_grad_()
-        options = {"grad_placements": grads} if grads else {}
-        there = TorchDTensor.from_local(theirs, torch_mesh, placements, **options)
-        full = there.full_tensor()
-        (full * weights(full.shape)).sum().backward()
-        want, want_grads = oracle.one(full), oracle.parts_of(theirs.grad)
-    mine = own(mesh, parts)
-    whole = DTensor.from_local(mine, mesh, placements, grad_placements=grads)
-    assert whole.placements == tuple(
-        Replicate() if p.is_partial() else Shard(p.dim % 2) if p.is_shard() else p
-        for p in placements
-    )
-    (whole.full_tensor() * weights(want.shape).to("jax")).sum().backward()
-    torch.testing.assert_close(whole.detach().cpu(), want)
-    for got, wanted in zip(pieces(mine.grad), want_grads, strict=True):
-        torch.testing.assert_close(got, wanted)
+def test_from_local_is_dtensors(mesh):
+    ways = [way for way in WAYS if _TAKES_GRADS or way[1] is None]
+    found = []
+    for placements, grads in ways:
+        parts = copies([data(2, 4, seed=seed) for seed in range(4)], placements)
+        with oracle.ranks(SHAPE, NAMES) as torch_mesh:
+            theirs = oracle.local(parts).requires_grad_()
+            options = {"grad_placements": grads} if grads else {}
+            there = TorchDTensor.from_local(theirs, torch_mesh, placements, **options)
+            full = there.full_tensor()
+            (full * weights(full.shape)).sum().backward()
+            want, want_grads = oracle.one(full), oracle.parts_of(theirs.grad)
+        mine = own(mesh, parts)
+        whole = DTensor.from_local(mine, mesh, placements, grad_placements=grads)
+        (whole.full_tensor() * weights(want.shape).to("jax")).sum().backward()
+        found.append((placements, whole, mine, want, want_grads))
+    xs.sync()
+    for placements, whole, mine, want, want_grads in found:
+        assert whole.placements == tuple(
+            Replicate() if p.is_partial() else Shard(p.dim % 2) if p.is_shard() else p
+            for p in placements
+        )
+        torch.testing.assert_close(whole.detach().cpu(), want, msg=str(placements))
+        for got, wanted in zip(pieces(mine.grad), want_grads, strict=True):
+            torch.testing.assert_close(got, wanted, msg=str(placements))
 
 
-@pytest.mark.parametrize(
-    ("placements", "grads"),
-    [
-        ([Shard(0), Replicate()], None),
-        ([Shard(1), Shard(0)], None),
-        ([Replicate(), Replicate()], None),
-        ([Shard(0), Replicate()], [Shard(0), Partial()]),
-        ([Replicate(), Replicate()], [Partial(), Partial()]),
-        ([Replicate(), Shard(1)], [Partial(), Shard(1)]),
-    ],
-)
-def test_to_local_is_dtensors(placements, grads, mesh):
+TO_LOCAL = [
+    ([Shard(0), Replicate()], None),
+    ([Shard(1), Shard(0)], None),
+    ([Replicate(), Replicate()], None),
+    ([Shard(0), Replicate()], [Shard(0), Partial()]),
+    ([Replicate(), Replicate()], [Partial(), Partial()]),
+    ([Replicate(), Shard(1)], [Partial(), Shard(1)]),
+]
+
+
+def test_to_local_is_dtensors(mesh):
     whole = data(4, 8)
     scales = [torch.tensor(float(rank + 1)) for rank in range(4)]
-    with oracle.ranks(SHAPE, NAMES) as torch_mesh:
-        there = torch_distribute(whole, torch_mesh, placements).requires_grad_()
-        theirs = there.to_local(grad_placements=grads)
-        (theirs * oracle.local(scales)).square().sum().backward()
-        want = oracle.parts_of(theirs)
-        want_grads = oracle.parts_of(there.grad.full_tensor())
-    here = distribute_tensor(whole, mesh, placements).requires_grad_()
-    mine = here.to_local(grad_placements=grads)
-    assert isinstance(mine, ManualTensor) and mine.placements is None
-    (mine * own(mesh, scales).detach()).square().sum().backward()
-    for got, wanted in zip(pieces(mine.detach()), want, strict=True):
-        assert torch.equal(got, wanted)
-    # Where ranks disagree about a gradient that is said to be one, each device keeps its own too.
+    found = []
+    for placements, grads in TO_LOCAL:
+        with oracle.ranks(SHAPE, NAMES) as torch_mesh:
+            there = torch_distribute(whole, torch_mesh, placements).requires_grad_()
+            theirs = there.to_local(grad_placements=grads)
+            (theirs * oracle.local(scales)).square().sum().backward()
+            want = oracle.parts_of(theirs)
+            want_grads = oracle.parts_of(there.grad.full_tensor())
+        here = distribute_tensor(whole, mesh, placements).requires_grad_()
+        mine = here.to_local(grad_placements=grads)
+        assert isinstance(mine, ManualTensor) and mine.placements is None
+        (mine * own(mesh, scales).detach()).square().sum().backward()
+        found.append((here, mine, want, want_grads))
     xs.sync()
-    for got, wanted in zip(here.grad.local_shards, want_grads, strict=True):
-        place = got.indices if got.indices is ... else tuple(got.indices)
-        torch.testing.assert_close(got.data, wanted[place])
-
-
-def test_there_and_back_moves_nothing(mesh):
-    t = distribute_tensor(data(4, 8), mesh, [Shard(0), Replicate()])
-    again = DTensor.from_local(t.to_local() * 2, mesh, t.placements)
-    step = xs.compile(lambda t: DTensor.from_local(t.to_local() * 2, mesh, [Shard(0), Replicate()]))
-    step(t)
-    text = xs.program_text(step)
-    assert not [word for word in ("all-reduce", "all-gather", "all-to-all") if word in text]
-    assert torch.equal(again.cpu(), data(4, 8) * 2) and again.placements == t.placements
-
-
-def test_pieces_in_a_compiled_step(mesh):
-    """A column-parallel product by hand: each device multiplies with its rows of the weight."""
-    weight, x = data(8, 8), data(4, 8, seed=1)
-    reference = torch.nn.Parameter(weight.clone())
-    parameter = torch.nn.Parameter(distribute_tensor(weight, mesh, [Replicate(), Shard(0)]))
-    here = distribute_tensor(x, mesh)
-
-    def trained(leaf, product):
-        optimizer = torch.optim.SGD([leaf], lr=0.1)
-
-        def step():
-            optimizer.zero_grad()
-            loss = product(leaf).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    def by_pieces(leaf):
-        columns = here.to_local() @ leaf.to_local().T
-        return DTensor.from_local(columns, mesh, [Replicate(), Shard(1)])
-
-    ours = xs.compile(trained(parameter, by_pieces))
-    theirs = trained(reference, lambda leaf: x @ leaf.T)
-    for _ in range(3):
-        torch.testing.assert_close(ours().cpu(), theirs())
-    torch.testing.assert_close(parameter.detach().cpu(), reference.detach())
-    assert parameter.placements == (Replicate(), Shard(0))
+    for here, mine, want, want_grads in found:
+        for got, wanted in zip(pieces(mine.detach()), want, strict=True):
+            assert torch.equal(got, wanted)
+        # Where ranks disagree about a gradient that is to be the same, each device keeps its own.
+        for got, wanted in zip(here.grad.local_shards, want_grads, strict=True):
+            place = got.indices if got.indices is ... else tuple(got.indices)
+            torch.testing.assert_close(got.data, wanted[place])
 
 
 def test_copies_that_differ_become_the_first(mesh):
@@ -194,36 +159,38 @@ def test_it_is_twice_differentiable(mesh):
     torch.testing.assert_close(second.cpu(), 6 * data(4, 4))
 
 
-def test_a_value_that_is_still_to_be_computed(mesh):
-    a = distribute_tensor(data(8, 8), mesh, [Shard(0), Replicate()])
-    assert (a * 2).to_local().shape == (4, 8)
-    assert (a * 2).redistribute(placements=[Shard(1), Replicate()]).placements[0] == Shard(1)
+PLAIN = [placements for placements, grads in WAYS if grads is None]
 
 
-@pytest.mark.parametrize("placements", [p for p, grads in WAYS if grads is None])
-def test_one_tensor_per_device(placements, mesh):
-    parts = copies([data(2, 4, seed=seed) for seed in range(4)], placements)
-    with oracle.ranks(SHAPE, NAMES) as torch_mesh:
-        there = TorchDTensor.from_local(oracle.local(parts), torch_mesh, placements)
-        want = oracle.one(there.full_tensor())
-    whole = DTensor.from_local(parts, mesh, placements)
-    torch.testing.assert_close(whole.cpu(), want)
-    on_device = DTensor.from_local([part.to("jax") for part in parts], mesh, placements)
-    torch.testing.assert_close(on_device.cpu(), want)
+def test_one_tensor_per_device(mesh):
+    found = []
+    for placements in PLAIN:
+        parts = copies([data(2, 4, seed=seed) for seed in range(4)], placements)
+        with oracle.ranks(SHAPE, NAMES) as torch_mesh:
+            there = TorchDTensor.from_local(oracle.local(parts), torch_mesh, placements)
+            want = oracle.one(there.full_tensor())
+        for given in (parts, [part.to("jax") for part in parts]):
+            found.append((DTensor.from_local(given, mesh, placements), want))
+    xs.sync()
+    for whole, want in found:
+        torch.testing.assert_close(whole.cpu(), want)
 
 
-@pytest.mark.parametrize("placements", [p for p, grads in WAYS if grads is None])
-def test_one_tensor_for_every_device(placements, mesh):
-    part = data(2, 4)
-    with oracle.ranks(SHAPE, NAMES) as torch_mesh:
-        theirs = oracle.local([part.clone() for _ in range(4)]).requires_grad_()
-        there = TorchDTensor.from_local(theirs, torch_mesh, placements).full_tensor()
-        (there * 3).sum().backward()
-        want, wanted_gradient = oracle.one(there.detach()), oracle.parts_of(theirs.grad)[0]
-    for given in (part.clone().requires_grad_(), part.to("jax").requires_grad_()):
-        whole = DTensor.from_local(given, mesh, placements)
+def test_one_tensor_for_every_device(mesh):
+    part, found = data(2, 4), []
+    for placements in PLAIN:
+        with oracle.ranks(SHAPE, NAMES) as torch_mesh:
+            theirs = oracle.local([part.clone() for _ in range(4)]).requires_grad_()
+            there = TorchDTensor.from_local(theirs, torch_mesh, placements).full_tensor()
+            (there * 3).sum().backward()
+            want, wanted_gradient = oracle.one(there.detach()), oracle.parts_of(theirs.grad)[0]
+        for given in (part.clone().requires_grad_(), part.to("jax").requires_grad_()):
+            whole = DTensor.from_local(given, mesh, placements)
+            (whole * 3).sum().backward()
+            found.append((whole, given, want, wanted_gradient))
+    xs.sync()
+    for whole, given, want, wanted_gradient in found:
         torch.testing.assert_close(whole.detach().cpu(), want)
-        (whole * 3).sum().backward()
         torch.testing.assert_close(given.grad.cpu(), wanted_gradient)
 
 
@@ -259,69 +226,53 @@ def test_a_part_of_a_mesh(mesh):
         DTensor.from_local(over_all, mesh["tp"], [Shard(0)])
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda m, t: DTensor.from_local(t, m, [Shard(0)]), ValueError, "has 2 dimensions"),
-        (lambda m, t: DTensor.from_local([t], m), ShardingError, "1 local tensors for"),
-        (lambda m, t: DTensor.from_local(3, m), TypeError, "takes tensors, and this is a int"),
+def test_refused(mesh):
+    t, rows = data(4, 4), [Shard(0), Shard(0)]
+    whole = distribute_tensor(t, mesh)
+    other = init_device_mesh("jax", (8,))
+    of = DTensor.from_local
+    for call, error, message in (
+        (lambda: of(t, mesh, [Shard(0)]), ValueError, "has 2 dimensions"),
+        (lambda: of([t], mesh), ShardingError, "1 local tensors for"),
+        (lambda: of(3, mesh), TypeError, "takes tensors, and this is a int"),
+        (lambda: of(distribute_tensor(t, mesh, rows), mesh), RuntimeError, "a whole that lies as"),
+        (lambda: of(t, mesh, shape=(4, 4)), RuntimeError, "both shape and stride"),
         (
-            lambda m, t: DTensor.from_local(distribute_tensor(t, m, [Shard(0), Shard(0)]), m),
-            RuntimeError,
-            "is a whole that lies as",
-        ),
-        (
-            lambda m, t: DTensor.from_local(t, m, shape=(4, 4)),
-            RuntimeError,
-            "both shape and stride",
-        ),
-        (
-            lambda m, t: DTensor.from_local(t, m, shape=(5, 4), stride=(4, 1)),
+            lambda: of(t, mesh, shape=(5, 4), stride=(4, 1)),
             ShardingError,
             r"a whole of shape \(4, 4\), and shape=\(5, 4\)",
         ),
         (
-            lambda m, t: DTensor.from_local(t, m, shape=(4, 4), stride=(1, 4)),
+            lambda: of(t, mesh, shape=(4, 4), stride=(1, 4)),
             ShardingError,
             r"strides \(4, 1\), and stride=\(1, 4\)",
         ),
         (
-            lambda m, t: DTensor.from_local(t, m, [Partial("product"), Shard(0)]),
+            lambda: of(t, mesh, [Partial("product"), Shard(0)]),
             NotImplementedError,
             "the reductions are sum, avg, min, max",
         ),
+        (lambda: of(t, mesh, grad_placements=rows), ShardingError, "whose gradients are whole"),
+        (lambda: t.to("jax").to_local(), RuntimeError, "lies on no mesh"),
         (
-            lambda m, t: DTensor.from_local(t, m, grad_placements=[Shard(0), Shard(0)]),
-            ShardingError,
-            "whose gradients are whole",
-        ),
-        (lambda m, t: t.to("jax").to_local(), RuntimeError, "lies on no mesh"),
-        (
-            lambda m, t: distribute_tensor(t, m).to_local(grad_placements=[Shard(0), Shard(1)]),
+            lambda: whole.to_local(grad_placements=[Shard(0), Shard(1)]),
             ValueError,
             "the gradient of a local tensor placed",
         ),
         (
-            lambda m, t: distribute_tensor(t, m).to_local().redistribute(m, [Shard(0)] * 2),
+            lambda: whole.to_local().redistribute(mesh, rows),
             RuntimeError,
             "a manual tensor has a value per device",
         ),
-        (
-            lambda m, t: DTensor.from_local(
-                distribute_tensor(t, m).to_local(), init_device_mesh("jax", (8,))
-            ),
-            ShardingError,
-            "these local tensors lie on",
-        ),
-    ],
+        (lambda: of(whole.to_local(), other), ShardingError, "these local tensors lie on"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("order", "kind"), [((1, 2, 0), "one"), ((2, 1, 0), "list"), ((0, 2, 1), "pieces")]
 )
-def test_refused(call, error, message, mesh):
-    with pytest.raises(error, match=message):
-        call(mesh, data(4, 4))
-
-
-@pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0), (0, 2, 1)])
-@pytest.mark.parametrize("kind", ["one", "list", "pieces"])
 def test_strides_are_those_of_the_local_tensors(order, kind):
     """As DTensor computes them: from the sharded axis on outwards they grow by its devices."""
     local = data(4, 2, 3).permute(order)
@@ -361,13 +312,13 @@ def test_pieces_lie_in_memory_as_the_whole(mesh):
     assert torch.equal(here.grad.cpu(), 2 * whole)
 
 
-@pytest.mark.parametrize("placement", [Shard(0), Replicate(), Partial()])
-def test_meta_tensors_become_empty_ones(placement):
+def test_meta_tensors_become_empty_ones():
     line = init_device_mesh("jax", (4,))
-    local = torch.randn(4, 6, device="meta", requires_grad=True)
-    here = DTensor.from_local(local, line, [placement])
-    assert here.device.type == "jax" and here.requires_grad and here.dtype == torch.float32
-    assert here.shape == ((16, 6) if placement == Shard(0) else (4, 6))
-    with torch.no_grad():
-        made = torch.empty_like(DTensor.from_local([local] * 4, line, [placement])).fill_(1.5)
-    assert made.placements == here.placements and (made.to_local() == 1.5).all()
+    for placement in (Shard(0), Replicate(), Partial()):
+        local = torch.randn(4, 6, device="meta", requires_grad=True)
+        here = DTensor.from_local(local, line, [placement])
+        assert here.device.type == "jax" and here.requires_grad and here.dtype == torch.float32
+        assert here.shape == ((16, 6) if placement == Shard(0) else (4, 6))
+        with torch.no_grad():
+            made = torch.empty_like(DTensor.from_local([local] * 4, line, [placement])).fill_(1.5)
+        assert made.placements == here.placements and (made.to_local() == 1.5).all()

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import pytest
 import torch
-from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
 import isoshard.torch_bridge as xs
 from isoshard.torch_bridge.distributed import init_device_mesh
@@ -28,6 +27,7 @@ from tests.torch_bridge.distributed.graph_counting import (
     ASKS_A_MESH,
     BACKENDS,
     MARKS,
+    ONE_GRAPH,
     compiled,
     data,
     elements,
@@ -56,15 +56,10 @@ def fresh():
     torch.compiler.reset()
 
 
-@pytest.fixture(scope="module")
-def mesh():
-    return mesh_of()
-
-
 def with_gradient(function, x):
     x = x.detach().clone().requires_grad_() if x.device.type == "cpu" else x
     out = function(x)
-    (out * out).sum().backward()
+    torch.autograd.backward([(one * one).sum() for one in out])
     return out, x.grad
 
 
@@ -81,14 +76,6 @@ def piecewise(x, function, parts=2):
 VERBS = {
     "redistribute": (lambda x, m: (x * 2).redistribute(m, [R, S1]).sin(), lambda x: (2 * x).sin()),
     "of an input": (lambda x, m: x.redistribute(m, [S1, S0]).sin(), torch.sin),
-    "own mesh": (
-        lambda x, m: (x * x).redistribute(placements=[R, S1]).sin(),
-        lambda x: (x * x).sin(),
-    ),
-    "by name": (
-        lambda x, m: x.redistribute(device_mesh=x.device_mesh, placements=[R, R], async_op=True),
-        lambda x: x,
-    ),
     "part": (lambda x, m: (x * 2).redistribute(m["tp"], [S1]).sin(), lambda x: (2 * x).sin()),
     "dtypes": (
         lambda x, m: x.redistribute(m, [R, S1], forward_dtype=torch.float32).double() * 2,
@@ -102,10 +89,6 @@ VERBS = {
     "pieces": (
         lambda x, m: DTensor.from_local(x.to_local().cumsum(0), m, SPLIT),
         lambda x: piecewise(x, lambda part: part.cumsum(0)),
-    ),
-    "of a whole": (
-        lambda x, m: DTensor.from_local(x.redistribute(m, [R, R]).to_local() * 3, m),
-        lambda x: x * 3,
     ),
     "products of pieces": (
         lambda x, m: DTensor.from_local(x.to_local().sin() @ x.to_local().T, m, SPLIT),
@@ -136,28 +119,21 @@ VERBS = {
         lambda x, m: x * m.size(1) + m["tp"].size() + m.ndim + m.shape[0],
         lambda x: x * 4 + 4 + 2 + 2,
     ),
-    "device_type": (
-        lambda x, m: x * 2 if (x + 1).device_mesh.device_type == "jax" else x,
-        lambda x: x * 2,
-    ),
-    "isinstance": (
-        lambda x, m: x * 2 if isinstance(x + 1, DTensor) else x,
-        lambda x: x * 2,
-    ),
+    "isinstance": (lambda x, m: x * 2 if isinstance(x + 1, DTensor) else x, lambda x: x * 2),
 }
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", VERBS)
-def test_one_graph_gives_the_results_and_gradients_of_the_cpu(name, backend, mesh):
-    ours, plain = VERBS[name]
-    run, counter = compiled(lambda x: ours(x, mesh), backend)
+def test_one_graph_gives_the_results_and_gradients_of_the_cpu(backend, mesh):
+    """All verbs in one graph: each result, and the gradient of the sum of their squares."""
+    run, counter = compiled(lambda x: [ours(x, mesh) for ours, _ in VERBS.values()], backend)
     for seed in range(2):
         whole = data(8, 8, seed=seed)
         x = distribute_tensor(whole, mesh, SPLIT).requires_grad_()
         out, grad = with_gradient(run, x)
-        want, wanted = with_gradient(plain, whole)
-        torch.testing.assert_close(out.detach().cpu(), want.detach())
+        want, wanted = with_gradient(lambda x: [plain(x) for _, plain in VERBS.values()], whole)
+        for name, got, one in zip(VERBS, out, want, strict=True):
+            torch.testing.assert_close(got.detach().cpu(), one.detach(), msg=name)
         torch.testing.assert_close(grad.cpu(), wanted, rtol=1e-6, atol=1e-6)
         assert grad.placements == SPLIT
     assert graphs_of(counter) == 1
@@ -183,55 +159,22 @@ RULES = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=ASKS_A_MESH if name == "all_reduce" else ()) for name in RULES],
-)
-def test_gradients_that_follow_a_rule_are_those_without(name, backend, mesh):
-    run, counter = compiled(lambda x: RULES[name](x, mesh), backend)
+def test_gradients_that_follow_a_rule_are_those_without(backend, mesh):
+    rules = [rule for name, rule in RULES.items() if ONE_GRAPH or name != "all_reduce"]
+
+    def program(x):
+        return [rule(x, mesh) for rule in rules]
+
+    run, counter = compiled(program, backend)
     for seed in range(2):
         here, there = (
             with_gradient(f, distribute_tensor(data(8, 8, seed=seed), mesh, SPLIT).requires_grad_())
-            for f in (run, lambda x: RULES[name](x, mesh))
+            for f in (run, program)
         )
-        torch.testing.assert_close(elements(here[0]), elements(there[0]))
+        for got, want in zip(here[0], there[0], strict=True):
+            torch.testing.assert_close(elements(got), elements(want))
         torch.testing.assert_close(here[1].cpu(), there[1].cpu())
     assert graphs_of(counter) == 1
-
-
-def test_each_is_one_node_and_a_layout_of_both_graphs(mesh):
-    marked = mesh.get_xs_mesh()
-
-    def program(x):
-        y = x.sin()
-        xs.mark_sharding(y, marked, (None, "tp"))
-        return y.cos().redistribute(mesh, [R, S1]).to_local()
-
-    seen: dict[str, Any] = {}
-
-    def keep(name):
-        def compiler(graph, _):
-            seen[name] = [str(node.target) for node in graph.graph.nodes]
-            return make_boxed_func(graph.forward)
-
-        return compiler
-
-    def backend(graph, inputs):
-        seen["dynamo"] = [
-            node.target if isinstance(node.target, str) else node.target.__name__
-            for node in graph.graph.nodes
-            if node.op.startswith("call")
-        ]
-        return aot_module_simplified(
-            graph, inputs, fw_compiler=keep("forward"), bw_compiler=keep("backward")
-        )
-
-    x = distribute_tensor(data(8, 8), mesh, SPLIT).requires_grad_()
-    torch.compile(program, backend=backend, fullgraph=True)(x).sin().sum().backward()
-    assert seen["dynamo"] == ["sin", "mark_sharding", "cos", "redistribute", "to_local"]
-    assert seen["forward"].count("isoshard.layout.default") == 2
-    assert seen["forward"].count("isoshard.mark.default") == 1  # whose result nobody uses
-    assert seen["backward"].count("isoshard.layout.default") == 2
 
 
 def test_a_mark_lays_out_what_the_graph_computes(mesh):
@@ -240,7 +183,7 @@ def test_a_mark_lays_out_what_the_graph_computes(mesh):
         xs.mark_sharding(y, mesh.get_xs_mesh(), (None, "tp"))
         return y
 
-    run, _ = compiled(program, "isoshard")
+    run, _ = compiled(program, "isoshard")  # nobody uses the mark's result
     got = run(torch.ones(8, 8, device="jax"))
     xs.sync()
     assert got.placements == (R, S1)
@@ -284,7 +227,7 @@ def test_layouts_that_nobody_asks_for_are_not_guarded(mesh):
     assert graphs_of(counter) == 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS[1:])
 def test_open_sizes(backend, mesh):
     def program(x):
         whole = DTensor.from_local(x.to("jax"), mesh, [R, R], shape=x.shape, stride=x.stride())
@@ -300,7 +243,7 @@ def test_open_sizes(backend, mesh):
     assert graphs_of(counter) == 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS[::2])
 def test_pieces_go_into_a_graph(backend, mesh):
     mine = distribute_tensor(data(8, 8), mesh, [S0, S1]).to_local().detach()
     run, counter = compiled(lambda p, w: (p @ w).sin() * p.sum(), backend)
@@ -337,8 +280,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=ASKS_A_MESH if "mark" in name else ()) for name in ENDS],
+    "name", [pytest.param(name, marks=ASKS_A_MESH if "mark" in name else ()) for name in ENDS]
 )
 def test_what_ends_a_graph_says_what_to_write(name, mesh):
     program, message = ENDS[name]

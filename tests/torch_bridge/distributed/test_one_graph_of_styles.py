@@ -7,16 +7,9 @@ import copy
 import pytest
 import torch
 
-from isoshard.torch_bridge.distributed import init_device_mesh
 from isoshard.torch_bridge.distributed.tensor import Replicate, Shard, distribute_tensor, parallel
 from tests.torch_bridge.distributed import tp_block
-from tests.torch_bridge.distributed.graph_counting import (
-    BACKENDS,
-    MARKS,
-    compiled,
-    data,
-    graphs_of,
-)
+from tests.torch_bridge.distributed.graph_counting import BACKENDS, MARKS, compiled, data, graphs_of
 
 pytestmark = MARKS
 
@@ -28,11 +21,6 @@ def fresh():
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    return init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
 
 
 def by_sequence():
@@ -48,8 +36,9 @@ def by_sequence():
 PLANS = {"Megatron's": lambda: tp_block.plan(parallel), "by sequence": by_sequence}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    ("plan", "backend"), [("Megatron's", "isoshard"), ("by sequence", "aot_eager")]
+)
 def test_a_block_is_the_eager_one(plan, backend, mesh):
     torch.manual_seed(0)
     plain = tp_block.Block().double()
@@ -82,7 +71,7 @@ def test_training_compiles_once(mesh, counted):
     losses, compilations = [], []
     for one in (compiled(model, "isoshard")[0], plain):
         optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
-        for seed in range(4):
+        for seed in range(3):
             whole = data(tp_block.BATCH, tp_block.LENGTH, tp_block.WIDTH, seed=seed).float()
             optimizer.zero_grad()
             loss = one(distribute_tensor(whole, mesh, [S0, R])).square().mean()
@@ -90,8 +79,8 @@ def test_training_compiles_once(mesh, counted):
             optimizer.step()
             losses.append(loss.item())
             compilations.append(counted("compilations"))
-    assert losses[:4] == pytest.approx(losses[4:], rel=1e-4)
-    assert compilations[1] == compilations[3]
+    assert losses[:3] == pytest.approx(losses[3:], rel=1e-4)
+    assert compilations[1] == compilations[2]
 
 
 class Pair(torch.nn.Module):
@@ -122,8 +111,7 @@ STYLES = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", STYLES)
+@pytest.mark.parametrize(("name", "backend"), [*zip(STYLES, BACKENDS, strict=True)])
 def test_inputs_and_outputs_of_a_module(name, backend, mesh):
     module = parallel.parallelize_module(Pair().double().to("jax"), mesh["tp"], STYLES[name]())
     x, scale = data(8, 8).to("jax"), data(8, 8, seed=1).to("jax")
@@ -138,21 +126,6 @@ def test_inputs_and_outputs_of_a_module(name, backend, mesh):
     for numbers, *placements in results[1:]:
         torch.testing.assert_close(numbers, results[0][0])
         assert placements == list(results[0][1:])
-    assert graphs_of(counter) == 1
-
-
-@pytest.mark.parametrize("style", ["ColwiseParallel", "RowwiseParallel"])
-def test_an_embedding(style, mesh):
-    table = torch.nn.Embedding(16, 8)
-    plain = copy.deepcopy(table)
-    module = parallel.parallelize_module(table.to("jax"), mesh["tp"], getattr(parallel, style)())
-    run, counter = compiled(module, "aot_eager")
-    for seed in range(2):
-        tokens = torch.randint(0, 16, (4, 8), generator=torch.Generator().manual_seed(seed))
-        for one, given in ((run, tokens.to("jax")), (plain, tokens)):
-            one.zero_grad()
-            one(given).square().sum().backward()
-        torch.testing.assert_close(module.weight.grad.cpu(), plain.weight.grad)
     assert graphs_of(counter) == 1
 
 

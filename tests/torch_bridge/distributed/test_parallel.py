@@ -24,11 +24,6 @@ PLANS = pytest.mark.parametrize("plan", [tp.plan, tp.sequence_plan])
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
-@pytest.fixture
-def mesh():
-    return init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
-
-
 def on_dp(t, mesh):
     return iso.shard(t, mesh.get_jax_mesh(), iso.P("dp"))
 
@@ -41,20 +36,10 @@ def check(block, out, x, reference):
         torch.testing.assert_close(parameter.grad.cpu().double(), expected, **CLOSE)
 
 
-@PLANS
-def test_a_block_on_dp_and_tp_has_values_and_gradients_of_the_whole(mesh, plan):
+def test_a_block_has_the_values_of_the_whole_and_megatrons_collectives_two_each_way(mesh):
     block, x, weight = tp.inputs()
     reference = tp.reference(copy.deepcopy(block), x, weight)
-    assert parallel.parallelize_module(block, mesh["tp"], plan(parallel)) is block
-    x = on_dp(x, mesh).requires_grad_()
-    out = block(x)
-    (out * on_dp(weight, mesh)).sum().backward()
-    check(block, out, x, reference)
-
-
-def test_megatrons_collectives_two_each_way(mesh):
-    block, x, weight = tp.inputs()
-    parallel.parallelize_module(block, mesh["tp"], tp.plan(parallel))
+    assert parallel.parallelize_module(block, mesh["tp"], tp.plan(parallel)) is block
     x, weight = on_dp(x, mesh).requires_grad_(), on_dp(weight, mesh)
     activation = x.nbytes // 2
     comm_mode = CommDebugMode()
@@ -72,29 +57,13 @@ def test_megatrons_collectives_two_each_way(mesh):
     # Three gradients meet where q, k and v part; XLA's CPU backend sends them as one collective.
     assert activation in sent and 3 * activation in sent
     assert "all_gather" not in comm_mode.get_comm_counts()
-
-
-def test_a_fused_projection_sends_one_activation_each_way(mesh):
-    torch.manual_seed(0)
-    mlp = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
-    plan = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
-    parallel.parallelize_module(mlp, mesh["tp"], plan)
-    x = on_dp(torch.randn(16, 32), mesh).requires_grad_()
-    comm_mode = CommDebugMode()
-    with comm_mode:
-        mlp(x).square().sum().backward()
-    found = [
-        (c.kind, axes, c.bytes)
-        for run in comm_mode.runs
-        for c, axes in zip(run.found, run.axes, strict=True)
-        if axes == ("tp",)
-    ]
-    assert found == [("all_reduce", ("tp",), x.nbytes // 2)] * 2
+    check(block, out, x, reference)
 
 
 def test_sequence_parallel_gathers_instead(mesh):
     """Each all-reduce becomes a sum in pieces (on CPU an all-reduce and a slice) and a gather."""
     block, x, weight = tp.inputs()
+    reference = tp.reference(copy.deepcopy(block), x, weight)
     parallel.parallelize_module(block, mesh["tp"], tp.sequence_plan(parallel))
     x, weight = on_dp(x, mesh).requires_grad_(), on_dp(weight, mesh)
     comm_mode = CommDebugMode()
@@ -111,6 +80,7 @@ def test_sequence_parallel_gathers_instead(mesh):
     assert counts["all_reduce", ("tp",)] == 3
     small = block.attention_norm.weight.nbytes
     assert min(c.bytes for run in comm_mode.runs for c in run.found) <= small
+    check(block, out, x, reference)
 
 
 @pytest.fixture
@@ -172,32 +142,6 @@ def test_a_one_dimensional_mesh_and_one_style():
     torch.testing.assert_close(out.cpu(), expected, **CLOSE)
 
 
-def test_a_meta_module_becomes_empty_in_pieces(mesh):
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16))
-        model[3].bias = model[2].bias
-    styles = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
-    parallel.parallelize_module(model, mesh["tp"], styles)
-    assert model[0].weight.placements == (Replicate(), Shard(0))
-    assert model[2].weight.placements == (Replicate(), Shard(1))
-    assert {t.device.type for t in model.state_dict().values()} == {"jax"}
-    assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in model.parameters())
-    for layer in (model[0], model[2], model[3]):
-        layer.reset_parameters()
-    xs.sync()
-    assert {tuple(s.data.shape) for s in model[0].weight.local_shards} == {(8, 16)}
-    x = torch.randn(4, 16)
-    plain = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16))
-    plain.load_state_dict({name: t.cpu() for name, t in model.state_dict().items()})
-    torch.testing.assert_close(model(x.to("jax")).detach().cpu(), plain(x).detach(), **CLOSE)
-
-
-def test_the_current_mesh_is_used():
-    with init_device_mesh("jax", (4,)):
-        linear = parallel.parallelize_module(nn.Linear(8, 8), None, parallel.ColwiseParallel())
-    assert linear.weight.mesh_shape == (4,)
-
-
 @pytest.mark.parametrize(
     ("before", "style", "after"),
     [
@@ -237,11 +181,19 @@ def test_fsdp_marks_on_the_other_dimension(mesh):
     assert block.attention.wq.weight.partition_spec == iso.P(("tp", "dp"))
 
 
-def test_another_mesh_is_refused(mesh):
+def test_what_is_refused(mesh):
     linear = nn.Linear(16, 8).to("jax")
     xs.mark_sharding(linear.weight, xs.Mesh(range(8), (8,), ("all",)), ("all", None))
     with pytest.raises(iso.ShardingError, match=r"P\('all',\).*parts of one mesh"):
         parallel.parallelize_module(linear, mesh["tp"], parallel.ColwiseParallel())
+    blocks = xs.scan_layers(nn.ModuleList(nn.Linear(8, 8) for _ in range(4)).to("jax"))
+    with pytest.raises(ValueError, match="layers first, then scan_layers"):
+        parallel.parallelize_module(blocks, mesh["tp"], {"layers": parallel.ColwiseParallel()})
+    logits = on_dp(torch.zeros(8, 16), mesh)
+    target = torch.zeros(8, dtype=torch.long, device="jax")
+    with parallel.loss_parallel(), pytest.raises(ValueError, match="split along their classes"):
+        nn.functional.cross_entropy(logits, target)
+    assert nn.functional.cross_entropy(logits, target).item() == pytest.approx(2.7725887)
 
 
 def test_a_compiled_training_step_equals_torch(mesh):
@@ -249,7 +201,7 @@ def test_a_compiled_training_step_equals_torch(mesh):
     plain = copy.deepcopy(block).double()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     losses = []
-    for _ in range(4):
+    for _ in range(2):
         optimizer.zero_grad()
         loss = (plain(x.double()) * weight.double()).mean()
         loss.backward()
@@ -267,30 +219,13 @@ def test_a_compiled_training_step_equals_torch(mesh):
         return loss.detach()
 
     given = on_dp(x, mesh), on_dp(weight, mesh)
-    got = [step(*given).item() for _ in range(3)]
+    got = [step(*given).item()]
     comm_mode = CommDebugMode()
     with comm_mode:
         got.append(step(*given).item())
     assert got == pytest.approx(losses, rel=1e-4)
     assert comm_mode.get_axis_counts()["all_gather", ("tp",)] == 4
     assert block.attention.wq.weight.placements == (Replicate(), Shard(0))
-
-
-def test_scan_layers_of_parallel_blocks(mesh):
-    torch.manual_seed(0)
-    layers = nn.ModuleList(tp.Block() for _ in range(4))
-    x = torch.randn(4, 8, 32)
-    y = x.double()
-    for layer in copy.deepcopy(layers).double():
-        y = layer(y)
-    for layer in layers:
-        parallel.parallelize_module(layer, mesh["tp"], tp.plan(parallel))
-    blocks = xs.scan_layers(layers)
-    comm_mode = CommDebugMode()
-    with comm_mode:
-        out = blocks(on_dp(x, mesh))
-    torch.testing.assert_close(out.detach().cpu().double(), y.detach(), **CLOSE)
-    assert comm_mode.get_axis_counts() == {("all_reduce", ("tp",)): 8}  # 2 in the loop, 4 turns
 
 
 def test_layers_laid_out_otherwise_are_not_scanned(mesh):
@@ -300,12 +235,6 @@ def test_layers_laid_out_otherwise_are_not_scanned(mesh):
         parallel.parallelize_module(layer, mesh["tp"], {"0": style})
     with pytest.raises(ValueError, match=r"0\.forward \(hooks after it that lay out otherwise\)"):
         xs.scan_layers(layers)
-
-
-def test_a_stack_is_refused(mesh):
-    blocks = xs.scan_layers(nn.ModuleList(nn.Linear(8, 8) for _ in range(4)).to("jax"))
-    with pytest.raises(ValueError, match="layers first, then scan_layers"):
-        parallel.parallelize_module(blocks, mesh["tp"], {"layers": parallel.ColwiseParallel()})
 
 
 def test_loss_parallel_gathers_no_classes(mesh):
@@ -333,14 +262,6 @@ def test_loss_parallel_gathers_no_classes(mesh):
         if axes == ("tp",)
     ]
     assert len(along_tp) == 3 and max(along_tp) <= 2 * rows
-
-
-def test_loss_parallel_refuses_whole_logits(mesh):
-    logits = on_dp(torch.zeros(8, 16), mesh)
-    target = torch.zeros(8, dtype=torch.long, device="jax")
-    with parallel.loss_parallel(), pytest.raises(ValueError, match="split along their classes"):
-        nn.functional.cross_entropy(logits, target)
-    assert nn.functional.cross_entropy(logits, target).item() == pytest.approx(2.7725887)
 
 
 def test_as_a_jax_function(mesh):

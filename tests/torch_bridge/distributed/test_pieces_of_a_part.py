@@ -18,11 +18,6 @@ from isoshard.torch_bridge.distributed.tensor.experimental import local_map
 MOVES = r"(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
 
 
-@pytest.fixture
-def mesh():
-    return init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
-
-
 def data(*shape, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.double)
@@ -116,16 +111,6 @@ def test_gradients_follow_dtensors_rule(mesh):
     assert {axes for _, axes in comm_mode.get_axis_counts()} == {("tp",), ("dp",)}
 
 
-def test_copies_get_the_whole_gradient_and_give_it_on_once(mesh):
-    x = batch(data(4, 8), mesh).requires_grad_()
-    mine = DTensor.from_local(x, mesh["tp"], [Replicate()]).to_local()
-    out = DTensor.from_local(mine**3, mesh["tp"], [Replicate()])
-    (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-    torch.testing.assert_close(first.detach().cpu(), 3 * data(4, 8) ** 2)
-    (second,) = torch.autograd.grad(first.sum(), x)
-    torch.testing.assert_close(second.cpu(), 6 * data(4, 8))
-
-
 def test_collectives_along_the_part(mesh):
     x = data(4, 8)
     mine, parts = pieces(x, mesh, 1), x.chunk(4, 1)
@@ -145,24 +130,17 @@ def test_collectives_along_the_part(mesh):
     assert all(axes == ("tp",) for _, axes in comm_mode.get_axis_counts())
 
 
-@pytest.mark.parametrize("kind", ["sum", "avg", "min", "max"])
-def test_every_reduction_along_the_part(kind, mesh):
+def test_every_reduction_along_the_part(mesh):
     x = data(4, 8)
-    whole = DTensor.from_local(pieces(x, mesh, 1), mesh["tp"], [Partial(kind)])
     stacked = torch.stack(x.chunk(4, 1))
     means = {"sum": stacked.sum, "avg": stacked.mean, "min": stacked.amin, "max": stacked.amax}
-    torch.testing.assert_close(whole.cpu(), means[kind](0))
+    wholes = [DTensor.from_local(pieces(x, mesh, 1), mesh["tp"], [Partial(kind)]) for kind in means]
+    xs.sync()
+    for whole, wanted in zip(wholes, means.values(), strict=True):
+        torch.testing.assert_close(whole.cpu(), wanted(0))
 
 
-def test_copies_of_the_part_that_differ_become_the_first(mesh):
-    x = data(4, 8)
-    mine = pieces(x, mesh, 1)
-    whole = DTensor.from_local(mine, mesh["tp"], [Replicate()], run_check=True)
-    assert torch.equal(whole.cpu(), x[:, :2])
-    assert all(torch.equal(shard.data, shard.unpadded_data) for shard in whole.local_shards)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half, torch.int64, torch.int8, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, torch.bool])
 def test_sums_along_the_part_in_every_width(dtype, mesh):
     """XLA's compiler for CPUs ends the process at sums of 16 bits there; they are taken in 32."""
     x = (data(4, 8) * 3).to(dtype)
@@ -204,16 +182,6 @@ def test_a_whole_over_the_mesh_of_pieces_over_a_part(mesh):
         DTensor.from_local(mine, mesh, [Shard(0), Shard(1)])
 
 
-def test_redistributed_along_the_part(mesh):
-    whole = DTensor.from_local(batch(data(4, 8), mesh), mesh["tp"], [Replicate()])
-    split = whole.redistribute(placements=[Shard(1)])
-    assert split.placements == (Shard(1),) and split.full_tensor().placements == (Replicate(),)
-    xs.sync()
-    assert split.partition_spec == iso.P("dp", "tp")
-    full = split.full_tensor()
-    assert torch.equal(full.cpu(), data(4, 8)) and full.partition_spec == iso.P("dp")
-
-
 def test_a_part_of_two_dimensions():
     mesh = init_device_mesh("jax", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
     part = mesh["cp", "tp"]
@@ -230,22 +198,6 @@ def test_a_part_of_two_dimensions():
     narrow = distribute_tensor(data(8, seed=1), mesh["cp"], [Shard(0)]).to_local()
     scaled = DTensor.from_local(mine * narrow[:, None], part, [Shard(1), Shard(2)])
     torch.testing.assert_close(scaled.cpu(), data(4, 8, 6) * data(8, seed=1)[:, None])
-
-
-def test_local_map_along_the_part(mesh):
-    x, weight = data(4, 16), data(8, 16, seed=1)
-    columns = local_map(
-        lambda x, weight: x @ weight.T,
-        [Shard(1)],
-        in_placements=([Replicate()], [Shard(0)]),
-        device_mesh=mesh["tp"],
-    )
-    ours = [batch(x, mesh), distribute_tensor(weight, mesh["tp"], [Shard(0)])]
-    compiled = xs.compile(columns)
-    out = compiled(*ours)
-    torch.testing.assert_close(out.cpu(), x @ weight.T)
-    assert out.partition_spec == iso.P("dp", "tp")
-    assert not re.findall(MOVES, xs.program_text(compiled))
 
 
 def test_local_map_takes_arguments_as_they_lie_along_the_part(mesh):
@@ -292,10 +244,10 @@ def test_pieces_that_are_turned_in_place_have_the_new_shape(mesh):
 
 def test_the_gradient_of_an_ordinary_tensor(mesh):
     x, scale = data(4, 8), data(8, seed=1)
-    for mine, places in ((copies(x, mesh), slice(None)), (pieces(x, mesh, 0), slice(None))):
+    for mine in (copies(x, mesh), pieces(x, mesh, 0)):
         ours = scale.to("jax").requires_grad_()
         (mine * ours).square().sum().backward()
-        torch.testing.assert_close(ours.grad.cpu(), (2 * x**2 * scale)[places].sum(0))
+        torch.testing.assert_close(ours.grad.cpu(), (2 * x**2 * scale).sum(0))
 
 
 def test_copies_that_are_written_to_are_alike_no_more(mesh):
@@ -344,44 +296,40 @@ def test_dropout_differs_between_pieces_and_not_between_copies(mesh):
     torch.testing.assert_close(ours.grad.cpu(), dropped.detach().agreed().sum(0))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
+def test_refused(mesh):
+    t = distribute_tensor(data(2, 16), mesh["tp"], [Shard(1)]).to_local()
+    columns = distribute_tensor(torch.ones(2), mesh["dp"], [Shard(0)]).to_local()
+    everywhere = distribute_tensor(torch.ones(2, 4), mesh).to_local()
+    part, xs_mesh = mesh["tp"], mesh.get_xs_mesh()
+    split = distribute_tensor(torch.ones(4, 8), part, [Shard(1)])
+    for call, error, message in (
+        (lambda: t * columns, ShardingError, r"over \('tp',\) and pieces over \('dp',\)"),
         (
-            lambda m, t: t * distribute_tensor(torch.ones(2), m["dp"], [Shard(0)]).to_local(),
-            ShardingError,
-            r"pieces over \('tp',\) and pieces over \('dp',\)",
-        ),
-        (
-            lambda m, t: t.clone().add_(distribute_tensor(torch.ones(2, 4), m).to_local()),
+            lambda: t.clone().add_(everywhere),
             RuntimeError,
             "one value per device into a tensor that has one for several",
         ),
         (
-            lambda m, t: collectives.all_reduce(t, "sum", m["dp"]),
+            lambda: collectives.all_reduce(t, "sum", mesh["dp"]),
             ShardingError,
             r"all_reduce over \('dp',\) of pieces over \('tp',\): .*nothing to exchange",
         ),
         (
-            lambda m, t: xs.disable_manual_sharding(t, (None, None), (4, 8), mesh=m.get_xs_mesh()),
+            lambda: xs.disable_manual_sharding(t, (None, None), (4, 8), mesh=xs_mesh),
             ShardingError,
             "a manual region is over all devices, and these pieces are over",
         ),
         (
-            lambda m, t: DTensor.from_local(t, m["dp"], [Replicate()]),
+            lambda: DTensor.from_local(t, mesh["dp"], [Replicate()]),
             ShardingError,
             "is one row of many, and these local tensors are over",
         ),
         (
-            lambda m, t: DTensor.from_local(
-                distribute_tensor(torch.ones(4, 8), m["tp"], [Shard(1)]), m["tp"], [Replicate()]
-            ),
+            lambda: DTensor.from_local(split, part, [Replicate()]),
             RuntimeError,
             "takes what one device holds",
         ),
-        (lambda m, t: t[0, 0].item(), RuntimeError, "differ, so it cannot be read as one"),
-    ],
-)
-def test_refused(call, error, message, mesh):
-    with pytest.raises(error, match=message):
-        call(mesh, distribute_tensor(data(2, 16), mesh["tp"], [Shard(1)]).to_local())
+        (lambda: t[0, 0].item(), RuntimeError, "differ, so it cannot be read as one"),
+    ):
+        with pytest.raises(error, match=message):
+            call()

@@ -1,7 +1,6 @@
 """torch's own `distribute_tensor` and `distribute_module` on meshes of isoshard."""
 
 import importlib.util
-import subprocess
 import sys
 
 import pytest
@@ -15,7 +14,7 @@ from isoshard import P
 from isoshard.torch_bridge.distributed import init_device_mesh
 from isoshard.torch_bridge.distributed.one_process import DeviceType
 from isoshard.torch_bridge.tensor import XLAShardedTensor
-from tests.python_path import python_path
+from tests import fresh
 
 MESHES = {
     "xs.Mesh": lambda: xs.Mesh(range(8), (2, 4), ("dp", "tp")),
@@ -71,20 +70,14 @@ def test_a_real_torch_xla_comes_first(tmp_path):
     (package / "spmd.py").write_text(
         "def xla_distribute_tensor(tensor, mesh, placements):\n    return 'the real one'\n"
     )
-    code = (
-        "import torch, isoshard.torch_bridge\n"
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import torch\n"
         "from torch.distributed import DeviceMesh\n"
         "from torch.distributed.tensor import distribute_tensor\n"
         "print(distribute_tensor(torch.ones(1), DeviceMesh('xla', [0])))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": python_path(tmp_path), "JAX_PLATFORMS": "cpu", "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = fresh.run(program, cwd=tmp_path)
     assert done.stdout.strip() == "the real one", done.stderr
 
 

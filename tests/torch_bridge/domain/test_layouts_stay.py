@@ -14,7 +14,6 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 from tests.core.domain.traffic import gathered, sent, summed
-from tests.torch_bridge.older_torch import CUMPROD
 
 SIZES = (20, 8, 28, 8)
 ROWS = P(None, None, "x")
@@ -60,7 +59,6 @@ def gradient(function, field):
 # Gradients
 
 LINEAR = {
-    "sum": lambda x: x.sum(),
     "mean": lambda x: x.mean(),
     "pad": lambda x: F.pad(x, (1, 1, 1, 1)).sum(),
     "view": lambda x: x.view(2, 4, -1).sum(),
@@ -72,16 +70,16 @@ LINEAR = {
 }
 
 
-@pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_constant_gradient_lies_as_its_tensor(mesh, name, split):
+def test_a_constant_gradient_lies_as_its_tensor(mesh, split):
     x = torch.randn(2, 4, 64, 16)
-    plain = x.double().requires_grad_()
-    LINEAR[name](plain).backward()
-    field = laid(x, mesh, ROWS, SPLITS[split])
-    LINEAR[name](field).backward()
-    lies_as(field.grad, field)
-    close(field.grad, plain.grad)
+    fields = {name: laid(x, mesh, ROWS, SPLITS[split]) for name in LINEAR}
+    sum(LINEAR[name](field) for name, field in fields.items()).backward()
+    for name, field in fields.items():
+        plain = x.double().requires_grad_()
+        LINEAR[name](plain).backward()
+        lies_as(field.grad, field)
+        close(field.grad, plain.grad)
 
 
 def test_so_does_that_of_a_parameter_and_of_a_bias(mesh):
@@ -94,47 +92,30 @@ def test_so_does_that_of_a_parameter_and_of_a_bias(mesh):
     lies_as(layer.bias.grad, layer.bias)  # a view of a sum
 
 
-@pytest.mark.parametrize("constant", [False, True])
-def test_leaves_in_other_blocks_do_not_share_the_layout_of_their_gradient(mesh, constant):
+def test_leaves_in_other_blocks_do_not_share_the_layout_of_their_gradient(mesh):
     first = laid(torch.randn(18, 6), mesh, P("x"), (5, 2, 7, 4))
     second = laid(torch.randn(18, 6), mesh, P("x"), (0, 3, 9, 6))
-    c = torch.randn(18, 6)
-    total = first + second
-    (total if constant else total * c.to("jax")).sum().backward()
-    want = torch.ones(18, 6).double() if constant else c.double()
+    want = torch.ones(18, 6).double()
+    (first + second).sum().backward()
     for leaf in (first, second):
         lies_as(leaf.grad, leaf)
         close(leaf.grad, want)
     first.grad.zero_()
     close(second.grad, want)
-
-
-def test_nor_where_they_are_split_along_other_axes(mesh):
     first, second = (laid(torch.randn(16, 8), mesh, s) for s in (P("x"), P(None, "x")))
     ((first + second) * torch.randn(16, 8, device="jax")).sum().backward()
     lies_as(first.grad, first)
     lies_as(second.grad, second)
 
 
-def test_a_hook_of_the_users_does_not_hide_the_layout(mesh):
-    seen = []
-    leaf = torch.randn(18, 6, device="jax").requires_grad_()
-    leaf.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.shape))
-    xs.mark_sharding(leaf, mesh, ("x", None), sizes=(5, 2, 7, 4))
-    (leaf * 2).sum().backward()
-    lies_as(leaf.grad, leaf)
-    assert seen == [(18, 6)]
-
-
 # Laid out again
 
 
-@pytest.mark.parametrize("placement", [Shard(0), Shard(-2)])
-def test_to_its_own_layout_is_nothing(mesh, placement):
+def test_to_its_own_layout_is_nothing(mesh):
     t = laid(torch.randn(18, 6), mesh, P("x"), (5, 2, 7, 4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        same = t.redistribute(mesh, [placement])
+        same = t.redistribute(mesh, [Shard(-2)])
     assert same.placements == (Shard(0),)
     assert same.block_sizes == t.block_sizes == ((5, 2, 7, 4), None)
     assert torch.equal(same.cpu(), t.cpu())
@@ -163,57 +144,41 @@ def test_axes_that_stay_split_keep_their_blocks():
     assert torch.equal(half.detach().cpu(), t.detach().cpu().bfloat16())
 
 
-def test_from_rows_to_columns_is_something(mesh):
-    t = laid(torch.randn(18, 8), mesh, P("x"), (5, 2, 7, 4))
-    moved = t.redistribute(mesh, [Shard(1)])
-    assert iso.to_jax(moved.detach()).sharding.spec == P(None, "x")
-    assert torch.equal(t.redistribute(mesh, [Replicate()]).cpu(), t.cpu())
-
-
 # Views
 
 SHOWN = {
     "transposed": (lambda t: t.t(), (Shard(1),), (1, 0)),
     "columns": (lambda t: t[:, 2:], (Shard(0),), (0, None)),
-    "a column": (lambda t: t[:, 1], (Shard(0),), (0,)),
     "cut columns": (lambda t: t.view(18, 2, 4), (Shard(0),), (0, None, None)),
-    "one more axis": (lambda t: t[None], (Shard(1),), (None, 0, None)),
     "repeated": (lambda t: t[None].expand(3, 18, 8), (Shard(1),), (None, 0, None)),
     "a repeated column": (lambda t: t[:, :1].expand(18, 5), (Shard(0),), (0, None)),
     "rows": (lambda t: t[:8], (Replicate(),), None),
-    "a row": (lambda t: t[3], (Replicate(),), None),
     "flat": (lambda t: t.view(-1), (Replicate(),), None),
 }
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_a_view_tells_how_it_lies(mesh, name):
-    view, placements, axes = SHOWN[name]
+def test_a_view_tells_how_it_lies(mesh):
     sizes = ((5, 2, 7, 4), None)
-    seen = view(laid(torch.randn(18, 8), mesh, P("x"), sizes).detach())
-    assert seen.placements == placements
-    assert (seen.mesh == mesh) == (axes is not None)
-    if axes is None:
-        assert seen.block_sizes is None
-        return
-    assert seen.block_sizes == tuple(None if a is None else sizes[a] for a in axes)
-    assert iso.to_jax(seen).sizes == seen.block_sizes
-
-
-def test_a_view_of_an_even_split_lies_as_it_tells(mesh):
-    t = iso.shard(torch.randn(16, 8), mesh, P("x"))
-    for view in (t.t(), t[:, 1:], t.view(16, 2, 4), t[None], t[:, :, None].expand(16, 8, 3)):
+    t = laid(torch.randn(18, 8), mesh, P("x"), sizes).detach()
+    for view, placements, axes in SHOWN.values():
+        seen = view(t)
+        assert seen.placements == placements
+        assert (seen.mesh == mesh) == (axes is not None)
+        wanted = None if axes is None else tuple(None if a is None else sizes[a] for a in axes)
+        assert seen.block_sizes == wanted
+        assert axes is None or iso.to_jax(seen).sizes == seen.block_sizes
+    even = iso.shard(torch.randn(16, 8), mesh, P("x"))
+    for view in (even.t(), even.view(16, 2, 4), even[:, :, None].expand(16, 8, 3)):
         assert view.partition_spec == iso.to_jax(view).sharding.spec
-        assert view.device_mesh == t.device_mesh
-    assert t.t().to_local().shape == (8, 4)
-    assert t[:8].partition_spec is None and not any(p.is_shard() for p in t[:8].placements)
-    assert torch.randn(4, 2, device="jax").t().placements is None
+        assert view.device_mesh == even.device_mesh
+    assert even.t().to_local().shape == (8, 4)
+    assert even[:8].partition_spec is None
 
 
 # Optimizers
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
 def test_loaded_state_lies_in_the_blocks_of_its_parameter(mesh, kind):
     options = {"lr": 0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {})}
     start, c = torch.randn(18, 6), torch.randn(18, 6)
@@ -253,21 +218,14 @@ def test_loaded_state_lies_in_the_blocks_of_its_parameter(mesh, kind):
 
 WINDOWS = {
     "max 3/2/1": lambda x: F.max_pool2d(x, 3, 2, 1),
-    "max 3/1/1": lambda x: F.max_pool2d(x, 3, 1, 1),
-    "max 2": lambda x: F.max_pool2d(x, 2),
     "max dilated": lambda x: F.max_pool2d(x, 3, 1, padding=1, dilation=(2, 1)),
-    "max with ceil": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True),
     "avg 3/1/1": lambda x: F.avg_pool2d(x, 3, 1, 1),
     "avg 3/2/1 of real rows": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     "avg 2 by a divisor": lambda x: F.avg_pool2d(x, 2, divisor_override=3),
-    "bilinear": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     "bilinear, corners": lambda x: F.interpolate(x, (32, 8), mode="bilinear", align_corners=True),
     "bicubic": lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
-    "nearest": lambda x: F.interpolate(x, scale_factor=2, mode="nearest"),
     "adaptive max": lambda x: F.adaptive_max_pool2d(x, (16, 4)),
-    "adaptive avg": lambda x: F.adaptive_avg_pool2d(x, (16, 4)),
     "adaptive avg, overlapping": lambda x: F.adaptive_avg_pool2d(x, (16, 5)),
-    "lp 2": lambda x: F.lp_pool2d(x.abs() + 0.1, 2, 2),
 }
 OUT_OF_STEP = {"max dilated"}  # 62 outputs
 
@@ -280,9 +238,7 @@ def test_windows_of_an_even_split_send_rows(mesh, name):
     field = laid(x, mesh, ROWS)
     found, text = gradient(WINDOWS[name], field)
     close(found, want)
-    WINDOWS[name](field).square().sum().backward()
-    lies_as(field.grad, field)
-    close(WINDOWS[name](field), WINDOWS[name](plain))
+    lies_as(found, field)
     if name not in OUT_OF_STEP:
         assert gathered(text) == 0
         assert summed(text) == 0
@@ -302,8 +258,12 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("name", CONVOLUTIONS)
+FORMATS = (torch.contiguous_format, torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("name", "format"), [(name, FORMATS[n % 2]) for n, name in enumerate(CONVOLUTIONS)]
+)
 def test_convolutions_of_an_even_split_send_rows(mesh, name, format):
     size, function = CONVOLUTIONS[name]
     x, w = torch.randn(2, 4, 64, 16).contiguous(memory_format=format), torch.randn(size)
@@ -328,8 +288,9 @@ def test_convolutions_of_an_even_split_send_rows(mesh, name, format):
     assert text.count("feature_group_count") <= 1  # forward
 
 
-@pytest.mark.parametrize("spec", [P("d", None, "x", "y"), P(None, None, "x"), P("y", "d", "x")])
-@pytest.mark.parametrize("name", ["dilated", "depthwise", "transposed 3"])
+@pytest.mark.parametrize(
+    ("name", "spec"), [("depthwise", P("y", "d", "x")), ("transposed 3", P("d", None, "x", "y"))]
+)
 def test_convolutions_over_several_mesh_axes(name, spec):
     mesh = iso.make_mesh((2, 2, 2), ("d", "x", "y"))
     size, function = CONVOLUTIONS[name]
@@ -348,48 +309,6 @@ def test_convolutions_over_several_mesh_axes(name, spec):
         close(one, other, 1e-3)
 
 
-def test_halves_are_rounded_once_by_a_convolution_of_split_images(mesh):
-    x, w = torch.randn(1, 4, 16, 8).bfloat16(), torch.randn(4, 1, 3, 3).bfloat16()
-    bias = torch.randn(4).bfloat16()
-
-    def step(x, w, bias):
-        y = F.conv2d(x, w, bias, padding=1, groups=4)
-        return y, *torch.autograd.grad(y.sum(), (x, w, bias))
-
-    whole = step(*(t.to("jax").requires_grad_() for t in (x, w, bias)))
-    split = step(laid(x, mesh, ROWS), *(t.to("jax").requires_grad_() for t in (w, bias)))
-    for one, other in zip(split, whole, strict=True):
-        assert one.dtype == torch.bfloat16
-        assert torch.equal(one.cpu(), other.cpu())
-
-
-def test_windows_over_two_mesh_axes_and_a_split_batch():
-    mesh = iso.make_mesh((2, 2, 2), ("d", "x", "y"))
-    x = torch.randn(2, 3, 16, 8)
-    spec = P("d", None, "x", "y")
-    for function in (WINDOWS["max 3/2/1"], WINDOWS["avg 3/1/1"]):
-        plain = x.double().requires_grad_()
-        (want,) = torch.autograd.grad(function(plain).square().sum(), plain)
-        found, text = gradient(function, laid(x, mesh, spec))
-        close(found, want)
-        assert gathered(text) == 0
-
-
-def test_the_gradient_of_the_gradient_of_windows(mesh):
-    x, c = torch.randn(1, 2, 16, 4), torch.randn(1, 2, 16, 4)
-
-    def twice(x, c):
-        (slope,) = torch.autograd.grad(
-            F.avg_pool2d(x, 3, 1, 1).pow(3).sum() + F.max_pool2d(x, 3, 2, 1).pow(3).sum(),
-            x,
-            create_graph=True,
-        )
-        return torch.autograd.grad((slope * c).sum(), x)[0]
-
-    want = twice(x.double().requires_grad_(), c.double())
-    close(twice(laid(x, mesh, ROWS), c.to("jax")), want)
-
-
 def test_halves_and_three_axes(mesh):
     x = torch.randn(1, 2, 16, 4, 4)
     field = laid(x, mesh, ROWS)
@@ -400,36 +319,27 @@ def test_halves_and_three_axes(mesh):
         function(field).square().sum().backward()
         function(plain).square().sum().backward()
         close(field.grad, plain.grad)
+    wide = torch.randn(1, 2, 16, 8, dtype=torch.float64)  # 64 bits
+    plain, field = wide.clone().requires_grad_(), laid(wide, mesh, ROWS)
+    for one in (plain, field):
+        WINDOWS["avg 3/2/1 of real rows"](one).square().sum().backward()
+    torch.testing.assert_close(field.grad.cpu(), plain.grad)
+    whole = torch.randint(-9, 9, (1, 2, 16, 8))
+    found = F.max_pool2d(iso.shard(whole, mesh, ROWS), 3, 2, 1)
+    assert torch.equal(found.cpu(), F.max_pool2d(whole, 3, 2, 1))
     half = iso.shard(torch.randn(1, 2, 16, 4).bfloat16(), mesh, ROWS)
     for name in ("avg 3/1/1", "max 3/2/1"):
         assert torch.equal(WINDOWS[name](half).cpu(), WINDOWS[name](half.cpu()))
 
 
-def test_windows_of_64_bits_are_right(mesh):
-    x = torch.randn(1, 2, 16, 8, dtype=torch.float64)
-    for name in ("max 3/2/1", "max dilated", "avg 3/2/1 of real rows", "avg 2 by a divisor"):
-        function = WINDOWS[name]
-        plain = x.clone().requires_grad_()
-        field = laid(x, mesh, ROWS)
-        function(plain).square().sum().backward()
-        function(field).square().sum().backward()
-        torch.testing.assert_close(field.grad.cpu(), plain.grad)
-    whole = torch.randint(-9, 9, (1, 2, 16, 8))
-    found = F.max_pool2d(iso.shard(whole, mesh, ROWS), 3, 2, 1)
-    assert torch.equal(found.cpu(), F.max_pool2d(whole, 3, 2, 1))
-
-
 RUNNING = {
     "cumsum": lambda x: x.cumsum(2),
-    "cumprod": lambda x: (1 + x / 50).cumprod(2),
     "along another": lambda x: x.cumsum(3) + x.cumsum(-4),
     "bfloat16": lambda x: x.bfloat16().cumsum(2, dtype=torch.float32),
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=CUMPROD if n == "cumprod" else ()) for n in RUNNING]
-)
+@pytest.mark.parametrize("name", RUNNING)
 def test_running_sums_of_an_even_split_send_totals(mesh, name):
     x = torch.randn(2, 4, 64, 16)
     plain = x.double().requires_grad_() if name != "bfloat16" else x.clone().requires_grad_()
@@ -438,27 +348,10 @@ def test_running_sums_of_an_even_split_send_totals(mesh, name):
     found, text = gradient(RUNNING[name], field)
     close(found, want.double(), 1e-3)
     lies_as(found, field)
-    if name == "cumprod":  # torch's formula for its gradient counts zeros in 64 bits
-        forward = xs.compile(lambda x: RUNNING[name](x).square())
-        for _ in range(2):
-            forward(field.detach())
-        text = xs.program_text(forward)
     assert max(gathered(text), summed(text)) <= 4 * ROW  # one row from each device
-    close(RUNNING[name](field), RUNNING[name](plain).double())
 
 
 # Shapes
-
-
-@pytest.mark.parametrize("shape", [(2, 4, -1), (2, 4, 64, 4, 4), (8, 1, 64, 16)])
-def test_merged_and_cut_axes_stay_in_blocks(mesh, shape):
-    x = torch.randn(2, 4, 64, 16)
-    field = laid(x, mesh, ROWS, SPLITS["uneven"])
-    found, text = gradient(lambda t: t.view(shape).view(2, 4, 64, 16).exp(), field)
-    assert gathered(text) == 0
-    assert found.block_sizes == field.block_sizes
-    merged = (field * 2).view(shape)
-    torch.testing.assert_close(merged.detach().cpu(), (x * 2).view(shape))
 
 
 def test_blocks_of_a_merged_axis(mesh):
@@ -475,8 +368,7 @@ def test_blocks_of_a_merged_axis(mesh):
 # Attention
 
 
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("sizes", [None, SIZES])
+@pytest.mark.parametrize(("batch_first", "sizes"), [(False, None), (True, SIZES)])
 def test_multihead_attention_goes_round_a_ring_in_both_orders(mesh, batch_first, sizes):
     torch.manual_seed(0)
     ours = torch.nn.MultiheadAttention(16, 2, batch_first=batch_first)
@@ -516,19 +408,20 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_real_transforms_of_two_axes_over_uneven_rows(mesh, name):
-    for shape, sizes in (((4, 18, 6), (5, 2, 7, 4)), ((18, 8), (5, 5, 5, 3))):
-        x = torch.randn(shape)
+@pytest.mark.parametrize("shape", [(4, 18, 6), (18, 8)])
+def test_real_transforms_of_two_axes_over_uneven_rows(mesh, shape):
+    x = torch.randn(shape)
+    lead = [None] * (len(shape) - 2)
+    fields = {
+        name: laid(x, mesh, P(*lead, "x"), (*lead, (5, 2, 7, 4), None)) for name in TRANSFORMS
+    }
+    found = {name: TRANSFORMS[name](field) for name, field in fields.items()}
+    sum(one.abs().square().sum() for one in found.values()).backward()
+    for name, field in fields.items():
         plain = x.double().requires_grad_()
-        spec = P(*[None] * (len(shape) - 2), "x")
-        per_axis = (*[None] * (len(shape) - 2), sizes, None)
-        field = laid(x, mesh, spec, per_axis)
-        found, want = TRANSFORMS[name](field), TRANSFORMS[name](plain)
-        torch.testing.assert_close(
-            found.detach().cpu().to(want.dtype), want.detach(), rtol=1e-4, atol=1e-4
-        )
-        found.abs().square().sum().backward()
+        want = TRANSFORMS[name](plain)
+        have = found[name].detach().cpu().to(want.dtype)
+        torch.testing.assert_close(have, want.detach(), rtol=1e-4, atol=1e-4)
         want.abs().square().sum().backward()
         lies_as(field.grad, field)
         close(field.grad, plain.grad)
@@ -537,8 +430,8 @@ def test_real_transforms_of_two_axes_over_uneven_rows(mesh, name):
 # Lengths
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_lengths_of_ctc_may_be_on_the_cpu(reduction):
+def test_lengths_of_ctc_may_be_on_the_cpu():
+    reduction = "mean"
     scores, labels = torch.randn(12, 3, 5), torch.randint(1, 5, (3, 4))
     spans, lengths = torch.tensor([12, 10, 11]), torch.tensor([4, 3, 2])
     plain, ours = scores.double().requires_grad_(), scores.to("jax").requires_grad_()

@@ -12,11 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import isoshard as iso
 from isoshard import UnrepresentableError, make_mesh
-from isoshard.torch_bridge.dtensor.translation import (
-    layout_of,
-    placements_of,
-    placements_on,
-)
+from isoshard.torch_bridge.dtensor.translation import layout_of, placements_of, placements_on
 from tests.torch_bridge.dtensor.layouts import MESHES, all_placements, torch_mesh
 
 
@@ -96,6 +92,8 @@ def test_placements_on_every_other_mesh_of_eight():
     said = 0
     eights = [shape for shape in MESHES if math.prod(shape) == 8]
     for here, there in itertools.product(eights, repeat=2):
+        if 1 in here and 1 in there:
+            continue  # they say no more than those without such axes
         ranks = np.arange(8).reshape(there[::-1]).transpose().ravel().tolist()  # column by column
         other = torch_mesh(there, ranks=ranks)
         for placements in all_placements(here, 1):
@@ -110,7 +108,7 @@ def test_placements_on_every_other_mesh_of_eight():
                 continue
             said += 1
             assert same_map(layout_of(found, other, (8,)).sharding, sharding)
-    assert said > 1000
+    assert said > 300
 
 
 def same_map(a, b):

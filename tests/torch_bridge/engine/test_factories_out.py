@@ -7,20 +7,19 @@ import warnings
 import pytest
 import torch
 
-import isoshard.torch_bridge  # noqa: F401
+import isoshard.torch_bridge as xs
+from tests.torch_bridge.engine.spelled_calls import calls
 
-FACTORIES = {
-    "full": lambda out: torch.full((2, 3), 2.5, out=out),
-    "full, whole": lambda out: torch.full((2, 3), 2, out=out),
-    "zeros": lambda out: torch.zeros(2, 3, out=out),
-    "ones": lambda out: torch.ones(2, 3, out=out),
-    "eye": lambda out: torch.eye(2, 3, out=out),
-    "arange": lambda out: torch.arange(6, out=out),
-    "arange, floats": lambda out: torch.arange(0.5, 6, out=out),
-    "arange, a dtype": lambda out: torch.arange(0, 6, 1, dtype=torch.float32, out=out),
-    "linspace": lambda out: torch.linspace(0, 5, 6, out=out),
-    "logspace": lambda out: torch.logspace(0, 2, 6, base=2, out=out),
-}
+FACTORIES = """
+    torch.full((2, 3), 2.5, out=out); torch.full((2, 3), 2, out=out); torch.zeros(2, 3, out=out)
+    torch.ones(2, 3, out=out); torch.eye(2, 3, out=out); torch.arange(6, out=out)
+    torch.arange(0.5, 6, out=out); torch.arange(0, 6, 1, dtype=torch.float32, out=out)
+    torch.linspace(0, 5, 6, out=out); torch.logspace(0, 2, 6, base=2, out=out)
+"""
+DRAWS = """
+    torch.rand(2, 3, out=out); torch.randn(2, 3, out=out); torch.randint(0, 5, (2, 3), out=out)
+    torch.randperm(6, out=out)
+"""
 TARGETS = {
     "as it is": lambda device, dtype: torch.ones(2, 3, dtype=dtype, device=device),
     "flat": lambda device, dtype: torch.ones(6, dtype=dtype, device=device),
@@ -31,49 +30,41 @@ TARGETS = {
 }
 
 
-def outcome(make, target, device, dtype):
-    """What a call gives, or raises, and whether it warns of another size."""
+def outcome(call, target, device, dtype):
+    """What a call gives, or raises, and whether it warns of another size; then the numbers."""
     out = target(device, dtype)
     base = out if out._base is None else out._base
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            same = make(out) is out
+            same = eval(call, {"torch": torch, "out": out}) is out
         except RuntimeError:
-            return "refused"
+            return "refused", []
     resized = any("resized" in str(one.message) for one in caught)
-    return same, out.tolist(), base.tolist(), out.shape, out.stride(), out.dtype, resized
+    return (same, out.shape, out.stride(), out.dtype, resized), [out.clone(), base.clone()]
 
 
-@pytest.mark.parametrize("name", FACTORIES)
-def test_out_is_as_on_the_cpu(name):
-    """Every target, of every kind of number."""
-    for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
-        for kind, target in TARGETS.items():
-            expected = outcome(FACTORIES[name], target, "cpu", dtype)
-            if expected == "refused" or "space" not in name:
-                assert outcome(FACTORIES[name], target, "jax", dtype) == expected, (kind, dtype)
-                continue
-            got = outcome(FACTORIES[name], target, "jax", dtype)
-            assert (got[0], *got[3:]) == (expected[0], *expected[3:]), (kind, dtype)
-            torch.testing.assert_close(torch.tensor(got[1]), torch.tensor(expected[1]))
+DTYPES = (torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda out: torch.rand(2, 3, out=out),
-        lambda out: torch.randn(2, 3, out=out),
-        lambda out: torch.randint(0, 5, (2, 3), out=out),
-        lambda out: torch.randperm(6, out=out),
-    ],
-    ids=["rand", "randn", "randint", "randperm"],
-)
-def test_random_out_has_the_size_on_the_cpu(make):
-    """Numbers differ; sizes, strides and warnings do not."""
-    for kind, target in TARGETS.items():
-        expected, got = (outcome(make, target, d, torch.float32) for d in ("cpu", "jax"))
-        assert (got[0], *got[3:]) == (expected[0], *expected[3:]), kind
+@pytest.mark.parametrize(("number", "call"), list(enumerate(calls(FACTORIES + DRAWS))))
+def test_out_is_as_on_the_cpu(number, call):
+    """Every target, in float32 and two more dtypes; of those that draw, numbers differ."""
+    dtypes = (torch.float32, DTYPES[number % 4], DTYPES[(number + 1 + number // 4) % 4])
+    cases = [(dtype, kind) for dtype in dtypes for kind in TARGETS]
+    wants, gots = (
+        [outcome(call, TARGETS[kind], device, dtype) for dtype, kind in cases]
+        for device in ("cpu", "jax")
+    )
+    if call not in DRAWS:
+        xs.sync()
+    exact = 0 if "space" not in call else None
+    for case, want, got in zip(cases, wants, gots, strict=True):
+        assert got[0] == want[0], case
+        for one, other in zip(got[1], want[1], strict=True) if call not in DRAWS else ():
+            torch.testing.assert_close(
+                one.cpu(), other, rtol=exact, atol=exact, msg=lambda text, c=case: f"{c}: {text}"
+            )
 
 
 def test_drawing_into_another_size_warns_where_torch_does():

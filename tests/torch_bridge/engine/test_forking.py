@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-import textwrap
 
 import pytest
 
-HEAD = """
-import os, sys, warnings
+USES = (
+    "x + 1",
+    "x.tolist()",
+    "x.add_(1)",
+    "x[0].item()",
+    'torch.ones(2).to("jax")',
+    'torch.zeros(2, device="jax")',
+    "step()",
+    "xs.compile(lambda: x * 2)()",
+    "x.cpu()",
+    "isoshard.to_jax(x * 2)",
+)
+LOADERS = {
+    "fork": {"multiprocessing_context": "fork", "num_workers": 2, "pin_memory": True},
+    "spawn": {"multiprocessing_context": "spawn", "num_workers": 1},
+}
+SCRIPT = """
+import json, os, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 from torch.utils.data import DataLoader, Dataset
-import isoshard.torch_bridge as xs
+
+if __name__ == "__main__":  # a spawned worker of a loader needs neither
+    import isoshard
+    import isoshard.torch_bridge as xs
+
+FORKED = "forked after JAX had started"
 
 
 class Rows(Dataset):
@@ -33,111 +54,81 @@ class OnDevice(Rows):
         return (self.scale * number).cpu()
 
 
-def train(loader):
+def forked(use):
+    # 0: the use returned; 3: it was refused in our words; 4: by another error.
+    child = os.fork()
+    if child == 0:
+        try:
+            use()
+        except BaseException as error:
+            os._exit(3 if FORKED in str(error) else 4)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def first_use():
+    assert (torch.ones(2).to("jax") + 1).tolist() == [2.0, 2.0]
+
+
+def trained(loader):
     weight = torch.ones(3).to("jax")
     step = xs.compile(lambda x: weight.add_(x.sum(0)).sum())
     weight.tolist()
-    seen = [step(batch.to("jax")).item() for batch in loader]
-    assert seen == [3.0 + 6 * 1, 3.0 + 6 * (1 + 2 + 3), 3.0 + 6 * 15, 3.0 + 6 * 28], seen
-    print("trained", weight.tolist())
+    return [[step(batch.to("jax")).item() for batch in loader], weight.tolist()]
 
+
+if __name__ == "__main__":
+    found = {"before": forked(first_use)}
+    x = torch.ones(2).to("jax")
+    step = xs.compile(lambda: x.add_(1).sum())
+    step().item()
+    uses, loaders = json.loads(sys.argv[1])
+    found["uses"] = {use: forked(lambda: eval(use)) for use in uses}
+    found["after"] = [step().item(), (x + 1).tolist()]
+    found["loaders"] = {
+        name: trained(DataLoader(Rows(), batch_size=2, **options))
+        for name, options in loaders.items()
+    }
+    try:
+        next(iter(DataLoader(OnDevice(), num_workers=1, multiprocessing_context="fork")))
+    except RuntimeError as error:
+        found["worker"] = str(error)
+    print(json.dumps(found))
 """
 
 
-def run(code: str, folder) -> subprocess.CompletedProcess[str]:
-    path = folder / "script.py"
-    path.write_text(HEAD + textwrap.dedent(code))
-    return subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=240, check=False
-    )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        'multiprocessing_context="fork"',
-        'multiprocessing_context="spawn"',
-        'multiprocessing_context="fork", pin_memory=True',
-    ],
-)
-def test_workers_of_a_loader_bring_batches_beside_a_step(tmp_path, options):
-    done = run(
-        f"""
-        if __name__ == "__main__":
-            torch.ones(2, device="jax").tolist()
-            train(DataLoader(Rows(), batch_size=2, num_workers=2, {options}))
-        """,
-        tmp_path,
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What a process saw in those that it started."""
+    path = tmp_path_factory.mktemp("forking") / "script.py"
+    path.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(path), json.dumps([USES, LOADERS])],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "trained [57.0, 57.0, 57.0]" in done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_a_worker_that_uses_the_device_is_told_the_way_out(tmp_path):
-    done = run(
-        """
-        if __name__ == "__main__":
-            loader = DataLoader(OnDevice(), num_workers=1, multiprocessing_context="fork")
-            try:
-                next(iter(loader))
-            except RuntimeError as error:
-                print(error)
-        """,
-        tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "forked after JAX had started" in done.stdout
-    assert 'multiprocessing_context="spawn"' in done.stdout
+@pytest.mark.parametrize("loader", LOADERS)
+def test_workers_of_a_loader_bring_batches_beside_a_step(found, loader):
+    losses, weight = found["loaders"][loader]
+    assert losses == [3.0 + 6 * 1, 3.0 + 6 * (1 + 2 + 3), 3.0 + 6 * 15, 3.0 + 6 * 28]
+    assert weight == [57.0, 57.0, 57.0]
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "x + 1",
-        "x.tolist()",
-        "x.add_(1)",
-        "x[0].item()",
-        'torch.ones(2).to("jax")',
-        'torch.zeros(2, device="jax")',
-        "step()",
-        "xs.compile(lambda: x * 2)()",
-        "x.cpu()",
-        "isoshard.to_jax(x * 2)",
-    ],
-)
-def test_each_use_in_a_forked_process_raises(tmp_path, use):
-    done = run(
-        f"""
-        import isoshard
-        x = torch.ones(2).to("jax")
-        step = xs.compile(lambda: x.add_(1).sum())
-        step().item()
-        child = os.fork()
-        if child == 0:
-            try:
-                {use}
-            except RuntimeError as error:
-                os._exit(3 if "forked after JAX had started" in str(error) else 4)
-            os._exit(5)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 3, os.waitstatus_to_exitcode(status)
-        assert step().item() == 6.0 and (x + 1).tolist() == [4.0, 4.0]
-        """,
-        tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_worker_that_uses_the_device_is_told_the_way_out(found):
+    assert "forked after JAX had started" in found["worker"]
+    assert 'multiprocessing_context="spawn"' in found["worker"]
 
 
-def test_a_process_forked_before_the_device_is_used_may_use_it(tmp_path):
-    done = run(
-        """
-        child = os.fork()
-        if child == 0:
-            good = (torch.ones(2).to("jax") + 1).tolist() == [2.0, 2.0]
-            os._exit(0 if good else 1)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 0
-        """,
-        tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+def test_each_use_in_a_forked_process_raises(found):
+    assert found["uses"] == dict.fromkeys(USES, 3)
+    assert found["after"] == [6.0, [4.0, 4.0]]
+
+
+def test_a_process_forked_before_the_device_is_used_may_use_it(found):
+    assert found["before"] == 0

@@ -9,108 +9,68 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
+from isoshard.torch_bridge.engine.signatures import number_checks
 from isoshard.torch_bridge.lowerings import registry
+from tests.torch_bridge.engine.spelled_calls import calls, outcome
 
-aten = torch.ops.aten
 NAN, INF = math.nan, math.inf
 
-
-def ones(device, *size, dtype=torch.float32):
-    """A tensor of ones."""
-    return torch.ones(size, dtype=dtype, device=device)
-
-
-def bools(device):
-    """A mask of three."""
-    return torch.tensor([True, False, True], device=device)
-
-
-def places(device):
-    """Two places among three."""
-    return torch.tensor([0, 2], device=device)
-
-
-def matrix(device):
-    """Ones, two by two."""
-    return ones(device, 2, 2)
-
-
-# name: (the call, numbers that torch takes, numbers that it refuses)
-DRAWS = {
-    "exponential_": (lambda d, n: ones(d, 3).exponential_(n), (0.5, INF), (-1.0, 0.0, NAN)),
-    "cauchy_": (lambda d, n: ones(d, 3).cauchy_(0.5, n), (2.0,), (-1.0, 0.0, NAN)),
-    "cauchy_ named": (lambda d, n: ones(d, 3).cauchy_(sigma=n), (2.0,), (-1.0,)),
-    "log_normal_": (lambda d, n: ones(d, 3).log_normal_(0.5, n), (1.0,), (-1.0, 0.0, NAN)),
-    "log_normal_ named": (lambda d, n: ones(d, 3).log_normal_(std=n), (1.0,), (-1.0,)),
-    "geometric_": (lambda d, n: ones(d, 3).geometric_(n), (0.5,), (0.0, 1.0, 2.0, NAN)),
-    "bernoulli_": (lambda d, n: ones(d, 3).bernoulli_(n), (0.0, 0.5, 1.0), (-0.1, 1.1, NAN)),
-    "bernoulli": (lambda d, n: torch.bernoulli(ones(d, 3), n), (0.5,), (-0.1, 1.1)),
-    "normal_": (lambda d, n: ones(d, 3).normal_(0.5, n), (0.0, 2.0), (-1.0, NAN)),
-    "normal_ named": (lambda d, n: ones(d, 3).normal_(std=n), (0.0, 2.0), (-1.0,)),
-    "normal": (lambda d, n: torch.normal(ones(d, 3), n), (0.0, 2.0), (-1.0, NAN)),
-    "normal, a size": (lambda d, n: torch.normal(0.5, n, (3,), device=d), (2.0,), (-1.0,)),
-    "normal, out": (lambda d, n: torch.normal(0.5, n, (3,), out=ones(d, 3)), (2.0,), (-1.0,)),
-    "uniform_ to": (lambda d, n: ones(d, 3).uniform_(0.5, n), (0.5, 9.0), (0.0, NAN, INF, 1e39)),
-    "uniform_ from": (lambda d, n: ones(d, 3).uniform_(n, 1.0), (0.5,), (2.0, NAN, -INF, -1e39)),
-    "uniform_ both": (lambda d, n: ones(d, 3).uniform_(-n, n), (1.0,), (3e38,)),
-    "exponential": (lambda d, n: aten.exponential(ones(d, 3), n), (0.5,), (-1.0,)),
-    "uniform, out": (
-        lambda d, n: aten.uniform.out(ones(d, 3), 0.5, n, out=ones(d, 3)),
-        (1.0,),
-        (0.0, 1e39),
-    ),
-    "a view": (lambda d, n: ones(d, 4)[1:].exponential_(n), (0.5,), (-1.0,)),
-    "nothing": (lambda d, n: ones(d, 0).exponential_(n), (0.5,), (-1.0,)),
-}
-FLOATS, WIDE = (3e38, INF, NAN), (1e39, -1e39)
-HELD = {
-    "fill_": lambda d, n: ones(d, 3).fill_(n),
-    "fill": lambda d, n: torch.fill(ones(d, 3), n),
-    "full": lambda d, n: torch.full((3,), n, device=d, dtype=torch.float32),
-    "full, out": lambda d, n: torch.full((3,), n, out=ones(d, 3)),
-    "full_like": lambda d, n: torch.full_like(ones(d, 3), n),
-    "new_full": lambda d, n: ones(d, 3).new_full((3,), n),
-    "masked_fill": lambda d, n: ones(d, 3).masked_fill(bools(d), n),
-    "masked_fill_": lambda d, n: ones(d, 3).masked_fill_(bools(d), n),
-    "where": lambda d, n: torch.where(bools(d), ones(d, 3), n),
-    "scatter": lambda d, n: ones(d, 3).scatter(0, places(d), n),
-    "scatter_": lambda d, n: ones(d, 3).scatter_(0, places(d), n),
-    "index_fill_": lambda d, n: ones(d, 3).index_fill_(0, places(d), n),
-    "index_add": lambda d, n: ones(d, 3).index_add(0, places(d), ones(d, 2), alpha=n),
-    "fill_diagonal_": lambda d, n: matrix(d).fill_diagonal_(n),
-    "add": lambda d, n: torch.add(ones(d, 3), ones(d, 3), alpha=n),
-    "add_": lambda d, n: ones(d, 3).add_(ones(d, 3), alpha=n),
-    "sub": lambda d, n: torch.sub(ones(d, 3), ones(d, 3), alpha=n),
-    "addcmul": lambda d, n: torch.addcmul(ones(d, 3), ones(d, 3), ones(d, 3), value=n),
-    "addcdiv_": lambda d, n: ones(d, 3).addcdiv_(ones(d, 3), ones(d, 3), value=n),
-    "lerp": lambda d, n: torch.lerp(ones(d, 3), ones(d, 3), n),
-    "addmm": lambda d, n: torch.addmm(matrix(d), matrix(d), matrix(d), alpha=n),
-    "addmm, out": lambda d, n: torch.addmm(matrix(d), matrix(d), matrix(d), beta=n, out=matrix(d)),
-    "addmv": lambda d, n: torch.addmv(ones(d, 2), matrix(d), ones(d, 2), alpha=n),
-    "addr": lambda d, n: torch.addr(matrix(d), ones(d, 2), ones(d, 2), beta=n),
-    "linspace": lambda d, n: torch.linspace(0.5, n, 3, device=d),
-    "foreach add": lambda d, n: torch._foreach_add([ones(d, 3)], [ones(d, 3)], alpha=n),
-    "foreach addcmul": lambda d, n: torch._foreach_addcmul(*[[ones(d, 3)]] * 3, n),
-    "foreach lerp": lambda d, n: torch._foreach_lerp([ones(d, 3)], [ones(d, 3)], n),
-}
-CALLS = {**DRAWS, **{name: (call, FLOATS, WIDE) for name, call in HELD.items()}}
+# the call, then numbers that torch takes, and numbers that it refuses
+DRAWS = """
+    ones(3).exponential_(n) | 0.5, INF | -1.0, 0.0, NAN
+    ones(3).cauchy_(0.5, n) | 2.0, | -1.0, 0.0, NAN; ones(3).cauchy_(sigma=n) | 2.0, | -1.0,
+    ones(3).log_normal_(0.5, n) | 1.0, | -1.0, 0.0, NAN; ones(3).log_normal_(std=n) | 1.0, | -1.0,
+    ones(3).geometric_(n) | 0.5, | 0.0, 1.0, 2.0, NAN
+    ones(3).bernoulli_(n) | 0.0, 0.5, 1.0 | -0.1, 1.1, NAN
+    torch.bernoulli(ones(3), n) | 0.5, | -0.1, 1.1; ones(3).normal_(0.5, n) | 0.0, 2.0 | -1.0, NAN
+    ones(3).normal_(std=n) | 0.0, 2.0 | -1.0,; torch.normal(ones(3), n) | 0.0, 2.0 | -1.0, NAN
+    torch.normal(0.5, n, (3,), device=d) | 2.0, | -1.0,
+    torch.normal(0.5, n, (3,), out=ones(3)) | 2.0, | -1.0,
+    ones(3).uniform_(0.5, n) | 0.5, 9.0 | 0.0, NAN, INF, 1e39
+    ones(3).uniform_(n, 1.0) | 0.5, | 2.0, NAN, -INF, -1e39; ones(3).uniform_(-n, n) | 1.0, | 3e38,
+    aten.exponential(ones(3), n) | 0.5, | -1.0,
+    aten.uniform.out(ones(3), 0.5, n, out=ones(3)) | 1.0, | 0.0, 1e39
+    ones(4)[1:].exponential_(n) | 0.5, | -1.0,; ones(0).exponential_(n) | 0.5, | -1.0,
+"""
+HELD = """
+    ones(3).fill_(n); torch.fill(ones(3), n); torch.full((3,), n, device=d, dtype=float32)
+    torch.full((3,), n, out=ones(3)); torch.full_like(ones(3), n); ones(3).new_full((3,), n)
+    ones(3).masked_fill(bools(1, 0, 1), n); ones(3).masked_fill_(bools(1, 0, 1), n)
+    torch.where(bools(1, 0, 1), ones(3), n); ones(3).scatter(0, ints(0, 2), n)
+    ones(3).scatter_(0, ints(0, 2), n); ones(3).index_fill_(0, ints(0, 2), n)
+    ones(3).index_add(0, ints(0, 2), ones(2), alpha=n); ones(2, 2).fill_diagonal_(n)
+    torch.add(ones(3), ones(3), alpha=n); ones(3).add_(ones(3), alpha=n)
+    torch.sub(ones(3), ones(3), alpha=n); torch.addcmul(ones(3), ones(3), ones(3), value=n)
+    ones(3).addcdiv_(ones(3), ones(3), value=n); torch.lerp(ones(3), ones(3), n)
+    torch.addmm(ones(2, 2), ones(2, 2), ones(2, 2), alpha=n)
+    torch.addmm(ones(2, 2), ones(2, 2), ones(2, 2), beta=n, out=ones(2, 2))
+    torch.addmv(ones(2), ones(2, 2), ones(2), alpha=n)
+    torch.addr(ones(2, 2), ones(2), ones(2), beta=n); torch.linspace(0.5, n, 3, device=d)
+    torch._foreach_add([ones(3)], [ones(3)], alpha=n)
+    torch._foreach_addcmul([ones(3)], [ones(3)], [ones(3)], n)
+    torch._foreach_lerp([ones(3)], [ones(3)], n)
+"""
+CALLS = [line.split(" | ") for line in calls(DRAWS)]
+CALLS += [[line, "3e38, INF, NAN", "1e39, -1e39"] for line in calls(HELD)]
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_numbers_are_looked_at_in_every_call(name):
+def refused(call: str, device: str, number: float, **more: object) -> str:
+    """The message with which a call refuses a number; empty if it takes it."""
+    error = outcome(call, device, n=number, **more)
+    assert not isinstance(error, Exception) or isinstance(error, RuntimeError), error
+    return str(error) if isinstance(error, Exception) else ""
+
+
+def test_numbers_are_looked_at_in_every_call():
     """Valid then invalid, and invalid then valid, as on the CPU."""
-    call, good, bad = CALLS[name]
-    for number in bad:
-        with pytest.raises(RuntimeError):
-            call("cpu", number)
-    for first, second in ((good, bad), (bad, good)):
-        for number in (*first, *second, *first):
-            if number in bad or (number != number and any(one != one for one in bad)):
-                with pytest.raises(RuntimeError, match=r"expects|bounds|cannot be converted"):
-                    call("jax", number)
-            else:
-                call("cpu", number)
-                call("jax", number)
+    for call, *texts in CALLS:
+        good, bad = (eval(f"({text})", {"NAN": NAN, "INF": INF}) for text in texts)
+        assert all(refused(call, "cpu", number) for number in bad), call
+        for number in (*good, *bad, *good, *bad):
+            wanted, message = refused(call, "cpu", number), refused(call, "jax", number)
+            assert bool(message) == bool(wanted), f"{call} of {number}: {message}"
+            if message:
+                assert any(w in message for w in ("expects", "bounds", "cannot be converted"))
 
 
 @pytest.mark.parametrize(
@@ -128,73 +88,61 @@ def test_numbers_are_looked_at_in_every_call(name):
 )
 def test_each_dtype_holds_its_own_numbers(dtype, good, bad):
     """The bounds are those of the dtype that is written."""
-    for number in (*good, *bad):
-        for device in ("cpu", "jax"):
-            x = ones(device, 3, dtype=dtype)
-            for write in (x.fill_, lambda n, x=x: x.masked_fill_(bools(x.device), n)):
-                if number in bad or (number != number and NAN in bad):
-                    with pytest.raises(RuntimeError, match="without overflow"):
-                        write(number)
-                else:
-                    write(number)
+    for call in ("ones(3, dtype=t).fill_(n)", "ones(3, dtype=t).masked_fill_(bools(1, 0, 1), n)"):
+        for number in (*good, *bad):
+            for message in (refused(call, device, number, t=dtype) for device in ("cpu", "jax")):
+                assert ("without overflow" in message) == (number in bad), (call, number)
 
 
 def test_halves_multiply_by_what_their_products_are_computed_in():
-    """A factor of a 16-bit product may be larger than 16 bits hold."""
+    """A factor of a 16-bit product may be larger than 16 bits hold; and a tensor rounds."""
+    outcomes = []
     for device in ("cpu", "jax"):
-        x = ones(device, 3, dtype=torch.float16)
+        x = torch.ones(3, dtype=torch.float16, device=device)
         torch.addcmul(x, x, x, value=1e5)
         with pytest.raises(RuntimeError, match="without overflow"):
             torch.add(x, x, alpha=1e5)
-
-
-def test_what_is_written_by_way_of_a_tensor_rounds():
-    """Where a mask is written, torch looks at the number from 2.15 on."""
-    outcomes = []
-    for device in ("cpu", "jax"):
-        x = ones(device, 3, dtype=torch.float16)
         x[0] = -1e9
         assert x.isinf().sum().item() == 1
-        try:
-            x[bools(device)] = -1e9
+        try:  # where a mask is written, torch looks at the number from 2.15 on
+            x[torch.tensor([True, False, True], device=device)] = -1e9
         except RuntimeError as error:
             assert "without overflow" in str(error)
         outcomes.append(x.cpu())
     assert torch.equal(*outcomes)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("bound", [65519, 1e5, 1e38, 3.4e38, -3.402824e38, 1e300, INF, -INF])
-def test_a_float_holds_its_bounds(dtype, bound):
+BOUNDED = """
+    x.clamp(max=n); x.clamp_min(n); x.clamp_(-abs(n), abs(n)); F.hardtanh(x, -abs(n), abs(n))
+    torch._foreach_clamp_max([x], [n])[0]
+"""
+
+
+def test_a_float_holds_its_bounds():
     """They became infinite, without a word."""
-    calls = {
-        "clamp": lambda x: x.clamp(max=bound),
-        "clamp_min": lambda x: x.clamp_min(bound),
-        "clamp_": lambda x: x.clamp_(-abs(bound), abs(bound)),
-        "hardtanh": lambda x: torch.nn.functional.hardtanh(x, -abs(bound), abs(bound)),
-        "foreach": lambda x: torch._foreach_clamp_max([x], [bound])[0],
-    }
-    for name, call in calls.items():
-        found = []
-        for device in ("cpu", "jax"):
-            try:
-                found.append(call(ones(device, 3, dtype=dtype)).cpu())
-            except RuntimeError as error:
-                found.append(type(error))
-                assert "without overflow" in str(error)
-        if isinstance(found[0], torch.Tensor):
-            assert torch.equal(*found), name
+    cases = []
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        for bound in (65519, 1e5, 1e38, 3.4e38, -3.402824e38, 1e300, INF, -INF):
+            for call in calls(BOUNDED):
+                x = torch.ones(3, dtype=dtype)
+                want, got = (
+                    outcome(call, d, x=x.to(d, copy=True), n=bound) for d in ("cpu", "jax")
+                )
+                cases.append(((call, dtype, bound), want, got))
+    xs.sync()
+    for name, want, got in cases:
+        if isinstance(want, Exception):
+            assert type(got) is type(want), name
+            assert "without overflow" in str(got), name
         else:
-            assert found[0] is found[1], name
+            assert torch.equal(got.cpu(), want), name
 
 
 def test_refused_numbers_leave_tensors_as_they_are():
     """Nothing is recorded, and nothing is drawn."""
-    x = ones("jax", 3)
+    x = torch.ones(3, device="jax")
     torch.manual_seed(3)
     expected = torch.rand(3, device="jax").cpu()
-    torch.manual_seed(3)
-    x.clone().exponential_(2.0)
     torch.manual_seed(3)
     with pytest.raises(RuntimeError, match=r"lambda > 0.0, but found lambda=-2"):
         x.exponential_(-2.0)
@@ -214,10 +162,10 @@ def test_on_a_mesh():
     assert x.bernoulli_(0.5).cpu().unique().numel() <= 2
 
 
-def test_captured_steps_look_again():
+def test_captured_steps_and_torch_compile_look_again():
     """A number that changes between replays is looked at in each."""
-    x = ones("jax", 3)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(ones("jax", 3))], lr=0.5)
+    x = torch.ones(3, device="jax")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(3, device="jax"))], lr=0.5)
     (group,) = optimizer.param_groups
     step = xs.compile(lambda x: torch.add(x, x, alpha=group["lr"]))
     for rate in (0.5, 0.25, 1e39, 2.0, -1e39, 3.0):
@@ -227,14 +175,10 @@ def test_captured_steps_look_again():
                 step(x)
         else:
             assert step(x).tolist() == [1 + rate] * 3
-
-
-def test_torch_compile_refuses_too():
-    """Dynamo traces the function again for each number of a draw."""
     compiled = torch.compile(lambda x, rate: x.clone().exponential_(rate), backend="isoshard")
-    compiled(ones("jax", 3), 0.5)
+    compiled(x, 0.5)
     with pytest.raises(RuntimeError, match=r"lambda > 0\.0"):
-        compiled(ones("jax", 3), -1.0)
+        compiled(x, -1.0)
 
 
 def test_every_lifted_number_is_known_to_be_checked_or_free():
@@ -244,23 +188,19 @@ def test_every_lifted_number_is_known_to_be_checked_or_free():
         for name in registry.names()
         if name.startswith("aten::") and registry.named(name).lift
     }
-    from isoshard.torch_bridge.engine.signatures import number_checks
-
     checked = {*number_checks._PARAMETERS, *number_checks._CONVERTED, "uniform"}
     # Rounded to infinity as a tensor of one number, or a float64 all along.
     free = {"mul", "div", "floor_divide", "lt", "le", "gt", "ge", "eq", "ne"}
     free |= {"_batch_norm_with_update", "_batch_norm_with_update_functional"}
     free |= {"_native_batch_norm_legit_functional", "_native_batch_norm_legit"}
     free |= {"native_batch_norm", "native_dropout_backward"}
-    rest = {
-        name for name in lifted - checked - free if not name.startswith(("_foreach_", "_fused"))
-    }
-    assert not rest
+    rest = lifted - checked - free
+    assert not {name for name in rest if not name.startswith(("_foreach_", "_fused"))}
 
 
 def test_floats_hold_whole_numbers_beyond_32_bits():
     """`random_` draws from ranges of 64 bits into floats of 32."""
     with pytest.warns(UserWarning, match="out of bounds"):
-        drawn = ones("jax", 2000).random_(0, 2**40).cpu()
+        drawn = torch.ones(2000, device="jax").random_(0, 2**40).cpu()
     assert drawn.max() > 2**39
     assert abs(drawn.mean().item() / 2**39 - 1) < 0.1

@@ -14,9 +14,8 @@ import isoshard.torch_bridge  # noqa: F401  (registers the device)
 ROWS = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("lengths", [[5, 3, 1], [2, 5, 4]])
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_lstm(batch_first, lengths):
+@pytest.mark.parametrize(("lengths", "batch_first"), [([5, 3, 1], True), ([2, 5, 4], False)])
+def test_lstm(lengths, batch_first):
     torch.manual_seed(0)
     layer = nn.LSTM(4, 6, batch_first=batch_first)
     got = []
@@ -33,15 +32,12 @@ def test_lstm(batch_first, lengths):
     torch.testing.assert_close(got[1], got[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
+def test_refusals():
+    for lengths, message in (
         (torch.tensor([5, 3]), r"got 2 \(batch_size=3\)"),
         (torch.tensor([5, 0, 0]), "has to be greater than 0"),
         (torch.tensor([3, 5, 1]), "must be sorted in decreasing order"),
         (torch.tensor([5, 3, 1]).to("jax"), "should be a 1D CPU int64 tensor"),
-    ],
-)
-def test_refusals(lengths, message):
-    with pytest.raises(RuntimeError, match=message):
-        torch._VF._pack_padded_sequence(ROWS.to("jax"), lengths, True)
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            torch._VF._pack_padded_sequence(ROWS.to("jax"), lengths, True)

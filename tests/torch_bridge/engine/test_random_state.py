@@ -10,47 +10,29 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import isoshard.torch_bridge as xs
+from tests.torch_bridge.engine.spelled_calls import calls, outcome
 
-RANDOM: dict[str, Callable[[], torch.Tensor]] = {
-    "rand": lambda: torch.rand(4, 8, device="jax"),
-    "randn": lambda: torch.randn(4, 8, device="jax"),
-    "randint": lambda: torch.randint(0, 1000, (4, 8), device="jax"),
-    "randperm": lambda: torch.randperm(32, device="jax"),
-    "rand_like": lambda: torch.rand_like(torch.ones(4, 8, device="jax")),
-    "randn_like": lambda: torch.randn_like(torch.ones(4, 8, device="jax")),
-    "randint_like": lambda: torch.randint_like(torch.ones(4, 8, device="jax"), 1000),
-    "normal_": lambda: torch.empty(32, device="jax").normal_(2, 3),
-    "uniform_": lambda: torch.empty(32, device="jax").uniform_(-1, 1),
-    "exponential_": lambda: torch.empty(32, device="jax").exponential_(),
-    "cauchy_": lambda: torch.empty(32, device="jax").cauchy_(),
-    "log_normal_": lambda: torch.empty(32, device="jax").log_normal_(),
-    "geometric_": lambda: torch.empty(32, device="jax").geometric_(0.1),
-    "bernoulli_": lambda: torch.empty(32, device="jax").bernoulli_(0.5),
-    "random_": lambda: torch.empty(32, device="jax").random_(0, 1000),
-    "bernoulli": lambda: torch.full((32,), 0.5, device="jax").bernoulli(),
-    "normal": lambda: torch.normal(torch.zeros(32, device="jax"), 1.0),
-    "poisson": lambda: torch.poisson(torch.full((32,), 50.0, device="jax")),
-    "multinomial": lambda: torch.multinomial(torch.ones(64, device="jax"), 16),
-    "dropout": lambda: torch.nn.functional.dropout(torch.ones(64, device="jax")),
-    "alpha_dropout": lambda: torch.nn.functional.alpha_dropout(
-        torch.ones(64, device="jax"), training=True
-    ),
-    "dropout2d": lambda: torch.nn.functional.dropout2d(torch.ones(4, 16, 2, 2, device="jax")),
-    "gumbel": lambda: torch.nn.functional.gumbel_softmax(torch.zeros(8, device="jax")),
-    "xavier": lambda: torch.nn.init.xavier_normal_(torch.empty(4, 8, device="jax")),
-    "trunc": lambda: torch.nn.init.trunc_normal_(torch.empty(4, 8, device="jax")),
-    "orthogonal": lambda: torch.nn.init.orthogonal_(torch.empty(4, 8, device="jax")),
-}
+RANDOM = """
+    torch.rand(4, 8, device=d); torch.randn(4, 8, device=d)
+    torch.randint(0, 1000, (4, 8), device=d); torch.randperm(32, device=d)
+    torch.randint_like(torch.ones(4, 8, device=d), 1000); torch.empty(32, device=d).normal_(2, 3)
+    torch.empty(32, device=d).uniform_(-1, 1); torch.empty(32, device=d).exponential_()
+    torch.empty(32, device=d).cauchy_(); torch.empty(32, device=d).log_normal_()
+    torch.empty(32, device=d).geometric_(0.1); torch.empty(32, device=d).bernoulli_(0.5)
+    torch.empty(32, device=d).random_(0, 1000); torch.poisson(torch.full((32,), 50.0, device=d))
+    torch.multinomial(torch.ones(64, device=d), 16); F.dropout(torch.ones(64, device=d))
+    F.gumbel_softmax(torch.zeros(8, device=d))
+"""
 
 
-@pytest.mark.parametrize("name", RANDOM)
-def test_random_numbers_follow_the_seed_and_never_repeat(name):
-    runs = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        runs.append([RANDOM[name]().tolist(), RANDOM[name]().tolist()])
-    assert runs[0] == runs[1]
-    assert runs[0][0] != runs[0][1]
+def test_random_numbers_follow_the_seed_and_never_repeat():
+    for draw in calls(RANDOM):
+        runs = []
+        for _ in range(2):
+            torch.manual_seed(5)
+            runs.append([outcome(draw, "jax").tolist() for _ in range(2)])
+        assert runs[0] == runs[1], draw
+        assert runs[0][0] != runs[0][1], draw
 
 
 def test_distributions_have_their_moments():
@@ -67,24 +49,7 @@ def test_distributions_have_their_moments():
     assert draws.unique().tolist() == [3, 4, 5, 6] and draws.dtype == torch.int64
 
 
-def test_seeding_twice_gives_the_same_numbers_before_any_sync():
-    torch.manual_seed(0)
-    first = torch.rand(4, device="jax")
-    torch.manual_seed(0)
-    second = torch.rand(4, device="jax")
-    assert torch.equal(first, second)
-
-
-def test_a_seed_set_later_does_not_reach_back():
-    torch.manual_seed(0)
-    want = torch.rand(4, device="jax").tolist()
-    torch.manual_seed(0)
-    recorded = torch.rand(4, device="jax")
-    torch.manual_seed(123)
-    assert recorded.tolist() == want
-
-
-def test_syncing_more_often_changes_no_numbers():
+def test_when_numbers_are_computed_changes_none():
     torch.manual_seed(0)
     a, b = torch.rand(4, device="jax"), torch.randn(4, device="jax")
     want = a.tolist(), b.tolist()
@@ -93,41 +58,38 @@ def test_syncing_more_often_changes_no_numbers():
     xs.sync()
     b = torch.randn(4, device="jax")
     assert (a.tolist(), b.tolist()) == want
+    torch.manual_seed(0)
+    first = torch.rand(4, device="jax")
+    torch.manual_seed(0)
+    second = torch.rand(4, device="jax")
+    torch.manual_seed(123)  # does not reach back
+    assert first.tolist() == second.tolist() == want[0]
 
 
-def test_numbers_do_not_depend_on_the_mesh():
+def test_numbers_do_not_depend_on_the_mesh(mesh):
     torch.manual_seed(1)
     want = torch.randn(8, 8, device="jax").tolist()
-    mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
-    for spec in (("x", "y"), (None, "y"), (("y", "x"), None)):
+    for spec in (("x", "y"), (("y", "x"), None)):
         torch.manual_seed(1)
-        t = xs.mark_sharding(torch.randn(8, 8, device="jax"), mesh, spec)
-        assert t.tolist() == want
-    torch.manual_seed(1)
-    t = xs.mark_sharding(torch.zeros(8, 8, device="jax"), mesh, ("x", "y"))
-    assert t.normal_().tolist() == want
-
-
-def test_dropout_in_training_differs_and_in_evaluation_does_nothing():
-    model = torch.nn.Dropout(0.5)
-    x = torch.ones(64, device="jax")
-    assert model(x).tolist() != model(x).tolist()
-    assert model.eval()(x).tolist() == [1.0] * 64
+        drawn = xs.mark_sharding(torch.randn(8, 8, device="jax"), mesh, spec)
+        torch.manual_seed(1)
+        written = xs.mark_sharding(torch.zeros(8, 8, device="jax"), mesh, spec).normal_()
+        xs.sync()
+        assert drawn.tolist() == written.tolist() == want
 
 
 def test_the_random_state_can_be_saved_and_forked():
+    module = torch.get_device_module("jax")
     torch.manual_seed(0)
-    state = torch.get_device_module("jax").get_rng_state()
+    state = module.get_rng_state()
     want = torch.rand(4, device="jax").tolist()
-    torch.get_device_module("jax").set_rng_state(state)
-    assert torch.rand(4, device="jax").tolist() == want
-    after = torch.rand(4, device="jax").tolist()
-    torch.get_device_module("jax").set_rng_state(state)
-    with torch.random.fork_rng(devices=[0], device_type="jax"):
-        torch.manual_seed(99)
-        torch.rand(4, device="jax")
-    assert torch.rand(4, device="jax").tolist() == want
-    assert torch.rand(4, device="jax").tolist() == after
+    for named in ({"devices": [0]}, {}):
+        module.set_rng_state(state)
+        with torch.random.fork_rng(device_type="jax", **named):
+            torch.manual_seed(99)
+            torch.rand(4, device="jax")
+        assert torch.equal(module.get_rng_state(), state)
+        assert torch.rand(4, device="jax").tolist() == want
 
 
 def test_a_generator_is_honoured_or_refused():
@@ -156,17 +118,16 @@ def noisy_runs(run: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> 
 
 
 def test_one_stream_unsharded_sharded_and_compiled(mesh):
-    model, x = Noisy(), torch.ones(8, 8, device="jax")
-    want = noisy_runs(model, x)
-    assert noisy_runs(xs.compile(model), x) == want
-    for spec in (("x", "y"), (None, "y"), (("y", "x"), None), (None, None)):
-        sharded = xs.mark_sharding(torch.ones(8, 8, device="jax"), mesh, spec)
-        assert noisy_runs(model, sharded) == want
-        assert noisy_runs(xs.compile(Noisy()), sharded) == want
+    x = torch.ones(8, 8, device="jax")
+    want = noisy_runs(Noisy(), x)
+    assert noisy_runs(xs.compile(Noisy()), x) == want
+    sharded = xs.mark_sharding(torch.ones(8, 8, device="jax"), mesh, ("x", "y"))
+    assert noisy_runs(Noisy(), sharded) == want
+    sharded = xs.mark_sharding(torch.ones(8, 8, device="jax"), mesh, (("y", "x"), None))
+    assert noisy_runs(xs.compile(Noisy()), sharded) == want
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["lazy", "compiled"])
-@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(("reentrant", "compiled"), [(False, True), (True, False), (True, True)])
 def test_a_checkpoint_draws_the_same_mask_again(reentrant, compiled):
     def step(x):
         x.grad = None
@@ -186,51 +147,36 @@ def test_a_checkpoint_draws_the_same_mask_again(reentrant, compiled):
     assert masks[0] != masks[1] != masks[2]
 
 
-def test_a_forked_state_inside_a_compiled_step_goes_on_where_it_was():
-    def step(x):
+def test_a_state_that_a_compiled_step_forks_or_sets_is_that_of_every_call():
+    module = torch.get_device_module("jax")
+    torch.manual_seed(7)
+    state = module.get_rng_state()
+
+    def forks(x):
         before = x + torch.rand(4, device="jax")
         with torch.random.fork_rng(devices=[0], device_type="jax"):
             inside = torch.rand(4, device="jax")
         return before, inside, torch.rand(4, device="jax")
 
-    x = torch.zeros(4, device="jax")
-    torch.manual_seed(1)
-    want = [[part.tolist() for part in step(x)] for _ in range(3)]
-    torch.manual_seed(1)
-    compiled = xs.compile(step)
-    got = [[part.tolist() for part in compiled(x)] for _ in range(3)]
-    assert got == want
-    assert [inside == after for _, inside, after in got] == [True] * 3
-
-
-@pytest.mark.parametrize("seed", [5, 6])
-def test_a_seed_set_inside_a_compiled_step_is_set_in_every_call(seed):
-    def step(x):
+    def seeds(x):
         before = x + torch.rand(4, device="jax")
         torch.manual_seed(5)
         return before, torch.rand(4, device="jax")
 
-    x = torch.zeros(4, device="jax")
-    torch.manual_seed(seed)
-    want = [[part.tolist() for part in step(x)] for _ in range(3)]
-    torch.manual_seed(seed)
-    compiled = xs.compile(step)
-    assert [[part.tolist() for part in compiled(x)] for _ in range(3)] == want
-
-
-def test_a_state_from_before_is_set_in_every_call_of_a_compiled_step():
-    module = torch.get_device_module("jax")
-    torch.manual_seed(5)
-    state = module.get_rng_state()
-    want = torch.rand(4, device="jax").tolist()
-
-    @xs.compile
-    def step(x):
+    def sets(x):
         module.set_rng_state(state)
-        return x + torch.rand(4, device="jax")
+        return (x + torch.rand(4, device="jax"),)
 
     x = torch.zeros(4, device="jax")
-    assert [step(x).tolist() for _ in range(3)] == [want] * 3
+    for step, seed in ((forks, 1), (seeds, 5), (seeds, 6), (sets, 3)):
+        torch.manual_seed(seed)
+        want = [[part.tolist() for part in step(x)] for _ in range(3)]
+        torch.manual_seed(seed)
+        compiled = xs.compile(step)
+        got = [[part.tolist() for part in compiled(x)] for _ in range(3)]
+        assert got == want, (step, seed)
+        if step is forks:
+            assert [inside == after for _, inside, after in got] == [True] * 3
 
 
 def test_a_refused_step_draws_nothing():
@@ -243,13 +189,4 @@ def test_a_refused_step_draws_nothing():
     state = torch.get_device_module("jax").get_rng_state()
     with pytest.raises(xs.CaptureError):
         step(torch.zeros(4, device="jax"))
-    assert torch.equal(torch.get_device_module("jax").get_rng_state(), state)
-
-
-def test_fork_rng_finds_the_device_by_itself():
-    torch.manual_seed(3)
-    state = torch.get_device_module("jax").get_rng_state()
-    with torch.random.fork_rng(device_type="jax"):
-        torch.manual_seed(4)
-        torch.rand(2, device="jax")
     assert torch.equal(torch.get_device_module("jax").get_rng_state(), state)

@@ -44,23 +44,14 @@ def test_handlers_that_do_not_fit(handler, kind, message, x):
     assert x.cpu().tolist() == X.tolist()  # nothing is left behind
 
 
-def test_blocks_of_unequal_sizes_come_from_such(x):
+def test_arguments_and_results_that_cannot_be(x, mesh):
     with pytest.raises(ShardingError, match="gives blocks of unequal sizes, and all its arguments"):
         called(lambda s, x: (x, s.uneven(P("x"), [(2, 2, 2, 1)])), x, check=False)
-
-
-def test_what_is_not_the_same_everywhere(x):
     with pytest.raises(ShardingError, match="JAX cannot prove it"):
         called(lambda s, x: (x.sum(), P()), x, function=torch.sum)
-
-
-def test_meshes_that_differ(x, mesh):
     other = iso.shard(X, mesh, P("x"))
     with pytest.raises(ShardingError, match=r"2 different meshes: argument 0 on 'x' \(4\); arg"):
         called(lambda s, a, b: (a, P("x")), x, other, function=torch.add)
-
-
-def test_arguments_that_cannot_be(x):
     with pytest.raises(TypeError, match="hashable arguments, and was given a ndarray"):
         called(lambda s, a, **_: (a, P("x")), x, np.ones(8), function=torch.nn.functional.normalize)
     with pytest.raises(TypeError, match="several devices"):

@@ -67,20 +67,6 @@ def test_it_is_recorded_and_sends_one_number(dot, mesh, counted):
         assert f" {word}(" not in text
 
 
-def test_the_class_asks_only_while_there_are_handlers():
-    def asks():
-        return xs.XLAShardedTensor.__torch_function__
-
-    none = asks()
-    one = xs.register_function_handler(torch.dot, dot_handler)
-    two = xs.register_function_handler(torch.mv, dot_handler)
-    one.remove()
-    one.remove()
-    assert asks() is not none
-    two.remove()
-    assert asks() is none
-
-
 def test_a_later_handler_goes_first(dot, mesh):
     a = laid(A, mesh)
     with xs.register_function_handler(

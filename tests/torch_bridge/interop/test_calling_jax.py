@@ -82,31 +82,6 @@ def test_gradients_through_torch_and_jax_in_one_program(counted):
         torch.testing.assert_close(one.cpu(), two, rtol=1e-5, atol=1e-6)
 
 
-def test_complex_gradients_are_those_of_torch():
-    z = torch.complex(data(4), data(4, seed=1))
-
-    def run(function, device):
-        a = leaf(z, device)
-        out = function(a)
-        (out.real.square().sum() + out.imag.sum()).backward()
-        return a.grad.cpu()
-
-    want = run(lambda a: a * a.conj().exp(), "cpu")
-    got = run(torch_function(lambda a: a * jnp.exp(a.conj())), "jax")
-    torch.testing.assert_close(got, want)
-
-
-def test_custom_vjp_is_honoured():
-    @jax.custom_vjp
-    def clipped(x):
-        return x * 1.0
-
-    clipped.defvjp(lambda x: (clipped(x), None), lambda _, g: (jnp.clip(g, -1.0, 1.0),))
-    x = leaf(data(3))
-    (torch_function(clipped)(x) * 5).sum().backward()
-    torch.testing.assert_close(x.grad.cpu(), torch.ones(3))
-
-
 def test_a_function_is_traced_once_and_recorded_as_one_entry(counted):
     traced = []
 
@@ -171,20 +146,6 @@ def test_sharded_tensors_and_shard_map(mesh):
     torch.testing.assert_close(total(x.to("jax"))[0].cpu(), x.sum().reshape(1))
 
 
-def test_a_pallas_kernel_in_interpret_mode():
-    from jax.experimental import pallas as pl
-
-    def kernel(x_ref, y_ref, o_ref):
-        o_ref[...] = x_ref[...] + y_ref[...]
-
-    def add(x, y):
-        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return pl.pallas_call(kernel, out_shape=shape, interpret=True)(x, y)
-
-    a, b = data(8, 4), data(8, 4, seed=1)
-    torch.testing.assert_close(torch_function(add)(a.to("jax"), b.to("jax")).cpu(), a + b)
-
-
 def test_random_keys_arrays_and_numpy_are_inputs():
     traced = []
 
@@ -197,6 +158,14 @@ def test_random_keys_arrays_and_numpy_are_inputs():
         got = g(jax.random.key(seed), x, np.ones(3, np.float32))
         np.testing.assert_allclose(got, jax.random.normal(jax.random.key(seed), (3,)) + 1)
     assert traced == [1]
+
+
+def test_views_and_updates_in_place_are_seen():
+    f, x = torch_function(lambda t: t * 10), torch.arange(6.0).reshape(2, 3).to("jax")
+    x.t()[0] += 1
+    y = f(x.t())
+    x.zero_()
+    np.testing.assert_array_equal(y, np.array([[10, 40], [10, 40], [20, 50]]))
 
 
 def test_while_jax_traces():
@@ -219,19 +188,8 @@ def test_while_jax_traces():
     np.testing.assert_allclose(around(4.0, jnp.ones(3)), [4, 4, 4])
 
 
-def test_views_and_updates_in_place_are_seen():
-    f, x = torch_function(lambda t: t * 10), torch.arange(6.0).reshape(2, 3).to("jax")
-    x.t()[0] += 1
-    np.testing.assert_array_equal(f(x.t()), np.array([[10, 40], [10, 40], [20, 50]]))
-    y = f(x)
-    x.zero_()
-    assert y.sum().item() == 170
-
-
 def test_mistakes():
     f = torch_function(lambda t, n=0: t * n, name="times")
-    with pytest.raises(TypeError, match=r"times got tensors on several devices: .*\.to\('jax'\)"):
-        f(torch.ones(2), torch.ones(2, device="jax"))
     with pytest.raises(TypeError, match="times takes tensors, arrays and hashable constants"):
         f(torch.ones(2, device="jax"), {1, 2})
     with pytest.raises(TypeError, match="keys gives a result that torch cannot hold"):
@@ -243,14 +201,14 @@ def test_mistakes():
 
 
 def test_one_setting_of_precision_does_not_serve_another():
-    f, x = torch_function(lambda a: a @ a), data(4, 4).to("jax")
-    f(x)
+    traced = []
+    f, x = torch_function(lambda a: traced.append(1) or a @ a), data(4, 4).to("jax")
+    f(x), f(x)
     with jax.default_matmul_precision("highest"):
         f(x)
-    assert len(f._known) == 2
+    assert len(traced) == 2
 
 
-def test_a_partial_function_keeps_its_name():
-    f = torch_function(functools.partial(jnp.multiply, 2.0))
-    assert f.name == "partial"
+def test_a_function_keeps_its_name():
+    assert torch_function(functools.partial(jnp.multiply, 2.0)).name == "partial"
     assert torch_function(jnp.sin).name == "sin"

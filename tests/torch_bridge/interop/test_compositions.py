@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
@@ -124,7 +123,7 @@ def test_torch_jax_torch_in_a_compiled_step(counted, programs):
         return step
 
     step, plain = xs.compile(make(ours)), make(reference)
-    batches = [data(6, 4, seed=seed) for seed in range(5)]
+    batches = [data(6, 4, seed=seed) for seed in range(3)]
     for batch in batches:
         before, compiled = counted("executions"), len(programs)
         got = step(batch.to("jax"))
@@ -138,14 +137,6 @@ def test_torch_jax_torch_in_a_compiled_step(counted, programs):
         rtol=1e-4,
         atol=1e-5,
     )
-
-
-def test_torch_jax_torch_on_cpu_tensors():
-    ours, reference = pair()
-    ours, x = ours.to("cpu"), data(6, 4)
-    ours(x).backward()
-    reference(x).backward()
-    assert_same_gradients(ours, reference)
 
 
 def test_jax_torch_jax_is_one_program(counted, programs):
@@ -205,30 +196,3 @@ def test_jax_torch_jax_torch_nested():
     mean = reference.head.norm.running_mean
     np.testing.assert_allclose(buffers["head.norm.mean"], mean, rtol=1e-4, atol=1e-6)
     assert ours.head.get_buffer("norm.mean").abs().sum() == 0  # nothing leaked into the module
-
-
-def test_pallas_shard_map_and_custom_functions_across_both(mesh):
-    class Tripled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 3
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient * 30
-
-    spec = P(("x", "y"))
-    spread = jax.shard_map(
-        lambda x: x * jax.lax.psum(jnp.ones(()), ("x", "y")),
-        mesh=mesh,
-        in_specs=spec,
-        out_specs=spec,
-    )
-    inner = iso.torch_function(lambda x: spread(iso.shard(x, mesh, spec)))
-    f = iso.jax_function(lambda x: Tripled.apply(inner(x)))
-    value, gradient = jax.jit(jax.value_and_grad(lambda x: jnp.sum(f(x))))(jnp.ones(8))
-    assert value == 8 * 24 and gradient.tolist() == [240.0] * 8
-    x = torch.ones(8, device="jax", requires_grad=True)
-    again = iso.torch_function(lambda x: jnp.sum(f(x)))(x)
-    again.backward()
-    assert again.item() == 192 and x.grad.tolist() == [240.0] * 8

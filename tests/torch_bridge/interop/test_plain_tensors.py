@@ -105,30 +105,28 @@ def test_gradients_of_gradients_in_float64(x64):
     torch.autograd.gradgradcheck(lambda x: f(x, key), data(3).double().requires_grad_())
 
 
-def test_complex_gradients_are_those_of_torch():
+@pytest.mark.parametrize("device", ["cpu", "jax"])
+def test_complex_gradients_are_those_of_torch(device):
     z = torch.complex(data(4), data(4, seed=1))
 
-    def run(function):
-        a = z.clone().requires_grad_()
+    def run(function, device):
+        a = z.clone().to(device).requires_grad_()
         out = function(a)
         (out.real.square().sum() + out.imag.sum()).backward()
-        return a.grad
+        return a.grad.cpu()
 
-    got = run(iso.torch_function(lambda a: a * jnp.exp(a.conj())))
-    torch.testing.assert_close(got, run(lambda a: a * a.conj().exp()))
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float16, torch.complex64]
-)
-def test_dtypes(dtype):
-    x = torch.tensor([0, 1, 2]).to(dtype)
-    got = iso.torch_function(lambda x: x)(x)
-    assert got.dtype == (torch.int32 if dtype == torch.int64 else dtype)
-    assert torch.equal(got.to(dtype), x)
+    got = run(iso.torch_function(lambda a: a * jnp.exp(a.conj())), device)
+    torch.testing.assert_close(got, run(lambda a: a * a.conj().exp(), "cpu"))
 
 
-def test_wide_types_need_x64():
+def test_dtypes():
+    """Wide types need 64 bits of JAX."""
+    whole = torch.bool, torch.uint8, torch.int64
+    for dtype in (*whole, torch.bfloat16, torch.float16, torch.complex64):
+        x = torch.tensor([0, 1, 2]).to(dtype)
+        got = iso.torch_function(lambda x: x)(x)
+        assert got.dtype == (torch.int32 if dtype == torch.int64 else dtype)
+        assert torch.equal(got.to(dtype), x)
     with pytest.raises(CopyError, match="float64 would lose precision"):
         iso.torch_function(jnp.sin)(torch.ones(2, dtype=torch.float64))
     with pytest.raises(CopyError, match="int32"):
@@ -179,28 +177,11 @@ def test_devices_and_constants():
         iso.torch_function(lambda x: x.astype("int4"), name="wide")(torch.ones(2))
 
 
-def test_a_gpu_that_jax_cannot_use_is_named(monkeypatch):
+def test_a_gpu_tensor_crosses_by_dlpack_or_is_named(monkeypatch):
     from isoshard.torch_bridge.interop import plain_tensors as plain
 
     class OnGpu:
         device = torch.device("cuda:1")
-        detach = contiguous = lambda self: self
-
-    def fails(_):
-        raise RuntimeError("Unknown backend cuda")
-
-    monkeypatch.setattr(plain.jnp, "from_dlpack", fails)
-    with pytest.raises(
-        TypeError, match=r"argument 0 .* cuda:1, which JAX cannot use .*install JAX"
-    ):
-        plain.to_array(OnGpu(), None, "argument 0 of f")
-
-
-def test_a_gpu_tensor_crosses_by_dlpack(monkeypatch):
-    from isoshard.torch_bridge.interop import plain_tensors as plain
-
-    class OnGpu:
-        device = torch.device("cuda:0")
         detach = contiguous = lambda self: self
 
     array = jnp.ones(3)
@@ -208,6 +189,14 @@ def test_a_gpu_tensor_crosses_by_dlpack(monkeypatch):
     assert plain.to_array(OnGpu(), None, "x") is array
     copied = plain.to_array(OnGpu(), True, "x")
     assert copied.unsafe_buffer_pointer() != array.unsafe_buffer_pointer()
+
+    def fails(_):
+        raise RuntimeError("Unknown backend cuda")
+
+    monkeypatch.setattr(plain.jnp, "from_dlpack", fails)
+    message = r"argument 0 .* cuda:1, which JAX cannot use .*install JAX"
+    with pytest.raises(TypeError, match=message):
+        plain.to_array(OnGpu(), None, "argument 0 of f")
 
 
 def test_a_captured_step_refuses_what_it_could_not_replay():

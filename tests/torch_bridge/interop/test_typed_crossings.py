@@ -16,7 +16,15 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard.core.errors import ShardingError, SpecError, UnevenError
 from tests.jax_faults import OF_JAX_9, erf_in_shard_map, named_axis_of_vmap
-from tests.torch_bridge.interop.types_of_arrays import close, data, grid, on, type_of, typed
+from tests.torch_bridge.interop.types_of_arrays import (
+    AMBIENT,
+    close,
+    data,
+    grid,
+    on,
+    type_of,
+    typed,
+)
 
 __all__ = ["typed"]
 
@@ -57,9 +65,7 @@ def net(typed):
 
 TRANSFORMED = {
     "eagerly": lambda f, p, x: f(p, x),
-    "jit": lambda f, p, x: jax.jit(f)(p, x),
     "checkpoint": lambda f, p, x: jax.jit(jax.checkpoint(f))(p, x),
-    "vmap": lambda f, p, x: jax.vmap(f, (None, 0))(p, x),
     "vmap in jit": lambda f, p, x: jax.jit(jax.vmap(f, (None, 0)))(p, x),
     "scan": lambda f, p, x: jax.jit(
         lambda p, x: jax.lax.scan(lambda c, _: (f(p, c), None), x, None, 3)[0]
@@ -67,7 +73,11 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.parametrize("way", TRANSFORMED)
+@pytest.mark.parametrize(
+    ("typed", "way"),
+    [*zip(["alone", "under set_mesh"] * 2, TRANSFORMED, strict=True)],
+    indirect=["typed"],
+)
 def test_the_compilers_layout_is_the_results_type(net, way):
     f, params, x, plain, alone = net
     got = TRANSFORMED[way](f, params, x)
@@ -96,8 +106,14 @@ LOSSES = {
 
 
 @pytest.mark.parametrize(
-    "way",
-    [pytest.param(way, marks=erf_in_shard_map if way == "shard_map" else ()) for way in LOSSES],
+    ("typed", "way"),
+    [
+        ("under set_mesh", "jit"),
+        ("alone", "checkpoint"),
+        ("under set_mesh", "vmap"),
+        pytest.param("alone", "shard_map", marks=erf_in_shard_map),
+    ],
+    indirect=["typed"],
 )
 def test_gradients_have_the_types_of_what_they_are_of(net, way):
     f, params, x, plain, alone = net
@@ -109,15 +125,17 @@ def test_gradients_have_the_types_of_what_they_are_of(net, way):
     jax.tree.map(close, (value, (of_params, of_x)), want)
 
 
-def test_an_eager_gradient_under_set_mesh(net, typed):
+@pytest.mark.parametrize("typed", ["under set_mesh"], indirect=True)
+def test_an_eager_gradient_under_set_mesh(net):
     f, params, x, plain, alone = net
-    with jax.set_mesh(typed):
-        found = jax.grad(lambda p: loss(f, p, x))(params)
+    found = jax.grad(lambda p: loss(f, p, x))(params)
     assert {name: type_of(array) for name, array in found.items()} == TYPES
     jax.tree.map(close, found, jax.grad(lambda p: loss(f, p, alone))(plain))
 
 
-@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize(
+    ("typed", "jitted"), [("alone", True), ("under set_mesh", False)], indirect=["typed"]
+)
 def test_out_sharding_says_the_types_of_results(typed, jitted):
     def pair(x: torch.Tensor) -> Any:
         return {"sum": x.sum(0), "both": (x + 1, x.T)}
@@ -163,7 +181,9 @@ def test_out_sharding_takes_results_to_a_mesh_that_no_argument_is_on():
         iso.jax_function(lambda x: x + 1, out_sharding=P("z"))(jnp.ones(8))
 
 
-@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize(
+    ("typed", "jitted"), [("alone", False), ("under set_mesh", True)], indirect=["typed"]
+)
 def test_marks_in_the_torch_code_are_types(typed, jitted):
     same = xs.Mesh(range(8), (2, 4), ("x", "y"))  # of torch_xla's kind, its axes Auto
 
@@ -187,6 +207,7 @@ def test_a_plan_of_activations_types_results(typed):
     assert type_of(jax.jit(lambda p, x: f(p, x))(f.params, x)) == "f32[8@x,4]"
 
 
+@AMBIENT
 def test_new_buffers_lie_as_the_old_ones(typed):
     f = iso.jax_function(torch.nn.BatchNorm1d(4))
     buffers = {name: on(typed, array, *["y"][: array.ndim]) for name, array in f.buffers.items()}
@@ -287,19 +308,7 @@ def test_buffers_are_shared_between_the_types(typed, counted):
     assert counted("copied_bytes") == 0 and counted("gathers") == 0
 
 
-def test_a_loop_over_layers(typed):
-    f = iso.jax_function(xs.scan_layers([torch.nn.Linear(4, 4) for _ in range(3)]))
-    params = {name: on(typed, array, None, "y") for name, array in f.params.items()}
-    x, alone = on(typed, data(8, 4).numpy(), "x"), jnp.asarray(data(8, 4).numpy())
-    step = jax.jit(jax.value_and_grad(lambda p, x: loss(f, p, x)))
-    value, found = step(params, x)
-    assert {name: type_of(array) for name, array in found.items()} == {
-        "layers.weight": "f32[3,4@y,4]",
-        "layers.bias": "f32[3,4@y]",
-    }
-    jax.tree.map(close, (value, found), step(f.params, alone))
-
-
+@AMBIENT
 def test_a_gradient_of_its_own(typed):
     class Own(torch.autograd.Function):
         @staticmethod

@@ -11,12 +11,14 @@ import torch
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+AMBIENT = pytest.mark.parametrize("typed", ["alone", "under set_mesh"], indirect=True)
 
-@pytest.fixture(params=["alone", "under set_mesh"])
+
+@pytest.fixture
 def typed(request):
-    """A mesh as `jax.make_mesh` makes it, by itself or also set."""
+    """A mesh as `jax.make_mesh` makes it; by `AMBIENT` also one that is set."""
     mesh = jax.make_mesh((2, 4), ("x", "y"))
-    if request.param == "alone":
+    if getattr(request, "param", "alone") == "alone":
         yield mesh
     else:
         with jax.set_mesh(mesh):

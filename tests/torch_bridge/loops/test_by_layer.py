@@ -12,13 +12,7 @@ import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Linear, PlanError
-from tests.torch_bridge.loops.decoder_layers import (
-    Model,
-    batch,
-    close,
-    one_by_one,
-    stack,
-)
+from tests.torch_bridge.loops.decoder_layers import Model, batch, close, one_by_one, stack
 
 MESH = make_mesh((2, 4), ("x", "y"))
 RULES = {"blocks.*.qkv.weight": P("y", None), "blocks.*.out.*": Linear(into="y")}

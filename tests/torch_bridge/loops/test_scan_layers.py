@@ -13,16 +13,13 @@ from torch.nn import functional as F
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard import P, make_mesh, metrics
-from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from tests.torch_bridge.loops.decoder_layers import WIDTH, batch, close, one_by_one, stack
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_results_and_every_gradient_are_those_of_the_layers(checkpoint):
+def test_results_and_every_gradient_are_those_of_the_layers():
     plain = stack()
     layers = copy.deepcopy(plain).to("jax")
-    scanned = xs.scan_layers(layers, checkpoint=checkpoint, stacked=False)
+    scanned = xs.scan_layers(layers, stacked=False)
     x, mask = batch().requires_grad_(), torch.randn(6, 6).requires_grad_()
     a, b = (t.detach().to("jax").requires_grad_() for t in (x, mask))
     want = one_by_one(plain, x, mask, scale=0.5)
@@ -34,12 +31,10 @@ def test_results_and_every_gradient_are_those_of_the_layers(checkpoint):
         close(mine.grad, theirs.grad, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("stacked", [True, False])
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_training_run_gives_the_results_of_the_layers(checkpoint, stacked):
+def test_a_training_run_gives_the_results_of_the_layers():
     plain = stack(3)
     layers = copy.deepcopy(plain).to("jax")
-    scanned = xs.scan_layers(layers, checkpoint=checkpoint, stacked=stacked)
+    scanned = xs.scan_layers(layers, checkpoint=True, stacked=False)
 
     def step_of(model, optimizer):
         def step(x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +51,7 @@ def test_a_training_run_gives_the_results_of_the_layers(checkpoint, stacked):
 
     mine = xs.compile(step_of(scanned, adamw(scanned)))
     theirs = step_of(lambda x: one_by_one(plain, x), adamw(plain))
-    losses = [(mine(batch(n).to("jax")).item(), theirs(batch(n)).item()) for n in range(4)]
+    losses = [(mine(batch(n).to("jax")).item(), theirs(batch(n)).item()) for n in range(3)]
     np.testing.assert_allclose(*zip(*losses, strict=True), rtol=1e-4)
     assert len(mine.replays) == 1
     for (name, tensor), (other, want) in zip(
@@ -64,20 +59,6 @@ def test_a_training_run_gives_the_results_of_the_layers(checkpoint, stacked):
     ):
         assert name == other
         torch.testing.assert_close(tensor.cpu(), want, rtol=1e-3, atol=1e-4, msg=name)
-
-
-@pytest.mark.parametrize("stacked", [True, False])
-def test_few_entries_a_step_are_recorded_whatever_the_depth(stacked, counted):
-    for count in (2, 7):
-        layers = stack(count).to("jax")
-        scanned = xs.scan_layers(layers, stacked=stacked)
-        x = batch().to("jax")
-        xs.sync()
-        scanned(x).sum().backward()
-        recorded = [what.what for what in metrics.compilations()]
-        xs.sync()
-        new = [what.what for what in metrics.compilations()][len(recorded) :]
-        assert len(new) == 1 and int(new[0].split()[0]) < 8
 
 
 def test_dropout_differs_by_layer_and_call_and_follows_the_seed():
@@ -122,8 +103,7 @@ def test_backward_sees_the_dropout_of_forward(checkpoint):
     assert not torch.equal(grads[0], grads[1])
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_buffers_that_layers_write_to_get_their_new_values(checkpoint):
+def test_buffers_that_layers_write_to_get_their_new_values():
     def layers() -> torch.nn.Sequential:
         torch.manual_seed(0)
         one = [
@@ -132,8 +112,8 @@ def test_buffers_that_layers_write_to_get_their_new_values(checkpoint):
         return torch.nn.Sequential(*one)
 
     plain, model = layers(), layers().to("jax")
-    scanned = xs.scan_layers(model, checkpoint=checkpoint, stacked=False)
-    for number in range(3):
+    scanned = xs.scan_layers(model, checkpoint=True, stacked=False)
+    for number in range(2):
         x = batch(number).reshape(-1, 6)
         want, got = plain(x), scanned(x.to("jax"))
         close(got, want)
@@ -184,16 +164,6 @@ def test_a_parameter_shared_by_all_layers_gets_the_sum():
     close(model[0].weight.grad, plain[0].weight.grad)
 
 
-def test_no_gradients_are_kept_without_need():
-    scanned = xs.scan_layers(stack(3).to("jax"))
-    x = batch().to("jax")
-    xs.sync()
-    with torch.no_grad():
-        y = scanned(x)
-    assert not y.requires_grad
-    assert RECIPES[y._storage.value.tape.program[-1][0]].count == 1
-
-
 def test_on_the_cpu_the_layers_run_in_turn():
     layers = stack(3)
     scanned = xs.scan_layers(layers)
@@ -218,30 +188,6 @@ def test_names_copies_and_checkpoints_are_those_of_the_list():
     file.seek(0)
     scanned.load_state_dict(torch.load(file, weights_only=False))
     close(scanned(x), want)
-
-
-def test_a_layer_replaced_later_is_used():
-    layers = stack(3).to("jax")
-    scanned = xs.scan_layers(layers, stacked=False)
-    x = batch().to("jax")
-    scanned(x)
-    scanned[1].out = torch.nn.Linear(WIDTH, WIDTH).to("jax")
-    close(scanned(x), one_by_one(scanned, x).detach().cpu())
-
-
-def test_layouts_of_parameters_are_used_and_kept():
-    mesh = make_mesh((2, 4), ("x", "y"))
-    plain = stack(3)
-    layers = copy.deepcopy(plain)
-    specs = {"*.qkv.weight": P("y", None), "*.wide.weight": P("y", None), "*": P()}
-    layers = iso.shard(layers, mesh, iso.Plan(specs))
-    x = iso.shard(batch(), mesh, P("x", None, None))
-    scanned = xs.scan_layers(layers, stacked=False)
-    scanned(x).square().sum().backward()
-    one_by_one(plain, batch()).square().sum().backward()
-    for mine, theirs in zip(layers.parameters(), plain.parameters(), strict=True):
-        close(mine.grad, theirs.grad)
-    assert iso.to_jax(layers[1].qkv.weight.grad).sharding.spec == P("y")
 
 
 def test_under_jax_it_is_a_scan():
@@ -347,48 +293,36 @@ def test_layers_that_differ_are_refused_with_every_difference():
         xs.scan_layers(layers)
     with pytest.raises(ValueError, match=r"at least one layer"):
         xs.scan_layers([])
-
-
-def test_attributes_that_do_not_matter_can_be_ignored():
-    layers = stack(2)
-    for number, layer in enumerate(layers):
-        layer.layer_idx = number
-    with pytest.raises(ValueError, match=r"layer_idx \(0 and 1\)"):
-        xs.scan_layers(layers)
-    assert len(xs.scan_layers(layers, ignore=("layer_idx",))) == 2
-
-
-def test_hooks_are_refused():
-    layers = stack(2)
-    layers[1].out.register_forward_hook(lambda *args: None)
-    with pytest.raises(ValueError, match=r"out\._forward_hooks \(a hook"):
-        xs.scan_layers(layers)
-
-
-@pytest.mark.parametrize(
-    ("one", "two"),
-    [(0.0, -0.0), (1, True), ([1.0], [True]), ({"a": 0.0}, {"a": -0.0}), ((0.0, 2), (-0.0, 2))],
-)
-def test_options_that_are_equal_but_not_the_same_differ(one, two):
-    layers = [torch.nn.Linear(3, 3).to("jax") for _ in range(3)]
-    for layer in layers:
-        layer.option = one
-    x = torch.ones(2, 3, device="jax")
-    scanned = xs.scan_layers(layers, stacked=False)
-    scanned(x)
-    layers[1].option = two
-    with pytest.raises(ValueError, match=r"layer 1 differs from layer 0 in: option"):
-        scanned(x)
-    layers[0].option = layers[1].option = layers[2].option = float("nan")
-    scanned(x)
-
-
-def test_modes_that_differ_are_refused():
     layers = stack(2).to("jax")
     scanned = xs.scan_layers(layers, stacked=False)
     layers[1].eval()
     with pytest.raises(ValueError, match=r"layer 1 and layer 0 differ in which modules are in tr"):
         scanned(batch().to("jax"))
+    layers[1].train()
+    layers[0].layer_idx, layers[1].layer_idx = 0, 1
+    with pytest.raises(ValueError, match=r"layer_idx \(0 and 1\)"):
+        xs.scan_layers(layers)
+    assert len(xs.scan_layers(layers, ignore=("layer_idx",), stacked=False)) == 2
+    layers[1].out.register_forward_hook(lambda *args: None)
+    with pytest.raises(ValueError, match=r"out\._forward_hooks \(a hook"):
+        xs.scan_layers(layers, ignore=("layer_idx",))
+
+
+def test_options_that_are_equal_but_not_the_same_differ():
+    pairs = [(0.0, -0.0), (1, True), ([1.0], [True]), ({"a": 0.0}, {"a": -0.0}), ((0.0,), (-0.0,))]
+    layers = [torch.nn.Linear(3, 3).to("jax") for _ in range(3)]
+    x = torch.ones(2, 3, device="jax")
+    scanned = None
+    for one, two in pairs:
+        for layer in layers:
+            layer.option = one
+        scanned = scanned or xs.scan_layers(layers, stacked=False)
+        scanned(x)
+        layers[1].option = two
+        with pytest.raises(ValueError, match=r"layer 1 differs from layer 0 in: option"):
+            scanned(x)
+    layers[0].option = layers[1].option = layers[2].option = float("nan")
+    scanned(x)
 
 
 def test_a_layer_that_returns_something_else_is_refused_and_can_be_called_otherwise():

@@ -12,7 +12,6 @@ from torch import nn
 
 import isoshard.torch_bridge as xs
 from tests.torch_bridge.loops.decoder_layers import (
-    WIDTH,
     Model,
     batch,
     close,
@@ -33,24 +32,9 @@ def test_it_is_the_default_and_says_how_many_layers_it_has():
         blocks[0]
 
 
-def test_gradients_are_those_of_the_layers():
+def test_a_step_with_momentum_and_clipping_is_that_of_the_layers():
     plain = stack(3)
-    blocks = xs.scan_layers(copy.deepcopy(plain)).to("jax")
-    assert blocks.layers.qkv.weight.shape == (3, 3 * WIDTH, WIDTH)
-    a, b = batch().requires_grad_(), batch().to("jax").requires_grad_()
-    close(blocks(b, scale=0.5), one_by_one(plain, a, scale=0.5))
-    one_by_one(plain, a).square().sum().backward()
-    blocks(b).square().sum().backward()
-    close(b.grad, a.grad)
-    for name, parameter in blocks.layers.named_parameters():
-        want = torch.stack([layer.get_parameter(name).grad for layer in plain])
-        close(parameter.grad, want, msg=lambda text, name=name: f"{name}: {text}")
-
-
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_step_with_momentum_and_clipping_is_that_of_the_layers(checkpoint):
-    plain = stack(3)
-    blocks = xs.scan_layers(copy.deepcopy(plain), checkpoint=checkpoint).to("jax")
+    blocks = xs.scan_layers(copy.deepcopy(plain), checkpoint=True).to("jax")
     mask = torch.randn(6, 6)
 
     def step_of(run: Any, parameters: list[Any]) -> Any:
@@ -68,7 +52,7 @@ def test_a_step_with_momentum_and_clipping_is_that_of_the_layers(checkpoint):
 
     mine = xs.compile(step_of(blocks, list(blocks.parameters())))
     theirs = step_of(lambda *args: one_by_one(plain, *args), list(plain.parameters()))
-    for number in range(4):
+    for number in range(3):
         x = batch(number)
         close(mine(x.to("jax"), mask.to("jax")), theirs(x, mask))
     for (name, got), want in zip(
@@ -92,7 +76,7 @@ def test_the_program_of_a_step_is_as_long_for_many_layers_as_for_few():
         step(batch().to("jax"))
         return len(xs.program_text(step).splitlines())
 
-    assert lines(8) <= 1.02 * lines(2)
+    assert lines(5) <= 1.02 * lines(2)
 
 
 def test_on_the_cpu_and_in_copies():
@@ -155,31 +139,25 @@ def test_weights_tied_within_a_layer_stay_tied():
 # --- Refused -------------------------------------------------------------------------------------
 
 
-def test_layers_frozen_in_part_cannot_be_stacked():
+def test_what_cannot_be_stacked():
     layers = stack(2)
     layers[1].out.bias.requires_grad_(False)
     match = r"out\.bias requires a gradient in some layers only \(not in layer 1\).*stacked=False"
     with pytest.raises(ValueError, match=match):
         xs.scan_layers(layers)
 
-
-def test_a_parameter_that_layers_share_cannot_be_stacked():
     layers = stack(3)
     layers[2].out.weight = layers[1].out.weight
     with pytest.raises(ValueError, match=r"layers 1 and 2 share out\.weight.*stacked=False"):
         xs.scan_layers(layers)
 
-
-def test_gradients_would_be_lost():
     layers = stack(2)
-    one_by_one(layers, batch()).sum().backward()
+    one_by_one(layers, batch()).sum().backward()  # gradients would be lost
     with pytest.raises(ValueError, match=r"0\.\S+ has a gradient.*zero_grad\(\) first"):
         xs.scan_layers(layers)
     layers.zero_grad()
     xs.scan_layers(layers)
 
-
-def test_state_outside_tensors_cannot_be_stacked():
     class Counting(nn.Linear):
         def get_extra_state(self) -> int:
             return 1

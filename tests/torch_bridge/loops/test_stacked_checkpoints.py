@@ -22,8 +22,7 @@ from tests.torch_bridge.loops.decoder_layers import (
 )
 
 
-@pytest.mark.parametrize("device", ["cpu", "jax"])
-@pytest.mark.parametrize("make", [stack, odd])
+@pytest.mark.parametrize(("make", "device"), [(stack, "jax"), (odd, "cpu")])
 def test_checkpoints_fit_the_plain_model_both_ways(make, device):
     plain, other = Model(make(3)), Model(make(3))
     for parameter in other.parameters():

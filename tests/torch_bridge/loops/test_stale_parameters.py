@@ -6,12 +6,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from tests.torch_bridge.loops.decoder_layers import (
-    Model,
-    batch,
-    one_by_one,
-    stack,
-)
+from tests.torch_bridge.loops.decoder_layers import Model, batch, one_by_one, stack
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -11,10 +11,9 @@ import isoshard.torch_bridge as xs
 from isoshard.torch_bridge.lowerings import registry
 from isoshard.torch_bridge.lowerings.conv import gradient_of_weight
 from isoshard.torch_bridge.lowerings.program_partition import compiling_for
-from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
+from tests.torch_bridge.lowerings.harness import as_cpu, to_array
 
 aten = torch.ops.aten
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 # input, weight, stride, padding, dilation, transposed, output padding, groups
 CASES = {
@@ -39,66 +38,45 @@ def operands(case):
     return torch.randn(shape), torch.randn(kernel) / 3, torch.randn(outputs), options
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_convolution(name):
-    x, weight, bias, options = operands(CASES[name])
-    check(aten.convolution.default, x, weight, bias, *options, **CLOSE)
-    check(aten.convolution.default, x, weight, None, *options, **CLOSE)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_backward(name):
-    x, weight, bias, options = operands(CASES[name])
-    grad = torch.randn_like(aten.convolution(x, weight, bias, *options))
-    for mask in ([True, True, True], [True, False, False], [False, True, True]):
-        arguments = (grad, x, weight, [len(bias)], *options, mask)
-        want = aten.convolution_backward(*arguments)
-        got = evaluate(aten.convolution_backward.default, *arguments)
-        for have, wish in zip(got, want, strict=True):
-            assert (have is None) == (wish is None)
-            if wish is not None:
-                np.testing.assert_allclose(have, wish, rtol=1e-3, atol=1e-3)
-
-
-def test_bfloat16():
-    x, weight, bias, options = operands(CASES["2d"])
-    half = (x.bfloat16(), weight.bfloat16(), bias.bfloat16())
-    check(aten.convolution.default, *half, *options, rtol=5e-2, atol=5e-2)
-
-
-def test_flags_of_the_backend_change_nothing():
-    x, weight, bias, options = operands(CASES["groups"])
-    check(aten._convolution.default, x, weight, bias, *options, *[False] * 4, **CLOSE)
-
-
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
-@pytest.mark.parametrize("padding", ["same", "valid"])
-@pytest.mark.parametrize("kernel", [2, 3, 4])
-def test_padding_by_name(padding, kernel):
-    x, weight = torch.randn(2, 3, 8, 9), torch.randn(4, 3, kernel, 3)
-    (got,) = evaluate(aten._convolution_mode.default, x, weight, None, [1, 1], padding, [1, 2], 1)
-    want = torch.nn.functional.conv2d(x, weight, padding=padding, dilation=(1, 2))
-    np.testing.assert_allclose(got, want, **CLOSE)
-
-
-def test_conv_tbc():
-    arguments = torch.randn(7, 2, 3), torch.randn(3, 3, 4), torch.randn(4), 1
-    check(aten.conv_tbc.default, *arguments, **CLOSE)
-
-
-COLUMNS = [
-    ((2, 3, 6, 5), [2, 3], [1, 1], [0, 0], [1, 1]),
-    ((2, 3, 6, 7), [2, 3], [2, 1], [1, 2], [2, 3]),
-    ((3, 6, 5), [2, 2], [1, 1], [1, 0], [2, 2]),
-]
-
-
-@pytest.mark.parametrize(("shape", "kernel", "dilation", "padding", "stride"), COLUMNS)
-def test_unfold_and_fold(shape, kernel, dilation, padding, stride):
-    x, options = torch.randn(shape), (kernel, dilation, padding, stride)
-    check(aten.im2col.default, x, *options)
-    columns = torch.randn_like(aten.im2col(x, *options))
-    check(aten.col2im.default, columns, list(shape[-2:]), *options)
+def test_convolutions_and_their_gradients():
+    """With a bias and without, in bfloat16, padded by name; windows as columns and back."""
+    cases = {}
+    for name, case in CASES.items():
+        *given, options = operands(case)
+        conv = lambda x, w, b=None, o=options: aten.convolution(x, w, b, *o)  # noqa: E731
+        cases[name] = (conv, *given)
+        cases[f"{name} without a bias"] = (conv, *given[:2])
+        if name == "2d":
+            halves = lambda *given, f=conv: f(*(t.detach() for t in given))  # noqa: E731
+            as_cpu({"halves": (halves, *(t.bfloat16() for t in given))}, half=5e-2)
+            fixed = lambda x, w, b, conv=conv: conv(x.detach(), w.detach(), b)  # noqa: E731
+            cases["of the bias only"] = (fixed, *given)
+    cases["flags change nothing"] = (
+        lambda x, w: aten._convolution(x, w, None, *CASES["groups"][2:], *[False] * 4),
+        *operands(CASES["groups"])[:2],
+    )
+    for padding in ("same", "valid"):
+        for kernel in (2, 3, 4):
+            cases[f"{padding} {kernel}"] = (
+                lambda x, w, p=padding: torch.nn.functional.conv2d(
+                    x, w, padding=p, dilation=(1, 2)
+                ),
+                *(torch.randn(2, 3, 8, 9), torch.randn(4, 3, kernel, 3)),
+            )
+    given = torch.randn(7, 2, 3), torch.randn(3, 3, 4), torch.randn(4)
+    cases["time first"] = (lambda x, w, b: torch.conv_tbc(x, w, b, 1), *given)
+    for shape, *options in (
+        ((2, 3, 6, 5), [2, 3], [1, 1], [0, 0], [1, 1]),
+        ((2, 3, 6, 7), [2, 3], [2, 1], [1, 2], [2, 3]),
+        ((3, 6, 5), [2, 2], [1, 1], [1, 0], [2, 2]),
+    ):
+        unfold = lambda x, o=options: aten.im2col(x, *o)  # noqa: E731
+        cases[f"columns of {shape}"] = (unfold, torch.randn(shape))
+        columns = torch.randn_like(unfold(torch.randn(shape)))
+        fold = lambda x, o=options, s=shape: aten.col2im(x, s[-2:], *o)  # noqa: E731
+        cases[f"{shape} of columns"] = (fold, columns)
+    as_cpu(cases, rtol=1e-3, atol=1e-3)
 
 
 def test_program_is_the_one_written_by_hand():
@@ -123,11 +101,18 @@ GROUPED = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("name", "format"),
-    [*((name, None) for name in GROUPED)]
-    + [(name, torch.channels_last) for name in ("depthwise", "wider", "transposed")],
+    ("name", "format", "dtype"),
+    [
+        ("depthwise", None, torch.float32),
+        ("depthwise", torch.channels_last, torch.bfloat16),
+        ("wider", None, torch.bfloat16),
+        ("wider", torch.channels_last, torch.float64),
+        ("1d", None, torch.float64),
+        ("3d", None, torch.float32),
+        ("transposed", None, torch.float64),
+        ("transposed", torch.channels_last, torch.float32),
+    ],
 )
 def test_the_weights_gradient_of_groups_is_taken_group_by_group(name, format, dtype):
     x, weight, _, options = operands(GROUPED[name])

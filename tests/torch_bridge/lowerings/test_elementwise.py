@@ -1,8 +1,9 @@
+"""Functions of one operand, element by element, against CPU torch: at their ends, by dtype."""
+
 import numpy as np
-import pytest
 import torch
 
-from tests.torch_bridge.lowerings.harness import check, evaluate
+from tests.torch_bridge.lowerings.harness import evaluate, together
 from tests.torch_bridge.lowerings.samples import (
     BOOLS,
     BYTES,
@@ -28,87 +29,64 @@ _POSITIVE = "log log2 log10 log1p sqrt rsqrt lgamma digamma special_entr acosh".
 _UNIT = "asin acos atanh erfinv logit special_ndtri".split()
 _WHOLE = "floor ceil trunc round sign abs neg signbit".split()
 _STEPS = [*_WHOLE, *"frac sgn isinf isnan isposinf isneginf".split()]
-_CASES = ((_SMOOTH, FLOATS), (_POSITIVE, POSITIVE), (_UNIT, UNIT))
 
 
-@pytest.mark.parametrize("name", _SMOOTH + _POSITIVE + _UNIT)
-def test_edges_of_float_functions(name):
-    check(getattr(aten, name).default, SPECIAL)
+def test_float_functions_at_their_ends():
+    with together() as check:
+        for names, values in ((_SMOOTH, FLOATS), (_POSITIVE, POSITIVE), (_UNIT, UNIT)):
+            for name in names:
+                check(getattr(aten, name).default, SPECIAL)
+                check(getattr(aten, name).default, values, rtol=1e-4)
+        for eps in (None, 0.2):
+            check(aten.logit.default, UNIT, eps)
+        left = torch.tensor([-0.3, -1.6, -2.5, 0.0])
+        check(aten.digamma.default, left, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "values"), [(name, values) for names, values in _CASES for name in names]
-)
-def test_float_functions(name, values):
-    check(getattr(aten, name).default, values, rtol=1e-4)
+def test_float_functions_by_dtype():
+    with together() as check:
+        for name in ("exp", "sigmoid", "sqrt", "reciprocal", "erf"):
+            for values in (INTS, BOOLS, BYTES):
+                check(getattr(aten, name).default, values)
+        for name in ("exp", "tanh", "sigmoid", "log1p", "erf"):
+            check(getattr(aten, name).default, HALVES.abs(), rtol=1e-2)
+        for name in "exp sin sqrt tanh abs angle sgn reciprocal".split():
+            check(getattr(aten, name).default, COMPLEX)
 
 
-@pytest.mark.parametrize("name", ["exp", "sigmoid", "sqrt", "reciprocal", "erf"])
-@pytest.mark.parametrize("values", [INTS, BOOLS, BYTES], ids=["int64", "bool", "uint8"])
-def test_integers_become_floats(name, values):
-    check(getattr(aten, name).default, values)
+def test_steps():
+    with together() as check:
+        for name in _STEPS:
+            for values in (SPECIAL, FLOATS, EMPTY, *([INTS] if name in _WHOLE else [])):
+                check(getattr(aten, name).default, values)
+        check(aten.round.default, torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5]))  # half to even
+        for decimals in (-2, 0, 2):
+            x = torch.tensor([1.2345, -6.7891, 150.0, 250.0])
+            check(aten.round.decimals, x, decimals=decimals)
+        for given in ((), (7.0,), (None, 5.0, -5.0), (1.0, None, 0.0)):
+            check(aten.nan_to_num.default, SPECIAL, *given)
+        check(aten.nan_to_num.default, INTS)
+        check(aten.nan_to_num.default, torch.tensor([NAN, INF, -INF]).bfloat16())
+        for op in (aten.bitwise_not.default, aten.logical_not.default):
+            for values in (INTS, BOOLS, BYTES):
+                check(op, values)
 
 
-@pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "log1p", "erf"])
-def test_halves(name):
-    check(getattr(aten, name).default, HALVES.abs(), rtol=1e-2)
-
-
-@pytest.mark.parametrize("name", _STEPS)
-@pytest.mark.parametrize("values", [SPECIAL, FLOATS, EMPTY], ids=["special", "floats", "empty"])
-def test_steps(name, values):
-    check(getattr(aten, name).default, values)
-
-
-@pytest.mark.parametrize("name", _WHOLE)
-def test_steps_of_integers(name):
-    check(getattr(aten, name).default, INTS)
-
-
-def test_rounding_is_half_to_even():
-    check(aten.round.default, torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5]))
-
-
-@pytest.mark.parametrize("decimals", [-2, 0, 2])
-def test_round_to_decimals(decimals):
-    check(aten.round.decimals, torch.tensor([1.2345, -6.7891, 150.0, 250.0]), decimals=decimals)
-
-
-@pytest.mark.parametrize("name", "exp sin sqrt tanh abs angle sgn reciprocal".split())
-def test_complex(name):
-    check(getattr(aten, name).default, COMPLEX)
-
-
-@pytest.mark.parametrize("eps", [None, 0.2])
-def test_logit(eps):
-    check(aten.logit.default, UNIT, eps)
-
-
-@pytest.mark.parametrize("given", [(), (7.0,), (None, 5.0, -5.0), (1.0, None, 0.0)])
-def test_nan_to_num(given):
-    check(aten.nan_to_num.default, SPECIAL, *given)
-
-
-def test_nan_to_num_of_integers_and_halves():
-    check(aten.nan_to_num.default, INTS)
-    check(aten.nan_to_num.default, torch.tensor([NAN, INF, -INF]).bfloat16())
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 3])
-def test_polygamma(n):
-    check(aten.polygamma.default, n, POSITIVE, rtol=1e-4)
-
-
-def test_digamma_and_trigamma_left_of_zero():
-    values = torch.tensor([-0.3, -1.6, -2.5, 0.0])
-    check(aten.digamma.default, values, rtol=1e-4)
-    check(aten.polygamma.default, 1, values[:3], rtol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["bitwise_not", "logical_not"])
-@pytest.mark.parametrize("values", [INTS, BOOLS, BYTES], ids=["int64", "bool", "uint8"])
-def test_not(name, values):
-    check(getattr(aten, name).default, values)
+def test_comparisons():
+    with together() as check:
+        for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+            for left, right in (
+                (SPECIAL[:, None], SPECIAL),
+                (INTS, torch.tensor([1.5, -2.0, 0.0, 5.0])),
+                (INTS, torch.tensor(3.0)),
+                (BOOLS, INTS),
+                (HALVES, HALVES.flip(0)),
+                (EMPTY, torch.zeros(4)),
+            ):
+                check(getattr(aten, name).Tensor, left, right)
+            for number in (2, 2.5, 0, True):
+                check(getattr(aten, name).Scalar, INTS, number)
+                check(getattr(aten, name).Scalar, SPECIAL, number)
 
 
 def test_the_sign_of_a_zero_is_a_zero_without_sign():

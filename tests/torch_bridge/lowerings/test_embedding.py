@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from isoshard.torch_bridge.lowerings import registry
 from isoshard.torch_bridge.lowerings.cse import one_program
-from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
+from tests.torch_bridge.lowerings.harness import as_cpu, to_array, together
 
 aten = torch.ops.aten
-SUM, MEAN, MAX = 0, 1, 2
 
 
 def table(rows: int = 7, width: int = 3) -> torch.Tensor:
-    torch.manual_seed(0)
-    return torch.randn(rows, width)
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
 
 
 INDICES = {
@@ -30,19 +28,19 @@ INDICES = {
 }
 
 
-@pytest.mark.parametrize("name", INDICES)
-def test_embedding(name):
-    check(aten.embedding.default, table(), INDICES[name])
-    check(aten.embedding.default, table().bfloat16(), INDICES[name])
-
-
-@pytest.mark.parametrize("padding_idx", [-1, 1])
-@pytest.mark.parametrize("by_frequency", [False, True])
-@pytest.mark.parametrize("name", INDICES)
-def test_backward(name, padding_idx, by_frequency):
-    indices = INDICES[name]
-    grad = torch.randn(*indices.shape, 3)
-    check(aten.embedding_dense_backward.default, grad, indices, 7, padding_idx, by_frequency)
+def test_embeddings_and_their_gradients():
+    cases = {}
+    for name, indices in INDICES.items():
+        cases[f"{name} of halves"] = (F.embedding, indices, table().bfloat16())
+        for padding_idx in (None, 1):
+            for by in (False, True):
+                options = {"padding_idx": padding_idx, "scale_grad_by_freq": by}
+                look = lambda i, w, o=options: F.embedding(i, w, **o)  # noqa: E731
+                cases[f"{name} {options}"] = (look, indices, table())
+    as_cpu(cases)
+    with together() as check:
+        for norm_type in (1.0, 2.0):  # of the named rows only
+            check(aten.embedding_renorm.default, table(), INDICES["matrix"], 0.8, norm_type)
 
 
 @pytest.mark.parametrize("index", [3, -1])
@@ -71,101 +69,26 @@ def test_forward_and_backward_are_a_gather_and_a_scatter_at_the_same_places():
     assert len(names) <= 5
 
 
-@pytest.mark.parametrize("norm_type", [1.0, 2.0])
-def test_renorm_touches_the_named_rows_only(norm_type):
-    check(aten.embedding_renorm.default, table(), INDICES["matrix"], 0.8, norm_type)
-
-
-# Bags
-
-BAG_INDICES = torch.tensor([1, 2, 2, 5, 2, 0, 6])
-
-
-def bag_results(mode, *, weights=None, last=False, padding_idx=-1, offsets=(0, 3, 3, 5)):
-    """Our results and torch's, which leaves some of its bookkeeping empty on the CPU."""
-    offsets = torch.tensor([*offsets, 7] if last else offsets)
-    arguments = (table(), BAG_INDICES, offsets, False, mode, False, weights, last, padding_idx)
-    return evaluate(aten._embedding_bag.default, *arguments), aten._embedding_bag(*arguments)
-
-
-@pytest.mark.parametrize("padding_idx", [-1, 2])
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("mode", [SUM, MEAN, MAX])
-def test_bag(mode, last, padding_idx):
-    """The second bag is empty."""
-    got, want = bag_results(mode, last=last, padding_idx=padding_idx)
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(got[1], [0, 0, 0, 2, 2, 3, 3])
-    assert got[2].shape == (5 if last else 4,)
-
-
-def test_weighted_bag():
-    got, want = bag_results(SUM, weights=torch.linspace(-1, 1, 7))
-    np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("padding_idx", [-1, 2])
-@pytest.mark.parametrize("mode", [SUM, MEAN, MAX])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_bag_backward(mode, padding_idx, weighted):
-    """Through our own forward's bookkeeping, as autograd hands it on."""
-    if weighted and mode != SUM:
-        return
-    weights = torch.linspace(-1, 1, 7) if weighted else None
-    offsets = torch.tensor([0, 3, 3, 5])
-    weight = table().requires_grad_()
-    out = torch.nn.functional.embedding_bag(
-        BAG_INDICES,
-        weight,
-        offsets,
-        mode=("sum", "mean", "max")[mode],
-        per_sample_weights=weights,
-        padding_idx=None if padding_idx < 0 else padding_idx,
-    )
-    grad = torch.randn_like(out)
-    (want,) = torch.autograd.grad(out, weight, grad)
-    saved = [torch.tensor(np.asarray(x)) for x in bag_results(mode, weights=weights,
-             padding_idx=padding_idx)[0][1:]]  # fmt: skip
-    (got,) = evaluate(
-        aten._embedding_bag_backward.default,
-        grad, BAG_INDICES, offsets, *saved, 7, False, mode, False, weights, padding_idx,
-    )  # fmt: skip
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("padding_idx", [-1, 2])
-def test_gradient_of_sample_weights(padding_idx):
-    weights = torch.linspace(-1, 1, 7).requires_grad_()
-    offsets = torch.tensor([0, 3, 3, 5])
-    out = torch.nn.functional.embedding_bag(
-        BAG_INDICES,
-        table(),
-        offsets,
-        mode="sum",
-        per_sample_weights=weights,
-        padding_idx=None if padding_idx < 0 else padding_idx,
-    )
-    grad = torch.randn_like(out)
-    (want,) = torch.autograd.grad(out, weights, grad)
-    bags = torch.tensor([0, 0, 0, 2, 2, 3, 3])
-    (got,) = evaluate(
-        aten._embedding_bag_per_sample_weights_backward.default,
-        grad, table(), BAG_INDICES, offsets, bags, SUM, padding_idx,
-    )  # fmt: skip
-    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("mode", ("sum", "mean", "max"))
-def test_bags_of_no_indices(mode):
-    table = torch.randn(4, 3)
-    for offsets in ([0], [0, 0]):
-        outs = []
-        for device in ("cpu", "jax"):
-            weight = table.clone().to(device).requires_grad_()
-            indices = torch.tensor([], dtype=torch.int64, device=device)
-            out = torch.nn.functional.embedding_bag(
-                indices, weight, torch.tensor(offsets, device=device), mode=mode
+def test_bags_and_their_gradients():
+    """The second bag is empty; or there are no indices at all."""
+    indices, offsets = torch.tensor([1, 2, 2, 5, 2, 0, 6]), torch.tensor([0, 3, 3, 5])
+    cases = {}
+    for mode in ("sum", "mean", "max"):
+        for padding_idx in (None, 2):
+            for last in (False, True):
+                options = {"mode": mode, "padding_idx": padding_idx, "include_last_offset": last}
+                ends = torch.tensor([*offsets, 7]) if last else offsets
+                bag = lambda i, e, w, s=None, o=options: F.embedding_bag(  # noqa: E731
+                    i, w, e, per_sample_weights=s, **o
+                )
+                cases[f"{options}"] = (bag, indices, ends, table())
+                if mode == "sum":
+                    weights = torch.linspace(-1, 1, 7)
+                    cases[f"weighted {options}"] = (bag, indices, ends, table(), weights)
+        for starts in ([0], [0, 0]):
+            nothing = torch.tensor([], dtype=torch.int64)
+            cases[f"nothing {mode} {starts}"] = (
+                lambda i, e, w, mode=mode: F.embedding_bag(i, w, e, mode=mode),
+                *(nothing, torch.tensor(starts), table()),
             )
-            out.sum().backward()
-            outs.append((out.detach().cpu(), weight.grad.cpu()))
-        assert torch.equal(outs[0][0], outs[1][0]) and torch.equal(outs[0][1], outs[1][1])
+    as_cpu(cases)

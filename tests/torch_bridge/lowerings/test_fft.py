@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from tests.torch_bridge.lowerings.harness import check
+from tests.torch_bridge.lowerings.harness import together
 
 aten = torch.ops.aten
 
@@ -14,29 +13,23 @@ def signal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("normalization", [0, 1, 2])
-@pytest.mark.parametrize("forward", [True, False])
-def test_complex_to_complex(forward, normalization):
+def test_transforms():
     x = torch.complex(signal(3, 4, 5), signal(3, 4, 5, seed=1))
-    check(aten._fft_c2c.default, x, [0, 2], normalization, forward)
-
-
-def test_more_axes_than_xla_transforms_at_once():
-    x = torch.complex(signal(2, 3, 2, 3, 4), signal(2, 3, 2, 3, 4, seed=1))
-    check(aten._fft_c2c.default, x, [0, 1, 2, 3, 4], 1, True, atol=1e-4)
-    check(aten._fft_r2c.default, x.real.contiguous(), [0, 1, 2, 3, 4], 0, True, atol=1e-4)
-
-
-@pytest.mark.parametrize("onesided", [True, False])
-@pytest.mark.parametrize("dims", [[1], [0, 2], [2, 0]])
-def test_real_to_complex(dims, onesided):
-    check(aten._fft_r2c.default, signal(3, 4, 5), dims, 1, onesided)
-
-
-@pytest.mark.parametrize("size", [6, 7])
-def test_complex_to_real(size):
-    half = torch.fft.rfftn(signal(3, 4, size))
-    check(aten._fft_c2r.default, half, [0, 1, 2], 2, size)
+    many = torch.complex(signal(2, 3, 2, 3, 4), signal(2, 3, 2, 3, 4, seed=1))
+    with together() as check:
+        for normalization in (0, 1, 2):
+            for forward in (True, False):
+                check(aten._fft_c2c.default, x, [0, 2], normalization, forward)
+        for onesided in (True, False):
+            for dims in ([1], [0, 2], [2, 0]):
+                check(aten._fft_r2c.default, signal(3, 4, 5), dims, 1, onesided)
+        for size in (6, 7):
+            half = torch.fft.rfftn(signal(3, 4, size))
+            check(aten._fft_c2r.default, half, [0, 1, 2], 2, size)
+        # More axes than XLA transforms at once.
+        check(aten._fft_c2c.default, many, [0, 1, 2, 3, 4], 1, True, atol=1e-4)
+        real = many.real.contiguous()
+        check(aten._fft_r2c.default, real, [0, 1, 2, 3, 4], 0, True, atol=1e-4)
 
 
 def test_gradient_of_a_spectrum():

@@ -22,6 +22,7 @@ ROUNDED_ONCE = {
     "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
     "softshrink": lambda x: F.softshrink(x, 0.3),
 }
+# torch rounds these numbers to the dtype of the tensor before it computes.
 AS_ON_THE_CPU = {
     "compare": lambda x: x > 0.1,
     "clamp": lambda x: x.clamp(-0.3, 0.7),
@@ -34,35 +35,27 @@ AS_ON_THE_CPU = {
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ROUNDED_ONCE)
-def test_one_rounding(name, dtype):
-    function, x = ROUNDED_ONCE[name], X.to(dtype)
-    torch.testing.assert_close(
-        function(x.to("jax")).cpu(),
-        function(x.float()).to(dtype),
-        rtol=torch.finfo(dtype).eps,
-        atol=1e-6,
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", AS_ON_THE_CPU)
-def test_numbers_that_torch_rounds(name, dtype):
-    """torch rounds these numbers to the dtype of the tensor before it computes."""
-    function, x = AS_ON_THE_CPU[name], X.to(dtype)
-    want, got = function(x), function(x.to("jax")).cpu()
-    torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["sum", "prod", "mean", "nansum"])
-def test_halves_named_as_dtype_are_reduced_as_floats(name, dtype):
-    """JAX adds and multiplies them in 16 bits where the dtype is named."""
-    x = torch.randn(64, 65, generator=torch.Generator().manual_seed(0)) / 8 + 1
-    x[:, -1] = -x[:, :-1].sum(1) + 1 if name != "prod" else 1
-    want = getattr(x.to(dtype).double(), name)(1)
-    for given in (x, x.to(dtype)):
-        got = getattr(given.to("jax"), name)(1, dtype=dtype)
-        assert got.dtype == dtype
+def test_numbers_beside_halves(dtype):
+    x = X.to(dtype)
+    there = x.to("jax")
+    pairs = [(n, f(there), f(x.float()).to(dtype)) for n, f in ROUNDED_ONCE.items()]
+    pairs += [(n, f(there), f(x)) for n, f in AS_ON_THE_CPU.items()]
+    for name, got, want in pairs:
         eps = torch.finfo(dtype).eps
-        torch.testing.assert_close(got.cpu().double(), want, rtol=0.51 * eps, atol=1e-5)
+        torch.testing.assert_close(got.cpu(), want, rtol=eps, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_named_as_dtype_are_reduced_as_floats(dtype):
+    """JAX adds and multiplies them in 16 bits where the dtype is named."""
+    pairs = []
+    for name in ("sum", "prod", "mean", "nansum"):
+        x = torch.randn(64, 65, generator=torch.Generator().manual_seed(0)) / 8 + 1
+        x[:, -1] = -x[:, :-1].sum(1) + 1 if name != "prod" else 1
+        want = getattr(x.to(dtype).double(), name)(1)
+        for given in (x, x.to(dtype)):
+            pairs.append((getattr(given.to("jax"), name)(1, dtype=dtype), want))
+    for got, want in pairs:
+        assert got.dtype == dtype
+        rtol = 0.51 * torch.finfo(dtype).eps
+        torch.testing.assert_close(got.cpu().double(), want, rtol=rtol, atol=1e-5)

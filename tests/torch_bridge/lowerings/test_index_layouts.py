@@ -65,12 +65,11 @@ def check(function, dim, layouts, mesh):
             if operand.is_floating_point():
                 operand.requires_grad_()
         out = function(dim, *there)
-        found.append([out.detach().cpu()])
         if out.requires_grad:
             out.square().sum().backward()
-            found[-1] += [one.grad.cpu() for one in there if one.grad is not None]
+        found.append([out.detach(), *(one.grad for one in there if one.grad is not None)])
     for want, got in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dim", [1, 2])
@@ -80,11 +79,11 @@ def test_layouts_for_which_the_partitioner_is_wrong(layouts, dim, mesh):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(2))
 def test_any_layouts(name, seed, mesh):
     draw = random.Random(seed)
     layouts = tuple(draw.choice(SPECS) for _ in range(3))
-    check(OPERATIONS[name], draw.choice((1, 2)), layouts, mesh)
+    check(OPERATIONS[name], 1 + seed, layouts, mesh)
 
 
 @pytest.mark.parametrize("marked", ["copy", "view"])

@@ -1,4 +1,4 @@
-"""Factorisations and solvers against CPU torch."""
+"""Factorisations, solvers and eigenvalues against CPU torch."""
 
 from __future__ import annotations
 
@@ -7,174 +7,174 @@ import pytest
 import torch
 
 from isoshard.torch_bridge.lowerings import registry
-from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
+from tests.torch_bridge.lowerings.harness import evaluate, to_array, together
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 
 
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def matrix(*shape: int, seed: int = 0) -> torch.Tensor:
     """Well conditioned: random with a strong diagonal."""
-    torch.manual_seed(seed)
-    a = torch.randn(shape) / 4
-    return a + torch.eye(*shape[-2:])
+    return randn(*shape, seed=seed) / 4 + torch.eye(*shape[-2:])
 
 
-def positive(*shape: int) -> torch.Tensor:
-    a = matrix(*shape)
-    return a @ a.mT + torch.eye(shape[-1])
-
-
-SQUARE = [(3, 3), (2, 4, 4), (1, 1), (0, 3, 3), (0, 0)]
-
-
-@pytest.mark.parametrize("shape", SQUARE)
-def test_inverse(shape):
-    check(aten.linalg_inv_ex.default, matrix(*shape), **CLOSE)
-
-
-@pytest.mark.parametrize("shape", [(3, 3), (2, 4, 4), (2, 4, 3), (3, 4)])
-def test_lu(shape):
-    check(aten.linalg_lu_factor_ex.default, matrix(*shape), **CLOSE)
-    check(aten.linalg_lu.default, matrix(*shape), **CLOSE)
-    packed, pivots, _ = aten.linalg_lu_factor_ex(matrix(*shape))
-    check(aten.lu_unpack.default, packed, pivots, **CLOSE)
-
-
-@pytest.mark.parametrize("adjoint", [False, True])
-@pytest.mark.parametrize("left", [False, True])
-def test_lu_solve(left, adjoint):
-    packed, pivots, _ = aten.linalg_lu_factor_ex(matrix(2, 4, 4))
-    right = torch.randn(2, 4, 3) if left else torch.randn(2, 3, 4)
-    options = {"left": left, "adjoint": adjoint}
-    check(aten.linalg_lu_solve.default, packed, pivots, right, **options, **CLOSE)
-
-
-@pytest.mark.parametrize("name", ["_linalg_det", "_linalg_slogdet"])
-@pytest.mark.parametrize("shape", SQUARE)
-def test_determinant(name, shape):
-    """Row exchanges change the sign; the first results are the answer, the rest are factors."""
-    a = matrix(*shape).roll(1, -2)
-    count = 1 if name == "_linalg_det" else 2
-    got = evaluate(getattr(aten, name).default, a)[:count]
-    for have, want in zip(got, getattr(aten, name)(a)[:count], strict=True):
-        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "left"),
-    [
-        ((3, 3), (3, 2), True),
-        ((3, 3), (3,), True),
-        ((2, 3, 3), (2, 3), True),
-        ((2, 3, 3), (2, 3, 4), True),
-        ((3, 3), (2, 3), False),
-        ((2, 3, 3), (2, 4, 3), False),
-    ],
-)
-def test_solve(a, b, left):
-    a, b = matrix(*a), torch.randn(b)
-    check(aten._linalg_solve_ex.default, a, b, left=left, **CLOSE)
-
-
-@pytest.mark.parametrize("contiguous", [True, False])
-@pytest.mark.parametrize("name", ["_linalg_det", "_linalg_slogdet"])
-def test_gradient_formulas_find_the_factors_they_expect(name, contiguous):
-    """torch's backward of these reads LU factors, of A or of its transpose by A's layout."""
-    a = matrix(3, 3)
-    a = a if contiguous else a.mT.contiguous().mT
-    function = registry.find(getattr(aten, name).default).function
-    got = function(to_array(a), contiguous=contiguous)
-    want = getattr(aten, name)(a)
-    for have, wish in zip(got, want, strict=True):
-        np.testing.assert_allclose(have, wish, rtol=1e-4, atol=1e-5)
-
-
-def test_singular_matrix_is_reported():
-    info = evaluate(aten.linalg_inv_ex.default, torch.tensor([[1.0, 0], [0, 0]]))[1]
-    assert int(info) == 2
-
-
-@pytest.mark.parametrize("upper", [False, True])
-@pytest.mark.parametrize("unit", [False, True])
-@pytest.mark.parametrize("left", [False, True])
-def test_triangular(upper, unit, left):
-    a = matrix(2, 3, 3)
-    b = torch.randn(2, 3, 4) if left else torch.randn(2, 4, 3)
-    options = {"upper": upper, "left": left, "unitriangular": unit}
-    check(aten.linalg_solve_triangular.default, a, b, **options, **CLOSE)
-
-
-@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
-@pytest.mark.parametrize("transpose", [False, True])
-def test_old_triangular(transpose):
-    check(aten.triangular_solve.default, torch.randn(3, 2), matrix(3, 3), True, transpose, **CLOSE)
-
-
-@pytest.mark.parametrize("upper", [False, True])
-def test_cholesky(upper):
-    a = positive(2, 4, 4)
-    check(aten.linalg_cholesky_ex.default, a, upper=upper, **CLOSE)
-    if hasattr(aten, "cholesky"):  # gone in torch 2.15
-        check(aten.cholesky.default, a, upper, **CLOSE)
-    factor = torch.linalg.cholesky(a, upper=upper)
-    check(aten.cholesky_inverse.default, factor, upper, **CLOSE)
-    check(aten._cholesky_solve_helper.default, torch.randn(2, 4, 3), factor, upper, **CLOSE)
-
-
-def test_indefinite_matrix_is_reported():
-    a = torch.diag(torch.tensor([1.0, 1.0, -1.0]))
-    assert int(evaluate(aten.linalg_cholesky_ex.default, a)[1]) > 0
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (2, 3, 3)])
-@pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
-def test_qr(shape, mode):
-    check(aten.linalg_qr.default, matrix(*shape), mode, **CLOSE)
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (2, 3, 3)])
-@pytest.mark.parametrize("full", [False, True])
-def test_svd(shape, full):
-    """Singular vectors are free in sign, so the product is compared."""
-    a = matrix(*shape)
-    u, s, vh = (np.asarray(x) for x in evaluate(aten._linalg_svd.default, a, full))
-    assert u.shape[-1] == (shape[-2] if full else min(shape[-2:]))
-    k = s.shape[-1]
-    np.testing.assert_allclose((u[..., :k] * s[..., None, :]) @ vh[..., :k, :], a, atol=1e-5)
-    check(aten._linalg_svd.default, a, False, False, **CLOSE)
-
-
-@pytest.mark.parametrize("uplo", ["L", "U"])
-def test_eigh_reads_one_triangle(uplo):
-    a = matrix(2, 3, 3)
-    values, vectors = (np.asarray(x) for x in evaluate(aten._linalg_eigh.default, a, uplo))
-    half = a.tril() if uplo == "L" else a.triu()
-    symmetric = half + half.mT - torch.diag_embed(a.diagonal(dim1=-2, dim2=-1))
-    rebuilt = (vectors * values[..., None, :]) @ vectors.swapaxes(-1, -2)
-    np.testing.assert_allclose(rebuilt, symmetric, atol=1e-5)
-    check(aten._linalg_eigh.default, symmetric, uplo, False, **CLOSE)
-
-
-def test_householder_product():
-    check(aten.linalg_householder_product.default, *torch.geqrf(matrix(4, 3)), **CLOSE)
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 5), (0, 3)])
-def test_pinv(shape):
-    check(aten.linalg_pinv.atol_rtol_tensor, matrix(*shape), **CLOSE)
-
-
-def test_pinv_of_a_hermitian_matrix_reads_its_lower_triangle():
-    check(aten.linalg_pinv.atol_rtol_tensor, matrix(2, 3, 3), hermitian=True, **CLOSE)
-
-
-def test_pinv_drops_small_singular_values():
+def test_factors_and_what_they_solve():
+    """Of one matrix and of none, of either triangle, from either side."""
+    positive = matrix(2, 4, 4) @ matrix(2, 4, 4).mT + torch.eye(4)
+    with together(**CLOSE) as check:
+        for shape in ((2, 4, 4), (1, 1), (0, 3, 3), (0, 0)):
+            check(aten.linalg_inv_ex.default, matrix(*shape))
+            check(aten.linalg_matrix_exp.default, matrix(*shape))
+        for shape in ((2, 3, 5), (0, 3)):
+            check(aten.linalg_pinv.atol_rtol_tensor, matrix(*shape))
+        # Of a Hermitian matrix the lower triangle is read.
+        check(aten.linalg_pinv.atol_rtol_tensor, matrix(2, 3, 3), hermitian=True)
+        for shape in ((3, 3), (2, 4, 3), (3, 4)):
+            check(aten.linalg_lu.default, matrix(*shape))
+            packed, pivots, _ = aten.linalg_lu_factor_ex(matrix(*shape))
+            check(aten.lu_unpack.default, packed, pivots)
+            check(aten.linalg_qr.default, matrix(*shape), "complete")
+            check(aten.geqrf.default, matrix(*shape))
+        for a, b, left in (((2, 3, 3), (2, 3), True), ((2, 3, 3), (2, 4, 3), False)):
+            check(aten._linalg_solve_ex.default, matrix(*a), randn(*b), left=left)
+        packed, tau = torch.geqrf(randn(5, 3))
+        for left, upper in ((False, True), (True, False), (False, False)):
+            a, b = matrix(2, 3, 3), randn(2, 3, 4) if left else randn(2, 4, 3)
+            options = {"upper": upper, "left": left, "unitriangular": not left}
+            check(aten.linalg_solve_triangular.default, a, b, **options)
+            other = randn(5, 4, seed=1) if left else randn(4, 5, seed=1)
+            check(aten.ormqr.default, packed, tau, other, left, upper)
+            factor = torch.linalg.cholesky(positive, upper=upper)
+            check(aten.linalg_cholesky_ex.default, positive, upper=upper)
+            check(aten._cholesky_solve_helper.default, randn(2, 4, 3), factor, upper)
+            check(aten.cholesky_inverse.default, factor, upper)
     a, rtol = matrix(4, 3), torch.tensor(0.9)
     (got,) = evaluate(aten.linalg_pinv.atol_rtol_tensor, a, rtol=rtol)
     np.testing.assert_allclose(got, torch.linalg.pinv(a, rtol=0.9), atol=1e-5)
 
 
-@pytest.mark.parametrize("shape", [(3, 3), (2, 2, 2), (0, 0)])
-def test_matrix_exp(shape):
-    check(aten.linalg_matrix_exp.default, matrix(*shape), **CLOSE)
+@pytest.mark.parametrize("name", ["_linalg_det", "_linalg_slogdet"])
+def test_determinants_with_the_factors_that_gradient_formulas_expect(name):
+    """Row exchanges change the sign; LU factors are of A or of its transpose, by A's layout."""
+    op, count = getattr(aten, name), 1 if name == "_linalg_det" else 2
+    for shape in ((2, 4, 4), (1, 1), (0, 3, 3), (0, 0)):
+        a = matrix(*shape).roll(1, -2)
+        for have, want in zip(evaluate(op.default, a)[:count], op(a)[:count], strict=True):
+            np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+    function = registry.find(op.default).function
+    for contiguous in (True, False):
+        a = matrix(3, 3).roll(1, -2)
+        a = a if contiguous else a.mT.contiguous().mT
+        got = function(to_array(a), contiguous=contiguous)
+        for have, want in zip(got, op(a), strict=True):
+            np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+
+
+def test_matrices_that_cannot_be_factored_are_reported():
+    info = evaluate(aten.linalg_inv_ex.default, torch.tensor([[1.0, 0], [0, 0]]))[1]
+    assert int(info) == 2
+    a = torch.diag(torch.tensor([1.0, 1.0, -1.0]))
+    assert int(evaluate(aten.linalg_cholesky_ex.default, a)[1]) > 0
+    with pytest.raises(RuntimeError, match="at least 2 dimensions, but has 1"):
+        torch.geqrf(torch.ones(3, device="jax"))
+
+
+def test_singular_values_and_eigenvalues():
+    """Vectors are free in sign, so products are compared."""
+    for shape, full in (((4, 3), False), ((3, 4), True), ((2, 3, 3), True)):
+        a = matrix(*shape)
+        u, s, vh = (np.asarray(x) for x in evaluate(aten._linalg_svd.default, a, full))
+        k = s.shape[-1]
+        assert u.shape[-1] == (shape[-2] if full else k)
+        np.testing.assert_allclose((u[..., :k] * s[..., None, :]) @ vh[..., :k, :], a, atol=1e-5)
+    general, symmetric = randn(2, 4, 4), {}
+    for uplo in ("L", "U"):  # one triangle is read
+        a = matrix(2, 3, 3)
+        values, vectors = (np.asarray(x) for x in evaluate(aten._linalg_eigh.default, a, uplo))
+        half = a.tril() if uplo == "L" else a.triu()
+        symmetric[uplo] = half + half.mT - torch.diag_embed(a.diagonal(dim1=-2, dim2=-1))
+        rebuilt = (vectors * values[..., None, :]) @ vectors.swapaxes(-1, -2)
+        np.testing.assert_allclose(rebuilt, symmetric[uplo], atol=1e-5)
+    with together(**CLOSE) as check:
+        check(aten._linalg_svd.default, matrix(3, 4), False, False)
+        for uplo, a in symmetric.items():
+            check(aten._linalg_eigh.default, a, uplo, False)
+        check(aten._linalg_eigvals.default, general)
+        check(aten.linalg_eig.default, randn(0, 3, 3))
+        check(aten._linalg_eigvals.default, randn(2, 0, 0))
+    values, vectors = (torch.tensor(x.tolist()) for x in evaluate(aten.linalg_eig.default, general))
+    torch.testing.assert_close(
+        general.to(vectors.dtype) @ vectors, vectors * values[..., None, :], rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(vectors.abs().square().sum(-2), torch.ones(2, 4))
+
+
+def test_gradient_of_eigenvalues():
+    grads = []
+    for leaf in (randn(4, 4).requires_grad_(), randn(4, 4).to("jax").requires_grad_()):
+        torch.linalg.eigvals(leaf).abs().sum().backward()
+        grads.append(leaf.grad.cpu())
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-3, atol=1e-3)
+
+
+def test_least_squares():
+    deficient = randn(5, 3)
+    deficient[:, 2] = deficient[:, 0]
+    b = randn(5, 2, seed=1)
+    with together(rtol=1e-3, atol=1e-4) as check:
+        for driver in (None, "gels", "gelsy", "gelsd", "gelss"):
+            check(aten.linalg_lstsq.default, randn(5, 3), b, driver=driver)
+        for one, other in (((3, 5), (3, 2)), ((2, 4, 3), (2, 4))):
+            check(aten.linalg_lstsq.default, randn(*one), randn(*other, seed=1), driver="gelsd")
+    given = (aten.linalg_lstsq.default, deficient, b)
+    solution, residuals, rank, values = evaluate(*given, driver="gelsd")
+    want = torch.linalg.lstsq(deficient, b, driver="gelsd")
+    torch.testing.assert_close(torch.tensor(solution.tolist()), want.solution, rtol=1e-3, atol=1e-4)
+    assert int(rank) == 2 and values.shape == (3,)
+    assert bool((residuals != residuals).all())  # torch, which sees the rank, leaves them out
+    a = randn(4, 3).to("jax")
+    with pytest.raises(RuntimeError, match=r"one of \(gels, gelsy, gelsd, gelss\), got qr"):
+        aten.linalg_lstsq(a, a, driver="qr")
+    with pytest.raises(RuntimeError, match=r"input.size.-2. should match other.size.-2."):
+        torch.linalg.lstsq(a, a[:2])
+
+
+@pytest.mark.parametrize("lead", [(), (2,)])
+def test_columns_lie_one_after_the_other(lead):
+    a, b, square = randn(*lead, 3, 5), randn(*lead, 3, 2), randn(*lead, 4, 4)
+    for function, given in ((torch.linalg.lstsq, (a, b)), (torch.linalg.eig, (square,))):
+        got = function(*(each.to("jax") for each in given))
+        for one, other in zip(got, function(*given), strict=True):
+            assert one.stride() == other.stride()
+
+
+def symmetric(n: int, seed: int, *, zeros: bool = False) -> torch.Tensor:
+    a = randn(n, n, seed=seed)
+    a = a + a.T
+    return a.fill_diagonal_(0) if zeros else a
+
+
+def test_bunch_kaufman_factors():
+    """With pivots of size 1 and 2, of singular matrices too; and what they solve."""
+    real, imaginary = randn(4, 4), randn(4, 4, seed=1)
+    right = torch.complex(real[:, :2], imaginary[:, 1:3]).contiguous()
+    factor, solve = aten.linalg_ldl_factor_ex.default, aten.linalg_ldl_solve.default
+    with together(**CLOSE) as check:
+        for n, zeros in ((1, False), (2, True), (5, False), (5, True)):
+            check(factor, torch.stack([symmetric(n, seed, zeros=zeros) for seed in range(4)]))
+        for hermitian in (False, True):
+            a = torch.complex(real, imaginary)
+            a = a + (a.mH if hermitian else a.mT)
+            check(factor, a, hermitian=hermitian)
+            packed, pivots = torch.linalg.ldl_factor(a, hermitian=hermitian)
+            check(solve, packed, pivots, right, hermitian=hermitian)
+        for zeros in (False, True):
+            a = torch.stack([symmetric(5, seed, zeros=zeros) for seed in range(3)])
+            packed, pivots = torch.linalg.ldl_factor(a)
+            check(solve, packed, pivots, randn(3, 5, 2, seed=9), rtol=1e-2)
+            check(solve, packed, pivots, torch.zeros(3, 5, 0))
+        check(factor, torch.stack([torch.zeros(3, 3), torch.eye(3)]))

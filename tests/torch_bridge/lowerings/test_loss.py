@@ -3,177 +3,112 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
 from isoshard.torch_bridge.lowerings import registry
-from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
+from tests.torch_bridge.lowerings.harness import as_cpu
+from tests.torch_bridge.lowerings.samples import INF
 
 aten = torch.ops.aten
-REDUCTIONS = [0, 1, 2]
+REDUCTIONS = ("none", "mean", "sum")
 
 
 def rand(*shape: int, seed: int = 0) -> torch.Tensor:
-    torch.manual_seed(seed)
-    return torch.rand(shape)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def pair() -> tuple[torch.Tensor, torch.Tensor]:
-    """Differences below, at and above 1, and equal elements."""
+def test_losses_and_their_gradients():
+    """By every reduction, with weights, in half precision; differences below, at and above 1."""
     x, target = torch.randn(3, 5) * 2, torch.randn(3, 5)
     target[0, :3] = x[0, :3] + torch.tensor([0.0, 1.0, -1.0])
-    return x, target
-
-
-def incoming(reduction: int, shape) -> torch.Tensor:
-    return torch.tensor(1.7) if reduction else torch.randn(shape)
-
-
-PLAIN = {
-    "mse_loss": (),
-    "smooth_l1_loss": (0.7,),
-    "huber_loss": (1.0,),
-    "soft_margin_loss": (),
-}
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("name", PLAIN)
-def test_elementwise(name, reduction):
-    x, target = pair()
-    op, backward = (getattr(aten, n).default for n in (name, f"{name}_backward"))
-    check(op, x, target, reduction, *PLAIN[name])
-    check(backward, incoming(reduction, x.shape), x, target, reduction, *PLAIN[name])
-    half = x.bfloat16(), target.bfloat16()
-    check(op, *half, reduction, *PLAIN[name], rtol=2e-2, atol=2e-2)
-
-
-def test_smooth_l1_without_a_smooth_part_is_l1():
-    x, target = pair()
-    check(aten.smooth_l1_loss.default, x, target, 1, 0.0)
-    check(aten.smooth_l1_loss_backward.default, torch.tensor(1.0), x, target, 1, 0.0)
-
-
-def test_mixed_dtypes_and_empty():
-    x, target = pair()
-    (got,) = evaluate(aten.mse_loss.default, x, target.bfloat16())
-    assert got.dtype == np.float32
-    check(aten.mse_loss.default, x[:0], target[:0], 2)
-    check(aten.mse_loss_backward.default, torch.tensor(1.0), x[:0], target[:0], 2)
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("weighted", [False, True])
-def test_binary_cross_entropy(weighted, reduction):
-    p, target = rand(3, 5), rand(3, 5, seed=1).round()
+    p, truth = rand(3, 5), rand(3, 5, seed=1).round()
     p[0, :2] = torch.tensor([0.0, 1.0])
-    weight = rand(3, 5, seed=2) if weighted else None
-    check(aten.binary_cross_entropy.default, p, target, weight, reduction)
-    grad = incoming(reduction, p.shape)
-    check(aten.binary_cross_entropy_backward.default, grad, p, target, weight, reduction)
-    logits, positive = torch.randn(3, 5) * 50, rand(5) if weighted else None
-    arguments = (logits, target, weight, positive, reduction)
-    check(aten.binary_cross_entropy_with_logits.default, *arguments, rtol=1e-4, atol=1e-4)
-
-
-# Negative log likelihood
-
-
-def targets(x: torch.Tensor, ignore: int) -> torch.Tensor:
-    """Valid classes, some of them ignored."""
-    shape = x.shape[:1] + x.shape[2:] if x.ndim > 1 else ()
-    target = torch.randint(0, x.shape[1 if x.ndim > 1 else 0], shape)
-    if target.ndim:
-        target.view(-1)[0] = ignore
-    return target
-
-
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("shape", [(6, 4), (2, 4, 3, 2)])
-@pytest.mark.parametrize("ignore", [-100, 2])
-def test_nll(shape, weighted, reduction, ignore):
-    torch.manual_seed(0)
-    x = torch.randn(shape).log_softmax(1)
-    name = "nll_loss" if len(shape) == 2 else "nll_loss2d"
-    forward, backward = (getattr(aten, n).default for n in (f"{name}_forward", f"{name}_backward"))
-    target, weight = targets(x, ignore), rand(4) if weighted else None
-    options = (weight, reduction, ignore)
-    check(forward, x, target, *options)
-    _, total = forward(x, target, *options)
-    grad = incoming(reduction, target.shape)
-    check(backward, grad, x, target, *options, total)
-
-
-def test_nll_of_one_sample():
-    x, target = torch.randn(4), torch.tensor(2)
-    check(aten.nll_loss_forward.default, x, target, None, 1, -100)
-    check(aten.nll_loss_backward.default, torch.tensor(1.0), x, target, None, 1, -100,
-          torch.tensor(1.0))  # fmt: skip
-
-
-def test_nll_of_nothing_but_ignored_targets():
-    x, target = torch.randn(3, 4), torch.full((3,), -100)
-    check(aten.nll_loss_forward.default, x, target, None, 1, -100)
-    check(aten.nll_loss_forward.default, x, target, None, 2, -100)
-
-
-def test_nll_ignores_infinite_scores_of_ignored_targets():
-    x = torch.randn(3, 4)
-    x[0] = -float("inf")
-    check(aten.nll_loss_forward.default, x, torch.tensor([-100, 1, 2]), None, 1, -100)
-
-
-# Margins. torch has no meta kernel for the backwards, so they are called directly.
-
-
-@pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize(("shape", "reduction"), [((6, 4), 0), ((6, 4), 1), ((4,), 1), ((4,), 2)])
-def test_multi_margin(shape, p, reduction):
-    x, weight = torch.randn(shape), rand(4)
-    target = torch.randint(0, 4, shape[:-1])
-    options = (p, 0.8, weight, reduction)
-    check(aten.multi_margin_loss.default, x, target, *options)
-    grad = incoming(reduction, target.shape)
-    backward(aten.multi_margin_loss_backward, grad, x, target, *options)
-
-
-@pytest.mark.parametrize(("shape", "reduction"), [((3, 4), 0), ((3, 4), 1), ((4,), 1), ((4,), 2)])
-def test_multilabel_margin(shape, reduction):
-    x = torch.randn(shape)
+    logits, weight, positive = torch.randn(3, 5) * 50, rand(3, 5, seed=2), rand(5)
     rows = torch.tensor([[1, 3, -1, 0], [-1, 0, 1, 2], [3, 2, 1, 0]])
-    target = rows if len(shape) == 2 else rows[0]
-    check(aten.multilabel_margin_loss_forward.default, x, target, reduction)
-    _, is_target = aten.multilabel_margin_loss_forward(x, target, reduction)
-    grad = incoming(reduction, target.shape[:-1])
-    backward(aten.multilabel_margin_loss_backward, grad, x, target, reduction, is_target)
+    scores, of_class, bce = torch.randn(3, 4), rand(4), F.binary_cross_entropy
+    with_logits = F.binary_cross_entropy_with_logits
+    cases = {}
+    for number, how in enumerate(REDUCTIONS):
+        options = {"reduction": how}
+        for name, loss in {
+            "mse": lambda x, t, o=options: F.mse_loss(x, t, **o),
+            "smooth_l1": lambda x, t, o=options: F.smooth_l1_loss(x, t, beta=0.7, **o),
+            "l1": lambda x, t, n=number: aten.smooth_l1_loss(x, t, n, 0.0),
+            "huber": lambda x, t, o=options: F.huber_loss(x, t, **o),
+            "soft_margin": lambda x, t, o=options: F.soft_margin_loss(x, t.detach(), **o),
+        }.items():
+            cases[f"{name} {how}"] = (loss, x, target)
+            if how == "mean":
+                cases[f"{name} of halves"] = (loss, x.bfloat16(), target.bfloat16())
+            if how == "sum":
+                cases[f"{name} of nothing"] = (loss, x[:0], target[:0])
+        for name, loss, given in (
+            ("bce", lambda p, t, o=options: bce(p, t.detach(), **o), (p, truth)),
+            ("weighted", lambda p, t, w, o=options: bce(p, t.detach(), w.detach(), **o),
+             (p, truth, weight)),
+            ("logits", lambda x, t, o=options: with_logits(x, t.detach(), **o), (logits, truth)),
+            ("weighted logits", lambda x, t, w, b, o=options: with_logits(
+                x, t.detach(), w.detach(), pos_weight=b.detach(), **o
+            ), (logits, truth, weight, positive)),
+        ):  # fmt: skip
+            cases[f"{name} {how}"] = (loss, *given)
+        for power in (1, 2):
+            cases[f"margins {power} {how}"] = (
+                lambda x, t, w, o=options, p=power: F.multi_margin_loss(
+                    x, t, p, 0.8, w.detach(), **o
+                ),
+                *(scores, rows[:, 1], of_class),
+            )
+        labels = lambda x, t, o=options: F.multilabel_margin_loss(x, t, **o)  # noqa: E731
+        cases[f"labels {how}"] = (labels, scores, rows)
+        cases[f"labels {how} of one"] = (labels, scores[0], rows[0])
+    as_cpu(cases)
 
 
-def backward(op, *arguments):
-    arrays = [to_array(a) if isinstance(a, torch.Tensor) else a for a in arguments]
-    got = registry.find(op.default).function(*arrays)
-    np.testing.assert_allclose(got, op(*arguments), rtol=1e-4, atol=1e-5)
+def test_negative_log_likelihoods():
+    """Of one sample, of several, of images; of ignored targets, whose scores may be infinite."""
+    cases = {}
+    for shape in ((6, 4), (2, 4, 3, 2)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).log_softmax(1)
+        for how in REDUCTIONS:
+            for ignore in (-100, 2):
+                target = torch.randint(0, 4, shape[:1] + shape[2:])
+                target.view(-1)[0] = ignore
+                options = {"reduction": how, "ignore_index": ignore}
+                loss = lambda x, t, w=None, o=options: F.nll_loss(x, t, w, **o)  # noqa: E731
+                weighted = lambda x, t, w, loss=loss: loss(x, t, w.detach())  # noqa: E731
+                case = (loss, x, target) if ignore == 2 else (weighted, x, target, rand(4))
+                cases[f"{shape} {options}"] = case
+    x = torch.randn(3, 4)
+    cases["one"] = (F.nll_loss, x[0], torch.tensor(2))
+    cases["ignored"] = (lambda x, t: F.nll_loss(x.detach(), t), x, torch.full((3,), -100))
+    infinite = x.clone()
+    infinite[0] = -INF
+    cases["infinite"] = (F.nll_loss, infinite, torch.tensor([-100, 1, 2]))
+    as_cpu(cases)
+    as_cpu({"sum": (lambda x, t: F.nll_loss(x, t, reduction="sum"), x, torch.full((3,), -100))})
 
 
-def test_invalid_class_is_seen():
-    """A class out of range gives NaN, never the score of a neighbour."""
+def test_a_class_out_of_range_gives_nan_and_never_the_score_of_a_neighbour():
     function = registry.find(aten.nll_loss_forward.default).function
     loss, _ = function(jnp.zeros((1, 3)), jnp.array([7]), None, 1, -100)
     assert jnp.isnan(loss)
 
 
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("name", ["huber_loss", "soft_margin_loss", "smooth_l1_loss", "l1_loss"])
-def test_the_dtype_of_a_loss_of_two_dtypes(name, reduction):
-    loss = getattr(torch.nn.functional, name)
+def test_the_dtype_of_a_loss_of_two_dtypes(name):
+    loss = getattr(F, name)
     x, y = torch.randn(3, 4), torch.rand(3, 4)
+    pairs = []
     for one, other in ((x, y.double()), (x.double(), y), (x.bfloat16(), y)):
-        want = loss(one, other, reduction=reduction)
-        got = loss(one.to("jax"), other.to("jax"), reduction=reduction)
+        near = (2e-2, 1e-2) if torch.bfloat16 in (one.dtype, other.dtype) else (1e-5, 1e-6)
+        for reduction in ("none", "mean", "sum"):
+            want = loss(one, other, reduction=reduction)
+            pairs.append((loss(one.to("jax"), other.to("jax"), reduction=reduction), want, near))
+    for got, want, (rtol, atol) in pairs:
         assert got.dtype == want.dtype
-        rtol, atol = (2e-2, 1e-2) if torch.bfloat16 in (one.dtype, other.dtype) else (1e-5, 1e-6)
         torch.testing.assert_close(got.cpu(), want, rtol=rtol, atol=atol)
 
 
@@ -184,3 +119,92 @@ def test_each_loss_lies_as_the_scores_do(name):
     got = getattr(F, name)(x.to("jax"), target.to("jax"), reduction="none")
     assert got.stride() == want.stride()
     torch.testing.assert_close(got.cpu(), want)
+
+
+@pytest.mark.skipif(
+    not hasattr(F, "linear_cross_entropy"), reason="torch before 2.13 has no linear_cross_entropy"
+)
+@pytest.mark.parametrize(
+    ("reduction", "weighted"), [("mean", False), ("mean", True), ("sum", True), ("none", False)]
+)
+def test_linear_cross_entropy(reduction, weighted):
+    """The fused one, with its gradients."""
+    source = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(shape, generator=source) for shape in ((6, 4), (5, 4), (5,))]
+    target = torch.tensor([0, 4, 2, -100, 1, 2])
+    weight = rand(5) if weighted else None
+    chunked = getattr(F, "LinearCrossEntropyOptions", None)
+    options = chunked(batch_chunk_size=2) if chunked else None
+    got = []
+    for device in ("cpu", "jax"):
+        x, matrix, bias = (leaf.detach().to(device).requires_grad_() for leaf in leaves)
+        loss = F.linear_cross_entropy(
+            x,
+            matrix,
+            target.to(device),
+            linear_bias=bias,
+            weight=None if weight is None else weight.to(device),
+            reduction=reduction,
+            label_smoothing=0.1 if reduction == "mean" else 0.0,
+            options=options,
+        )
+        loss.sum().backward()
+        got.append([loss.detach().cpu(), x.grad.cpu(), matrix.grad.cpu(), bias.grad.cpu()])
+    torch.testing.assert_close(got[1], got[0], rtol=1e-4, atol=1e-5)
+
+
+# CTC: of 12 steps, 3 samples, 5 classes.
+
+LENGTHS, TARGETS = (12, 9, 7), (4, 0, 3)
+LABELS = torch.tensor([[1, 1, 2, 4], [0, 0, 0, 0], [3, 2, 3, 0]])
+
+
+def scores() -> torch.Tensor:
+    made = torch.randn(12, 3, 5, generator=torch.Generator().manual_seed(0))
+    return made.log_softmax(2)
+
+
+def ctc(x, target, lengths, targets, *, loss_of=lambda loss: loss.sum(), tensors=False, **options):
+    """Losses and gradients of CPU torch and of the `jax` device, which must be equal."""
+    got = []
+    for device in ("cpu", "jax"):
+        leaf = x.to(device).detach().requires_grad_()
+        sizes = lengths, targets
+        if tensors:
+            sizes = tuple(torch.tensor(each).to(device) for each in sizes)
+        loss = F.ctc_loss(leaf, target.to(device), *sizes, **options)
+        loss_of(loss).backward()
+        got.append((loss.detach().cpu(), leaf.grad.cpu()))
+    return got
+
+
+@pytest.mark.parametrize(("joined", "tensors"), [(False, False), (True, False), (True, True)])
+def test_ctc_of_padded_and_joined_targets(joined, tensors):
+    target = LABELS
+    if joined:
+        target = torch.cat([row[:size] for row, size in zip(LABELS, TARGETS, strict=True)])
+    want, got = ctc(scores(), target, LENGTHS, TARGETS, tensors=tensors, reduction="none")
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    if not joined:
+        want, got = ctc(scores(), LABELS, LENGTHS, (3, 0, 3), blank=4)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_ctc_of_more_labels_than_time(zero_infinity):
+    """Three equal labels need five steps."""
+    x, target = scores()[:3, :2].contiguous(), torch.tensor([[1, 1, 1], [1, 2, 3]])
+    options = {"reduction": "none", "zero_infinity": zero_infinity}
+    want, got = ctc(x, target, (3, 3), (3, 3), loss_of=lambda loss: loss[1], **options)
+    torch.testing.assert_close(got[0], want[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got[1][:, 1], want[1][:, 1], rtol=1e-4, atol=1e-4)
+
+
+def test_ctc_refusals():
+    x, target = scores().to("jax"), LABELS.to("jax")
+    with pytest.raises(RuntimeError, match="blank must be in label range"):
+        F.ctc_loss(x, target, LENGTHS, TARGETS, blank=9)
+    with pytest.raises(RuntimeError, match="must be of size 3"):
+        F.ctc_loss(x, target, LENGTHS[:2], TARGETS)
+    with pytest.raises(RuntimeError, match="value at most 12, but got value 40"):
+        F.ctc_loss(x, target, (40, 9, 7), TARGETS)

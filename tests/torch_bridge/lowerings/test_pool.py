@@ -1,24 +1,29 @@
-"""Pooling against CPU torch: windows of one size and adaptive ones, forward and backward."""
+"""Pooling against CPU torch: windows of one size, adaptive and fractional ones, on meshes."""
 
 from __future__ import annotations
+
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 import torch
+from jax import export, lax
+from torch.nn import functional as F
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 from isoshard.torch_bridge.lowerings import registry
-from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
+from isoshard.torch_bridge.lowerings.pool import max_pool_backward
+from tests.torch_bridge.lowerings.harness import as_cpu, to_array
+from tests.torch_bridge.lowerings.samples import INF, NAN
 
 aten = torch.ops.aten
 
 
 def randn(*shape: int) -> torch.Tensor:
-    torch.manual_seed(0)
-    return torch.randn(shape)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 # shape, kernel, stride, padding, dilation, ceil mode
@@ -42,25 +47,27 @@ def max_ops(kernel):
     return [getattr(aten, name).default for name in names]
 
 
-@pytest.mark.parametrize("values", ["random", "ties", "bfloat16"])
-@pytest.mark.parametrize("case", MAXIMA)
-def test_max_pool(case, values):
-    """Values, positions, and where the gradient goes; with ties it goes to the first."""
-    shape, *options = MAXIMA[case]
-    x = randn(*shape)
-    x = {"random": x, "ties": x.round(), "bfloat16": x.bfloat16()}[values]
-    forward, backward = max_ops(options[0])
-    check(forward, x, *options)
-    out, indices = forward(x, *options)
-    grad = torch.ones_like(out) if values == "bfloat16" else torch.randn_like(out)
-    check(backward, grad, x, *options, indices)
-
-
-def test_max_pool_of_special_values():
-    inf, nan = float("inf"), float("nan")
-    x = torch.tensor([[[-inf, -inf, 1, nan], [-inf, -inf, nan, 2], [3, inf, 0, 0], [0, 0, 0, 0]]])
-    check(aten.max_pool2d_with_indices.default, x, [2, 2])
-    check(aten.max_pool2d_with_indices.default, torch.full((1, 2, 2), -inf), [3, 3], [1], [1])
+def test_maxima_and_their_gradients():
+    """Values and positions; with ties the gradient goes to the first."""
+    special = [[-INF, -INF, 1, NAN], [-INF, -INF, NAN, 2], [3, INF, 0, 0], [0, 0, 0, 0]]
+    cases = {}
+    for name, (shape, *options) in MAXIMA.items():
+        pool = lambda x, o=options: max_ops(o[0])[0](x, *o)  # noqa: E731
+        x = randn(*shape)
+        cases |= {f"ties, {name}": (pool, x.round())}
+        if name in ("overlapping", "3d"):
+            cases[name] = (pool, x)
+            cases[f"halves, {name}"] = (lambda x, pool=pool: pool(x.detach()), x.bfloat16())
+    positions = lambda x, *o: F.max_pool2d(x.detach(), *o, return_indices=True)  # noqa: E731
+    cases["special"] = (lambda x: positions(x, 2), torch.tensor([special]))
+    low = torch.full((1, 2, 2), -INF)
+    cases["low"] = (lambda x: positions(x, 3, 1, 1), low)
+    cases["back"] = (lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2,
+                                              output_size=(6, 7)), randn(2, 3, 6, 6))  # fmt: skip
+    cases["3d back"] = (lambda x: aten.max_unpool3d(*F.max_pool3d(x, 2, return_indices=True),
+                                                    [4, 4, 5], [2] * 3, [0] * 3),
+                        randn(2, 4, 4, 4))  # fmt: skip
+    as_cpu(cases)
 
 
 def test_max_pool_gradient_is_the_one_of_jax():
@@ -76,122 +83,119 @@ def test_max_pool_gradient_is_the_one_of_jax():
     assert "iota" not in text
 
 
-def test_max_unpool():
-    x = randn(2, 3, 6, 6)
-    out, indices = aten.max_pool2d_with_indices(x, [2, 2])
-    check(aten.max_unpool2d.default, out, indices, [6, 7])
-    x = randn(2, 4, 4, 4)
-    out, indices = aten.max_pool3d_with_indices(x, [2, 2, 2])
-    check(aten.max_unpool3d.default, out, indices, [4, 4, 5], [2, 2, 2], [0, 0, 0])
-
-
-# shape, kernel, stride, padding, ceil mode, count padding, divisor
-AVERAGES = {
-    "plain": ((2, 3, 6, 8), [2, 2], [], [0, 0], False, True, None),
-    "padding counts": ((2, 3, 7, 7), [3, 3], [2, 1], [1, 1], False, True, None),
-    "padding does not count": ((2, 3, 7, 7), [3, 3], [2, 1], [1, 1], False, False, None),
-    "ceil": ((2, 3, 6, 7), [3, 2], [2, 2], [1, 1], True, True, None),
-    "ceil, padding does not count": ((2, 3, 6, 7), [3, 2], [2, 2], [1, 1], True, False, None),
-    "divisor": ((3, 6, 7), [3, 2], [2, 2], [1, 1], False, True, 5),
-    "3d": ((2, 2, 5, 4, 6), [2, 3, 2], [2, 1, 2], [1, 1, 0], True, False, None),
-}
-
-
-@pytest.mark.parametrize("case", AVERAGES)
-def test_avg_pool(case):
-    shape, *options = AVERAGES[case]
-    rank = len(options[0])
-    forward, backward = (
-        getattr(aten, name).default for name in (f"avg_pool{rank}d", f"avg_pool{rank}d_backward")
+def test_averages_adaptive_and_fractional_pools_and_their_gradients():
+    cases = {}
+    # shape, kernel, stride, padding, ceil mode, count padding, divisor
+    for shape, *options in (
+        ((2, 3, 6, 8), [2, 2], [], [0, 0], False, True, None),
+        ((2, 3, 7, 7), [3, 3], [2, 1], [1, 1], False, True, None),
+        ((2, 3, 7, 7), [3, 3], [2, 1], [1, 1], False, False, None),
+        ((2, 3, 6, 7), [3, 2], [2, 2], [1, 1], True, True, None),
+        ((2, 3, 6, 7), [3, 2], [2, 2], [1, 1], True, False, None),
+        ((3, 6, 7), [3, 2], [2, 2], [1, 1], False, True, 5),
+        ((2, 2, 5, 4, 6), [2, 3, 2], [2, 1, 2], [1, 1, 0], True, False, None),
+    ):
+        op = getattr(aten, f"avg_pool{len(options[0])}d")
+        mean = lambda x, op=op, o=options: op(x, *o)  # noqa: E731
+        cases[f"mean {shape} {options}"] = (mean, randn(*shape))
+        if shape == (2, 3, 7, 7):  # CPU torch has no avg_pool3d of bfloat16
+            cases[f"mean of halves {shape} {options}"] = (mean, randn(*shape).bfloat16())
+    for shape, size in (
+        ((2, 3, 5, 4), [1, 1]),
+        ((2, 3, 6, 4), [3, 2]),  # divides
+        ((2, 3, 7, 5), [3, 2]),
+        ((2, 3, 3, 2), [5, 4]),  # larger
+        ((3, 7, 5), [2, 5]),
+        ((2, 2, 5, 4, 6), [2, 3, 4]),
+        ((2, 2, 5, 4, 6), [1, 1, 1]),
+    ):
+        average, largest = (getattr(F, f"adaptive_{n}_pool{len(size)}d") for n in ("avg", "max"))
+        cases[f"mean {shape} {size}"] = (lambda x, f=average, n=size: f(x, n), randn(*shape))
+        pool = lambda x, f=largest, n=size: f(x, n, return_indices=True)  # noqa: E731
+        cases[f"largest {shape} {size}"] = (pool, randn(*shape))
+        if size == [3, 2]:
+            cases[f"ties {shape} {size}"] = (pool, randn(*shape).round())
+    # With the same random places.
+    nan = randn(2, 3, 5, 5)
+    nan[0, 0, 1:3, 1:3] = NAN
+    for x, *options in (
+        *((randn(*lead, 7, 9), [2, 3], out) for lead in ((2, 3), (3,)) for out in ([3, 4], [1, 5])),
+        (randn(2, 3, 7, 9), [2, 3], [2, 1]),
+        (nan, [3, 3], [2, 2]),
+        (randn(2, 3, 5, 6, 7), [2, 3, 2], [3, 2, 4]),
+    ):
+        rank = len(options[0])
+        op, samples = getattr(aten, f"fractional_max_pool{rank}d"), torch.rand(2, 3, rank)
+        pool = lambda x, places, op=op, o=options: op(x, *o, places.detach())  # noqa: E731
+        cases[f"fractional {tuple(x.shape)} {options}"] = (pool, x, samples)
+    cases["fractional of nothing"] = (
+        lambda x, places: aten.fractional_max_pool2d(x.detach(), [2, 2], [2, 2], places.detach()),
+        *(randn(0, 3, 5, 5), torch.rand(2, 3, 2)),
     )
-    x = randn(*shape)
-    check(forward, x, *options)
-    if rank == 2:  # CPU torch has no avg_pool3d of bfloat16
-        check(forward, x.bfloat16(), *options, rtol=1e-2, atol=1e-2)
-    kernel, stride, *rest = options
-    grad = torch.randn_like(forward(x, *options))
-    check(backward, grad, x, kernel, stride, *rest)
-
-
-# Adaptive
-
-ADAPTIVE = {
-    "to one": ((2, 3, 5, 4), [1, 1]),
-    "divides": ((2, 3, 6, 4), [3, 2]),
-    "uneven": ((2, 3, 7, 5), [3, 2]),
-    "larger": ((2, 3, 3, 2), [5, 4]),
-    "no batch": ((3, 7, 5), [2, 5]),
-    "3d": ((2, 2, 5, 4, 6), [2, 3, 4]),
-    "3d to one": ((2, 2, 5, 4, 6), [1, 1, 1]),
-}
-
-
-@pytest.mark.parametrize("case", ADAPTIVE)
-def test_adaptive_avg_pool(case):
-    shape, size = ADAPTIVE[case]
-    name = f"_adaptive_avg_pool{len(size)}d"
-    x = randn(*shape)
-    check(getattr(aten, name).default, x, size)
-    grad = torch.randn(*shape[: -len(size)], *size)
-    check(getattr(aten, f"{name}_backward").default, grad, x)
-
-
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize("case", ADAPTIVE)
-def test_adaptive_max_pool(case, ties):
-    shape, size = ADAPTIVE[case]
-    name = f"adaptive_max_pool{len(size)}d"
-    x = randn(*shape).round() if ties else randn(*shape)
-    check(getattr(aten, name).default, x, size)
-    out, indices = getattr(aten, name)(x, size)
-    check(getattr(aten, f"{name}_backward").default, torch.randn_like(out), x, indices)
-
-
-def test_average_to_one_is_a_mean():
-    x = randn(2, 3, 5, 4)
-    (got,) = evaluate(aten._adaptive_avg_pool2d.default, x, [1, 1])
-    np.testing.assert_allclose(got, x.mean((2, 3), keepdim=True), rtol=1e-5, atol=1e-6)
+    as_cpu(cases)
+    x = randn(1, 1, 8, 8)
+    x[0, 0, 0, 0] = x[0, 0, 1, 1] = NAN  # the last one is found
+    for size in (1, 3, 4):
+        pool = torch.nn.AdaptiveMaxPool2d(size, return_indices=True)
+        for one, other in zip(pool(x.to("jax")), pool(x), strict=True):
+            assert torch.equal(one.cpu().nan_to_num(9.0), other.nan_to_num(9.0))
 
 
 @pytest.mark.parametrize("spec", [P(None, None, "y"), P(None, None, "x", "y")])
-@pytest.mark.parametrize("average_first", [True, False])
-def test_two_kinds_of_pooling_of_an_image_that_is_split(mesh, spec, average_first):
+def test_pooling_of_an_image_that_is_split(mesh, spec):
+    """Two kinds in one program in either order; a gradient lies as the split image."""
     x = -torch.rand(2, 2, 8, 8, generator=torch.Generator().manual_seed(0)) - 1
-    kinds = [torch.nn.functional.avg_pool2d, torch.nn.functional.max_pool2d]
-    kinds = kinds if average_first else kinds[::-1]
+    kinds = [F.avg_pool2d, F.max_pool2d]
 
-    def program(x):
+    def both(x, kinds):
         x.requires_grad_()
         made = [kind(x, 3, 1, 1) for kind in kinds]
         (made[0] * made[1]).sum().backward()
         return [*(one.detach() for one in made), x.grad]
 
-    got = program(iso.shard(x.to("jax"), mesh, spec))
-    xs.sync()
-    for one, other in zip(got, program(x), strict=True):
-        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("spec", [P(None, None, "y"), P(None, None, "x", "y")])
-@pytest.mark.parametrize("dilation", [1, 2])
-def test_a_gradient_that_has_to_lie_as_the_split_image(mesh, spec, dilation):
-    x = -torch.rand(2, 2, 8, 8, generator=torch.Generator().manual_seed(0)) - 1
-
-    def gradient(x):
-        y = torch.nn.functional.max_pool2d(x, 3, 1, 1, dilation)
+    def gradient(x, dilation):
+        y = F.max_pool2d(x.requires_grad_(), 3, 1, 1, dilation)
         y.square().sum().backward()
         return x.grad
 
-    got = gradient(iso.shard(x.to("jax").requires_grad_(), mesh, spec))
-    xs.sync()
-    assert got.partition_spec == spec
-    torch.testing.assert_close(got.cpu(), gradient(x.clone().requires_grad_()))
+    for order in (kinds, kinds[::-1]):
+        got = both(iso.shard(x.to("jax"), mesh, spec), order)
+        xs.sync()
+        for one, other in zip(got, both(x.clone(), order), strict=True):
+            torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)
+    for dilation in (1, 2):
+        got = gradient(iso.shard(x.to("jax"), mesh, spec), dilation)
+        xs.sync()
+        assert got.partition_spec == spec
+        torch.testing.assert_close(got.cpu(), gradient(x.clone(), dilation))
 
 
-@pytest.mark.parametrize("size", [1, 3, 4])
-def test_adaptive_max_pool_finds_the_last_nan(size):
-    x = randn(1, 1, 8, 8)
-    x[0, 0, 0, 0] = x[0, 0, 1, 1] = float("nan")
-    pool = torch.nn.AdaptiveMaxPool2d(size, return_indices=True)
-    for one, other in zip(pool(x.to("jax")), pool(x), strict=True):
-        assert torch.equal(one.cpu().nan_to_num(9.0), other.nan_to_num(9.0))
+# A TPU selects and scatters no 64 bits and no unbatched images.
+
+ONES = [((2, 3), "float64"), ((3,), "float32"), ((3,), "float64")]
+
+
+@pytest.mark.parametrize(("lead", "dtype"), [*ONES, ((2, 3), "float32")])
+def test_the_gradient_of_maxima_on_a_tpu(lead, dtype):
+    def gradient(grad, x, indices):
+        return max_pool_backward(2, grad, x, 3, 2, 1, 1, False, indices)
+
+    rng = np.random.default_rng(0)
+    x = torch.tensor(rng.integers(0, 9, (*lead, 7, 8)).astype(dtype))  # with ties
+    x.requires_grad_()
+    out, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    grad = torch.tensor(rng.normal(size=out.shape).astype(dtype))
+    out.backward(grad)
+    given = [one.detach().numpy() for one in (grad, x, indices)]
+    with jax.enable_x64(True):
+        structs = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in given]
+        texts = {
+            platform: export.export(jax.jit(gradient), platforms=[platform])(*structs).mlir_module()
+            for platform in ("cpu", "tpu")
+        }
+        assert "select_and_scatter" in texts["cpu"]
+        assert ("select_and_scatter" in texts["tpu"]) == ((lead, dtype) not in ONES)
+        chosen = lambda *given, tpu, default: tpu(*given)  # noqa: E731
+        if (lead, dtype) in ONES:
+            with mock.patch.object(lax, "platform_dependent", chosen):
+                np.testing.assert_allclose(gradient(*given), x.grad, rtol=1e-6, atol=1e-6)

@@ -1,7 +1,5 @@
 """`scaled_dot_product_attention` of a sequence that lies on several devices."""
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -12,6 +10,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from benchmarks import collectives
 from isoshard import P
+from tests import fresh
 from tests.core.domain.attention.test_moves import moved
 
 E = 8
@@ -69,8 +68,7 @@ def keep(*shape):
 
 CASES = {
     "plain": lambda: (operands(), {}),
-    "causal, scaled": lambda: (operands(), {"is_causal": True, "scale": 0.3}),
-    "causal, more keys": lambda: (operands(keys=24), {"is_causal": True}),
+    "causal, scaled, more keys": lambda: (operands(keys=24), {"is_causal": True, "scale": 0.3}),
     "grouped": lambda: (operands(heads=4, key_heads=2), {"enable_gqa": True, "is_causal": True}),
     "bool mask": lambda: (operands(), {"attn_mask": keep(4, 1, 16, 16)}),
     "mask of keys": lambda: (operands(), {"attn_mask": keep(4, 1, 1, 16)}),
@@ -103,18 +101,10 @@ def test_one_query_of_each_sample_for_keys_on_all_devices(mesh):
     assert found["all-reduce"][1] < 8 * tensors[1].numel() * 4 // mesh.size
 
 
-def test_three_axes(mesh):
-    """Without a batch; heads first."""
-    text = run(mesh, (P(None, "y"),) * 3, [x[0] for x in operands(16)], is_causal=True)
-    assert "collective-permute" in text and "all-gather" not in text
-
-
 MASKS = {
     "causal": lambda: None,
     "bool": lambda: keep(18, 18),
-    "floats": lambda: draw(2, 18, 18).requires_grad_(),
     "floats by sample": lambda: draw(4, 1, 18, 18).requires_grad_(),
-    "floats of keys": lambda: draw(4, 1, 1, 18).requires_grad_(),
 }
 
 
@@ -156,17 +146,6 @@ def test_whole_operands_in_a_program_with_unequal_blocks(mesh):
     assert torch.equal(beside.cpu(), blocks.cpu().triu(1))
 
 
-def test_in_half_precision(mesh):
-    """As near to the exact result as CPU torch comes."""
-    tensors = [x.bfloat16() for x in operands()]
-    exact = attend(*[x.double() for x in tensors], is_causal=True)
-    given = [iso.shard(x, mesh, RING) for x in tensors]
-    out = xs.compile(lambda *given: attend(*given, is_causal=True))(*given)
-    error, allowed = ((x.cpu().double() - exact).abs().max()
-                      for x in (out, attend(*tensors, is_causal=True)))  # fmt: skip
-    assert out.dtype == torch.bfloat16 and error <= 1.5 * allowed
-
-
 class Block(torch.nn.Module):
     def __init__(self, width=16, heads=2):
         super().__init__()
@@ -186,7 +165,7 @@ class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.pieces = torch.nn.Linear(8, 16)
-        self.blocks = torch.nn.Sequential(Block(), Block())
+        self.blocks = Block()
 
     def forward(self, x, mark):
         x = self.pieces(x.unflatten(1, (16, -1)).flatten(2))
@@ -214,7 +193,7 @@ def test_a_transformer_is_trained(samples, marked, mesh):
     wide = Model().double()
     wide.load_state_dict(model.state_dict())
     by_one = train(wide)
-    want = [by_one(x.double()).item() for _ in range(3)]
+    want = [by_one(x.double()).item() for _ in range(2)]
 
     def mark(x):
         return xs.mark_sharding(x, mesh, ("x", "y", None)) if marked else x
@@ -222,8 +201,8 @@ def test_a_transformer_is_trained(samples, marked, mesh):
     model = iso.shard(model, mesh, iso.Plan([], default=P()))
     given = iso.shard(x, mesh, P("x") if marked else P("x", "y"))
     step = xs.compile(train(model, mark))
-    assert [step(given).item() for _ in range(3)] == pytest.approx(want, rel=1e-5)
-    assert want[2] < want[0]
+    assert [step(given).item() for _ in range(2)] == pytest.approx(want, rel=1e-5)
+    assert want[1] < want[0]
     found = collectives.summarize(xs.program_text(step))
     assert "collective-permute" in found
     # The first layer's input is not split where tokens are marked: one gradient comes to it whole.
@@ -234,29 +213,33 @@ PROGRAM = """
     import sys
     import isoshard as iso
     iso.simulate_devices(4)
+    import jax
+    jax.config.update("jax_disable_most_optimizations", True)
     import torch, isoshard.torch_bridge as xs
     from torch.nn.functional import scaled_dot_product_attention as attend
     iso.compilation_cache(sys.argv[1])
     mesh = iso.make_mesh((4,), ("x",))
-    x = iso.shard(torch.linspace(-1, 1, 256).reshape(1, 2, 16, 8), mesh, iso.P(None, None, "x"))
-    step = xs.compile(lambda x: attend(x, x, x, scale=float(sys.argv[2])).square().sum())
-    found = step(x).item()
-    counted = iso.metrics.counters()
-    print(found, counted["compilations"] - counted["cache_hits"])
+    x = iso.shard(torch.linspace(-1, 1, 32).reshape(1, 1, 8, 4), mesh, iso.P(None, None, "x"))
+    for scale in map(float, sys.argv[2:]):
+        iso.metrics.reset()
+        step = xs.compile(lambda x: attend(x, x, x, scale=scale).square().sum())
+        found = step(x).item()
+        counted = iso.metrics.counters()
+        print(found, counted["compilations"] - counted["cache_hits"])
 """
 
 
-def in_a_process(folder, scale):
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(folder), scale]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    found, missed = done.stdout.split()
-    return float(found), int(missed)
+def in_a_process(folder, *scales):
+    """Result and programs that were not in the folder, for each scale."""
+    done = fresh.run(textwrap.dedent(PROGRAM), [str(folder / "cache"), *scales], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return [(float(n), int(m)) for n, m in map(str.split, done.stdout.strip().splitlines())]
 
 
 def test_a_later_process_finds_the_program_and_no_other(tmp_path):
     """The scale is told to the operator, and is nowhere else in the text of the program."""
-    first, missed = in_a_process(tmp_path, "0.5")
+    ((first, missed),) = in_a_process(tmp_path, "0.5")
     assert missed > 0
-    assert in_a_process(tmp_path, "0.5") == (first, 0)
-    other, missed = in_a_process(tmp_path, "0.25")
+    (other, missed), again = in_a_process(tmp_path, "0.25", "0.5")  # at other addresses
     assert missed > 0 and other != first
+    assert again == (first, 0)

@@ -23,9 +23,10 @@ def test_only_the_named_axes_become_whole(mesh):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize(
-    "transform",
-    [
+def test_transforms_of_split_axes(mesh, spec):
+    x = torch.randn(8, 16)
+    split, pairs = iso.shard(x.to("jax"), mesh, spec), []
+    for transform in (
         torch.fft.fft,
         torch.fft.rfft2,
         torch.fft.hfft2,
@@ -33,13 +34,10 @@ def test_only_the_named_axes_become_whole(mesh):
         torch.fft.irfftn,
         lambda x: torch.fft.rfft(x, dim=0),
         lambda x: torch.fft.hfft2(x, s=(4, 6)),
-    ],
-    ids=["fft", "rfft2", "hfft2", "ihfft2", "irfftn", "rfft of rows", "hfft2 of another size"],
-)
-def test_a_transform_of_a_split_axis(mesh, transform, spec):
-    x = torch.randn(8, 16)
-    got = transform(iso.shard(x.to("jax"), mesh, spec))
-    torch.testing.assert_close(got.cpu(), transform(x), rtol=1e-4, atol=1e-4)
+    ):
+        pairs.append((transform(split), transform(x)))
+    for got, want in pairs:
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
 
 
 def test_the_result_can_be_split_again(mesh):
@@ -51,7 +49,7 @@ def test_the_result_can_be_split_again(mesh):
     torch.testing.assert_close(got.cpu(), torch.fft.fft(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [P(("x", "y")), P("x", "y")])
 def test_running_reductions_of_the_same_array(mesh, spec):
     x = torch.rand(8, 16, generator=torch.Generator().manual_seed(0)) + 1
 

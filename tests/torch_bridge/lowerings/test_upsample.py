@@ -1,17 +1,18 @@
-"""Resizing and sampling of images against CPU torch, forward and backward."""
+"""Resizing and sampling of images against CPU torch, forward and backward; bytes exactly."""
 
 from __future__ import annotations
 
 import itertools
 
 import jax
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+import isoshard as iso
+import isoshard.torch_bridge as xs
 from isoshard.torch_bridge.lowerings import registry
-from tests.torch_bridge.lowerings.harness import check, evaluate, to_array
+from tests.torch_bridge.lowerings.harness import as_cpu, to_array, together
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -22,73 +23,63 @@ def randn(*shape: int) -> torch.Tensor:
     return torch.randn(shape)
 
 
-def resize_and_back(name: str, x: torch.Tensor, size: list[int], *options) -> None:
-    check(getattr(aten, name).default, x, size, *options, **CLOSE)
-    grad = torch.randn(*x.shape[:2], *size)
-    backward = getattr(aten, f"{name}_backward").default
-    check(backward, grad, size, list(x.shape), *options, **CLOSE)
+def test_resizing_and_its_gradients():
+    """To given sizes and by given scales, of which those beat the ratio of sizes; in halves."""
+    cases = {}
+
+    def resized(name, x, **options):
+        cases[f"{name} {options}"] = (lambda x: F.interpolate(x, **options), x)
+
+    for kinds, x, sizes in (
+        ("nearest nearest-exact linear", randn(2, 3, 5), ([7], [3], [1])),
+        ("nearest nearest-exact bilinear bicubic", randn(2, 3, 4, 5), ([8, 10], [6, 3], [1, 9])),
+        ("nearest nearest-exact trilinear", randn(1, 2, 3, 4, 2), ([6, 8, 4], [5, 2, 3])),
+    ):
+        for mode in kinds.split():
+            for size in sizes:
+                for align in (None,) if "nearest" in mode else (False, size != [1, 9]):
+                    resized(x.ndim, x, size=size, mode=mode, align_corners=align)
+                    if mode in ("bilinear", "bicubic") and size != [1, 9]:
+                        options = {"size": size, "align_corners": align, "antialias": True}
+                        resized("smooth", randn(1, 2, 7, 9), mode=mode, **options)
+    for scale in (1.7, 0.6):
+        for mode in ("nearest", "bilinear", "bicubic") if scale < 1 else ("nearest", "bilinear"):
+            options = {"scale_factor": scale, "mode": mode, "recompute_scale_factor": False}
+            resized("scale", randn(2, 3, 5, 6), **options)
+    options = {"scale_factor": (0.4, 0.45), "antialias": True, "recompute_scale_factor": False}
+    resized("smooth scale", randn(1, 1, 8, 8), mode="bilinear", **options)
+    for mode in ("nearest", "bilinear"):
+        half = lambda x, mode=mode: F.interpolate(x.detach(), [8, 7], mode=mode)  # noqa: E731
+        cases[f"halves {mode}"] = (half, randn(2, 3, 4, 5).bfloat16())
+    as_cpu(cases)
 
 
-SIZES = {1: ((2, 3, 5), [[10], [7], [3], [1]]), 2: ((2, 3, 4, 5), [[8, 10], [6, 3], [1, 9]])}
-SIZES[3] = ((1, 2, 3, 4, 2), [[6, 8, 4], [5, 2, 3]])
-LINEAR = {1: "upsample_linear1d", 2: "upsample_bilinear2d", 3: "upsample_trilinear3d"}
-
-
-@pytest.mark.parametrize("kind", ["upsample_nearest", "_upsample_nearest_exact"])
-@pytest.mark.parametrize("rank", SIZES)
-def test_nearest(kind, rank):
-    shape, sizes = SIZES[rank]
-    for size in sizes:
-        resize_and_back(f"{kind}{rank}d", randn(*shape), size)
-
-
-@pytest.mark.parametrize("align_corners", [False, True])
-@pytest.mark.parametrize("rank", SIZES)
-def test_linear(rank, align_corners):
-    shape, sizes = SIZES[rank]
-    for size in sizes:
-        resize_and_back(LINEAR[rank], randn(*shape), size, align_corners)
-
-
-@pytest.mark.parametrize("align_corners", [False, True])
-def test_cubic(align_corners):
-    shape, sizes = SIZES[2]
-    for size in sizes:
-        resize_and_back("upsample_bicubic2d", randn(*shape), size, align_corners)
+@pytest.mark.skipif(not hasattr(aten, "_upsample_lanczos2d_aa"), reason="torch without lanczos")
+def test_lanczos():
+    with together(**CLOSE) as check:
+        for size in ([3, 4], [12, 5]):
+            for align_corners in (False, True):
+                check(aten._upsample_lanczos2d_aa.default, randn(2, 3, 7, 9), size, align_corners)
 
 
 @pytest.mark.parametrize("antialias", [False, True])
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
-def test_positions_of_float64_are_float64(mode, antialias):
+def test_positions_of_float64_are_float64(antialias):
     """As torch's: in float32 they were off by 1e-6."""
-    whole = randn(2, 3, 7, 9).double()
+    found = []
     with jax.enable_x64(True):
-        for size, align_corners in itertools.product([(13, 22), (3, 4)], [False, True]):
-            options = {"mode": mode, "align_corners": align_corners, "antialias": antialias}
-            found = []
-            for device in ("cpu", "jax"):
-                x = whole.detach().to(device).requires_grad_()
+        for device in ("cpu", "jax"):
+            results = []
+            for mode, size, align_corners in itertools.product(
+                ("bilinear", "bicubic"), [(13, 22), (3, 4)], [False, True]
+            ):
+                options = {"mode": mode, "align_corners": align_corners, "antialias": antialias}
+                x = randn(2, 3, 7, 9).double().to(device).requires_grad_()
                 resized = F.interpolate(x, size, **options)
                 resized.square().sum().backward()
-                found.append((resized.detach().cpu(), x.grad.cpu()))
-            for expected, actual in zip(*found, strict=True):
-                assert actual.dtype == torch.float64
-                torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("scale", [1.7, 0.6, 2.0])
-def test_given_scale_beats_the_ratio_of_sizes(scale):
-    x = randn(2, 3, 5, 6)
-    size = [int(5 * scale), int(6 * scale)]
-    resize_and_back("upsample_nearest2d", x, size, scale, scale)
-    resize_and_back("upsample_bilinear2d", x, size, False, scale, scale)
-    resize_and_back("upsample_bicubic2d", x, size, False, scale, scale)
-
-
-def test_bfloat16():
-    x = randn(2, 3, 4, 5).bfloat16()
-    check(aten.upsample_nearest2d.default, x, [8, 7])
-    check(aten.upsample_bilinear2d.default, x, [8, 7], False, rtol=2e-2, atol=2e-2)
+                results += [resized.detach(), x.grad]
+            found.append([one.cpu() for one in results])
+    assert all(one.dtype == torch.float64 for one in found[1])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
 
 
 def test_whole_factors_need_no_gather():
@@ -97,39 +88,47 @@ def test_whole_factors_need_no_gather():
     assert "gather" not in text
 
 
-# Grid sample
-
-BILINEAR, NEAREST, BICUBIC = 0, 1, 2
-MODES = list(itertools.product([BILINEAR, NEAREST], [0, 1, 2], [False, True]))
-CUBIC_MODES = [(BICUBIC, 0, False), (BICUBIC, 1, True), (BICUBIC, 2, False)]
+def images(*shape: int) -> torch.Tensor:
+    source = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=source)
 
 
-def grid(*shape: int) -> torch.Tensor:
-    """Points inside, outside and far outside the image."""
-    return randn(*shape) * 1.3
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_images_of_bytes_are_those_of_the_cpu(mode, antialias):
+    last = images(1, 5, 16, 12).contiguous(memory_format=torch.channels_last)
+    pairs = []
+    for x in (images(2, 3, 9, 7), last):
+        there = x.to("jax")
+        for size in (
+            {"size": (7, 11)},
+            {"scale_factor": 0.61},
+            {"size": (7, 9), "align_corners": True},
+            *([{"size": (32, 33)}, {"size": (2, 3)}] if x is last else [{"scale_factor": 2}]),
+        ):
+            options = {"mode": mode, "antialias": antialias, **size}
+            pairs.append((F.interpolate(there, **options), F.interpolate(x, **options)))
+    mesh = iso.make_mesh((4,), ("x",))
+    split = xs.mark_sharding(images(2, 3, 8, 7).to("jax"), mesh, (None, None, "x", None))
+    options = {"mode": mode, "antialias": antialias, "size": (16, 5)}
+    pairs.append((F.interpolate(split, **options), F.interpolate(images(2, 3, 8, 7), **options)))
+    for got, want in pairs:
+        assert torch.equal(got.cpu(), want)
 
 
-@pytest.mark.parametrize(("mode", "padding", "align_corners"), MODES + CUBIC_MODES)
-def test_grid_sampler_2d(mode, padding, align_corners):
-    x, points = randn(2, 3, 4, 5), grid(2, 3, 6, 2)
-    check(aten.grid_sampler_2d.default, x, points, mode, padding, align_corners, **CLOSE)
-    grad = torch.randn(2, 3, 3, 6)
-    arguments = (grad, x, points, mode, padding, align_corners)
-    check(aten.grid_sampler_2d_backward.default, *arguments, [True, True], rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(("mode", "padding", "align_corners"), MODES)
-def test_grid_sampler_3d(mode, padding, align_corners):
-    x, points = randn(1, 2, 3, 4, 5), grid(1, 2, 3, 2, 3)
-    check(aten.grid_sampler_3d.default, x, points, mode, padding, align_corners, **CLOSE)
-    grad = torch.randn(1, 2, 2, 3, 2)
-    arguments = (grad, x, points, mode, padding, align_corners)
-    check(aten.grid_sampler_3d_backward.default, *arguments, [True, True], rtol=1e-3, atol=1e-3)
-
-
-def test_image_gradient_may_be_left_out():
-    x, points = randn(2, 3, 4, 5), grid(2, 3, 6, 2)
-    arguments = (torch.randn(2, 3, 3, 6), x, points, 0, 0, False, [False, True])
-    of_image, of_grid = evaluate(aten.grid_sampler_2d_backward.default, *arguments)
-    assert of_image is None
-    np.testing.assert_allclose(of_grid, aten.grid_sampler_2d_backward(*arguments)[1], **CLOSE)
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_grid_samplers_and_their_gradients(mode):
+    """At points inside, outside and far outside the image."""
+    cases = {}
+    for rank, shape, out in ((2, (2, 3, 4, 5), (3, 6)), (3, (1, 2, 3, 4, 5), (2, 3, 2))):
+        x, points = randn(*shape), randn(shape[0], *out, rank) * 1.3
+        if (rank, mode) == (3, "bicubic"):
+            break
+        pairs = (("zeros", rank == 3), ("border", rank == 2), ("reflection", False))
+        for padding, align in pairs if mode != "bicubic" else pairs[::2]:
+            options = {"mode": mode, "padding_mode": padding, "align_corners": align}
+            sample = lambda x, p, o=options: F.grid_sample(x, p, **o)  # noqa: E731
+            cases[f"{rank} {options}"] = (sample, x, points)
+    aligned = lambda x, p: F.grid_sample(x.detach(), p, mode, "reflection", True)  # noqa: E731
+    cases["of the points only"] = (aligned, randn(2, 3, 4, 5), randn(2, 3, 6, 2) * 1.3)
+    as_cpu(cases, rtol=1e-3, atol=1e-3)

@@ -71,12 +71,12 @@ DECODER = {
 }
 
 
-def gpt2(dropout: float = 0.0) -> torch.nn.Module:
+def gpt2(dropout: float = 0.0, layers: int = 2) -> torch.nn.Module:
     config = transformers.GPT2Config(
         vocab_size=VOCAB,
         n_positions=64,
         n_embd=WIDTH,
-        n_layer=2,
+        n_layer=layers,
         n_head=4,
         resid_pdrop=dropout,
         embd_pdrop=dropout,
@@ -98,11 +98,11 @@ def mixtral(**changes: Any) -> torch.nn.Module:
     return transformers.MixtralForCausalLM(config)
 
 
-def bert() -> torch.nn.Module:
+def bert(layers: int = 2) -> torch.nn.Module:
     config = transformers.BertConfig(
         vocab_size=VOCAB,
         hidden_size=WIDTH,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=64,
         max_position_embeddings=64,
@@ -112,10 +112,10 @@ def bert() -> torch.nn.Module:
     return transformers.BertForMaskedLM(config)
 
 
-def vit() -> torch.nn.Module:
+def vit(layers: int = 2) -> torch.nn.Module:
     config = transformers.ViTConfig(
         hidden_size=WIDTH,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=64,
         image_size=16,
@@ -129,11 +129,7 @@ def vit() -> torch.nn.Module:
 
 def resnet() -> torch.nn.Module:
     config = transformers.ResNetConfig(
-        embedding_size=8,
-        hidden_sizes=[16, 32],
-        depths=[1, 1],
-        layer_type="basic",
-        num_labels=8,
+        embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic", num_labels=8
     )
     return transformers.ResNetForImageClassification(config)
 
@@ -298,3 +294,10 @@ def build(name: str, **changes: Any) -> torch.nn.Module:
     """The model of a family in training mode, the same weights at every call."""
     torch.manual_seed(0)
     return FAMILIES[name].model(**changes).train()
+
+
+def small(name: str) -> torch.nn.Module:
+    """The same with one layer."""
+    layers = {"gpt2": "layers", "bert": "layers", "vit": "layers", "t5": "num_decoder_layers"}
+    layers |= {"llama": "num_hidden_layers", "mixtral": "num_hidden_layers"}
+    return build(name, **({layers[name]: 1} if name in layers else {}))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
 
 import isoshard as iso
 from isoshard import P, Plan, PlanError, make_mesh
@@ -50,9 +49,8 @@ def test_the_table_of_specs(name, golden, mesh):
     assert specs(Plan.from_hf_tp_plan(module), module, mesh) == {**golden, **second}
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_each_device_holds_less(name, mesh):
-    module = build(name)
+def test_each_device_holds_less(mesh):
+    module = build("mixtral")
     whole = sum(p.nbytes for p in module.parameters())
     module = iso.shard(module, mesh, Plan.from_hf_tp_plan(module))
     for device in range(mesh.size):
@@ -87,33 +85,13 @@ def test_experts_spread_over_devices_give_the_same_loss(mesh):
     assert module.get_parameter(experts).local_shards[0].data.shape[0] == 1
 
 
-def test_gemma_with_its_scale_beside_the_embedding(mesh):
-    config = transformers.Gemma2Config(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=8,
-    )
-    module = transformers.Gemma2ForCausalLM(config).eval()
-    tokens = torch.arange(12).reshape(2, 6)
-    want = module(tokens).logits
-    there = iso.shard(module.to("jax"), mesh, Plan.from_hf_tp_plan(module, axis="model"))
-    torch.testing.assert_close(there(tokens.to("jax")).logits.cpu(), want, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("where", ["one device", "mesh"])
-def test_saved_as_pretrained_and_loaded_without_the_device(tmp_path, mesh, where):
+def test_saved_as_pretrained_and_loaded_without_the_device(tmp_path, mesh):
     module = build("llama")
     tokens = torch.arange(12).reshape(2, 6)
     want = module(tokens).logits
     there = type(module)(module.config)
     there.load_state_dict(module.state_dict())
-    there = there.to("jax")
-    if where == "mesh":
-        there = iso.shard(there, mesh, Plan.from_hf_tp_plan(module))
+    there = iso.shard(there, mesh, Plan.from_hf_tp_plan(module))
     there.save_pretrained(tmp_path)
     again = type(module).from_pretrained(tmp_path)
     torch.testing.assert_close(again(tokens).logits, want, atol=0, rtol=0)

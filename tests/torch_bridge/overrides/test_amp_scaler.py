@@ -66,9 +66,19 @@ def train(
     return model, scales, scaler, run
 
 
-@pytest.mark.parametrize("clip", [False, True], ids=["plain", "clipped"])
-@pytest.mark.parametrize("way", ["host", "fused", "fused compiled"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "way", "clip"),
+    [
+        ("SGD", "host", True),
+        ("Adam", "host", False),
+        ("SGD", "fused", False),
+        ("AdamW", "fused", True),
+        ("SGD", "fused compiled", True),
+        ("Adam", "fused compiled", False),
+        ("AdamW", "fused compiled", True),
+        ("Adagrad", "fused compiled", False),
+    ],
+)
 def test_training_with_an_infinite_step_equals_the_cpu(name, way, clip):
     want, want_scales, theirs, _ = train("cpu", name, options={}, clip=clip)
     options = {"fused": True} if "fused" in way else {}
@@ -173,17 +183,12 @@ def test_the_state_is_kept_and_loaded():
     on_cpu = torch.amp.GradScaler("cpu")
     on_cpu.load_state_dict(state)
     assert copy.deepcopy(on_cpu).state_dict() == state
-
-
-def test_a_scaler_that_is_switched_off_does_nothing():
-    scaler = torch.amp.GradScaler("jax", enabled=False)
-    weight = torch.ones(2, device="jax", requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-    scaler.scale(weight.sum()).backward()
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
-    scaler.update()
-    assert weight.tolist() == [0.0, 0.0] and scaler.get_scale() == 1.0
+    off = torch.amp.GradScaler("jax", enabled=False)
+    off.scale((weight * 2).sum()).backward()
+    off.unscale_(optimizer)
+    off.step(optimizer)
+    off.update()
+    assert off.get_scale() == 1.0 and weight.grad is not None
 
 
 def test_with_autocast_in_float16():
@@ -202,7 +207,7 @@ def test_with_autocast_in_float16():
         optimizer.zero_grad()
         return loss
 
-    losses = [step(x).item() for _ in range(10)]
+    losses = [step(x).item() for _ in range(8)]
     assert losses[-1] < 0.5 * losses[0] and scaler.get_scale() == 65536.0
 
 
@@ -251,9 +256,3 @@ def test_a_step_refused_after_unscaling_leaves_the_scaler_as_it_was():
         assert scaler.get_scale() == 2048.0
         models.append(model.cpu())
     close(*models)
-
-
-def test_scalers_of_other_devices_are_torchs():
-    model, scales, scaler, _ = train("cpu", "AdamW", options={"fused": True})
-    assert scaler._scale.device.type == "cpu" and scales[0] == 1024.0
-    assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-import weakref
 
 import numpy as np
 import pytest
@@ -126,9 +125,10 @@ def test_after_a_plan(device):
     assert len(found.modules) == 4
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
-@pytest.mark.parametrize("when", [1, 2])
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("device", "when", "error"),
+    [("meta", 1, ValueError), ("jax", 2, KeyboardInterrupt), ("sharded", 1, KeyboardInterrupt)],
+)
 def test_after_an_error(device, when, error):
     trainer = Trainer(device)
     before = state_of(trainer)
@@ -144,25 +144,6 @@ def test_after_an_error(device, when, error):
         plan(trainer)
     trainer.fail = lambda: None
     assert state_of(trainer) == before
-
-
-@pytest.mark.parametrize("device", ["jax", "sharded"])
-def test_training_goes_on(device):
-    trainers = [Trainer(device), Trainer(device)]
-    trainers[1].model.load_state_dict(trainers[0].model.state_dict())
-    trainers[1].optimizer.load_state_dict(trainers[0].optimizer.state_dict())
-    x = torch.ones(8, 16, device="jax")
-    losses = []
-    for trainer, planned in zip(trainers, (False, True), strict=True):
-        torch.manual_seed(3)
-        mine = []
-        for _ in range(3):
-            trainer.model.train()
-            mine.append(trainer.step(x).item())
-            if planned:
-                plan(trainer)
-        losses.append(mine)
-    assert losses[0] == losses[1]
 
 
 def test_a_captured_step_is_replayed_after_a_plan():
@@ -184,16 +165,6 @@ def test_a_captured_step_is_replayed_after_a_plan():
     assert step(x).item() < first
     assert metrics.counters()["captures"] == captures
     assert traced.name == "step"
-
-
-def test_nothing_of_a_plan_is_kept():
-    trainer = Trainer("meta")
-    seen = []
-    trainer.model.first.register_forward_hook(
-        lambda module, args, output: seen.append(weakref.ref(output._storage))
-    )
-    plan(trainer)
-    assert seen == []  # the list, too, is as it was
 
 
 def test_gradients_from_before_are_state():

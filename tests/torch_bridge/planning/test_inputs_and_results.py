@@ -86,38 +86,27 @@ def check(found, parameters=PARAMETERS, kinds=("exp_avg", "exp_avg_sq")):
     assert found.framework == "torch" and found.wide
 
 
-@pytest.mark.parametrize("device", ["meta", "cpu", "jax", "sharded"])
+@pytest.mark.parametrize("device", ["cpu", "jax", "sharded"])
 def test_models_on_any_device(device):
-    model = on_meta(Net) if device == "meta" else Net()
+    model = Net()
     if device == "jax":
         model.to("jax")
     if device == "sharded":
         iso.shard(model, iso.make_mesh((2, 4), ("data", "model")), DATA)
-    check(traced(step_of(model, adam(model)), X))
-
-
-def test_models_on_several_devices_at_once():
-    models = nn.ModuleDict({"a": on_meta(nn.Linear, 16, 32), "b": nn.Linear(32, 16)})
-    optimizer = adam(models)
-    models["b"].to("jax")
-
-    def step(x):
-        optimizer.zero_grad()
-        models["b"](models["a"](x)).sum().backward()
-        optimizer.step()
-
+    step = step_of(model, adam(model))
     check(traced(step, X))
+    if device == "jax":
+        step(torch.ones(8, 16, device="jax"))
+        check(traced(step, X))  # with state that is there
 
 
 @pytest.mark.parametrize(
     ("make", "kinds"),
     [
         (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), ("momentum_buffer",)),
-        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False), ("momentum_buffer",)),
         (lambda p: torch.optim.Adam(p, foreach=False), ("exp_avg", "exp_avg_sq")),
         (lambda p: torch.optim.Adam(p, fused=True), ("exp_avg", "exp_avg_sq")),
         (lambda p: torch.optim.Adam(p, amsgrad=True), ("exp_avg", "max_exp_avg_sq")),
-        (lambda p: torch.optim.RMSprop(p), ("square_avg",)),
     ],
 )
 def test_optimizers(make, kinds):
@@ -125,14 +114,6 @@ def test_optimizers(make, kinds):
     optimizer = make(model.parameters())
     check(traced(step_of(model, optimizer), X), kinds=kinds)
     assert not optimizer.state
-
-
-def test_state_that_is_there():
-    model = Net().to("jax")
-    optimizer = adam(model)
-    step = step_of(model, optimizer)
-    step(torch.ones(8, 16, device="jax"))
-    check(traced(step, X))
 
 
 def test_models_and_optimizers_as_arguments():
@@ -168,18 +149,6 @@ def test_two_models_with_equal_names():
     assert {"generator.a", "critic.b"} <= set(found.modules)
 
 
-def test_an_optimizer_made_inside_keeps_nothing():
-    model = on_meta(Net)
-
-    def step(x):
-        model(x).sum().backward()
-        adam(model).step()
-
-    found = traced(step, X)
-    assert names(found, "optimizer") == set()
-    assert {one.name for one in found.results if one.replaces is not None} == PARAMETERS
-
-
 def test_tied_weights_are_one_input():
     model = on_meta(nn.Module)
     model.embed, model.head = on_meta(nn.Embedding, 32, 16), on_meta(nn.Linear, 16, 32, bias=False)
@@ -203,32 +172,13 @@ def test_random_keys_and_batch_statistics():
     statistics = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
     assert names(found, "buffer") == statistics
     assert statistics <= {one.name for one in found.results if one.replaces is not None}
-
-
-def test_evaluation():
-    model = on_meta(Net, drop=0.5, norm=True).eval()
+    model.eval()
     found = traced(torch.no_grad()(lambda x: {"y": model(x)}), X)
     assert [one.name for one in found.results if one.replaces is None] == ["y"]
     assert names(found, "random") == names(found, "optimizer") == set()
-
-
-def test_a_module_is_a_step():
-    found = traced(on_meta(Net), X)
+    found = traced(model, X)  # a module is a step
     assert names(found, "input") == {"x"}
-    assert [one.name for one in found.results] == ["result"]
-
-
-def test_gradients_of_several_batches():
-    model = on_meta(Net)
-    optimizer = adam(model)
-
-    def step(x):
-        for part in x.chunk(2):
-            model(part).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    check(traced(xs.compile(step), X))
+    assert [one.name for one in found.results if one.replaces is None] == ["result"]
 
 
 def test_gradients_that_stay_are_results():
@@ -257,14 +207,7 @@ def test_a_scaler_and_autocast():
     assert {str(one.invars[0].aval.dtype) for one in dots} == {"float16"}
 
 
-def test_layers_as_a_loop():
-    layers = xs.scan_layers(on_meta(lambda: nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])))
-    found = traced(step_of(layers, adam(layers)), X)
-    check(found, ["layers.weight", "layers.bias"])
-    assert {one.shape for one in found.inputs if one.name == "layers.weight"} == {(4, 16, 16)}
-
-
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", ["data", "fsdp x tensor"])
 def test_layouts_are_those_that_iso_shard_gives(name):
     plan = PLANS[name]
     model = on_meta(Mlp)
@@ -325,18 +268,3 @@ def test_a_batch_on_any_device_and_what_the_step_keeps():
         ("y", P("data")),
     ]
     assert len(found.results) == 1 and found.results[0].replaces is None
-
-
-@pytest.mark.parametrize("hold", [list, tuple])
-def test_parameters_that_are_held_elsewhere_too(hold):
-    model = on_meta(Net)
-    optimizer = adam(model)
-    held = hold(model.parameters())
-
-    def step(x):
-        model(x).mean().backward()
-        torch.nn.utils.clip_grad_norm_(held, 1.0)
-        optimizer.step()
-
-    check(traced(step, X))
-    assert all(mine is theirs for mine, theirs in zip(held, model.parameters(), strict=True))

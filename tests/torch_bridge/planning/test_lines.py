@@ -4,18 +4,14 @@ import collections
 import inspect
 import sys
 
-import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
-import isoshard.torch_bridge as xs
 from isoshard import Plan, make_mesh
 from isoshard.core.frameworks import require
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.traced.source_lines import said_by
-from isoshard.core.runtime.jaxprs import equations
 
-from .steps import Mlp, compiled, gpt2, training
+from .steps import Mlp, compiled, training
 
 MESH = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
 SOURCE = inspect.getsourcelines(sys.modules[__name__])[0]
@@ -78,16 +74,6 @@ def test_forward_backward_and_optimizer():
     assert set(lines(found)) >= {at("first", "forward"), at("adam", "step")}
 
 
-def test_recomputation_is_where_the_model_is():
-    model = net()
-
-    def step(x):
-        checkpoint(model, x, use_reentrant=False).square().mean().backward()
-
-    assert lines(traced(step, X), "dot_general")[at("first", "forward")] == 3
-    assert lines(traced(step, X), "tanh") == {at("tanh", "forward"): 2}
-
-
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -109,46 +95,6 @@ def test_a_users_own_backward_has_its_line():
     assert lines(found, "cosh") == {at("backward of my own", "backward"): 1}
 
 
-def test_a_view_in_between_takes_no_line_away():
-    weight = torch.nn.Parameter(torch.empty(16, 8, device="meta"))
-
-    def step(x):
-        y = torch.sin(x @ weight)  # sine
-        z = y.transpose(0, 1)
-        return (z * 2).mean().backward()
-
-    found = traced(step, X)
-    assert lines(found, "cos") == {at("sine", "step"): 1}
-
-
-def test_layers_that_are_a_loop():
-    with torch.device("meta"):
-        layers = torch.nn.ModuleList([Net() for _ in range(3)])
-    loop = xs.scan_layers(layers)
-
-    def step(x):
-        loop(x).square().mean().backward()
-
-    found = traced(step, X)
-    assert "scan" in {one.primitive.name for one in found.program.eqns}
-    inside = collections.Counter(
-        said_by(str(one.source_info.name_stack))
-        for one in equations(found.program.jaxpr)
-        if one.primitive.name == "dot_general"
-    )
-    assert set(inside) == {at("first", "forward"), at("second", "forward")}
-
-
-def test_a_librarys_model_is_the_user():
-    with torch.device("meta"):
-        model = gpt2()
-    step = training(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    found = traced(step, torch.empty(8, 32, dtype=torch.long, device="meta"))
-    files = {line.partition(":")[0] for line in lines(found)}
-    assert {"modeling_gpt2.py", "steps.py"} <= files
-    assert not {"linear.py", "adam.py", "dispatch.py"} & files
-
-
 def test_compiled_programs_carry_the_lines():
     with torch.device("meta"):
         model = Mlp()
@@ -163,8 +109,8 @@ def test_compiled_programs_carry_the_lines():
     assert all("line:steps.py:" in line for line in reduced)
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_modules_are_marked(depth):
+def test_modules_are_marked():
+    depth = 3
     with torch.device("meta"):
         model = torch.nn.Sequential(*[Net() for _ in range(depth)])
     found = traced(lambda x: model(x).sum().backward(), X)

@@ -4,11 +4,6 @@ import resource
 import subprocess
 import sys
 
-import torch
-
-from isoshard.torch_bridge.engine.recording import recorder
-from isoshard.torch_bridge.engine.recording.tape import Tape
-
 LARGE = """
 import resource, torch
 from isoshard import Plan
@@ -39,12 +34,3 @@ assert grown < 0.1, grown
 def test_no_weights_are_made():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kilobytes here
     subprocess.run([sys.executable, "-c", LARGE], check=True, timeout=200)
-
-
-def test_recording_is_as_without_planning():
-    """What planning wants to know is asked by a tape of its own; the tape of training has none."""
-    x = torch.ones(2, device="jax") + 1
-    assert type(recorder.recorder()) is Tape
-    assert type(recorder.recorder()).record is Tape.record
-    assert not recorder.recorder().plans and recorder.recorder().line_of_user is None
-    assert x.tolist() == [2.0, 2.0]

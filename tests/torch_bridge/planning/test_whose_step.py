@@ -48,7 +48,6 @@ SHAPE = jax.ShapeDtypeStruct((2,), "float32")
         pytest.param(nested(), (SHAPE,), id="function in a function"),
         pytest.param(Trainer().step, (SHAPE,), id="bound method"),
         pytest.param(MODEL, (SHAPE,), id="module"),
-        pytest.param(MODEL.forward, (SHAPE,), id="method of a module"),
         pytest.param(xs.compile(lambda x: x), (SHAPE,), id="compiled"),
         pytest.param(functools.partial(lambda m, x: x, MODEL), (SHAPE,), id="partial"),
         pytest.param(lambda x: x, ({"x": torch.ones(2)},), id="tensors"),

@@ -125,8 +125,7 @@ def test_in_a_compiled_step(mesh):
     assert iso.sharding_of(out.detach()).spec in (P("x"), P("x", None))
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(("stacked", "first"), [(False, True), (True, False)])
 def test_in_the_loop_of_scan_layers(mesh, stacked, first):
     blocks = model(3)
     want = copy.deepcopy(blocks)(torch.ones(4, 8, device="jax")).cpu()
@@ -148,8 +147,7 @@ def test_in_the_loop_of_scan_layers(mesh, stacked, first):
 
 def text_of(loop: Any) -> str:
     step, x = xs.compile(lambda x: loop(x)), torch.ones(4, 8, device="jax")
-    for _ in range(3):
-        step(x)
+    step(x)
     return xs.program_text(step)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import jax
 import numpy as np
 import pytest
@@ -48,17 +46,20 @@ IN_PLACE = {
 }
 
 
-@pytest.mark.parametrize("name", IN_PLACE)
 @pytest.mark.parametrize("synced", [True, False])
-def test_an_annotation_survives_in_place_updates(name, synced, grid):
-    t = xs.mark_sharding(torch.ones(8, 4).to("jax"), grid, ("y", "x"))
+def test_an_annotation_survives_in_place_updates(synced, grid):
+    marked = {
+        name: xs.mark_sharding(torch.ones(8, 4).to("jax"), grid, ("y", "x")) for name in IN_PLACE
+    }
     if synced:
         xs.sync()
     for _ in range(2):
-        IN_PLACE[name](t)
+        for name, t in marked.items():
+            IN_PLACE[name](t)
         xs.sync()
-        assert spec(t) == ("y", "x")
-        assert real_spec(t) == P("y", "x")
+        for name, t in marked.items():
+            assert spec(t) == ("y", "x"), name
+            assert real_spec(t) == P("y", "x"), name
 
 
 def test_a_parameters_layout_survives_training_and_its_state_follows(grid):
@@ -78,18 +79,6 @@ def test_a_parameters_layout_survives_training_and_its_state_follows(grid):
         assert [real_spec(state[k]) for k in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")] == [
             want
         ] * 3
-
-
-def test_momentum_follows_too(grid):
-    weight = torch.nn.Parameter(torch.ones(8, 4).to("jax"))
-    xs.mark_sharding(weight, grid, ("x", "y"))
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    for _ in range(3):
-        optimizer.zero_grad()
-        (weight * torch.arange(4.0, device="jax")).sum().backward()
-        optimizer.step()
-        xs.sync()
-    assert real_spec(optimizer.state[weight]["momentum_buffer"]) == P("x", "y")
 
 
 class Marked(torch.nn.Module):
@@ -150,16 +139,6 @@ def test_results_are_laid_out_by_the_partitioner(grid):
     assert spec(product) == ("x", "y")
 
 
-def test_every_layout_computes_the_same(grid):
-    x, w = torch.randn(8, 16), torch.randn(16, 8)
-    want = torch.softmax(x @ w, -1).cumsum(0)
-    layouts = (("x", "y"), (None, "x"), (("y", "x"), None))
-    for first, second in itertools.product(layouts, repeat=2):
-        a = xs.mark_sharding(x.to("jax"), grid, first)
-        b = xs.mark_sharding(w.to("jax"), grid, second)
-        torch.testing.assert_close(torch.softmax(a @ b, -1).cumsum(0).cpu(), want)
-
-
 SHARDING_STRINGS = {
     ("x", "y"): (xs.ShardingType.TILED, "{devices=[2,4]0,1,2,3,4,5,6,7}"),
     (1, 0): (xs.ShardingType.TILED, "{devices=[4,2]0,4,1,5,2,6,3,7}"),
@@ -178,31 +157,19 @@ SHARDING_STRINGS = {
 }
 
 
-@pytest.mark.parametrize("partition", SHARDING_STRINGS)
-def test_types_and_strings_are_torch_xlas(partition, grid):
+def test_types_and_strings_are_torch_xlas(grid):
     """Observed on torch_xla 2.9."""
-    t = xs.mark_sharding(torch.arange(64.0).to("jax").reshape(8, 8) + 0, grid, partition)
-    assert (t.sharding_type, t.sharding_spec) == SHARDING_STRINGS[partition]
+    marked = []
+    for partition, wanted in SHARDING_STRINGS.items():
+        t = xs.mark_sharding(torch.arange(64.0).to("jax").reshape(8, 8) + 0, grid, partition)
+        assert (t.sharding_type, t.sharding_spec) == wanted
+        marked.append(t)
     xs.sync()
-    for shard in t.local_shards:
-        where = ... if shard.indices is ... else tuple(shard.indices)
-        assert torch.equal(t.cpu()[where], shard.data)
-        assert shard.shard_device == f"CPU:{shard.rank}"
-
-
-def test_placements_are_dtensors(grid):
-    from torch.distributed.tensor import Replicate, Shard
-
-    t = torch.ones(8, 8, device="jax")
-    assert t.placements is None
-    assert xs.mark_sharding(t, grid, (None, "x")).placements == (Shard(1), Replicate())
-
-
-def test_a_mark_on_zeros_like_and_friends_is_taken_over(grid):
-    t = xs.mark_sharding(torch.ones(8, 4).to("jax"), grid, ("x", "y"))
-    for like in (torch.zeros_like(t), torch.full_like(t, 2), t.clone(), torch.empty_like(t)):
-        xs.sync()
-        assert real_spec(like) == P("x", "y")
+    for t in marked:
+        for shard in t.local_shards:
+            where = ... if shard.indices is ... else tuple(shard.indices)
+            assert torch.equal(t.cpu()[where], shard.data)
+            assert shard.shard_device == f"CPU:{shard.rank}"
 
 
 def test_clear_sharding_makes_whole(grid):

@@ -67,9 +67,21 @@ def same(left, right):
     return left == right
 
 
+def plain_state(seed):
+    """CPU tensors and an object: what storages are tested with."""
+    return {"w": numbers(9, 16, seed=seed), "n": seed}
+
+
 def restored(manager, step, layout=LAYOUTS[1]):
     """The state dict of a step, as another layout reads it."""
     state = empty_state(layout)
     manager.restore(step, state)
     xs.sync()
+    return state
+
+
+def plainly_restored(manager, step):
+    """The same for `plain_state`."""
+    state = {"w": torch.zeros(9, 16), "n": -1}
+    manager.restore(step, state)
     return state

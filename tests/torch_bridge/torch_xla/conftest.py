@@ -1,8 +1,9 @@
-"""No test leaves a global mesh behind."""
+"""No test leaves a global mesh behind; programs run in processes of their own."""
 
 import pytest
 
 from isoshard.torch_bridge.spmd import set_global_mesh
+from tests.torch_bridge.torch_xla.processes import Processes
 
 
 @pytest.fixture(autouse=True)
@@ -10,3 +11,9 @@ def no_global_mesh():
     """Forget the global mesh after each test."""
     yield
     set_global_mesh(None)
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory):
+    """Runs programs; each is a process of its own."""
+    return Processes(tmp_path_factory.mktemp("processes"))

@@ -12,6 +12,10 @@ import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.spmd as xs
 import torch_xla.runtime as xr
+from torch_xla.amp import autocast
+from torch_xla.test import test_utils
+from torch_xla.utils.checkpoint import checkpoint
+from torch_xla.utils.dlpack import from_dlpack, to_dlpack
 
 import isoshard.torch_bridge.torch_xla.core.xla_model
 
@@ -47,6 +51,7 @@ MADE = {
     "to with a dtype": lambda: cpu.to("xla", torch.bfloat16),
     "to a device": lambda: cpu.to(torch.device("xla")),
     "to another tensor": lambda: cpu.to(torch.zeros(1, device="xla")),
+    "from_dlpack": lambda: from_dlpack(torch.arange(16.0)),
     "like": lambda: torch.zeros_like(cpu, device="xla"),
     "new": lambda: torch.zeros(1, device="xla").new_ones(2),
     "to itself": lambda: torch.zeros(1, device="xla").to("xla"),
@@ -96,7 +101,8 @@ with concurrent.futures.ThreadPoolExecutor(1) as threads:  # torch keeps the dty
     assert threads.submit(in_autocast).result() == (torch.bfloat16, torch.bfloat16)
     torch.set_autocast_dtype("xla", torch.bfloat16)
 y = torch.utils.checkpoint.checkpoint(lambda t: (t @ t).sin(), x, use_reentrant=False)
-y.sum().backward()
+with autocast(torch_xla.device(), dtype=torch.bfloat16):
+    (y.sum() + checkpoint(lambda t: t @ t, x).sum()).backward()
 assert x.grad.device == XLA
 
 mesh = xs.Mesh(range(xr.global_runtime_device_count()), (1, 1), ("x", "y"))
@@ -135,6 +141,16 @@ for place, want in ((None, XLA), ("xla", XLA), ("xla:0", XLA), ("cpu", torch.dev
     file.seek(0)
     loaded = torch.load(file, map_location=place)["w"]
     assert loaded.device == want and loaded.tolist() == [0, 1, 2], (place, loaded)
+
+assert str(torch_xla.device()) == "xla:0" == str(xm.xla_device()) == str(torch_xla.device(0))
+assert xm.get_xla_supported_devices() == ["xla:0"] and xm.xla_real_devices() == ["CPU:0"]
+assert torch_xla._XLAC._xla_get_default_device() == "xla:0"
+assert xm.xla_device_hw("xla:0") == "CPU" and xm.get_memory_info("xla")["bytes_used"] > 0
+xm.set_rng_state(5, device="xla:0")
+assert xm.get_rng_state(device="xla") == 5
+sent = xm.send_cpu_data_to_device(cpu, "xla")[0]
+assert sent.device == XLA and torch.utils.dlpack.from_dlpack(to_dlpack(sent))[1, 2] == 5
+test_utils.print_training_update(XLA, 3, 0.5, 1.0, 1.0)
 
 model = torch.nn.Linear(3, 2).to("xla")
 optimizer = torch.optim.AdamW(model.parameters())

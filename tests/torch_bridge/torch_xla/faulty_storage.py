@@ -19,11 +19,10 @@ class Faults:
         operation: fail at this operation (from 0).
         byte: fail when this byte would be written (from 0), after those before it.
         once: only then; otherwise at everything that follows, as a storage that is gone.
-        stop: called instead of raising: ends the process, say.
     """
 
-    def __init__(self, *, operation=None, byte=None, once=False, stop=None):
-        self.operation, self.byte, self.once, self.stop = operation, byte, once, stop
+    def __init__(self, *, operation=None, byte=None, once=False):
+        self.operation, self.byte, self.once = operation, byte, once
         self.operations = self.bytes = 0
         self.failed = 0
         self.log = []
@@ -44,8 +43,6 @@ class Faults:
 
     def fail(self, text):
         self.failed += 1
-        if self.stop is not None:
-            self.stop()
         raise Injected(text)
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 import os
 import signal
-import subprocess
-import sys
-import threading
 
 import pytest
 
 from isoshard.torch_bridge.checkpoints import CheckpointManager
 from isoshard.torch_bridge.checkpoints.preemption import Watch
-from tests.torch_bridge.torch_xla.checkpoint_states import small_state
 
 
 @pytest.fixture(autouse=True)
@@ -30,59 +27,46 @@ def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_the_step_after_sigterm_is_saved(tmp_path):
+def test_the_step_after_sigterm_is_saved(tmp_path, caplog, handler):
     with CheckpointManager(tmp_path, 100) as manager:
-        assert [step for step in range(1, 10) if manager.save(step, small_state(1))] == []
+        assert [step for step in range(1, 10) if manager.save(step, {"n": step})] == []
         assert not manager.reached_preemption(9)
         terminate()
         assert manager.should_save(10)
-        assert manager.save_async(10, small_state(1))
+        assert manager.save_async(10, {"n": 10})
         assert manager.reached_preemption(10)
         manager.join()
         assert manager.all_steps() == [10]
-
-
-def test_the_checkpoint_out_of_turn_is_logged_once(tmp_path, caplog):
-    with CheckpointManager(tmp_path, 100) as manager:
-        terminate()
-        manager.should_save(7)
-        manager.should_save(8)
     assert [r.getMessage() for r in caplog.records if "SIGTERM" in r.getMessage()] == [
-        "SIGTERM arrived: a checkpoint of step 7 is due"
+        "SIGTERM arrived: a checkpoint of step 10 is due"
     ]
+    with CheckpointManager(tmp_path, 1, chkpt_on_preemption=False):
+        assert signal.getsignal(signal.SIGTERM) == handler
 
 
-def test_the_handler_of_before_is_called_and_put_back(tmp_path):
+def test_the_handler_of_before_is_called_and_put_back(tmp_path, handler):
     seen = []
 
     def mine(number, frame):
         seen.append(number)
 
-    before = signal.signal(signal.SIGTERM, mine)
-    try:
-        with CheckpointManager(tmp_path, 100) as manager:
-            assert signal.getsignal(signal.SIGTERM) is not mine
-            terminate()
-            assert manager.reached_preemption(1)
-            assert seen == [signal.SIGTERM]
-            manager.join()
-            assert signal.getsignal(signal.SIGTERM) is mine
-            assert manager.should_save(2)  # it watches again
-            assert signal.getsignal(signal.SIGTERM) is not mine
+    signal.signal(signal.SIGTERM, mine)
+    with CheckpointManager(tmp_path, 100) as manager:
+        assert signal.getsignal(signal.SIGTERM) is not mine
+        terminate()
+        assert manager.reached_preemption(1)
+        assert seen == [signal.SIGTERM]
+        manager.join()
         assert signal.getsignal(signal.SIGTERM) is mine
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_an_ignored_sigterm_stays_ignored():
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        with Watch() as watch:
-            terminate()
-            assert watch.reached
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        assert manager.should_save(2)  # it watches again
+        assert signal.getsignal(signal.SIGTERM) is not mine
+    assert signal.getsignal(signal.SIGTERM) is mine
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ignored, it stays so
+    with Watch() as watch:
+        terminate()
+        assert watch.reached
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    signal.signal(signal.SIGTERM, handler)
 
 
 def test_several_watch_and_each_may_stop_first(handler):
@@ -123,24 +107,11 @@ def test_a_handler_put_on_top_is_not_taken_away(handler):
 
 
 def test_only_the_main_thread_can_watch(tmp_path):
-    errors = []
-
-    def elsewhere():
-        try:
-            CheckpointManager(tmp_path, 1)
-        except RuntimeError as error:
-            errors.append(str(error))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert "only the main thread can watch for SIGTERM" in errors[0]
-    assert "chkpt_on_preemption=False" in errors[0]
-
-
-def test_without_a_watch_sigterm_is_not_touched(tmp_path, handler):
-    with CheckpointManager(tmp_path, 1, chkpt_on_preemption=False):
-        assert signal.getsignal(signal.SIGTERM) == handler
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        error = threads.submit(CheckpointManager, tmp_path, 1).exception()
+    assert isinstance(error, RuntimeError)
+    assert "only the main thread can watch for SIGTERM" in str(error)
+    assert "chkpt_on_preemption=False" in str(error)
 
 
 ENDS = """
@@ -171,8 +142,8 @@ for how in ("stop", "forget"):
 """
 
 
-def test_sigterm_ends_the_process_again_when_nobody_watches():
-    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=240)
+def test_sigterm_ends_the_process_again_when_nobody_watches(processes):
+    done = processes.run("-c", ENDS)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "alive after the first, stop -15\nalive after the first, forget -15\n"
 

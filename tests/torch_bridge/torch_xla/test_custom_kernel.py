@@ -1,4 +1,4 @@
-"""torch_xla's kernels by name: against naive torch in float64, with gradients."""
+"""torch_xla's kernels by name, `torch.ops.xla.*`, and operators that scripts define."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
+import isoshard.torch_bridge.torch_xla  # (defines them)
 from isoshard import P
+from isoshard.torch_bridge.kernels.quantized import QuantizedLinear, quantized_matmul
+from isoshard.torch_bridge.torch_xla.core.xla_builder import call_jax
+from isoshard.torch_bridge.torch_xla.core.xla_model import XLA_LIB
+from isoshard.torch_bridge.torch_xla.experimental import custom_kernel, xla_quantized_matmul
 from isoshard.torch_bridge.torch_xla.experimental import custom_kernel as ck
 from isoshard.torch_bridge.torch_xla.experimental.assume_pure import PureModule
 from isoshard.torch_bridge.torch_xla.experimental.scan_layers import scan_layers
@@ -35,19 +40,17 @@ def naive(q, k, v, *, causal=False, segments=None, scale=1.0, ab=None):
 
 
 CASES = {
-    "plain": {},
-    "causal": {"causal": True},
-    "scaled": {"scale": 0.3},
+    "causal": {"causal": True, "scale": 0.3},
     "segments": {"segments": True},
     "bias": {"ab": True, "scale": 0.5},
     "all": {"causal": True, "segments": True, "ab": True, "scale": 0.7},
 }
 
 
-@pytest.mark.parametrize("lead", [(2,), (3, 2)], ids=["batch", "two batch axes"])
 @pytest.mark.parametrize("name", CASES)
-def test_flash_attention(x64, name, lead):
+def test_flash_attention(x64, name):
     case = CASES[name]
+    lead = (3, 2) if case.get("segments") else (2,)  # one batch axis, or two
     host = [data(*lead, 3, 5, 4), data(*lead, 3, 7, 4, seed=1), data(*lead, 3, 7, 4, seed=2)]
     if case.get("ab"):
         host.append(data(*lead, 3, 5, 7, seed=3))
@@ -73,21 +76,14 @@ def test_flash_attention(x64, name, lead):
         torch.testing.assert_close(one.grad.cpu(), two.grad, rtol=1e-9, atol=1e-9)
 
 
-def test_flash_attention_of_other_dtypes():
-    q, k, v = (data(2, 3, 5, 4, seed=n) for n in range(3))
-    want = naive(q, k, v, causal=True, scale=0.5)
-    for dtype, rtol in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
-        given = [t.to(dtype).to("jax") for t in (q, k, v)]
-        got = ck.flash_attention(*given, causal=True, sm_scale=0.5)
-        assert got.dtype == dtype
-        torch.testing.assert_close(got.cpu().double(), want, rtol=rtol, atol=rtol)
-
-
 def test_flash_attention_on_a_mesh():
     mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
     q, k, v = (data(4, 8, 6, 4, seed=n).float() for n in range(3))
     want = naive(q, k, v)
     spec = ("x", "y", None, None)
+    half = ck.flash_attention(*(t.bfloat16().to("jax") for t in (q, k, v)), sm_scale=1.0)
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.cpu().float(), want, rtol=3e-2, atol=3e-2)
     out = ck.flash_attention(*(t.to("jax") for t in (q, k, v)), partition_spec=spec, mesh=mesh)
     torch.testing.assert_close(out.cpu(), want)
     assert iso.sharding_of(out).spec in (P("x", "y", None, None), P("x", "y"))
@@ -104,30 +100,17 @@ def test_flash_attention_in_scanned_layers_and_pure_modules():
 
         def forward(self, x):
             q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-            return x + attention(q, k, v).transpose(1, 2).flatten(2)
+            attend = naive if x.device.type == "cpu" else ck.flash_attention
+            return x + attend(q, k, v, causal=True).transpose(1, 2).flatten(2)
 
     torch.manual_seed(0)
-    layers, x = torch.nn.ModuleList(Layer() for _ in range(3)), data(2, 5, 8).float()
-
-    def attention(q, k, v):
-        return naive(q, k, v, causal=True)
-
-    want = copy.deepcopy(layers)
-    h = x
-    for layer in want:
-        h = layer(h)
-    h.square().sum().backward()
-
-    def attention(q, k, v):  # noqa: F811 (the layers call it by name)
-        return ck.flash_attention(q, k, v, causal=True)
-
-    for run in (
-        lambda layers, x: scan_layers(layers, x),
-        lambda layers, x: PureModule(torch.nn.Sequential(*layers))(x),
-    ):
-        ours = copy.deepcopy(layers).to("jax")
-        run(ours, x.to("jax")).square().sum().backward()
-        for one, two in zip(ours.parameters(), want.parameters(), strict=True):
+    layers, x = torch.nn.ModuleList(Layer() for _ in range(2)), data(2, 5, 8).float()
+    ours = [copy.deepcopy(layers).to("jax") for _ in range(2)]
+    torch.nn.Sequential(*layers)(x).square().sum().backward()
+    scan_layers(ours[0], x.to("jax")).square().sum().backward()
+    PureModule(torch.nn.Sequential(*ours[1]))(x.to("jax")).square().sum().backward()
+    for each in ours:
+        for one, two in zip(each.parameters(), layers.parameters(), strict=True):
             torch.testing.assert_close(one.grad.cpu(), two.grad, rtol=1e-3, atol=1e-4)
 
 
@@ -243,13 +226,13 @@ def test_products_with_int8():
         ck.quantized_matmul_int8(*args, zero_point=args[2])
 
 
-@pytest.mark.parametrize("length", [5, 6, 9])
-def test_repeat_with_fixed_output_size(length):
+def test_repeat_with_fixed_output_size():
     values, repeats = torch.arange(10, 14), torch.tensor([2, 0, 3, 1])
     whole = values.repeat_interleave(repeats)
-    got = ck.repeat_with_fixed_output_size(values.to("jax"), repeats.to("jax"), length)
-    want = torch.cat([whole, whole[-1:].expand(10)])[:length]
-    np.testing.assert_array_equal(got, want)
+    for length in (5, 6, 9):
+        got = ck.repeat_with_fixed_output_size(values.to("jax"), repeats.to("jax"), length)
+        want = torch.cat([whole, whole[-1:].expand(10)])[:length]
+        np.testing.assert_array_equal(got, want)
 
 
 def test_a_pallas_kernel():
@@ -280,3 +263,131 @@ def test_small_names():
     with pytest.raises(RuntimeError, match="payload of a TPU custom call"):
         ck.trace_pallas(lambda x: x, torch.ones(1))
     assert all(hasattr(ck, name) for name in ck.__all__)
+
+
+# --- Operators -----------------------------------------------------------------------------------
+
+
+ops = torch.ops.xla
+
+
+def floats(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_kernels_by_operator():
+    q, k, v = (floats(1, 2, 8, 4, seed=n) for n in range(3))
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+    f = torch.compile(lambda *given: ops.flash_attention(*given, True), backend="isoshard")
+    torch.testing.assert_close(f(*(t.to("jax") for t in (q, k, v))).cpu(), want)
+    q, pages = floats(2, 4, 8).to("jax"), floats(1, 6, 4, 8, seed=1).to("jax")
+    lengths = torch.tensor([5, 8], dtype=torch.int32).to("jax")
+    where = torch.tensor([[0, 1], [2, 3]], dtype=torch.int32).to("jax")
+    want = custom_kernel.paged_attention(q, pages, pages, lengths, where, 1)
+    got = ops.paged_attention(q, pages, pages, lengths, where, 1)
+    assert torch.equal(got.cpu(), want.cpu()) and got.shape == (2, 4, 8)
+    lhs, rhs, sizes = floats(6, 4), floats(2, 4, 3, seed=1), torch.tensor([2, 4], dtype=torch.int32)
+    given = lhs.to("jax"), rhs.to("jax"), sizes.to("jax")
+    want = torch.cat([lhs[:2] @ rhs[0], lhs[2:] @ rhs[1]])
+    torch.testing.assert_close(ops.gmm(*given, [2, 2, 2]).cpu(), want)
+    got = ops.tgmm(given[0].t(), want.to("jax"), given[2]).cpu()
+    torch.testing.assert_close(got, torch.stack([lhs[:2].t() @ want[:2], lhs[2:].t() @ want[2:]]))
+
+
+@pytest.mark.parametrize("device", ["cpu", "jax"])
+def test_a_matrix_of_int8(device):
+    x, weight = floats(2, 5, 16), torch.randint(-128, 128, (3, 16), dtype=torch.int8)
+    scale, point = floats(3, seed=1).abs(), floats(3, seed=2)
+    whole = weight * scale[:, None]
+    for rounded, exact, more in (
+        (True, x @ whole.t(), ()),
+        (False, x @ whole.t() - x.sum(-1, keepdim=True) * point, (point.to(device),)),
+    ):
+        arguments = (x.to(device), weight.to(device), scale.to(device), *more)
+        got = ops.quantized_matmul(*arguments, quantize_activation=rounded)
+        slack = 0.02 if rounded else 1e-5
+        near = slack * exact.abs().max().item()
+        torch.testing.assert_close(got.cpu(), exact, rtol=slack, atol=near)
+    x, weight = floats(5, 16), torch.randint(-8, 8, (4, 4, 3), dtype=torch.int8)  # in blocks
+    scale, point = floats(4, 3, seed=1), floats(4, 3, seed=2)
+    whole = (weight * scale[:, None] - point[:, None]).reshape(16, 3)
+    got = ops.quantized_matmul(*(t.to(device) for t in (x, weight, scale, point)), block_size=4)
+    torch.testing.assert_close(got.cpu(), x @ whole, rtol=1e-4, atol=1e-4)
+
+
+def test_shapes_of_quantized_products_are_checked():
+    x, weight, scale = floats(2, 4), torch.ones(3, 4, dtype=torch.int8), torch.ones(3)
+    for wrong in (
+        (x, weight.float(), scale),
+        (x, weight[:, :2], scale),
+        (x, weight, scale[:2]),
+        (x, weight, scale, torch.ones(2)),
+    ):
+        with pytest.raises(ValueError, match=r"takes an int8 w \(outputs, 4\) and scaler"):
+            quantized_matmul(*wrong)
+    blocks = torch.ones(2, 2, 3, dtype=torch.int8), torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"w \(4 / 3, 3, outputs\)"):
+        quantized_matmul(x, *blocks, block_size=3)
+    with pytest.raises(ValueError, match="only with one scale for each output"):
+        quantized_matmul(x, *blocks, block_size=2, quantize_activation=True)
+
+
+def test_a_quantized_layer_on_the_device():
+    for block_size, shape, scales in ((-1, (3, 8), (3,)), (4, (2, 4, 3), (2, 3))):
+        layer = xla_quantized_matmul.XlaQuantizedLinear(8, 3, block_size=block_size)
+        assert isinstance(layer, QuantizedLinear)
+        weight = torch.randint(-128, 128, shape, dtype=torch.int8)
+        layer.load_quantized_weight(weight, floats(*scales), floats(*scales, seed=1))
+        x = floats(2, 8)
+        want, got = layer(x), layer.to("jax")(x.to("jax")).cpu()
+        # sums of products of up to 128 that cancel: close to their terms, not to what is left
+        torch.testing.assert_close(got, want, rtol=1.3e-6, atol=1e-4)
+        assert set(layer.state_dict()) == {"weight", "weight_scaler", "zero_point"}
+    with pytest.raises(ValueError, match="int8"):
+        layer.load_quantized_weight(weight.float(), floats(*scales))
+
+
+def test_a_mark_in_a_compiled_function():
+    ids, names = list(range(8)), "('x', 'y')"
+
+    def f(x, weight):
+        marked = ops.dynamo_mark_sharding(weight, ids, [2, 4], names, "('x', None)")
+        doubled = x * 2
+        ops.dynamo_mark_sharding(doubled, ids, [2, 4], names, names)  # the result is not used
+        return x @ marked, doubled
+
+    x, weight = floats(4, 8), floats(8, 4, seed=1)
+    got, doubled = torch.compile(f, backend="isoshard")(x.to("jax"), weight.to("jax"))
+    xs.sync()
+    torch.testing.assert_close(got.cpu(), x @ weight)
+    assert [piece.data.shape for piece in doubled.local_shards] == [(2, 2)] * 8
+    torch.testing.assert_close(doubled.cpu(), x * 2)
+    there = weight.to("jax")
+    ops.dynamo_mark_sharding(there, ids, [2, 4], names, "('x', None)")
+    assert there.sharding_spec == "{devices=[2,1,4]0,1,2,3,4,5,6,7 last_tile_dim_replicate}"
+    assert torch.equal(ops.dynamo_mark_sharding(weight, [0], [1], "('x',)", "(0, None)"), weight)
+
+
+def test_an_operator_of_a_script():
+    """As vLLM defines its own: a schema, a kernel for XLA that calls JAX, one for shapes."""
+    XLA_LIB.define("bent(Tensor x, Tensor y) -> Tensor")
+    calls = []
+
+    @torch.library.impl(XLA_LIB, "bent", "XLA")
+    def bent(x, y):
+        calls.append(x.device.type)
+        return call_jax(lambda a, b: a * b + 1, (x, y))
+
+    @torch.library.impl(XLA_LIB, "bent", "CompositeExplicitAutograd")
+    def bent_elsewhere(x, y):
+        return torch.empty_like(x)
+
+    x = floats(3)
+    want = x * x + 1
+    torch.testing.assert_close(ops.bent(x.to("jax"), x.to("jax")).cpu(), want)
+    compiled = torch.compile(lambda a: ops.bent(a, a) * 2, backend="isoshard")
+    torch.testing.assert_close(compiled(x.to("jax")).cpu(), want * 2)
+    assert calls and set(calls) == {"jax"}
+    mesh = xs.Mesh(range(3), (3,), ("x",))
+    split = xs.mark_sharding(x.to("jax"), mesh, ("x",))
+    torch.testing.assert_close(ops.bent(split, split).cpu(), want)

@@ -1,112 +1,196 @@
-"""`drop_in.install`: what it changes, and that nothing else changes it."""
+"""`drop_in.install`: what it changes, and that nothing else changes it; scripts of torch_xla."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
+FRESH = """
+import sys, isoshard, isoshard.torch_bridge, torch, torch.distributed as dist
+import isoshard.torch_bridge.drop_in
+assert not any("torch_bridge.torch_xla" in name for name in sys.modules)
+assert "xla" not in dist.Backend.backend_list
+import isoshard.torch_bridge.torch_xla as torch_xla
+assert "isoshard.torch_bridge.torch_xla.runtime" not in sys.modules
+assert "xla" in dist.Backend.backend_list
+assert dist.Backend.default_device_backend_map["cpu"] == "gloo"
+torch_xla.runtime.world_size
+torch_xla.core.xla_model.mark_step
+torch_xla.debug.metrics.metrics_report
+torch_xla.distributed.xla_multiprocessing.spawn
+torch_xla.utils.utils.timed
+torch_xla.tpu.num_available_chips
+torch_xla._XLAC._get_xla_sharding_spec
+torch_xla.amp.autocast
+assert torch.ones(1, device="jax").device.type == "jax"
+assert "torch_xla" not in sys.modules
 
-def python(program: str) -> subprocess.CompletedProcess[str]:
-    """A program in a process of its own."""
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+def told(kind, function):
+    try:
+        function()
+    except kind as error:
+        print(error)
+
+told(AttributeError, lambda: torch_xla.nothing)
+told(ModuleNotFoundError, lambda: __import__("torch_xla"))
+told(RuntimeError, lambda: torch.ones(1).to("xla"))
+"""
 
 
-def test_every_way_to_name_the_device():
-    command = [sys.executable, "-m", "isoshard", "run-torch-xla", str(HERE / "device_strings.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.stdout == "every string is understood\n", done.stdout + done.stderr
-
-
-def test_importing_isoshard_installs_nothing():
-    done = python(
-        "import sys, isoshard, isoshard.torch_bridge as xs, torch\n"
-        "import isoshard.torch_bridge.drop_in\n"
-        "import isoshard.torch_bridge.torch_xla\n"
-        "assert torch.ones(1, device='jax').device.type == 'jax'\n"
-        "assert 'torch_xla' not in sys.modules\n"
-        "try:\n    torch.ones(1).to('xla')\n"
-        "except RuntimeError as error:\n    assert 'xla' in str(error)\n"
-        "else:\n    raise AssertionError('xla is understood')\n"
-        "try:\n    import torch_xla\n"
-        "except ModuleNotFoundError:\n    print('as before')\n"
+def test_importing_isoshard_installs_nothing_and_loads_modules_when_they_are_used():
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH], capture_output=True, text=True, timeout=240
     )
-    assert done.stdout == "as before\n", done.stderr
+    assert done.returncode == 0, done.stderr
+    attribute, module, device = done.stdout.split("\n", 2)
+    assert attribute == "module 'isoshard.torch_bridge.torch_xla' has no attribute 'nothing'"
+    assert module == "No module named 'torch_xla'" and "xla" in device
 
 
-def test_it_refuses_to_take_the_place_of_a_loaded_torch_xla(tmp_path):
+def test_a_loaded_torch_xla_keeps_its_place_and_one_only_installed_does_not(tmp_path, processes):
     (tmp_path / "torch_xla.py").touch()
-    done = python(
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import torch_xla\n"
-        "import isoshard.torch_bridge.drop_in as drop_in\n"
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    start += "import isoshard.torch_bridge.drop_in as drop_in\n"
+    done = processes.run(
+        "-c",
+        start + "import torch_xla\n"
         "try:\n    drop_in.install()\n"
-        "except RuntimeError as error:\n    print(error)\n"
+        "except RuntimeError as error:\n    print(error)\n",
     )
     assert done.stdout.startswith("the real torch_xla is loaded already, from "), done.stderr
     assert "torch_xla_backend" in done.stdout
-
-
-def test_it_takes_precedence_over_one_that_is_only_installed(tmp_path):
-    (tmp_path / "torch_xla.py").touch()
-    done = python(
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import isoshard.torch_bridge.drop_in as drop_in\n"
-        "drop_in.install(); drop_in.install()\n"
-        "import torch_xla\nprint(torch_xla.__name__)\n"
+    done = processes.run(
+        "-c",
+        start + "drop_in.install(); drop_in.install()\nimport torch_xla\nprint(torch_xla.__name__)",
     )
     assert done.stdout == "isoshard.torch_bridge.torch_xla\n", done.stderr
 
 
-def test_a_wrong_number_of_devices_is_refused():
-    done = python(
-        "import os; os.environ['CPU_NUM_DEVICES'] = 'many'\n"
-        "import isoshard.torch_bridge.drop_in as drop_in\n"
-        "try:\n    drop_in.install()\n"
-        "except ValueError as error:\n    print(error)\n"
-    )
-    assert done.stdout == "CPU_NUM_DEVICES is a positive number of devices, and it is 'many'\n"
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (
+            {"CPU_NUM_DEVICES": "many"},
+            "CPU_NUM_DEVICES is a positive number of devices, and it is 'many'",
+        ),
+        (
+            {"XLA_SAVE_TENSORS_FILE": "graphs", "XLA_SAVE_TENSORS_FMT": "dot"},
+            "XLA_SAVE_TENSORS_FMT is 'dot', and isoshard writes text and hlo",
+        ),
+    ],
+)
+def test_wrong_variables_are_refused(environment, message, processes):
+    install = "from isoshard.torch_bridge import drop_in\ndrop_in.install()"
+    assert message in processes.run("-c", install, **environment).stderr
 
 
-def test_what_a_script_marks_it_reads_back():
-    done = as_script("spmd_reads.py")
-    assert done.stdout == "all is read as it was written\n", done.stdout + done.stderr
+def test_every_way_to_name_the_device(processes):
+    done = processes.script(HERE / "device_strings.py", CPU_NUM_DEVICES="1")
+    line, last, _ = done.stdout.split("\n")
+    assert last == "every string is understood", done.stdout + done.stderr
+    assert line.startswith("| Training Device=xla:0/0 Step=3 Loss=0.5")
 
 
-def as_script(name: str, **more: str) -> subprocess.CompletedProcess[str]:
-    """A script of torch_xla on 8 virtual devices."""
-    command = [sys.executable, "-m", "isoshard", "run-torch-xla", str(HERE / name)]
-    variables = {**os.environ, "CPU_NUM_DEVICES": "8", "PJRT_DEVICE": "CPU", **more}
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, env=variables
-    )
-
-
-def test_what_only_torch_xla_allows(tmp_path):
+def test_what_only_torch_xla_allows(tmp_path, processes):
     saved = {"XLA_SAVE_TENSORS_FILE": str(tmp_path / "graphs"), "XLA_SAVE_TENSORS_FMT": "hlo"}
-    done = as_script("spmd_words.py", **saved)
+    done = processes.script(HERE / "spmd_words.py", **saved)
     assert done.stdout == "all is as torch_xla has it\n", done.stdout + done.stderr
 
 
-def test_programs_are_saved_as_they_were_recorded(tmp_path):
+def test_programs_are_saved_as_they_were_recorded(tmp_path, processes):
     script = tmp_path / "script.py"
     script.write_text(
         "import torch, torch_xla\nx = torch.ones(2, device='xla') + 1\ntorch_xla.sync()\n"
     )
-    done = as_script(str(script), XLA_SAVE_TENSORS_FILE=str(tmp_path / "graphs"))
+    done = processes.script(script, XLA_SAVE_TENSORS_FILE=str(tmp_path / "graphs"))
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "graphs.0").read_text().splitlines()
     assert "aten::add.Tensor" in " ".join(lines) and lines[-2] == "## END_GRAPH"
     assert "script.py:3" in lines[1]
 
 
-def test_an_unknown_format_of_programs_is_refused(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import torch_xla\n")
-    saved = {"XLA_SAVE_TENSORS_FILE": str(tmp_path / "graphs"), "XLA_SAVE_TENSORS_FMT": "dot"}
-    done = as_script(str(script), **saved)
-    assert "XLA_SAVE_TENSORS_FMT is 'dot', and isoshard writes text and hlo" in done.stderr
+QUEUED = """
+import time, torch, isoshard.torch_bridge as xs
+from isoshard.torch_bridge.torch_xla.core import xla_model as xm
+xm.add_step_closure(lambda: (time.sleep(0.5), print("ran")), run_async=True)
+xm.add_step_closure(lambda: 1 // 0, run_async=True)
+xs.sync()
+print("end of the script")
+"""
+
+
+def test_closures_that_are_queued_run_before_the_process_ends(processes):
+    done = processes.run("-c", QUEUED, shutdown=True)
+    assert done.stdout.split("\n")[:2] == ["end of the script", "ran"]
+    assert "a step closure that ran in the background failed:" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+
+
+def test_a_process_ends_with_iterators_of_loaders_still_open(processes):
+    code = (
+        "import torch, isoshard.torch_bridge as xs, itertools, time\n"
+        "from isoshard.torch_bridge.loading import MpDeviceLoader\n"
+        "def slow():\n"
+        "    for n in itertools.count():\n"
+        "        time.sleep(0.01)\n"
+        "        yield torch.ones(64, 64)\n"
+        "it = iter(MpDeviceLoader(slow(), 'jax')); print(next(it).sum().item())\n"
+        "full = iter(MpDeviceLoader([torch.ones(4)] * 99, 'jax')); next(full)\n"
+    )
+    done = processes.run("-c", code, shutdown=True)
+    assert done.returncode == 0 and done.stdout == "4096.0\n" and not done.stderr, done.stderr
+
+
+def test_the_device_type_is_chosen_before_jax_runs(processes):
+    code = """
+import jax
+from isoshard.torch_bridge.torch_xla import runtime as xr
+xr.set_device_type("TPU")
+assert jax.config.jax_platforms == "tpu"
+xr.set_device_type("CPU")
+print(xr.device_type(), jax.config.jax_platforms, len(jax.devices()))
+"""
+    assert processes.run("-c", code, CPU_NUM_DEVICES="1").stdout == "CPU cpu 1\n"
+
+
+CACHE = """
+import torch
+from isoshard.core import metrics
+from isoshard.torch_bridge.torch_xla import runtime as xr
+try:
+    xr.initialize_cache(FOLDER + "/none", readonly=True)
+except FileNotFoundError as error:
+    assert "there is no compilation cache" in str(error)
+xr.initialize_cache(FOLDER, readonly=READONLY)
+assert xr.get_num_cached_compilation_graph() == 0
+x = torch.arange(4.0).to("jax")
+assert (x + 1).FUNCTION().sum().isfinite().item()
+assert xr.get_num_cached_compilation_graph() == 1
+for wrong in range(2):
+    try:
+        xr.initialize_cache(FOLDER)
+    except RuntimeError as error:
+        message = str(error)
+print(metrics.counters()["cache_hits"], message)
+"""
+
+
+def test_the_cache_serves_the_next_process(tmp_path, processes):
+    folder = tmp_path / "cache"
+
+    def start(readonly: bool, function: str = "exp") -> tuple[str, str, int]:
+        code = CACHE.replace("FOLDER", repr(str(folder))).replace("FUNCTION", function)
+        done = processes.run("-c", code.replace("READONLY", str(readonly)))
+        hits, _, message = done.stdout.partition(" ")
+        return hits, message or done.stderr, len(list(folder.glob("*-cache")))
+
+    first, message, written = start(readonly=False)
+    assert first == "0" and written > 0, message
+    assert "initialised already, by an earlier call" in message
+    assert start(readonly=True)[::2] == ("1", written)
+    assert start(readonly=True, function="cos")[::2] == ("0", written)  # it is not written to

@@ -1,17 +1,22 @@
-"""`gradient_accumulation`: the gradients of the Python loop over batches, as one entry."""
+"""`gradient_accumulation`, the GRU, and eager mode."""
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 import isoshard.torch_bridge as xs
 from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.torch_xla.experimental.eager import (
+    eager_mode,
+    eager_mode_context,
+    is_eager_mode,
+)
 from isoshard.torch_bridge.torch_xla.experimental.gradient_accumulation import (
     gradient_accumulation,
 )
+from isoshard.torch_bridge.torch_xla.experimental.gru import GRU
 
 functional = torch.nn.functional
 
@@ -66,7 +71,7 @@ def test_one_program_for_any_number_of_batches(counted):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     xs.sync()
     losses, compilations, calls = [], [], []
-    for _ in range(4):
+    for _ in range(3):
 
         def step(x):
             calls.append(1)
@@ -79,8 +84,8 @@ def test_one_program_for_any_number_of_batches(counted):
         xs.sync()
         compilations.append(counted("compilations"))
         assert entries < 20
-    assert len(calls) == 4
-    assert compilations[1:] == [compilations[1]] * 3
+    assert len(calls) == 3
+    assert compilations[1:] == [compilations[1]] * 2
     values = [loss.item() for loss in losses]
     assert values == sorted(values, reverse=True)
     assert isinstance(losses[0], torch.Tensor)
@@ -103,40 +108,17 @@ def test_random_numbers_differ_between_batches():
     torch.testing.assert_close(model.weight.grad.cpu(), seen.mean().reshape(1, 1).cpu())
 
 
-def test_sharded_parameters_get_sharded_gradients(mesh):
-    model = torch.nn.Linear(8, 8).to("jax")
+def test_sharded_parameters_get_sharded_gradients_and_hooks_are_called(mesh):
+    """In a compiled step."""
+    model, seen = torch.nn.Linear(8, 8).to("jax"), []
+    model.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.shape))
     xs.mark_sharding(model.weight, mesh, ("y", None))
     x = xs.mark_sharding(torch.ones(3, 4, 8).to("jax"), mesh, (None, "x", None))
-    gradient_accumulation(lambda x: model(x).sum(), (x,), model)
+    step = xs.compile(lambda x: gradient_accumulation(lambda x: model(x).sum(), (x,), model))
+    step(x)
+    assert seen == [(8, 8)]
     assert model.weight.grad.sharding_spec == model.weight.sharding_spec
     torch.testing.assert_close(model.weight.grad.cpu(), torch.full((8, 8), 4.0))
-
-
-def test_hooks_of_parameters_are_called():
-    model, seen = torch.nn.Linear(2, 1).to("jax"), []
-    model.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.tolist()))
-    gradient_accumulation(lambda x: model(x).sum(), (torch.ones(3, 4, 2, device="jax"),), model)
-    assert seen == [[[4, 4]]]
-
-
-def test_in_a_compiled_step():
-    model = build().float().to("jax")
-    reference = copy.deepcopy(model)
-
-    def make(model):
-        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-
-        def step(x):
-            optimizer.zero_grad()
-            loss = gradient_accumulation(lambda x: model(x).square().mean(), (x,), model)
-            optimizer.step()
-            return loss
-
-        return step
-
-    compiled, plain, x = xs.compile(make(model)), make(reference), data(4, 6, 4).float().to("jax")
-    for _ in range(3):
-        assert compiled(x).item() == pytest.approx(plain(x).item(), rel=1e-5)
 
 
 def test_mistakes():
@@ -160,3 +142,143 @@ def test_mistakes():
         gradient_accumulation(lambda x, c: (model(x).sum(), c[0]), (x,), model, x[0])
     with pytest.raises(ValueError, match="does not depend on a parameter of the model"):
         gradient_accumulation(lambda x: x.sum(), (x,), model)
+
+
+# --- The GRU -------------------------------------------------------------------------------------
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def both(*args, **kwargs):
+    """torch's module, and ours on the device with its numbers."""
+    torch.manual_seed(0)
+    theirs, ours = torch.nn.GRU(*args, **kwargs), GRU(*args, **kwargs)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours.to("jax")
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"batch_first": True, "bias": False}, (2, 5, 3)),
+        ({"num_layers": 2}, (5, 3)),
+        ({"bidirectional": True}, (2, 2, 3)),
+    ],
+    ids=str,
+)
+def test_outputs_and_gradients_are_torchs(options, shape):
+    theirs, ours = both(3, 4, **options)
+    x = draw(*shape).requires_grad_()
+    y = x.detach().to("jax").requires_grad_()
+    want, got = theirs(x), ours(y)
+    want[0].square().sum().backward()
+    got[0].square().sum().backward()
+    found = [*got, y.grad, *(p.grad for p in ours.parameters())]
+    wanted = [*want, x.grad, *(p.grad for p in theirs.parameters())]
+    for one, two in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.cpu(), two, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_is_between_layers_while_training():
+    theirs, ours = both(3, 4, num_layers=2, dropout=0.5)
+    assert [list(w.shape) for w in ours.weight_ih] == [[12, 3], [12, 4]]
+    assert ours.bias_hh[1] is ours.bias_hh_l1 and GRU(3, 4, bias=False).bias_ih == []
+    x = draw(5, 2, 3)
+    ours.eval()
+    want = theirs.eval()(x)[0]
+    torch.testing.assert_close(ours(x.to("jax"))[0].cpu(), want, rtol=1e-4, atol=1e-5)
+    ours.train()
+    assert not torch.equal(ours(x.to("jax"))[0].cpu(), ours(x.to("jax"))[0].cpu())
+
+
+def test_the_cpu_and_packed_sequences_are_torchs():
+    theirs, _ = both(3, 4)
+    on_cpu = GRU(3, 4)
+    on_cpu.load_state_dict(theirs.state_dict())
+    x = draw(5, 2, 3)
+    assert torch.equal(on_cpu(x)[0], theirs(x)[0])
+    packed = pack_sequence([x[:, 0], x[:3, 1]])
+    assert torch.equal(on_cpu(packed)[0].data, theirs(packed)[0].data)
+
+
+def test_shapes_that_do_not_fit():
+    gru = GRU(3, 4).to("jax")
+    for x, hx, message in (
+        ((5, 2, 7), None, "Expected 3, got 7"),
+        ((5, 2, 3), (2, 2, 4), "Expected hidden size"),
+        ((5, 3), (1, 1, 4), "as many axes as the input, 2"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            gru(draw(*x).to("jax"), None if hx is None else draw(*hx).to("jax"))
+    with pytest.raises(ValueError, match="2 or 3 axes"):
+        gru(draw(1, 2, 3, 3).to("jax"))
+
+
+# --- Eager mode ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def switched_off():
+    yield
+    eager_mode(False)
+
+
+def test_each_operation_is_executed_at_once(counted):
+    x = torch.ones(4).to("jax").requires_grad_()
+    xs.sync()
+    before = counted("executions")
+    eager_mode(True)
+    y = (x * 2).tanh()
+    assert counted("executions") == before + 2
+    assert y._storage.value.array is not None
+    y.sum().backward()
+    during = counted("executions")
+    assert during > before + 4
+    eager_mode(False)
+    (y.detach() * 3 + 1).exp_()
+    assert counted("executions") == during
+    want = torch.ones(4, requires_grad=True)
+    (want * 2).tanh().sum().backward()
+    torch.testing.assert_close(x.grad.cpu(), want.grad)
+
+
+def test_the_context_gives_and_restores_what_was():
+    assert not is_eager_mode()
+    with eager_mode_context(True) as before:
+        assert (before, is_eager_mode()) == (False, True)
+        with eager_mode_context(False) as inner:
+            assert (inner, is_eager_mode()) == (True, False)
+        assert is_eager_mode()
+    with pytest.raises(ZeroDivisionError), eager_mode_context(True):
+        raise ZeroDivisionError
+    assert not is_eager_mode()
+
+
+def test_a_compiled_step_stays_one_program(counted):
+    model = torch.nn.Linear(4, 4).to("jax")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    @xs.compile
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.ones(2, 4).to("jax")
+    with eager_mode_context(True):
+        step(x), step(x)
+        before = counted("executions")
+        step(x)
+        assert counted("executions") == before + 1
+
+
+def test_the_operation_that_fails_is_the_one_that_raises():
+    with eager_mode_context(True):
+        x = torch.ones(2, 3, device="jax")
+        with pytest.raises(RuntimeError, match="same reduction dim"):
+            x @ x
+        assert (x + 1).sum().item() == 12

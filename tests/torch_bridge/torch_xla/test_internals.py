@@ -1,8 +1,10 @@
-"""_XLAC, _internal.tpu, core.xla_env_vars and test.test_utils: what scripts reach for."""
+"""_XLAC, _internal.tpu, xla_env_vars and test.test_utils; programs as text and bytes."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import unittest
 
 import jax
@@ -10,6 +12,8 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
+from isoshard.core.errors import DistributedError
+from isoshard.torch_bridge.checkpoints import preemption
 from isoshard.torch_bridge.torch_xla import _XLAC
 from isoshard.torch_bridge.torch_xla._internal import tpu
 from isoshard.torch_bridge.torch_xla.core import xla_env_vars as xenv
@@ -19,16 +23,12 @@ from isoshard.torch_bridge.torch_xla.test import test_utils
 MESH = xs.Mesh(range(8), (2, 4), ("x", "y"))
 
 
-def test_layouts_as_the_extension_tells_them():
-    x = xs.mark_sharding(torch.ones(8, 8).to("jax"), MESH, (0, 1))
-    y = torch.ones(8).to("jax")
+def test_layouts_and_the_runtime_as_the_extension_tells_them(counted):
+    x, y = xs.mark_sharding(torch.ones(8, 8).to("jax"), MESH, (0, 1)), torch.ones(8).to("jax")
     assert _XLAC._get_xla_sharding_spec(x) == "{devices=[2,4]0,1,2,3,4,5,6,7}"
     assert _XLAC._get_xla_sharding_specs([x, y]) == ["{devices=[2,4]0,1,2,3,4,5,6,7}", ""]
     assert _XLAC._get_xla_sharding_type(x) == xs.ShardingType.TILED
     assert _XLAC._get_xla_sharding_types([x, y]) == [xs.ShardingType.TILED, None]
-
-
-def test_the_runtime_as_the_extension_tells_it(counted):
     assert _XLAC._xla_get_default_device() == _XLAC._xla_set_default_device("jax:0") == "jax:0"
     assert _XLAC._xla_get_devices() == ["jax:0"]
     chips = [f"CPU:{n}" for n in range(8)]
@@ -84,9 +84,6 @@ def test_with_a_tpu(monkeypatch):
     assert tpu.num_logical_cores_per_chip() == 2
     with pytest.raises(OSError, match="'Quantum' is no TPU"):
         tpu.tpu_type("Quantum")
-
-
-def test_names_of_environment_variables():
     assert xenv.PJRT_DEVICE == "PJRT_DEVICE" and xenv.CPU_NUM_DEVICES == "CPU_NUM_DEVICES"
     assert xenv.TPU_MESH_CTLER_ADDR == "TPU_MESH_CONTROLLER_ADDRESS"
 
@@ -172,3 +169,72 @@ def test_a_method_in_a_process_of_its_own():
     with pytest.raises(AssertionError, match="3 != 0"):
         case.fails()
     assert Cases.passes.__doc__ == "A method."
+
+
+# --- Programs as text and bytes ------------------------------------------------------------------
+
+
+LISTED = "sharding={devices=[1,8]0,1,2,3,4,5,6,7}"
+
+
+@pytest.fixture
+def line():
+    """All devices, along the second axis."""
+    return xs.Mesh(range(8), (1, 8), ("x", "y"))
+
+
+def test_the_program_of_what_devices_hold_gives_it_back(line):
+    x = xs.mark_sharding(torch.ones(16, 16).to("jax"), line, ("x", "y"))
+    text = _XLAC._get_xla_tensors_hlo([x])
+    assert "f32[16,16]{1,0} parameter(0), " + LISTED in text
+    xs.sync()
+    assert _XLAC._get_xla_tensors_hlo([x]) == text
+    assert _XLAC._get_xla_tensors_hlo([]) == ""
+    text = _XLAC._get_xla_tensors_hlo([_XLAC._spmd_full_to_shard_shape(x) + 1])
+    assert "f32[16,2]" in text and "LocalShape" in text
+
+
+def test_the_program_after_optimisation_has_the_collectives(line, monkeypatch):
+    x = xs.mark_sharding(torch.randn(1, 128).to("jax"), line, ("x", "y"))
+    y = x @ torch.randn(128, 1).to("jax")
+    assert "all-reduce" not in _XLAC._get_xla_tensors_hlo([y])
+    monkeypatch.setenv("XLA_DUMP_POST_OPTIMIZATIONS", "1")
+    assert "all-reduce" in _XLAC._get_xla_tensors_hlo([y])
+
+
+def test_a_lowered_program_knows_its_parameters(line):
+    xs.sync()  # so that nothing else is recorded
+    a = xs.mark_sharding(torch.randn(32, 64).to("jax"), line, (None, "y"))
+    b, other = torch.ones(64).to("jax"), torch.ones(3).to("jax")
+    unused = other * 2  # an input of what is recorded, and not of what is asked for
+    context = _XLAC.lowering.LoweringContext("my_name")
+    with pytest.raises(RuntimeError, match="call build"):
+        context.hlo()
+    context.build([a + b])
+    assert context.hlo_text().startswith("HloModule my_name,") and LISTED in context.hlo_text()
+    assert b"parameter" in context.hlo()
+    numbers = [context.tensor_parameter_id(one) for one in (a, b, other, unused)]
+    assert numbers == [1, 2, -1, -1] and context.tensor_parameter_id(torch.ones(1)) == -1
+    xs.sync()
+    held = context.device_parameter_id_tensor_mapping()
+    assert sorted(held) == [1, 2] and torch.equal(held[1].cpu(), a.cpu())
+    assert held[1].sharding_spec == a.sharding_spec
+    assert torch.equal(context.parameter_id_tensor_mapping()[2], b.cpu())
+    with pytest.raises(RuntimeError, match=r"have values.*before torch_xla\.sync"):
+        context.build([a])
+
+
+def test_sigterm_is_a_point_to_stop_at(monkeypatch):
+    _XLAC._activate_preemption_sync_manager()
+    try:
+        assert not any(_XLAC._sync_point_reached(step) for step in range(3))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert _XLAC._sync_point_reached(3)
+        monkeypatch.setattr("jax.process_count", lambda: 2)
+        with pytest.raises(DistributedError, match=r"CheckpointManager\.reached_preemption"):
+            _XLAC._sync_point_reached(4)
+    finally:
+        _XLAC._deactivate_preemption_sync_manager()
+    monkeypatch.undo()
+    assert not preemption.sync_point_reached(5)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

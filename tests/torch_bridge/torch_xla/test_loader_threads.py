@@ -1,4 +1,4 @@
-"""Loaders: the threads do their work, keep the order, report and end."""
+"""Loaders: the threads do their work, keep the order, report and end; parts of two processes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from isoshard.torch_bridge.torch_xla.distributed.parallel_loader import (
     MpDeviceLoader,
     ParallelLoader,
 )
+from isoshard.torch_bridge.torch_xla.utils.utils import get_free_tcp_ports
 from tests.torch_bridge.torch_xla.loaders import (
     Source,
     loader_threads,
@@ -74,8 +75,10 @@ def test_several_threads_keep_the_order(monkeypatch):
         return place(tensor, *args)
 
     monkeypatch.setattr(upload, "_place", slowly)
-    loader = MpDeviceLoader(Source(30), "jax", host_to_device_transfer_threads=4)
-    assert [int(x[0, 0].item()) for x in loader] == list(range(30))
+    loader = MpDeviceLoader(Source(15), "jax", host_to_device_transfer_threads=4)
+    for _ in range(2):  # each iteration is an epoch
+        assert [int(x[0, 0].item()) for x in loader] == list(range(15))
+    until(lambda: loader_threads() == 0)
 
 
 def fails_at_two(number: int) -> None:
@@ -84,6 +87,8 @@ def fails_at_two(number: int) -> None:
 
 
 def test_an_error_of_the_loader_comes_in_its_place_with_its_traceback():
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(MpDeviceLoader(3, "jax"))  # pyright: ignore[reportArgumentType]
     it = iter(MpDeviceLoader(Source(5, before=fails_at_two), "jax"))
     assert [next(it)[0, 0].item(), next(it)[0, 0].item()] == [0, 1]
     with pytest.raises(ZeroDivisionError, match="the disk is gone") as caught:
@@ -102,18 +107,6 @@ def test_an_error_of_the_upload_comes_in_its_place():
         next(it)
     with pytest.raises(TypeError, match=r"cannot upload a torch\.sparse_coo tensor"):
         next(iter(MpDeviceLoader([rows(2, 2).to_sparse()], "jax")))
-
-
-def test_an_error_of_iter_comes_at_once():
-    with pytest.raises(TypeError, match="not iterable"):
-        iter(MpDeviceLoader(3, "jax"))  # pyright: ignore[reportArgumentType]
-
-
-def test_each_iteration_is_an_epoch():
-    loader = MpDeviceLoader(Source(3), "jax")
-    for _ in range(3):
-        assert [x[0, 0].item() for x in loader] == [0, 1, 2]
-    until(lambda: loader_threads() == 0)
 
 
 def test_breaking_off_ends_the_threads_and_the_loader():
@@ -165,16 +158,57 @@ def test_a_new_iteration_ends_the_old_one_aloud():
     assert len(list(finished)) == 1 and list(ended) == []
 
 
-def test_a_process_ends_with_iterators_still_open():
-    code = (
-        "import torch, isoshard.torch_bridge as xs, itertools, time\n"
-        "from isoshard.torch_bridge.loading import MpDeviceLoader\n"
-        "def slow():\n"
-        "    for n in itertools.count():\n"
-        "        time.sleep(0.01)\n"
-        "        yield torch.ones(64, 64)\n"
-        "it = iter(MpDeviceLoader(slow(), 'jax')); print(next(it).sum().item())\n"
-        "full = iter(MpDeviceLoader([torch.ones(4)] * 99, 'jax')); next(full)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout == "4096.0\n" and not done.stderr, done.stderr
+PROCESS = """
+import sys
+import jax, numpy as np, torch
+rank, port = int(sys.argv[1]), sys.argv[2]
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 4)
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, rank)
+import isoshard as iso, isoshard.torch_bridge as xs
+from isoshard.torch_bridge.loading import MpDeviceLoader
+
+whole = torch.arange(8 * 6).reshape(8, 6)
+ids = np.arange(8)
+# Devices 0..3 are of process 0, 4..7 of process 1.
+for ids, shape, spec, mine in [
+    (ids, (8, 1), ("data", None), whole[4 * rank : 4 * rank + 4]),
+    (ids, (4, 2), ("data", None), whole[4 * rank : 4 * rank + 4]),
+    (ids, (4, 2), ("data", "model"), whole[4 * rank : 4 * rank + 4]),
+    (ids, (2, 4), (("data", "model"), None), whole[4 * rank : 4 * rank + 4]),
+    (ids.reshape(2, 4).T.ravel(), (4, 2), ("data", None), whole),  # each row on both processes
+    (ids.reshape(2, 4).T.ravel(), (4, 2), ("data", "model"), whole[:, 3 * rank : 3 * rank + 3]),
+]:
+    mesh = xs.Mesh(ids, shape, ("data", "model"))
+    (got,) = MpDeviceLoader([mine], "jax", input_sharding=xs.ShardingSpec(mesh, spec, True))
+    array = iso.to_jax(got)
+    assert got.shape == (8, 6) == array.shape, (shape, spec, got.shape)
+    assert len(array.addressable_shards) == 4
+    for shard in array.addressable_shards:
+        np.testing.assert_array_equal(shard.data, whole[shard.index])
+    (all_of_it,) = MpDeviceLoader([whole], "jax", input_sharding=xs.ShardingSpec(mesh, spec))
+    for shard in iso.to_jax(all_of_it).addressable_shards:
+        np.testing.assert_array_equal(shard.data, whole[shard.index])
+print("right")
+"""
+
+
+def test_each_of_two_processes_gives_its_part():
+    """Meshes whose rows lie in one process, in both, and across: the parts make the whole."""
+    (port,) = get_free_tcp_ports()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(rank), str(port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            out, err = process.communicate(timeout=240)
+            assert process.returncode == 0 and out == "right\n", err[-3000:]
+    finally:
+        for process in processes:
+            process.kill()

@@ -1,7 +1,11 @@
-"""`xla_op_registry` and `xla_builder`: operations built value by value, against torch."""
+"""`xla_op_registry`, `xla_builder`, `call_jax`: operations built value by value, against torch."""
 
 from __future__ import annotations
 
+import functools
+
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -47,52 +51,55 @@ BINARY = {
     "select": (lambda a, b: (a > b).select(a, b), torch.maximum),
     "clamp": (lambda a, b: a.clamp(b.zeros_like(), b.ones_like()), lambda a, b: a.clamp(0, 1)),
     "concat": (lambda a, b: Op.concat_in_dim((a, b), 1), lambda a, b: torch.cat((a, b), 1)),
-    "several": (lambda a, b: (a + b, a - b), lambda a, b: (a + b, a - b)),
 }
 
 
-@pytest.mark.parametrize("name", BINARY)
-def test_of_two_values(name):
-    check(*BINARY[name], data(4, 4), data(4, 4, seed=1))
+UNARY = "acos asin atan ceil cos cosh erf erfc exp expm1 floor log1p sin sinh tan tanh".split()
+POSITIVE = ["log", "sqrt", "rsqrt"]
 
 
-UNARY = ["acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor"]
-UNARY += ["log1p", "sin", "sinh", "tan", "tanh"]
-
-
-@pytest.mark.parametrize("name", UNARY)
-def test_of_one_value(name):
-    check(lambda a: getattr(a, name)(), getattr(torch, name), data(3, 4).tanh())
-
-
-@pytest.mark.parametrize("name", ["log", "sqrt", "rsqrt"])
-def test_of_one_positive_value(name):
-    check(lambda a: getattr(a, name)(), getattr(torch, name), data(3, 4).abs())
+def test_of_one_and_of_two_values():
+    """Each kind as one operation of several results."""
+    check(
+        lambda a, b: tuple(ours(a, b) for ours, _ in BINARY.values()),
+        lambda a, b: tuple(theirs(a, b) for _, theirs in BINARY.values()),
+        data(4, 4),
+        data(4, 4, seed=1),
+    )
+    for names, values in ((UNARY, data(3, 4).tanh()), (POSITIVE, data(3, 4).abs())):
+        check(
+            lambda a, names=names: tuple(getattr(a, name)() for name in names),
+            lambda a, names=names: tuple(getattr(torch, name)(a) for name in names),
+            values,
+        )
 
 
 def test_more_of_one_value():
     x = data(4, 6)
-    check(lambda a: -a, torch.neg, x)
-    check(lambda a: a.erfinf(), torch.erfinv, x.tanh())
-    check(lambda a: a.reshape((6, 4)), lambda a: a.reshape(6, 4), x)
-    check(lambda a: a.broadcast((2,)), lambda a: a.expand(2, 4, 6), x)
-    check(lambda a: a.broadcast_in_dim((4, 2, 6), (0, 2)), lambda a: a[:, None].expand(4, 2, 6), x)
-    check(lambda a: a.slice((1, 0), (3, 5), (1, 2)), lambda a: a[1:3, 0:5:2], x)
-    check(lambda a: a.transpose((1, 0)), lambda a: a.t(), x)
-    check(lambda a: a.rev((1,)), lambda a: a.flip(1), x)
-    check(lambda a: a.cast(xb.Type.F64), lambda a: a.double(), x)
-    check(lambda a: a.bitcast(xb.Type.S32), lambda a: a.view(torch.int32), x)
-    check(lambda a: a.get_dimension_size(1), lambda a: torch.tensor(6, dtype=torch.int32), x)
     pad = [(1, 2, 0), (0, 1, 0)]
-    check(
-        lambda a: a.pad(Op.scalar(a.builder(), 7.0), pad),
-        lambda a: F.pad(a, (0, 1, 1, 2), value=7),
-        x,
+    each = (
+        (lambda a: -a, torch.neg),
+        (lambda a: a.tanh().erfinf(), lambda a: a.tanh().erfinv()),
+        (lambda a: a.reshape((6, 4)), lambda a: a.reshape(6, 4)),
+        (lambda a: a.broadcast((2,)), lambda a: a.expand(2, 4, 6)),
+        (lambda a: a.broadcast_in_dim((4, 2, 6), (0, 2)), lambda a: a[:, None].expand(4, 2, 6)),
+        (lambda a: a.slice((1, 0), (3, 5), (1, 2)), lambda a: a[1:3, 0:5:2]),
+        (lambda a: a.transpose((1, 0)), lambda a: a.t()),
+        (lambda a: a.rev((1,)), lambda a: a.flip(1)),
+        (lambda a: a.cast(xb.Type.F64), lambda a: a.double()),
+        (lambda a: a.bitcast(xb.Type.S32), lambda a: a.view(torch.int32)),
+        (lambda a: a.get_dimension_size(1), lambda a: torch.tensor(6, dtype=torch.int32)),
+        (
+            lambda a: a.pad(Op.scalar(a.builder(), 7.0), pad),
+            lambda a: F.pad(a, (0, 1, 1, 2), value=7),
+        ),
     )
-    wide = torch.tensor([2**40, -3])
-    check(lambda a: (a << a.ones_like()) >> a.ones_like(), lambda a: a, wide)
-    check(lambda a: ~a, torch.bitwise_not, wide)
-    check(lambda a: a / a.scalar_like(2), lambda a: torch.tensor([2**39, -1]), wide)
+    check(lambda a: tuple(f(a) for f, _ in each), lambda a: tuple(f(a) for _, f in each), x)
+    check(
+        lambda a: ((a << a.ones_like()) >> a.ones_like(), ~a, a / a.scalar_like(2)),
+        lambda a: (a, ~a, torch.tensor([2**39, -1])),
+        torch.tensor([2**40, -3]),
+    )
     check(lambda a: a.real() + a.imag(), lambda a: a.real + a.imag, torch.tensor([1 + 2j]))
 
 
@@ -232,10 +239,13 @@ def test_keyword_arguments_choose_a_computation():
 
 def test_gradients_and_marks_go_through():
     mesh = xs.Mesh(range(8), (8,), ("x",))
-    square = xor.register("square", lambda a: a * a)
-    x = xs.mark_sharding(data(8).to("jax"), mesh, ("x",)).requires_grad_()
-    square(x).sum().backward()
-    torch.testing.assert_close(x.grad.cpu(), 2 * data(8))
+    for square in (
+        xor.register("square", lambda a: a * a),
+        lambda x: xb.call_jax(lambda a: a * a, (x,)),
+    ):
+        x = xs.mark_sharding(data(8).to("jax"), mesh, ("x",)).requires_grad_()
+        square(x).sum().backward()
+        torch.testing.assert_close(x.grad.cpu(), 2 * data(8))
 
 
 def test_computations_by_hand():
@@ -263,3 +273,67 @@ def test_what_the_builder_does_not_have():
         xb.mkop("Scatter", (a.op,))
     with pytest.raises(ValueError, match="JAX's programs know their sizes"):
         xb.mkshape("f32", (2,), dynamic_dimensions=(True,))
+
+
+# --- call_jax ------------------------------------------------------------------------------------
+
+
+def add_sin(a, b, *, scale=1.0):
+    return a + scale * jnp.sin(b)
+
+
+def test_values_keywords_and_gradients():
+    a, b = torch.randn(3, 3), torch.randn(3, 3)
+    x, y = a.to("jax"), b.to("jax").requires_grad_()
+    got = xb.call_jax(add_sin, (x, y), {"scale": 2.0}, name="adding")
+    torch.testing.assert_close(got.detach().cpu(), a + 2 * torch.sin(b))
+    got.sum().backward()
+    torch.testing.assert_close(y.grad.cpu(), 2 * torch.cos(b))
+
+
+def test_a_function_written_again_is_the_same_one(counted):
+    x, traced = torch.ones(4, device="jax"), []
+    xs.sync()
+    before = counted("compilations")
+    for _ in range(3):
+
+        def local(a, factor=3):
+            return a * factor
+
+        y = xb.call_jax(local, (x,))
+        y = xb.call_jax(lambda a: a + 1, (y,))
+        y = xb.call_jax(functools.partial(add_sin, scale=0.5), (y, y))
+        assert y.sum().item() == pytest.approx(4 * (4 + 0.5 * np.sin(4)))
+    assert counted("compilations") == before + 1
+    for _ in range(3):
+
+        def noting(a):
+            traced.append(1)
+            return a
+
+        xb.call_jax(noting, (x,))
+    assert len(traced) == 3  # it holds a list, which cannot be compared
+    for _ in range(3):
+
+        def named(a):
+            traced.append(2)
+            return a
+
+        xb.call_jax(named, (x,), override_hash="named")
+    assert traced.count(2) == 1
+
+
+def test_mistakes():
+    with pytest.raises(TypeError, match=r"positional arguments as one tuple, not XLAShardedTensor"):
+        xb.call_jax(jnp.sin, torch.ones(2, device="jax"))
+
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, x):
+            return x * 2
+
+    with pytest.raises(TypeError, match="override_hash"):
+        xb.call_jax(Unhashable(), (torch.ones(2, device="jax"),))
+    got = xb.call_jax(Unhashable(), (torch.ones(2, device="jax"),), override_hash="twice")
+    assert got.tolist() == [2, 2]

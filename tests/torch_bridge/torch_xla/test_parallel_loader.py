@@ -1,9 +1,10 @@
-"""Loaders: what arrives, and how it is split."""
+"""Loaders: what arrives and how it is split, rows that do not divide, names and options."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,12 +14,18 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
+from isoshard.core.errors import DeviceError, SpecError, UnevenError
+from isoshard.torch_bridge.spmd import UnevenWarning
 from isoshard.torch_bridge.torch_xla.distributed.parallel_loader import (
     MpDeviceLoader,
+    ParallelLoader,
+    PerDeviceLoader,
+    PerDeviceQueue,
 )
 from tests.torch_bridge.torch_xla.loaders import (
     Source,
     grid_mesh,
+    pair,
     part,
     rows,
 )
@@ -56,7 +63,10 @@ def test_containers_keep_their_types_and_other_things_pass():
         "empty": torch.zeros(0, 3),
         "none": None,
     }
+    batch["loop"] = [x]
+    batch["loop"].append(batch["loop"])  # passed on as it is
     (got,) = MpDeviceLoader([batch], "jax")
+    assert torch.equal(got["loop"][0].cpu(), x)
     assert list(got) == list(batch) and type(got) is dict
     assert type(got["pair"]) is tuple and got["pair"][1][1:] == ["text", 3, None]
     assert type(got["point"]) is Point and got["point"].tag == "p"
@@ -82,39 +92,20 @@ def test_containers_keep_their_types_and_other_things_pass():
     assert user["ids"] is n and batch["example"].x is x, "the loader's own batch is unchanged"
 
 
-def test_something_that_contains_itself_is_passed_on():
-    loop: list[Any] = [rows(2)]
-    loop.append(loop)
-    (got,) = MpDeviceLoader([loop], "jax")
-    assert torch.equal(got[0].cpu(), loop[0])
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
-)
-@pytest.mark.parametrize("how", ["contiguous", "strided", "expanded"])
-def test_values_of_every_dtype_and_stride(dtype, how, grid):
-    host = (rows(8, 6) * 3).to(dtype)
-    host = {
-        "contiguous": host,
-        "strided": host.t().contiguous().t(),
-        "expanded": host[:1].expand(8, 6),
-    }[how]
+def test_values_of_every_dtype_and_stride(grid, x64):
+    host = rows(8, 6) * 3
+    batch = {
+        str(dtype): host.to(dtype)
+        for dtype in (torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool)
+    }
+    batch["double"] = host.double()  # follows x64 in the threads too
+    batch["strided"] = host.bfloat16().t().contiguous().t()
+    batch["expanded"] = host[:1].expand(8, 6)
     spec = xs.ShardingSpec(grid, ("data", "model"))
-    (got,) = MpDeviceLoader([host], "jax", input_sharding=spec)
-    assert got.dtype == dtype and got.sharding_spec.startswith("{devices=[4,2]0,1")
-    assert torch.equal(got.cpu(), host)
-
-
-def test_float64_follows_x64_in_the_threads_too(x64):
-    host = rows(4, 2).double()
-    (got,) = MpDeviceLoader(
-        [
-            host,
-        ][:1],
-        "jax",
-    )
-    assert got.dtype == torch.float64 and torch.equal(got.cpu(), host)
+    (got,) = MpDeviceLoader([batch], "jax", input_sharding=spec)
+    for name, t in got.items():
+        assert t.dtype == batch[name].dtype and t.sharding_spec.startswith("{devices=[4,2]0,1")
+        assert torch.equal(t.cpu(), batch[name]), name
 
 
 def test_a_batch_is_a_copy_and_requires_grad_as_before():
@@ -157,18 +148,20 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("kind", [xs.ShardingSpec, part], ids=["whole", "minibatch"])
-def test_each_device_has_its_part_as_mark_sharding_lays_it(spec, kind, grid):
+def test_each_device_has_its_part_as_mark_sharding_lays_it(kind, grid):
     host = rows(16, 8)
-    (got,) = MpDeviceLoader([host], "jax", input_sharding=kind(grid, spec))
-    want = xs.mark_sharding(host.to("jax"), grid, spec)
-    xs.sync()
-    assert got.sharding_spec == want.sharding_spec and got.shape == (16, 8)
-    for mine, its in zip(got.local_shards, want.local_shards, strict=True):
-        assert mine.indices == its.indices and mine.shard_device == its.shard_device
-        whole = mine.indices is Ellipsis
-        assert torch.equal(mine.data, host if whole else host[tuple(mine.indices)])
+    batch = {str(spec): host for spec in SPECS}  # one tensor under several keys
+    specs = {str(spec): kind(grid, spec) for spec in SPECS}
+    (found,) = MpDeviceLoader([batch], "jax", input_sharding=specs)
+    for spec in SPECS:
+        got, want = found[str(spec)], xs.mark_sharding(host.to("jax"), grid, spec)
+        xs.sync()
+        assert got.sharding_spec == want.sharding_spec and got.shape == (16, 8)
+        for mine, its in zip(got.local_shards, want.local_shards, strict=True):
+            assert mine.indices == its.indices and mine.shard_device == its.shard_device
+            whole = mine.indices is Ellipsis
+            assert torch.equal(mine.data, host if whole else host[tuple(mine.indices)])
 
 
 def test_specs_by_key(grid):
@@ -183,16 +176,6 @@ def test_specs_by_key(grid):
     assert got["label"].sharding_spec == "{devices=[8]0,1,2,3,4,5,6,7}"
     assert got["id"].sharding_spec == "" and got["name"] == "b"
     assert all(torch.equal(got[key].cpu(), batch[key]) for key in specs)
-
-
-def test_one_tensor_under_two_keys_with_two_specs(grid):
-    host = rows(8, 8)
-    specs = {
-        "a": xs.ShardingSpec(grid, ("data", None)),
-        "b": xs.ShardingSpec(grid, (None, "data")),
-    }
-    (got,) = MpDeviceLoader([{"a": host, "b": host}], "jax", input_sharding=specs)
-    assert got["a"].partition_spec == iso.P("data") and got["b"].partition_spec[1] == "data"
 
 
 def test_specs_by_key_need_keys_and_all_of_them(grid):
@@ -230,26 +213,158 @@ def test_nothing_is_left_to_move_when_the_step_comes(grid, counted):
     assert any(t.where.startswith("test_parallel_loader.py") for t in iso.metrics.transfers())
 
 
-def test_a_compiled_step_trains_from_a_loader(grid):
-    batches = [rows(8, 4, seed=n) for n in range(6)]
+# --- Rows that do not divide ---------------------------------------------------------------------
+
+
+def ten(last: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(rows(8, 2, seed=n), torch.arange(8)) for n in range(2)] + [
+        (rows(last, 2, seed=9), torch.arange(last))
+    ]
+
+
+def by_key(batches: Iterable[Any]) -> list[dict[str, Any]]:
+    return [{"x": x, "y": y} for x, y in batches]
+
+
+def test_keep_lays_it_whole_and_says_so(grid):
+    loader = MpDeviceLoader([x for x, _ in ten(5)], "jax", input_sharding=pair(grid))
+    with pytest.warns(UnevenWarning, match=r"batch.*axis 0.*5.*stay whole.*last_batch") as caught:
+        got = [x for _ in range(2) for x in loader]
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert [x.named_sharding.spec == iso.P() for x in got] == [False, False, True] * 2
+    assert len({x.sharding_spec for x in got}) == 1, "as torch_xla, which pads, calls it"
+    assert torch.equal(got[2].cpu(), ten(5)[2][0])
+    assert got[2].local_shards[4].unpadded_data.tolist() == ten(5)[2][0][4:].tolist()
+
+
+def test_drop_leaves_out_the_last_batch_and_refuses_one_in_the_middle(grid):
+    for last, sizes in ((5, [8, 8]), (8, [8, 8, 8])):
+        batches = [x for x, _ in ten(last)]
+        loader = MpDeviceLoader(batches, "jax", input_sharding=pair(grid), last_batch="drop")
+        assert [x.shape[0] for x in loader] == sizes
+    batches = [rows(8, 2), rows(6, 2), rows(8, 2)]
+    it = iter(MpDeviceLoader(batches, "jax", input_sharding=pair(grid), last_batch="drop"))
+    assert next(it).shape == (8, 2)
+    with pytest.raises(UnevenError, match=r"6 rows does not split .* over 8.*not the last one"):
+        next(it)
+    assert list(it) == []
+
+
+def test_pad_repeats_the_first_rows_in_all_tensors_of_the_batch(grid):
+    specs = {"x": pair(grid), "y": None}
+    loader = MpDeviceLoader(by_key(ten(5)), "jax", input_sharding=specs, last_batch="pad")
+    last = list(loader)[2]
+    x, y = ten(5)[2]
+    assert torch.equal(last["x"].cpu(), torch.cat([x, x[:3]]))
+    assert last["y"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2] == [*y.tolist(), 0, 1, 2]
+    assert last["x"].sharding_type.name == "TILED"
+    across = MpDeviceLoader(
+        [rows(3, 6)],
+        "jax",
+        batchdim=1,
+        input_sharding=xs.ShardingSpec(grid, (None, "data")),
+        last_batch="pad",
+    )
+    assert torch.equal(next(iter(across)).cpu(), rows(3, 6)[:, [0, 1, 2, 3, 4, 5, 0, 1]])
+    tiny = MpDeviceLoader([rows(3, 2)], "jax", input_sharding=pair(grid), last_batch="pad")
+    assert torch.equal(next(iter(tiny)).cpu(), rows(3, 2)[torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])])
+
+
+def test_another_axis_that_does_not_divide_stays_whole(grid):
+    spec = xs.ShardingSpec(grid, ("data", "model"))
+    loader = MpDeviceLoader([[rows(8, 3)]], "jax", input_sharding=spec)
+    with pytest.warns(UnevenWarning, match=r"batch\[0\].*axis 1 .*3.*stay whole"):
+        ((got,),) = loader
+    assert got.named_sharding.spec == iso.P("data") and torch.equal(got.cpu(), rows(8, 3))
+
+
+def test_a_part_of_a_batch_must_divide(grid):
+    loader = MpDeviceLoader([rows(5, 2)], "jax", input_sharding=part(grid, ("data", None)))
+    words = r"When minibatch is configured, .* shape: \(5, 2\); a batch of 5 rows does not split "
+    with pytest.raises(UnevenError, match=words + "evenly over 4 shards"):  # torch_xla's words too
+        next(iter(loader))
+    loader = MpDeviceLoader([rows(8, 3)], "jax", input_sharding=part(grid, ("data", "model")))
+    with pytest.raises(UnevenError, match=r"axis 1 has size 3 in this process, which its 2 shards"):
+        next(iter(loader))
+
+
+def test_the_length_counts_what_comes(grid):
+    data = torch.utils.data.TensorDataset(rows(21, 2))
+    for batch, drop_last, count in ((8, False, 2), (8, True, 2), (5, False, 5), (3, False, 7)):
+        cpu = torch.utils.data.DataLoader(data, batch_size=batch, drop_last=drop_last)
+        loader = MpDeviceLoader(cpu, "jax", input_sharding=pair(grid), last_batch="drop")
+        assert len(MpDeviceLoader(cpu, "jax")) == len(cpu)
+        if batch == 8:
+            assert len(loader) == len(list(loader)) == len(iter(loader)) == count
+        else:
+            assert len(cpu) == count
+    with pytest.raises(TypeError, match="len"):
+        len(MpDeviceLoader(iter([]), "jax"))
+
+
+# --- Names and options ---------------------------------------------------------------------------
+
+
+def test_operations_run_every_so_many_batches(counted):
+    executed = []
+    total = torch.zeros((), device="jax")
+    for x in MpDeviceLoader(Source(6), "jax", batches_per_execution=3):
+        executed.append(counted("executions"))
+        total = total + x.sum()
+    executed.append(counted("executions"))
+    # Calls 3 and 6 execute what two and three batches brought, the end what the last one did.
+    assert [b - a for a, b in itertools.pairwise(executed)] == [0, 1, 0, 0, 1, 1]
+    assert total.item() == 16 * 15
+
+
+def test_the_parts_of_a_parallel_loader(grid):
+    batches = [rows(8, 2, seed=n) for n in range(3)]
+    parallel = ParallelLoader(batches, [torch.device("jax", 0)], batches_per_execution=2)
+    assert parallel.batches_per_execution == 2 and parallel.per_device_samples() == 3
+    it = parallel.per_device_loader("jax")
+    assert isinstance(it, PerDeviceLoader) and len(it) == 3 and iter(it) is it
+    assert torch.equal(it.next().cpu(), batches[0])
+    assert torch.equal(parallel.next_item("jax").cpu(), batches[1])
+    assert torch.equal(next(it).cpu(), batches[2])
+    assert parallel.next_item("jax") is None
+    with pytest.raises(StopIteration):
+        it.next()
+    sent = parallel.send_cpu_data_to_device([{"x": batches[0]}, batches[1]], "jax")
+    assert torch.equal(sent[0]["x"].cpu(), batches[0]) and torch.equal(sent[1].cpu(), batches[1])
+    dropping = ParallelLoader([], ["jax"], input_sharding=pair(grid), last_batch="drop")
+    with pytest.raises(UnevenError, match="5 rows"):  # at once, nothing can be dropped
+        dropping.send_cpu_data_to_device([rows(5, 2)], "jax")
+    queue = PerDeviceQueue("jax", 4, 2)
+    assert (queue.cpu_loader_queue.size, queue.queue.size) == (4, 2)
+
+
+def test_options_are_checked_and_may_be_set_between_epochs(grid):
+    for options, error, message in (
+        ({"batches_per_execution": 0}, ValueError, r"batches_per_execution is at least 1"),
+        ({"loader_prefetch_size": 0}, ValueError, r"loader_prefetch_size is at least 1; given: 0"),
+        ({"device_prefetch_size": -1}, ValueError, r"device_prefetch_size is at least 1"),
+        ({"host_to_device_transfer_threads": 0}, ValueError, r"transfer_threads is at least 1"),
+        ({"batchdim": -1}, ValueError, r"batchdim is at least 0; given: -1"),
+        ({"last_batch": "skip"}, ValueError, r"one of keep, drop, pad; given: 'skip'"),
+        ({"input_sharding": ("data",)}, TypeError, r"is a ShardingSpec.*given: tuple"),
+    ):
+        with pytest.raises(error, match=message):
+            iter(MpDeviceLoader([rows(8)], "jax", **options))
     spec = xs.ShardingSpec(grid, ("data", None))
+    loader = MpDeviceLoader([rows(8, 2)], "jax")
+    loader._parallel_loader_kwargs["input_sharding"] = spec  # as transformers does for SPMD
+    (got,) = loader
+    assert got.partition_spec == iso.P("data")
+    spec.partition_spec = ("batch", None)
+    with pytest.raises(SpecError, match="no mesh axis is called 'batch'"):
+        ParallelLoader([], ["jax"], input_sharding=spec)
 
-    def train(loader: Iterable[torch.Tensor], device: str, wrap: Any) -> list[float]:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 4).to(device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
 
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = (model(x) - x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        step = wrap(step)
-        return [loss.item() for loss in [step(x) for x in loader]]
-
-    want = train(batches, "cpu", lambda step: step)
-    for wrap in (lambda step: step, xs.compile):
-        got = train(MpDeviceLoader(batches, "jax", input_sharding=spec), "jax", wrap)
-        assert got == pytest.approx(want, rel=1e-4)
+def test_the_device_is_the_one_that_stands_for_the_mesh():
+    for device in ("jax", "xla", torch.device("jax", 0)):
+        assert len(list(MpDeviceLoader([rows(2)], device))) == 1
+    for device in ("cpu", "jax:1"):
+        with pytest.raises(DeviceError, match=rf"uploads to jax:0, and was given {device}"):
+            MpDeviceLoader([], device)
+    with pytest.raises(DeviceError, match=r"one device, which stands .* given 2"):
+        ParallelLoader([], ["jax", "jax"])

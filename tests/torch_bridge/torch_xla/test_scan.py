@@ -1,8 +1,10 @@
-"""`scan`: the numbers and gradients of the Python loop, as one entry forward and one backward."""
+"""`scan` and `scan_layers`: numbers and gradients of the Python loop, one entry each way."""
 
 from __future__ import annotations
 
+import copy
 import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from isoshard import P
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.torch_xla.experimental.scan import scan
+from isoshard.torch_bridge.torch_xla.experimental.scan_layers import scan_layers
 
 
 def data(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -52,12 +55,11 @@ def leaf(tensor: torch.Tensor, device: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"partition_fn": default_partition},
         {"partition_fn": min_cut_rematerialization_partition},
         {"is_fn_pure": True},
     ],
-    ids=["plain", "default_partition", "recomputed", "pure"],
+    ids=["default_partition", "recomputed", "pure"],
 )
 def test_nested_carry_none_integers_and_tensors_from_around(x64, options):
     def run(loop, device):
@@ -68,43 +70,16 @@ def test_nested_carry_none_integers_and_tensors_from_around(x64, options):
         def fn(carry, one):
             hidden = torch.tanh(carry["h"] @ computed.t() + one["x"] * w.sum()) + bias
             new = {"h": hidden, "n": carry["n"] + 1, "none": None}
-            return new, (hidden * one["x"], [None, carry["n"] * 2])
+            return new, (hidden * one["x"], [None, carry["n"] * 2, hidden.detach()])
 
         init = {"h": c, "n": torch.zeros((), dtype=torch.int64, device=device), "none": None}
         extra = options if loop is scan else {}
-        last, (ys, (_, counts)) = loop(fn, init, {"x": x, "none": None}, **extra)
-        assert last["none"] is None
+        last, (ys, (_, counts, detached)) = loop(fn, init, {"x": x, "none": None}, **extra)
+        assert last["none"] is None and ys.requires_grad and not detached.requires_grad
+        with torch.no_grad():
+            assert not loop(fn, init, {"x": x, "none": None}, **extra)[0]["h"].requires_grad
         (last["h"].sum() + ys.square().sum()).backward()
         return last["h"], last["n"], ys, counts, w.grad, bias.grad, x.grad, c.grad
-
-    compare(run)
-
-
-def test_results_that_have_no_gradient_and_inputs_that_want_none(x64):
-    def run(loop, device):
-        x, c = data(4, 3).to(device), leaf(data(3, seed=1), device)
-
-        def fn(carry, one):
-            return carry * 2 + one.detach(), (carry.detach(), one * 3, carry)
-
-        last, ys = loop(fn, c, x)
-        assert [y.requires_grad for y in ys] == [False, False, True]
-        (last.sum() + ys[2].sum()).backward()
-        return last, *ys, c.grad
-
-    compare(run)
-    with torch.no_grad():
-        last, _ = scan(lambda c, x: (c + x, None), *(leaf(data(3, 2), "jax")[i] for i in (0, 1)))
-    assert not last.requires_grad
-
-
-def test_only_a_tensor_from_around_wants_a_gradient(x64):
-    def run(loop, device):
-        w = leaf(data(3, 3), device)
-        init, x = data(3).to(device), data(4, 3).to(device)
-        last, ys = loop(lambda c, x: (torch.tanh(w @ c + x), c * w.sum()), init, x)
-        (last.sum() + ys.sum()).backward()
-        return last, w.grad
 
     compare(run)
 
@@ -128,9 +103,9 @@ def test_one_entry_each_way_and_no_second_compilation(counted):
         compilations.append(counted("compilations"))
         return entries
 
-    assert max(step() for _ in range(4)) < 12
-    assert len(calls) == 4
-    assert compilations[1:] == [compilations[1]] * 3
+    assert max(step() for _ in range(3)) < 12
+    assert len(calls) == 3
+    assert compilations[1:] == [compilations[1]] * 2
 
 
 def test_a_pure_function_runs_once():
@@ -144,47 +119,30 @@ def test_a_pure_function_runs_once():
         x = (torch.arange(3.0) * factor).to("jax")
         last, _ = scan(fn, torch.zeros((), device="jax"), x, is_fn_pure=True)
         assert last.item() == 3 * factor
+        # numbers from around are those of each call where it is not pure
+        last, _ = scan(lambda c, x: (c + factor, None), torch.zeros((), device="jax"), x)  # noqa: B023
+        assert last.item() == 3 * factor
     scan(fn, torch.zeros(2, device="jax"), torch.ones(3, 2, device="jax"), is_fn_pure=True)
     assert len(calls) == 2
-
-
-def test_numbers_from_around_are_those_of_each_call():
-    x = torch.ones(3, device="jax")
-    for rate in (0.5, 0.25):
-        last, _ = scan(lambda c, x: (c + x * rate, None), torch.zeros((), device="jax"), x)  # noqa: B023
-        assert last.item() == 3 * rate
 
 
 def test_random_numbers_differ_between_steps_and_agree_with_backward():
     x = torch.ones(6, 100, device="jax", requires_grad=True)
 
     def fn(carry, one):
-        y = torch.nn.functional.dropout(one, 0.5)
-        return carry, y
+        return carry, torch.nn.functional.dropout(one, 0.5)
 
-    for recompute in (None, min_cut_rematerialization_partition):
-        _, ys = scan(fn, torch.zeros((), device="jax"), x, partition_fn=recompute)
+    def checkpointed(carry, one):
+        return carry, checkpoint(lambda h: fn(None, h)[1], one, use_reentrant=False)
+
+    for step, recompute in ((checkpointed, None), (fn, min_cut_rematerialization_partition)):
+        _, ys = scan(step, torch.zeros((), device="jax"), x, partition_fn=recompute)
         (grad,) = torch.autograd.grad(ys.sum(), x)
         torch.testing.assert_close(grad.cpu(), ys.detach().cpu())
         rows = {tuple(row.tolist()) for row in ys}
         assert len(rows) == 6
         _, again = scan(fn, torch.zeros((), device="jax"), x)
         assert not torch.equal(again.cpu(), ys.cpu())
-
-
-def test_checkpoint_with_dropout_inside():
-    w = leaf(data(100).float(), "jax")
-
-    def inner(h):
-        return torch.nn.functional.dropout(h * w, 0.5)
-
-    def fn(carry, one):
-        return carry, checkpoint(inner, one, use_reentrant=False)
-
-    x = torch.ones(3, 100, device="jax")
-    _, ys = scan(fn, torch.zeros((), device="jax"), x)
-    ys.sum().backward()
-    torch.testing.assert_close(w.grad.cpu(), (ys / w).sum(0).detach().cpu())
 
 
 def test_buffers_that_are_written_to(x64):
@@ -225,27 +183,6 @@ def test_autocast_reaches_inside():
     assert ys.dtype == torch.bfloat16
     ys.sum().backward()
     assert w.grad.dtype == torch.float32
-
-
-def test_in_a_compiled_step():
-    w = leaf(data(4, 4).float(), "jax")
-    optimizer = torch.optim.AdamW([w], 0.1)
-
-    def plain(x):
-        optimizer.zero_grad()
-        last, ys = scan(lambda c, x: (torch.tanh(c @ w + x), c), torch.zeros(4, device="jax"), x)
-        loss = last.square().sum() + ys.square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step, x = xs.compile(plain), data(5, 4).float().to("jax")
-    start = w.detach().clone()
-    got = [step(x).item() for _ in range(3)]
-    with torch.no_grad():
-        w.copy_(start)
-    optimizer.state.clear()
-    assert got == pytest.approx([plain(x).item() for _ in range(3)], rel=1e-5)
 
 
 def test_sharded_tensors_stay_sharded(mesh):
@@ -352,8 +289,7 @@ def test_no_steps():
     assert ys.shape == (0, 3)
 
 
-@pytest.mark.parametrize("wants", [False, True])
-@pytest.mark.parametrize("pure", [False, True])
+@pytest.mark.parametrize(("wants", "pure"), [(False, True), (True, False)])
 def test_a_step_may_write_to_its_carry(wants, pure):
     def fn(carry, one):
         total, count = carry
@@ -381,11 +317,145 @@ def test_a_step_may_write_to_its_carry(wants, pure):
     compare(run)
 
 
-def test_the_carry_that_is_returned_as_a_result_is_that_of_its_step():
-    def add(total, x):
-        total += x
-        return total, total
+def test_mistakes_of_scan():
+    x, zero = torch.ones(3, 2, device="jax"), torch.zeros((), device="jax")
+    with pytest.raises(ValueError, match=r"scan takes a function fn\(carry, x\), not 3"):
+        scan(3, zero, x)
+    with pytest.raises(ValueError, match="at least one tensor in xs"):
+        scan(lambda c, x: (c, x), zero, {"a": None})
+    with pytest.raises(ValueError, match=r"xs\['a'\] has 3, xs\['b'\] has 4"):
+        scan(lambda c, x: (c, None), zero, {"a": x, "b": torch.ones(4, device="jax")})
+    with pytest.raises(ValueError, match="has no axes"):
+        scan(lambda c, x: (c, None), zero, zero)
+    with pytest.raises(TypeError, match=r"init\[1\] is on cpu; move it"):
+        scan(lambda c, x: (c, None), (zero, torch.ones(1)), x)
+    with pytest.raises(
+        TypeError, match=r"init\['h'\] is \(2,\) torch.float32, the new one \(2, 2\)"
+    ):
+        scan(lambda c, x: ({"h": x.expand(2, 2)}, None), {"h": x[0]}, x)
+    with pytest.raises(
+        TypeError, match=r"init is \(\) torch.float32, the new one \(\) torch.int64"
+    ):
+        scan(lambda c, x: (c.long(), None), zero, x)
+    with pytest.raises(TypeError, match="must return a carry like the one it takes"):
+        scan(lambda c, x: ((c, c), None), zero, x)
+    with pytest.raises(TypeError, match=r"must return \(carry, y\), and returned XLAShardedTensor"):
+        scan(lambda c, x: c, zero, x)
+    with pytest.raises(ValueError, match=r"works on a torch\.fx graph"):
+        scan(lambda c, x: (c, x), zero, x, partition_fn=lambda *args: None)
+    with pytest.raises(
+        ValueError, match=r"writes to its arguments in place \(\(2,\) torch.float32\)"
+    ):
+        scan(lambda c, x: (c, x.add_(1)), zero, x)
+    with pytest.raises(RuntimeError, match="needs the value of a tensor that is not computed yet"):
+        scan(lambda c, x: (c, x if x.sum() > 0 else -x), zero, x)
+    kept = []
+    scan(lambda c, x: (c, kept.append(x * 2)), zero, x)
+    with pytest.raises(RuntimeError, match="outlives it: it was kept in an attribute"):
+        kept[0].tolist()
+    weight = torch.ones(2, device="jax").requires_grad_()
+    with pytest.raises(ValueError, match=r"calls backward\(\), whose gradient .* \(2,\) would be"):
+        scan(lambda c, x: (c, (x * weight).sum().backward()), zero, x)
+    with pytest.raises(ValueError, match=r"takes the gradient of a tensor of shape \(2,\) from o"):
+        scan(
+            lambda c, x: (c + (c * weight).sum(), torch.autograd.grad(c * weight.sum(), weight)),
+            zero,
+            x,
+        )
+    own = xs.Generator().manual_seed(0)
+    with pytest.raises(ValueError, match=r"draws from a torch.Generator of its own"):
+        scan(lambda c, x: (c, torch.rand(2, generator=own, device="jax")), zero, x)
 
-    start = torch.zeros(1, device="jax")
-    total, seen = scan(add, start, torch.tensor([1.0, 2.0, 3.0], device="jax"))
-    assert (start.tolist(), total.tolist(), seen.tolist()) == ([0.0], [6.0], [[1.0], [3.0], [6.0]])
+
+def test_what_cannot_be_differentiated_is_refused():
+    x = leaf(data(3, 2).float(), "jax")
+    _, ys = scan(lambda c, x: (c, x.square()), torch.zeros((), device="jax"), x)
+    with pytest.raises(RuntimeError, match="scan has no gradients of gradients"):
+        torch.autograd.grad(ys.sum(), x, create_graph=True)
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a):
+            return a * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    with pytest.raises(ValueError, match="hands a tensor from outside to a torch"):
+        scan(lambda c, one: (c, one + Twice.apply(x).sum()), torch.zeros((), device="jax"), x)
+    with pytest.raises(
+        ValueError, match=r"writes in place to a tensor .* that requires a gradient"
+    ):
+
+        def fn(carry, one):
+            with torch.no_grad():
+                x.mul_(2)
+            return carry, one * x.sum()
+
+        scan(fn, torch.zeros((), device="jax"), x)
+    torch.testing.assert_close(x.detach().cpu(), data(3, 2).float())
+
+
+def stack() -> torch.nn.ModuleList:
+    torch.manual_seed(0)
+    return torch.nn.ModuleList(
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh())
+        for _ in range(3)
+    )
+
+
+@pytest.mark.parametrize("partition", [None, min_cut_rematerialization_partition])
+def test_numbers_gradients_and_buffers_are_those_of_the_layers_in_turn(partition):
+    layers, x = stack(), data(6, 4).float()
+    want, y = copy.deepcopy(layers), x.clone().requires_grad_()
+    h = y
+    for layer in want:
+        h = layer(h)
+    h.square().sum().backward()
+    layers, z = layers.to("jax"), x.to("jax").requires_grad_()
+    parameters = list(layers.parameters())
+    scan_layers(layers, z, partition_fn=partition).square().sum().backward()
+    assert all(a is b for a, b in zip(layers.parameters(), parameters, strict=True))
+    torch.testing.assert_close(z.grad.cpu(), y.grad, rtol=1e-4, atol=1e-5)
+    for one, two in zip(layers.parameters(), want.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.cpu(), two.grad, rtol=1e-4, atol=1e-5)
+    for one, two in zip(layers.buffers(), want.buffers(), strict=True):
+        torch.testing.assert_close(one.cpu(), two, rtol=1e-4, atol=1e-5)
+
+
+def test_tuples_are_arguments_and_nothing_is_left_on_the_layers():
+    class Pair(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+
+        def forward(self, a, b):
+            return torch.tanh(self.linear(a)), b + a
+
+    layers = [Pair() for _ in range(3)]
+    x = (data(2, 3).float(), data(2, 3).float())
+    want = x
+    for layer in layers:
+        want = layer(*want)
+    layers = [layer.to("jax") for layer in layers]
+    got = scan_layers(iter(layers), tuple(t.to("jax") for t in x))
+    for one, two in zip(got, want, strict=True):
+        torch.testing.assert_close(one.detach().cpu(), two.detach())
+    assert list(layers[0].state_dict()) == ["linear.weight", "linear.bias"]
+    seen = weakref.ref(layers[0])
+    del layers, layer, got, one, two
+    gc.collect()
+    assert seen() is None
+
+
+def test_no_layers_and_mistakes():
+    x = data(2, 4).float().to("jax")
+    assert scan_layers([], x) is x
+    layers = [torch.nn.Linear(4, 4).to("jax"), torch.nn.Linear(4, 4, bias=False).to("jax")]
+    with pytest.raises(ValueError, match="layer 1 differs from layer 0 in: bias"):
+        scan_layers(layers, x)
+    with pytest.raises(TypeError, match="must return what it takes"):
+        scan_layers([torch.nn.Linear(4, 3).to("jax")], x)
+    with pytest.raises(ValueError, match="possible are functorch"):
+        scan_layers(layers[:1], x, partition_fn=print)

@@ -1,25 +1,27 @@
-"""DTensor's verbs, automatic layouts, and pictures; and the names of torch_xla's modules."""
+"""Meshes, DTensor's verbs, automatic layouts, and pictures."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import types
 
+import jax
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-import isoshard as iso
-from isoshard import P, ShardingError, SpecError, make_mesh
+from isoshard import DeviceError, P, ShardingError, SpecError, make_mesh
+from isoshard.torch_bridge.spmd import OpSharding
+from isoshard.torch_bridge.spmd import hybrid as hybrid_module
 from isoshard.torch_bridge.spmd.auto import auto_mesh, auto_spec
+from isoshard.torch_bridge.spmd.mesh import mesh_from
+from isoshard.torch_bridge.torch_xla import runtime
 from isoshard.torch_bridge.torch_xla.distributed import spmd as xs
 from isoshard.torch_bridge.torch_xla.distributed.spmd import (
     api,
     debugging,
-    xla_sharded_tensor,
-    xla_sharding,
 )
 
 
@@ -30,28 +32,25 @@ def data(*shape: int) -> torch.Tensor:
 # --- Meshes and placements -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("names", [None, ("a", "b")])
-def test_a_device_mesh_becomes_a_mesh(names):
+def test_a_device_mesh_becomes_a_mesh():
     ranks = torch.arange(8).flip(0).reshape(2, 4)
-    mesh = api.convert_to_xla_mesh(DeviceMesh("xla", ranks, mesh_dim_names=names))
-    assert mesh.device_ids.tolist() == ranks.flatten().tolist()
-    assert (mesh.mesh_shape, mesh.axis_names) == ((2, 4), names)
+    for names in (None, ("a", "b")):
+        mesh = api.convert_to_xla_mesh(DeviceMesh("xla", ranks, mesh_dim_names=names))
+        assert mesh.device_ids.tolist() == ranks.flatten().tolist()
+        assert (mesh.mesh_shape, mesh.axis_names) == ((2, 4), names)
     assert api.convert_to_xla_mesh(init_device_mesh("xla", (8,))).mesh_shape == (8,)
     assert api.convert_to_xla_mesh(DeviceMesh("xla", list(range(4)))).size() == 4
 
 
-@pytest.mark.parametrize(
-    ("placements", "spec"),
-    [
+def test_placements_become_a_spec():
+    for placements, spec in (
         ([Replicate(), Shard(0)], (1, None)),
         ([Shard(1), Shard(0)], (1, 0)),
         ([Shard(0), Shard(0)], ((0, 1), None)),
         ([Shard(-1), Replicate()], (None, 0)),
         ([Replicate(), Replicate()], (None, None)),
-    ],
-)
-def test_placements_become_a_spec(placements, spec):
-    assert api.convert_to_xla_partition_spec(data(8, 8), placements) == spec
+    ):
+        assert api.convert_to_xla_partition_spec(data(8, 8), placements) == spec
     with pytest.raises(NotImplementedError, match="Partial"):
         api.convert_to_xla_partition_spec(data(8, 8), [Partial(), Shard(0)])
 
@@ -63,8 +62,9 @@ MESHES = {
 }
 
 
-@pytest.mark.parametrize("kind", MESHES)
-@pytest.mark.parametrize("where", ["cpu", "jax"])
+@pytest.mark.parametrize(
+    ("kind", "where"), [("DeviceMesh", "jax"), ("xs.Mesh", "cpu"), ("jax", "jax")]
+)
 def test_a_tensor_is_distributed(kind, where):
     t = data(16, 8).to(where)
     found = xs.xla_distribute_tensor(t, MESHES[kind](), [Shard(0), Shard(0)])
@@ -78,23 +78,20 @@ def test_a_tensor_is_distributed(kind, where):
     assert whole.sharding_spec == "{replicated}"
 
 
-@pytest.mark.parametrize("requires_grad", [True, False])
-def test_a_leaf_from_the_cpu_is_a_leaf(requires_grad):
-    source = data(8).requires_grad_(requires_grad)
-    found = xs.xla_distribute_tensor(source, MESHES["xs.Mesh"](), [Shard(0), Replicate()])
-    assert found.is_leaf and found.requires_grad is requires_grad and found is not source
-    computed = xs.xla_distribute_tensor(source * 2, MESHES["xs.Mesh"](), [Shard(0), Replicate()])
-    assert computed.is_leaf is not requires_grad
-    if requires_grad:
-        (found + computed).sum().backward()
-        assert found.grad.tolist() == [1.0] * 8 and source.grad.tolist() == [2.0] * 8
-
-
-def test_a_parameter_stays_a_leaf():
-    mesh = DeviceMesh("xla", list(range(8)))
-    layer = nn.Linear(8, 8).to("jax")
-    found = xs.xla_distribute_tensor(layer.weight, mesh, [Shard(0)])
-    assert found is layer.weight and found.is_leaf and found.requires_grad
+def test_leaves_and_parameters_stay_such():
+    mesh, rows = MESHES["xs.Mesh"](), [Shard(0), Replicate()]
+    for requires_grad in (True, False):
+        source = data(8).requires_grad_(requires_grad)
+        found = xs.xla_distribute_tensor(source, mesh, rows)
+        assert found.is_leaf and found.requires_grad is requires_grad and found is not source
+        computed = xs.xla_distribute_tensor(source * 2, mesh, rows)
+        assert computed.is_leaf is not requires_grad
+        if requires_grad:
+            (found + computed).sum().backward()
+            assert found.grad.tolist() == [1.0] * 8 and source.grad.tolist() == [2.0] * 8
+    weight = nn.Linear(8, 8).to("jax").weight
+    found = xs.xla_distribute_tensor(weight, mesh, rows)
+    assert found is weight and found.is_leaf and found.requires_grad
 
 
 def test_what_is_not_distributed():
@@ -106,15 +103,12 @@ def test_what_is_not_distributed():
     t = xs.xla_distribute_tensor(data(8, 8), mesh, [Shard(0), Replicate()])
     with pytest.raises(ShardingError, match=r"marked .* already"):
         xs.xla_distribute_tensor(t, mesh, [Shard(1), Replicate()])
+    with pytest.raises(ShardingError, match=r"one process's part.*full_tensor\(\)"):
+        xs.xla_distribute_tensor(data(8).as_subclass(DTensor), mesh)
 
 
 class DTensor(torch.Tensor):
     """Called as torch's class, without a process group."""
-
-
-def test_a_dtensor_is_refused():
-    with pytest.raises(ShardingError, match=r"one process's part.*full_tensor\(\)"):
-        xs.xla_distribute_tensor(data(8).as_subclass(DTensor), MESHES["xs.Mesh"]())
 
 
 # --- Modules -------------------------------------------------------------------------------------
@@ -159,44 +153,44 @@ def test_inputs_and_outputs_are_distributed():
         xs.xla_distribute_module(net(), mesh, output_fn=lambda outputs: outputs)
 
 
-@pytest.mark.parametrize("where", ["cpu", "jax"])
-def test_the_automatic_policy_lays_parameters_out_by_its_rule(where):
+def test_the_automatic_policy_lays_parameters_out_by_its_rule():
     mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
-    model = net().to(where)
-    xs.mark_sharding(model[0].bias, mesh, ("y",)) if where == "jax" else None
-    assert xs.xla_distribute_module(model, mesh, xs.auto_policy) is model
-    specs = {name: tuple(p.partition_spec) for name, p in model.named_parameters()}
-    assert specs == {
-        "0.weight": (("x", "y"),),
-        "0.bias": ("y",) if where == "jax" else (("x", "y"),),
-        "2.weight": (None, ("x", "y")),
-        "2.bias": (),
-    }
-    again = xs.xla_distribute_module(net(), mesh, xs.auto_policy)
-    assert again[0].weight.sharding_spec == model[0].weight.sharding_spec
+    for where, bias in (("jax", ("y",)), ("cpu", (("x", "y"),))):
+        model = net().to(where)
+        xs.mark_sharding(model[0].bias, mesh, ("y",)) if where == "jax" else None
+        assert xs.xla_distribute_module(model, mesh, xs.auto_policy) is model
+        specs = {name: tuple(p.partition_spec) for name, p in model.named_parameters()}
+        assert specs == {
+            "0.weight": (("x", "y"),),
+            "0.bias": bias,
+            "2.weight": (None, ("x", "y")),
+            "2.bias": (),
+        }
     torch.testing.assert_close(model(data(4, 16).to("jax")).cpu(), net()(data(4, 16)))
-
-
-@pytest.mark.parametrize(
-    ("shape", "mesh_shape", "spec"),
-    [
+    for shape, mesh_shape, spec in (
         ((64, 16), (2, 4), ((0, 1), None)),
         ((16, 16), (2, 4), ((0, 1), None)),  # of two alike the first
         ((100, 16), (2, 4), (None, (0, 1))),
         ((12, 6), (2, 4), (1, None)),
         ((6, 10), (2, 4), (None, 0)),
         ((3, 5), (2, 4), (None, None)),
-        ((8,), (8,), (0,)),
         ((8,), (1,), (None,)),
         ((), (8,), ()),
         ((0, 3), (8,), (None, None)),
-    ],
-)
-def test_the_rule(shape, mesh_shape, spec):
-    assert auto_spec(shape, mesh_shape) == spec
+    ):
+        assert auto_spec(shape, mesh_shape) == spec
 
 
 def test_the_automatic_mesh(monkeypatch):
+    @api.with_xla
+    def function(self, value):
+        """Say so."""
+        return self, value
+
+    monkeypatch.setenv("XLA_USE_SPMD", "0")  # and what was set comes back after the test
+    assert not runtime.is_spmd()
+    assert function(1, value=2) == (1, 2) and runtime.is_spmd()
+    assert function.__name__ == "function" and function.__doc__ == "Say so."
     assert auto_mesh().mesh_shape == (8,)
     monkeypatch.setenv("XLA_AUTO_SPMD_MESH", "2,4")
     assert auto_mesh().mesh_shape == (2, 4)
@@ -210,69 +204,6 @@ def test_the_automatic_mesh(monkeypatch):
         xs.auto_policy("layer", nn.Linear(2, 2))
 
 
-def test_with_xla_switches_spmd_on(monkeypatch):
-    monkeypatch.setenv("XLA_USE_SPMD", "0")  # and what was set comes back after the test
-
-    @api.with_xla
-    def function(self, value):
-        """Say so."""
-        return self, value
-
-    from isoshard.torch_bridge.torch_xla import runtime
-
-    assert not runtime.is_spmd()
-    assert function(1, value=2) == (1, 2) and runtime.is_spmd()
-    assert function.__name__ == "function" and function.__doc__ == "Say so."
-
-
-UNCHANGED = """
-import jax
-jax.config.update("jax_num_cpu_devices", 8)
-from isoshard.torch_bridge import drop_in
-drop_in.install()
-import torch
-from torch import nn
-from torch.distributed.tensor import (
-    DeviceMesh, Replicate, Shard, distribute_module, distribute_tensor, init_device_mesh)
-import torch_xla
-import torch_xla.runtime as xr
-from torch_xla.distributed.spmd import XLAShardedTensor, auto_policy
-
-xr.use_spmd()
-mesh = DeviceMesh("xla", torch.arange(8).reshape(2, 4))
-t = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0), Shard(0)])
-assert isinstance(t, XLAShardedTensor) and t.device.type == "xla", t.device
-print(t.sharding_spec, t.placements)
-line = init_device_mesh("xla", mesh_shape=(8,))
-
-def shard_params(name, module, mesh):
-    if isinstance(module, nn.Linear):
-        for parameter in module.parameters():
-            distribute_tensor(parameter, mesh, [Shard(0)])
-
-model = distribute_module(nn.Linear(8, 16).to("xla"), line, shard_params)
-print(model.weight.sharding_spec)
-model = distribute_module(nn.Linear(8, 16), line, auto_policy)
-print(model.weight.sharding_spec)
-"""
-
-
-def test_torchs_own_verbs_arrive_here_under_the_drop_in():
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", UNCHANGED],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    everything = "0,1,2,3,4,5,6,7"
-    assert done.stdout.splitlines() == [
-        f"{{devices=[8,1]{everything}}} (Shard(dim=0), Shard(dim=0))",
-        f"{{devices=[8,1]{everything}}}",
-        f"{{devices=[8,1]{everything}}}",
-    ]
-
-
 # --- Pictures ------------------------------------------------------------------------------------
 
 
@@ -281,43 +212,37 @@ def boxes(text: str) -> list[list[str]]:
     return [[box.strip() for box in row] for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("spec", "want"),
-    [
+def test_a_tensors_layout_is_drawn(capsys):
+    mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+    for spec, want in (
         (("x", "y"), [["CPU 0", "CPU 1", "CPU 2", "CPU 3"], ["CPU 4", "CPU 5", "CPU 6", "CPU 7"]]),
         (("x", None), [["CPU [0, 1, 2, 3]"], ["CPU [4, 5, 6, 7]"]]),
         ((None, "x"), [["CPU [0, 1, 2, 3]", "CPU [4, 5, 6, 7]"]]),
         ((None, None), [["CPU [0, 1, 2, 3, 4, 5, 6, 7]"]]),
-    ],
-)
-def test_a_tensors_layout_is_drawn(spec, want, capsys):
-    mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
-    t = xs.mark_sharding(data(8, 8).to("jax"), mesh, spec)
-    table = debugging.visualize_tensor_sharding(t, use_color=False)
-    assert boxes(capsys.readouterr().out) == want
-    assert (table.row_count, len(table.columns)) == (len(want), len(want[0]))
+    ):
+        t = xs.mark_sharding(data(8, 8).to("jax"), mesh, spec)
+        table = debugging.visualize_tensor_sharding(t, use_color=False)
+        assert boxes(capsys.readouterr().out) == want
+        assert (table.row_count, len(table.columns)) == (len(want), len(want[0]))
 
 
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("{devices=[4]0,1,2,3}", [["CPU 0", "CPU 1", "CPU 2", "CPU 3"]]),
+def test_a_string_is_drawn(capsys):
+    last = "last_tile_dim_replicate}"
+    for text, want in (
         ("{devices=[2,2]<=[4]}", [["CPU 0", "CPU 1"], ["CPU 2", "CPU 3"]]),
         ("{devices=[1,2]5,3}", [["CPU 5", "CPU 3"]]),
         (
-            "{devices=[2,1,2,2]0,1,2,3,4,5,6,7 last_tile_dim_replicate}",
+            "{devices=[2,1,2,2]0,1,2,3,4,5,6,7 " + last,
             [["CPU [0, 1]", "CPU [2, 3]"], ["CPU [4, 5]", "CPU [6, 7]"]],
         ),
         ("{devices=[2,2,2]0,1,2,3,4,5,6,7}", [["CPU 0", "CPU 1"], ["CPU 2", "CPU 3"]]),
         ("", [["CPU [0, 1, 2, 3, 4, 5, 6, 7]"]]),
-    ],
-)
-def test_a_string_is_drawn(text, want, capsys):
-    debugging.visualize_sharding(text, use_color=False)
-    assert boxes(capsys.readouterr().out)[:2] == want
+    ):
+        debugging.visualize_sharding(text, use_color=False)
+        assert boxes(capsys.readouterr().out)[:2] == want
 
 
-def test_the_size_of_a_picture(capsys):
+def test_the_size_and_colours_of_a_picture(capsys, monkeypatch):
     text = "{devices=[1,2]0,1}"
 
     def drawn(**options):
@@ -329,67 +254,144 @@ def test_the_size_of_a_picture(capsys):
     assert drawn(min_width=12) == (5, 27)
     assert drawn(scale=2.0) == (11, 21)
     assert drawn(max_width=16)[1] <= 16
-
-
-def test_colours_need_a_terminal_that_has_them(capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    debugging.visualize_sharding("{devices=[1,2]0,1}")
-    out = capsys.readouterr().out
-    assert "\x1b[" in out and "│" not in out
-
-
-def test_what_is_not_drawn():
     with pytest.raises(ShardingError, match=r"\(3,\) on .* has no layout to draw; mark it"):
         debugging.visualize_tensor_sharding(data(3))
     with pytest.raises(SpecError, match="must stand in braces"):
         debugging.visualize_sharding("nonsense")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # colours need a terminal that has them
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    debugging.visualize_sharding(text)
+    out = capsys.readouterr().out
+    assert "\x1b[" in out and "│" not in out
 
 
 # --- Names ---------------------------------------------------------------------------------------
 
 # torch_xla 2.9.0: the public names of its SPMD modules (its own imports of other modules left out).
-SPMD = """HybridMesh Mesh ShardingSpec ShardingType XLAPatchedLinear XLAShard XLAShardedTensor
-_mark_manual_sharding annotate_custom_sharding apply_backward_optimization_barrier auto_policy
-clear_sharding disable_manual_sharding enable_manual_sharding get_1d_mesh get_global_mesh
-mark_sharding mark_sharding_with_gradients set_global_mesh shard_as wrap_if_sharded
-xla_distribute_module xla_distribute_tensor xla_patched_nn_linear_forward"""
-SHARDING = """EinsumLinear HybridMesh MarkShardingFunction Mesh PartitionSpec ShardingSpec
-ShardingType XLAPatchedLinear XLAShard XLAShardedTensor _mark_manual_sharding
-annotate_custom_sharding apply_backward_optimization_barrier apply_xla_patch_to_nn_linear
-clear_sharding disable_manual_sharding enable_manual_sharding get_1d_mesh get_global_mesh
-mark_sharding mark_sharding_with_gradients set_global_mesh shard_as unwrap_sharded_tensor
-wrap_as_sharded_tensor wrap_if_sharded xla_patched_nn_linear_forward"""
-API = """auto_policy convert_to_xla_mesh convert_to_xla_partition_spec with_xla
-xla_distribute_module xla_distribute_tensor"""
 
 
-@pytest.mark.parametrize(
-    ("module", "names"),
-    [
-        (xs, SPMD),
-        (xla_sharding, SHARDING),
-        (api, API),
-        (xla_sharded_tensor, "XLAShard XLAShardedTensor"),
-        (debugging, "visualize_sharding visualize_tensor_sharding"),
-    ],
-    ids=lambda value: getattr(value, "__name__", "names"),
-)
-def test_torch_xlas_names_are_there_and_documented(module, names):
-    for name in names.split():
-        found = getattr(module, name)
-        assert name == "PartitionSpec" or found.__doc__
-    if hasattr(module, "__all__"):
-        exported: dict = {}
-        exec(f"from {module.__name__} import *", exported)
-        assert set(module.__all__) <= set(exported)
-        assert set(names.split()) <= set(module.__all__)
+# --- Meshes in torch_xla's words -----------------------------------------------------------------
 
 
-def test_the_mirror_offers_the_same_objects():
-    import isoshard.torch_bridge as bridge
+def test_a_mesh_may_be_a_part_of_the_devices_in_any_order():
+    devices = jax.devices()
+    for ids in ([3, 1, 2, 0], np.array([3, 1, 2, 0]), torch.tensor([3, 1, 2, 0])):
+        mesh = xs.Mesh(ids, (2, 2), ("x", "y"))
+        assert mesh.get_jax_mesh().devices.ravel().tolist() == [devices[n] for n in (3, 1, 2, 0)]
+    t = xs.mark_sharding(torch.arange(4.0).to("jax"), mesh, (("x", "y"),))
+    assert t.sharding_spec == "{devices=[4]3,1,2,0}"
+    assert [s.shard_device for s in t.local_shards] == ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
+    assert [s.data.item() for s in t.local_shards] == [3, 1, 2, 0]
+    assert (t * 2).tolist() == [0, 2, 4, 6]
 
-    for name in ("Mesh", "ShardingSpec", "ShardingType", "XLAShard", "XLAShardedTensor"):
-        assert getattr(bridge, name) is getattr(xs, name) is getattr(xla_sharding, name)
-    assert iso.visualize("{devices=[2]0,1}")
+
+def test_a_mesh_survives_its_string():
+    for mesh in (
+        xs.Mesh(range(8), (2, 4), ("x", "y")),
+        xs.Mesh([5, 2], (1, 2)),
+        xs.Mesh(np.arange(8)[::-1], (2, 2, 2)),
+    ):
+        again = xs.Mesh.from_str(str(mesh))
+        assert again is not None and str(again) == str(mesh)
+        assert again.get_jax_mesh() == mesh.get_jax_mesh()
+        assert repr(again) == repr(mesh) and repr(mesh).startswith("Mesh([")
+    broken = ("", "nonsense", "[1, 2]", "{'device_ids': [0]}", "{'device_ids': [0], ", "7")
+    assert all(xs.Mesh.from_str(text) is None for text in broken)
+    text = "{'device_ids': [0, 1], 'mesh_shape': (3,), 'axis_names': None}"
+    with pytest.raises(ShardingError, match=r"device IDs \(2\) must match mesh size \(3\)"):
+        xs.Mesh.from_str(text)
+
+
+def test_no_mesh():
+    for given, error, message in (
+        ((range(8), (2, 3)), ShardingError, r"device IDs \(8\) must match mesh size \(6\)"),
+        (([0, 0], (2,)), ShardingError, "Device IDs must be unique"),
+        ((range(8), (2, 4), ("x",)), ShardingError, r"names \(1\) must match mesh dimensions"),
+        ((range(8), (2, 4), ("x", "x")), ShardingError, "Axis names must be unique"),
+        (([0, 8], (2,)), DeviceError, r"needs 9 devices, there are 8 \(cpu\)"),
+        (([0, -1], (2,)), DeviceError, r"addressable_devices; got: \[0, -1\]"),
+    ):
+        with pytest.raises(error, match=message):
+            xs.Mesh(*given)
+
+
+def test_op_shardings_are_made_once():
+    mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
+    found = mesh.get_op_sharding(("x", None))
+    assert isinstance(found, OpSharding) and found is mesh.get_op_sharding(("x", None))
+    assert found.sharding_type == xs.ShardingType.PARTIAL
+    assert found.replication_groups == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert found.group_assignment == ((0,), (1,))
+    assert str(mesh.get_op_sharding((0, 1))) == "{devices=[2,4]0,1,2,3,4,5,6,7}"
+    assert mesh.get_op_sharding((0, 1)) == OpSharding(
+        [[0, 1, 2, 3], [4, 5, 6, 7]], [], [], xs.ShardingType.TILED
+    )
+    assert str(mesh.get_op_sharding(())) == str(mesh.get_op_sharding((None,))) == "{replicated}"
+    assert str(OpSharding([], [], [], 4)) == "{manual}"
+    with pytest.raises(SpecError, match="no mesh axis is called 'q'"):
+        mesh.get_op_sharding(("q",))
+    with pytest.raises(SpecError, match="no axis name, index"):
+        mesh.get_op_sharding((False, 1))
+
+
+def test_the_global_mesh_is_the_one_set():
+    assert xs.get_global_mesh() is None
+    mesh = xs.get_1d_mesh("data")
+    xs.set_global_mesh(mesh)
+    assert xs.get_global_mesh() is mesh
+    assert (mesh.mesh_shape, mesh.axis_names) == ((8,), ("data",))
+    assert xs.get_1d_mesh().axis_names is None
+    mesh = xs.Mesh(np.arange(8), (2, 4), ("x", "y"))
+    assert mesh.size() == 8 and list(mesh.shape().items()) == [("x", 2), ("y", 4)]
+    np.testing.assert_array_equal(mesh.get_logical_mesh(), np.arange(8).reshape(2, 4))
+    assert [mesh.get_axis_name_idx(name) for name in ("x", "y", "z")] == [0, 1, None]
+    plain = xs.Mesh(list(range(8)), [8])
+    assert list(plain.shape().items()) == [(0, 8)] and plain.get_axis_name_idx("x") is None
+    assert plain.get_jax_mesh().axis_names == ("0",)
+
+
+def test_meshes_of_others_are_taken():
+    from torch.distributed.device_mesh import DeviceMesh
+
+    want = xs.Mesh(range(8), (2, 4), ("x", "y"))
+    assert mesh_from(want) is want
+    assert repr(mesh_from(make_mesh((2, 4), ("x", "y")))) == repr(want)
+    ranks = torch.arange(8).reshape(2, 4)
+    assert repr(mesh_from(DeviceMesh("xla", ranks, mesh_dim_names=("x", "y")))) == repr(want)
+    with pytest.raises(TypeError, match=r"a mesh is a jax.sharding.Mesh.*given was str"):
+        mesh_from("x")
+
+
+# --- Slices --------------------------------------------------------------------------------------
+
+
+def test_a_hybrid_mesh_is_a_mesh_and_virtual_slices_come_first_along_each_axis():
+    mesh = xs.HybridMesh(ici_mesh_shape=(2, 4), axis_names=("data", "model"))
+    np.testing.assert_array_equal(mesh.get_logical_mesh(), np.arange(8).reshape(2, 4))
+    assert mesh.dcn_mesh_shape == (1, 1) and isinstance(mesh, xs.Mesh)
+    assert list(mesh.shape().items()) == [("data", 2), ("model", 4)]
+    mesh = xs.HybridMesh(ici_mesh_shape=(2, 2), dcn_mesh_shape=(2, 1))
+    np.testing.assert_array_equal(mesh.get_logical_mesh(), [[0, 1], [2, 3], [4, 5], [6, 7]])
+    mesh = xs.HybridMesh(ici_mesh_shape=(2, 2), dcn_mesh_shape=(1, 2), axis_names=("x", "y"))
+    np.testing.assert_array_equal(mesh.get_logical_mesh(), [[0, 1, 4, 5], [2, 3, 6, 7]])
+    t = xs.mark_sharding(torch.ones(4, 4).to("jax"), mesh, ("x", "y"))
+    assert t.sharding_spec == "{devices=[2,4]0,1,4,5,2,3,6,7}"
+
+
+def test_no_hybrid_mesh():
+    for given, message in (
+        ({"ici_mesh_shape": (2, 2)}, r"1 slices of 4 devices.*are 4 devices, there are 8"),
+        ({"ici_mesh_shape": (2, 4), "dcn_mesh_shape": (2, 1)}, "are 16 devices, there are 8"),
+        ({"ici_mesh_shape": (8,), "dcn_mesh_shape": (1, 1)}, "dcn has 2 entries for 1 names"),
+        ({"ici_mesh_shape": (2, 4), "axis_names": ("x",)}, "ici has 2 entries for 1 names"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            xs.HybridMesh(**given)
+
+
+def test_slices_that_devices_tell_of_must_be_arranged(monkeypatch):
+    devices = [types.SimpleNamespace(slice_index=n // 4) for n in range(8)]
+    monkeypatch.setattr(hybrid_module.jax, "devices", lambda: devices)
+    with pytest.raises(ValueError, match=r"in 2 slices, and dcn_mesh_shape \(1, 1\) arranges 1"):
+        xs.HybridMesh(ici_mesh_shape=(2, 4))

@@ -1,12 +1,14 @@
-"""Marks that hold for gradients, trees laid out alike, barriers, and linear layers by einsum."""
+"""Marks that hold for gradients, trees laid out alike, barriers, linear layers, pieces."""
 
 from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import isoshard as iso
@@ -14,6 +16,8 @@ import isoshard.torch_bridge as bridge
 from isoshard import P, ShardingError, UnrepresentableError, make_mesh
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.spmd import optimization_barrier_
+from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
+from isoshard.torch_bridge.torch_xla import _XLAC
 from isoshard.torch_bridge.torch_xla.distributed import spmd as xs
 from isoshard.torch_bridge.torch_xla.distributed.spmd import xla_sharding
 
@@ -34,85 +38,30 @@ def real_spec(t: torch.Tensor):
 # --- mark_sharding_with_gradients ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recorded", [False, True])
-def test_a_new_tensor_and_its_gradient_are_laid_out(recorded, mesh):
-    x = data(8, 8)
-    t = x.to("jax").requires_grad_()
-    h = t * 2 if recorded else t
-    u = xs.mark_sharding_with_gradients(h, mesh, ("x", "y"))
-    assert u.sharding_spec == "{devices=[2,4]0,1,2,3,4,5,6,7}" and h.sharding_spec == ""
-    u.pow(3).sum().backward()
-    bridge.sync()
-    assert real_spec(u) == P("x", "y") == real_spec(t.grad)
-    want = x.clone().requires_grad_()
-    (want * 2 if recorded else want).pow(3).sum().backward()
-    torch.testing.assert_close(t.grad.cpu(), want.grad)
-
-
-def test_it_is_the_function_of_the_same_name(mesh):
-    t = data(8, 8).to("jax")
+def test_a_new_tensor_and_its_gradient_are_laid_out(mesh):
+    for recorded in (False, True):
+        x = data(8, 8)
+        t = x.to("jax").requires_grad_()
+        h = t * 2 if recorded else t
+        u = xs.mark_sharding_with_gradients(h, mesh, ("x", "y"))
+        assert u.sharding_spec == "{devices=[2,4]0,1,2,3,4,5,6,7}" and h.sharding_spec == ""
+        (g,) = torch.autograd.grad(u.pow(3).sum(), t, create_graph=True)
+        bridge.sync()
+        assert real_spec(u) == P("x", "y") == real_spec(g)
+        g.sum().backward()  # gradients of gradients
+        want = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(
+            (want * 2 if recorded else want).pow(3).sum(), want, create_graph=True
+        )
+        grad.sum().backward()
+        torch.testing.assert_close(g.detach().cpu(), grad.detach())
+        torch.testing.assert_close(t.grad.cpu(), want.grad)
     u = xs.MarkShardingFunction.apply(t, mesh, ("y", None))
-    assert u.partition_spec == P("y") and torch.equal(u.cpu(), data(8, 8))
+    assert u.partition_spec == P("y") and torch.equal(u.detach().cpu(), data(8, 8))
     assert xla_sharding.MarkShardingFunction is xs.MarkShardingFunction
 
 
-def test_gradients_of_gradients(mesh):
-    t = data(8).to("jax").requires_grad_()
-    u = xs.mark_sharding_with_gradients(t, mesh, ("x",))
-    (g,) = torch.autograd.grad(u.pow(3).sum(), t, create_graph=True)
-    g.sum().backward()
-    torch.testing.assert_close(t.grad.cpu(), 6 * data(8))
-
-
-def test_under_compile(mesh):
-    torch.manual_seed(0)
-    plain = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
-    model = copy.deepcopy(plain).to("jax")
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, model)]
-
-    def make(m, optimizer, mark):
-        def step(x):
-            optimizer.zero_grad()
-            h = m[0](x)
-            if mark:
-                h = xs.mark_sharding_with_gradients(h, mesh, ("x", "y"))
-            loss = m[2](m[1](h)).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    step = bridge.compile(make(model, optimizers[1], True))
-    want = make(plain, optimizers[0], False)
-    x = data(8, 8)
-    for _ in range(4):
-        torch.testing.assert_close(step(x.to("jax")).cpu(), want(x))
-    for got, expected in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(got.detach().cpu(), expected.detach())
-
-
 # --- redistribute, placements, full_tensor -------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("spec", "placements"),
-    [
-        ((0, 1), (Shard(0), Shard(1))),
-        (("x", "y"), (Shard(0), Shard(1))),
-        (("y", "x"), (Shard(1), Shard(0))),
-        ((("x", "y"), None), (Shard(0), Shard(0))),
-        ((None, (0, 1)), (Shard(1), Shard(1))),
-        (("y", None), (Replicate(), Shard(0))),
-        ((None, None), (Replicate(), Replicate())),
-    ],
-)
-def test_placements_of_every_spelling_and_back(spec, placements, mesh):
-    t = xs.mark_sharding(data(8, 8).to("jax"), mesh, spec)
-    assert t.placements == placements
-    u = data(8, 8).to("jax").redistribute(mesh, placements)
-    assert u.sharding_spec == t.sharding_spec and u.placements == placements
-    assert torch.equal(u.cpu(), data(8, 8))
 
 
 def test_the_other_order_is_a_strided_shard_and_back(mesh):
@@ -125,6 +74,12 @@ def test_the_other_order_is_a_strided_shard_and_back(mesh):
     assert moved.sharding_spec == t.sharding_spec
     with pytest.raises(UnrepresentableError, match="no order of mesh axes"):
         u.redistribute(mesh, (_StridedShard(0, split_factor=3), Shard(0)))
+    with pytest.raises(RuntimeError, match="redistribute needs placements"):
+        u.redistribute(mesh, None)
+    plain = data(3).to("jax")
+    assert not hasattr(plain, "full_tensor")  # libraries take it for a DTensor by that
+    with pytest.raises(RuntimeError, match="lies on no mesh has no local pieces"):
+        plain.to_local()
 
 
 def test_redistribute_is_out_of_place_and_differentiable(mesh):
@@ -140,42 +95,10 @@ def test_redistribute_is_out_of_place_and_differentiable(mesh):
     t.invalidate_spec_cache()
     wide = t.redistribute(make_mesh((4, 2), ("a", "b")), [Shard(0), Shard(1)])
     assert wide.mesh_shape == (4, 2) and torch.equal(wide.detach().cpu(), data(8, 8))
-
-
-def test_redistribute_takes_a_device_mesh_or_its_own():
-    from torch.distributed.device_mesh import DeviceMesh
-
     mesh = DeviceMesh("xla", torch.arange(8).reshape(2, 4), mesh_dim_names=("x", "y"))
     t = data(8, 8).to("jax").redistribute(mesh, [Shard(0), Shard(0)])
     assert t.partition_spec == P(("x", "y"))
     assert t.redistribute(placements=[Shard(1), Replicate()]).partition_spec == P(None, "x")
-
-
-@pytest.mark.parametrize(
-    ("placements", "error", "message"),
-    [
-        ([Shard(0)], ValueError, r"1 placements .* has 2 dimensions"),
-        ([Shard(0)] * 3, ValueError, r"3 placements .* has 2 dimensions"),
-        ([Shard(2), Replicate()], IndexError, "a tensor of rank 2 has no axis 2"),
-        ([Partial(), Replicate()], NotImplementedError, r"sums over devices are taken already"),
-        (None, RuntimeError, "redistribute needs placements"),
-    ],
-)
-def test_no_placements(placements, error, message, mesh):
-    with pytest.raises(error, match=message):
-        data(8, 8).to("jax").redistribute(mesh, placements)
-
-
-def test_a_full_tensor_is_whole_everywhere(mesh):
-    t = xs.mark_sharding(data(8, 8).to("jax"), mesh, ("x", "y")).requires_grad_()
-    whole = t.full_tensor()
-    assert whole.sharding_spec == "{replicated}" and t.partition_spec == P("x", "y")
-    whole.square().sum().backward()
-    torch.testing.assert_close(t.grad.cpu(), 2 * data(8, 8))
-    plain = data(3).to("jax")
-    assert not hasattr(plain, "full_tensor")  # libraries take it for a DTensor by that
-    with pytest.raises(RuntimeError, match="lies on no mesh has no local pieces"):
-        plain.to_local()
 
 
 # --- shard_as ------------------------------------------------------------------------------------
@@ -194,51 +117,42 @@ def test_the_second_tree_gets_the_layouts_of_the_first(mesh):
     assert swapped["w"].partition_spec == P("x", "y")
 
 
-def test_values_inside_a_program_are_laid_out_alike(mesh):
-    a = xs.mark_sharding(data(8, 8).to("jax"), mesh, ("x", "y")) + 1
-    b = data(8, 8).to("jax") * 2
-    left, right = xs.shard_as([a], [b])
-    bridge.sync()
-    assert real_spec(left[0]) == real_spec(right[0]) == P("x", "y")
-    assert torch.equal(right[0].cpu(), data(8, 8) * 2)
+def test_both_are_differentiable_and_laid_out_inside_a_program(mesh):
+    for known in (False, True):
+        a, b = data(8, 8).to("jax").requires_grad_(), (data(8, 8) + 1).to("jax").requires_grad_()
+        if known:
+            xs.mark_sharding(a, mesh, ("x", None))
+        left, right = xs.shard_as([a * 1], [b])
+        (left[0] * right[0] * right[0]).sum().backward()
+        torch.testing.assert_close(a.grad.cpu(), (data(8, 8) + 1).square())
+        torch.testing.assert_close(b.grad.cpu(), 2 * data(8, 8) * (data(8, 8) + 1))
+    assert real_spec(left[0]) == real_spec(right[0]) == P("x")
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_both_are_differentiable(known, mesh):
-    a, b = data(8, 8).to("jax").requires_grad_(), (data(8, 8) + 1).to("jax").requires_grad_()
-    if known:
-        xs.mark_sharding(a, mesh, ("x", None))
-    left, right = xs.shard_as(a, b)
-    (left * right * right).sum().backward()
-    torch.testing.assert_close(a.grad.cpu(), (data(8, 8) + 1).square())
-    torch.testing.assert_close(b.grad.cpu(), 2 * data(8, 8) * (data(8, 8) + 1))
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "message"),
-    [
+def test_no_pair_of_trees():
+    for a, b, message in (
         ([1], [1, 2], "two trees of one structure"),
         ([None], [torch.ones(2)], r"None in both places; corresponding are None and a tensor on"),
         ([3], [3], "None in both places; corresponding are 3 and 3"),
-    ],
-)
-def test_no_pair_of_trees(a, b, message):
-    with pytest.raises(ShardingError, match=message):
-        xs.shard_as(a, b)
-    with pytest.raises(ShardingError, match=r"\(2,\) meets \(3,\)"):
-        xs.shard_as(data(2).to("jax"), data(3).to("jax"))
+        (data(2).to("jax"), data(3).to("jax"), r"\(2,\) meets \(3,\)"),
+    ):
+        with pytest.raises(ShardingError, match=message):
+            xs.shard_as(a, b)
 
 
 # --- Barriers ------------------------------------------------------------------------------------
+
+
+def recorded() -> list[str]:
+    entries = [entry[0] for entry in tapes.recorder().program if isinstance(entry[0], int)]
+    return [tapes.RECIPES[number].name for number in entries]
 
 
 def test_a_barrier_keeps_values_and_stands_in_the_program():
     tensors = [data(4).to("jax") * n for n in (1, 2, 3)]
     optimization_barrier_([*tensors, data(2)])
     total = sum(tensors).sum()
-    recorded = [entry[0] for entry in tapes.recorder().program if isinstance(entry[0], int)]
-    names = [tapes.RECIPES[number].name for number in recorded]
-    assert names.count("optimization_barrier") == 1
+    assert recorded().count("optimization_barrier") == 1
     torch.testing.assert_close(total.cpu(), 6 * data(4).sum())
     optimization_barrier_([])
 
@@ -250,9 +164,7 @@ def test_the_backward_pass_of_a_module_ends_in_a_barrier():
     xs.apply_backward_optimization_barrier(model[1])
     bridge.sync()
     model(data(2, 8).to("jax")).sum().backward()
-    entries = [entry[0] for entry in tapes.recorder().program if isinstance(entry[0], int)]
-    names = [tapes.RECIPES[number].name for number in entries]
-    assert names.count("optimization_barrier") == 1
+    assert recorded().count("optimization_barrier") == 1
     plain(data(2, 8)).sum().backward()
     for got, want in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(got.grad.cpu(), want.grad)
@@ -262,23 +174,23 @@ def test_the_backward_pass_of_a_module_ends_in_a_barrier():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6), (2, 1, 3, 6), (0, 6)])
-def test_an_einsum_linear_is_a_linear(shape, bias):
+def test_an_einsum_linear_is_a_linear(bias):
     torch.manual_seed(0)
     plain = torch.nn.Linear(6, 5, bias=bias)
     layer = xla_sharding.EinsumLinear(6, 5, bias=bias)
     layer.load_state_dict(plain.state_dict())
-    x = data(*shape).requires_grad_()
-    torch.testing.assert_close(layer(x), plain(x))  # on the CPU it is an ordinary one
+    torch.testing.assert_close(layer(data(3, 6)), plain(data(3, 6)))  # on the CPU an ordinary one
     layer.to("jax")
-    t = data(*shape).to("jax").requires_grad_()
-    got, want = layer(t), plain(x)
-    torch.testing.assert_close(got.detach().cpu(), want.detach())
-    got.square().sum().backward()
-    want.square().sum().backward()
-    torch.testing.assert_close(t.grad.cpu(), x.grad)
-    for ours, theirs in zip(layer.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
+    for shape in ((0, 6), (3, 6), (2, 1, 3, 6)) if bias else ((6,), (2, 3, 6)):
+        x = data(*shape).requires_grad_()
+        t = data(*shape).to("jax").requires_grad_()
+        got, want = layer(t), plain(x)
+        torch.testing.assert_close(got.detach().cpu(), want.detach())
+        got.square().sum().backward()
+        want.square().sum().backward()
+        torch.testing.assert_close(t.grad.cpu(), x.grad)
+        for ours, theirs in zip(layer.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
 
 
 def test_an_einsum_linear_in_autocast_and_half_precision():
@@ -327,17 +239,154 @@ def test_patching_keeps_parameters_hooks_and_subclasses():
     assert type(xla_sharding.apply_xla_patch_to_nn_linear(lone)) is torch.nn.Linear
 
 
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        (((2, 6), (5, 4)), r"shape \(2, 6\) and a weight of shape \(5, 4\) have no product"),
-        (((2, 6), (5, 6), (4,)), r"a bias of shape \(4,\) does not fit \(5, 6\)"),
-    ],
-)
-def test_no_linear(shapes, message):
-    with pytest.raises(RuntimeError, match=message):
-        xs.XLAPatchedLinear.apply(*(data(*shape).to("jax") for shape in shapes))
-    with pytest.raises(RuntimeError, match="weight is on cpu"):
-        xs.XLAPatchedLinear.apply(data(2, 6).to("jax"), data(5, 6))
-    with pytest.raises(RuntimeError, match=r"torch.float32 and torch.bfloat16 differ"):
-        xs.XLAPatchedLinear.apply(data(2, 6).to("jax"), data(5, 6).bfloat16().to("jax"))
+def test_no_linear():
+    x, weight = data(2, 6).to("jax"), data(5, 6).to("jax")
+    for arguments, message in (
+        ((x, data(5, 4).to("jax")), r"shape \(2, 6\) and a weight of shape \(5, 4\) have no prod"),
+        ((x, weight, data(4).to("jax")), r"a bias of shape \(4,\) does not fit \(5, 6\)"),
+        ((x, data(5, 6)), "weight is on cpu"),
+        ((x, weight.bfloat16()), r"torch.float32 and torch.bfloat16 differ"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            xs.XLAPatchedLinear.apply(*arguments)
+
+
+# --- Tensors made of pieces, and more of torch_xla's extension -----------------------------------
+
+
+MESH = xs.Mesh(range(8), (2, 4), ("x", "y"))
+ROW = xs.Mesh(range(8), (8,))
+made_of = _XLAC._global_tensor_from_cpu_shards
+
+
+def test_pieces_make_the_tensor_they_were_cut_from():
+    whole = torch.arange(16 * 8, dtype=torch.int64).reshape(16, 8) << 33
+    for spec in (("x", "y"), ("y", "x"), (None, "x"), (("x", "y"), None)):
+        laid = xs.mark_sharding(whole.to("jax"), MESH, spec)
+        pieces = [shard.data for shard in laid.local_shards]
+        made = made_of(pieces, MESH.get_op_sharding(spec))
+        assert torch.equal(made.cpu(), whole) and made.dtype == torch.int64
+        assert made.sharding_spec == laid.sharding_spec
+    mesh = xs.Mesh(np.arange(8)[::-1], (8,), ("x",))  # in an order of one's own
+    pieces = [torch.tensor([float(n)]) for n in range(8)]
+    made = made_of(pieces, mesh.get_op_sharding(("x",)))
+    assert made.tolist() == [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
+    for shape in (None, (4,)):  # copies
+        made = made_of([torch.arange(4)] * 8, ROW.get_op_sharding((None,)), shape)
+        assert made.tolist() == [0, 1, 2, 3] and made.sharding_spec == "{replicated}"
+
+
+@pytest.mark.filterwarnings("ignore:.*Its buffers stay whole:UserWarning")
+def test_filling_at_the_end_is_left_out_and_what_pieces_do_not_make_is_refused():
+    pieces, row = list(torch.arange(64).split(8)), ROW.get_op_sharding((0,))
+    for size in (64, 63, 57):
+        made = made_of(pieces, row, torch.Size((size,)))
+        assert torch.equal(made.cpu(), torch.arange(size))
+        assert made.sharding_spec == "{devices=[8]0,1,2,3,4,5,6,7}"
+    for size in ((65,), (56,), (1,), (8, 8)):
+        with pytest.raises(RuntimeError, match=r"does not lie in pieces of shape \(8,\)") as caught:
+            made_of(pieces, row, torch.Size(size))
+        assert isinstance(caught.value, ShardingError)
+        assert "one of shape (64,)" in str(caught.value)
+    seven = [torch.arange(8)] * 7
+    for wrong in (seven, [*seven, torch.arange(7)], [*seven, torch.arange(8.0)]):
+        with pytest.raises(RuntimeError, match="give one for each, all alike"):
+            made_of(wrong, row)
+    with pytest.raises(RuntimeError, match="an entry for each of its axes"):
+        made_of([torch.ones(1, 1)] * 8, row)
+
+
+def test_marks_without_a_mesh():
+    t = torch.ones(8, 8).to("jax")
+    _XLAC._xla_mark_sharding(t, MESH.get_op_sharding((None, "y")))
+    assert t.sharding_spec == MESH.get_op_sharding((None, "y")).text
+    _XLAC._xla_annotate_custom_sharding(t, MESH.get_op_sharding(("x", None)))
+    assert t.sharding_spec == MESH.get_op_sharding(("x", None)).text
+    _XLAC._xla_clear_sharding(t)
+    assert t.sharding_spec == "" and torch.equal(t.cpu(), torch.ones(8, 8))
+
+
+def test_a_spec_is_found_over_another_mesh():
+    sharding = MESH.get_op_sharding(("y", "x"))
+    flat = xs.Mesh(range(8), (8,)).get_jax_mesh()
+    with pytest.raises(UnrepresentableError):
+        sharding.spec_over(flat, 2)
+    assert sharding.spec_over(MESH.get_jax_mesh(), 2) == P("y", "x")
+    half = xs.Mesh(range(4), (2, 2), ("x", "y")).get_jax_mesh()
+    with pytest.raises(UnrepresentableError, match="other devices"):
+        sharding.spec_over(half, 2)
+
+
+def test_from_the_whole_to_pieces_and_back():
+    for spec in (("x", "y"), (None, "y"), (None, None)):
+        whole = torch.randn(8, 8)
+        laid = xs.mark_sharding(whole.to("jax"), MESH, spec).requires_grad_()
+        piece = _XLAC._spmd_full_to_shard_shape(laid)
+        assert isinstance(piece, ManualTensor)
+        assert _XLAC._get_xla_sharding_spec(piece) == "{manual}"
+        sharding = MESH.get_op_sharding(spec)
+        joined = _XLAC._spmd_shard_to_full_shape(piece * 2, sharding, whole.shape, torch.float32)
+        assert torch.equal(joined.cpu(), whole * 2) and joined.sharding_spec == sharding.text
+        joined.sum().backward()
+        assert torch.equal(laid.grad.cpu(), torch.full((8, 8), 2.0))
+
+
+def test_what_is_no_piece_and_no_marked_tensor():
+    t = torch.zeros(8, 8).to("jax")
+    sharding = MESH.get_op_sharding((None, None))
+    for unmarked in (t, torch.zeros(8, 8)):
+        with pytest.raises(RuntimeError, match="mark it first"):
+            _XLAC._spmd_full_to_shard_shape(unmarked)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="in no manual region"):
+            _XLAC._spmd_shard_to_full_shape(t, sharding, t.shape, t.dtype)
+        xs.mark_sharding(t, MESH, ("x", None))
+
+
+def test_what_is_behind_a_tensor():
+    x = xs.mark_sharding(torch.ones(1, 8).to("jax"), MESH, (None, "y"))
+    bridge.sync()
+    info = _XLAC._get_xla_tensor_debug_info(x)
+    for part in (
+        "Device: SPMD:0",
+        "IR: xla::device_data",
+        "XLAShardedData",
+        "OpSharding: {devices=[",
+    ):
+        assert part in info
+    assert "NumShards: 8" in info and "Data Shape: f32[1,8]" in info
+    y = x / 2
+    assert "aten::div" in _XLAC._get_xla_tensor_debug_info(y)
+    assert "XLAData: None" in _XLAC._get_xla_tensor_debug_info(y)
+    bridge.sync()
+    assert "aten::div" not in _XLAC._get_xla_tensor_debug_info(y)
+    with pytest.raises(RuntimeError, match="has no operations and no buffers"):
+        _XLAC._get_xla_tensor_debug_info(torch.ones(2))
+
+
+def test_numbers_of_programs():
+    x = xs.mark_sharding(torch.ones(8).to("jax"), ROW, (0,))
+    y = torch.ones(8).to("jax")
+    bridge.sync()
+    hashes = [_XLAC._get_graph_hash([one]) for one in (x + 1, y + 1, y * 1, y + 1)]
+    assert hashes[1] == hashes[3] and len(set(hashes)) == 3
+
+
+def test_small_questions(monkeypatch):
+    monkeypatch.delenv("XLA_AUTO_SPMD", raising=False)
+    assert _XLAC._xla_get_auto_sharding() is False
+    monkeypatch.setenv("XLA_AUTO_SPMD", "1")
+    assert _XLAC._xla_get_auto_sharding() is True
+    assert _XLAC._xla_num_runtime_devices() == 8
+    _XLAC._init_computation_client()
+    _XLAC._ensure_xla_coordinator_initialized(0, 1, "localhost")
+    with pytest.raises(RuntimeError, match="init_distributed"):
+        _XLAC._ensure_xla_coordinator_initialized(0, 2, "localhost")
+    _XLAC._xla_set_enable_alias_with_buffer_donor_config(False)
+    assert _XLAC._xla_get_enable_alias_with_buffer_donor_config() is True
+    a = torch.ones(4, device="jax")
+    assert _XLAC._xla_get_tensor_id(a) == _XLAC._xla_get_tensor_id(a[:2])
+    assert _XLAC._xla_get_tensor_id(a) != _XLAC._xla_get_tensor_id(a + 1)
+    spec = xs.ShardingSpec(ROW, (0,)).xla_spec(torch.ones(8))
+    marked, plain = _XLAC._xla_tensors_from_aten([torch.ones(8)] * 2, ["jax", "jax"], [spec, None])
+    assert marked.sharding_spec and not plain.sharding_spec

@@ -14,6 +14,7 @@ from isoshard.torch_bridge.torch_xla.distributed import spmd as xs
 
 @pytest.fixture(autouse=True)
 def mesh():
+    bridge.sync()  # what earlier tests have recorded is no part of the programs here
     mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
     xs.set_global_mesh(mesh)
     yield mesh
@@ -55,13 +56,8 @@ def test_a_region_that_does_nothing_gives_back_the_whole(spec):
         assert torch.equal(got.data, expected)
     whole = xs.disable_manual_sharding(piece, spec, t.shape)
     assert torch.equal(whole.cpu(), x) and t.sharding_spec == ""
-    assert whole.partition_spec == iso.core.layout.spec.normalize_spec(spec, t_mesh(), 2)
-    assert whole.sharding_spec == xs.mark_sharding(x.to("jax"), t_mesh(xs), spec).sharding_spec
-
-
-def t_mesh(own=None):
-    found = xs.get_global_mesh()
-    return found if own else found.get_jax_mesh()
+    marked = xs.mark_sharding(x.to("jax"), xs.get_global_mesh(), spec)
+    assert whole.sharding_spec == marked.sharding_spec
 
 
 def test_torch_xlas_own_example():
@@ -112,19 +108,24 @@ def _set(m: torch.Tensor) -> torch.Tensor:
     return m
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_see_one_piece(name):
+def test_operations_see_one_piece():
+    """All in one program."""
     x, spec = data(8, 8), ("x", "y")
+    t = x.to("jax")
     with torch.no_grad():
-        piece = OPERATIONS[name](xs.enable_manual_sharding(x.to("jax"), spec))
-    assert isinstance(piece, ManualTensor)
-    for got, want in zip(piece.local_shards, cut(x, spec), strict=True):
-        torch.testing.assert_close(got.data, OPERATIONS[name](want.clone()), rtol=1e-5, atol=1e-5)
+        found = {
+            name: make(xs.enable_manual_sharding(t, spec)) for name, make in OPERATIONS.items()
+        }
+    for name, piece in found.items():
+        assert isinstance(piece, ManualTensor), name
+        for got, want in zip(piece.local_shards, cut(x, spec), strict=True):
+            want = OPERATIONS[name](want.clone())
+            torch.testing.assert_close(got.data, want, rtol=1e-5, atol=1e-5, msg=name)
     whole = xs.disable_manual_sharding(piece, spec, (8, 8))
     torch.testing.assert_close(whole.cpu()[:4, :2], piece.local_shards[0].data)
 
 
-@pytest.mark.parametrize("spec", [("x", "y"), ("x", None), (None, None)])
+@pytest.mark.parametrize("spec", [("x", "y"), ("x", None)])
 def test_gradients_go_through_a_region(spec):
     """With a layer from outside: its gradient is the sum over the devices that hold results."""
     x = data(8, 4)
@@ -176,7 +177,7 @@ def test_a_region_moves_nothing_between_devices():
     from isoshard.torch_bridge.engine.compiling import program
 
     before = set(map(id, program._PROGRAMS.values()))
-    t = xs.mark_sharding(data(8, 4).to("jax"), t_mesh(xs), ("x", "y"))
+    t = xs.mark_sharding(data(8, 4).to("jax"), xs.get_global_mesh(), ("x", "y"))
     piece = torch.softmax(xs.enable_manual_sharding(t, ("x", "y")), 0)
     out = xs.disable_manual_sharding(piece * 3.25, ("x", "y"), t.shape)
     bridge.sync()
@@ -194,29 +195,21 @@ def test_a_compiled_step_may_have_a_region():
         piece = xs.enable_manual_sharding(t, ("x", "y"))
         return xs.disable_manual_sharding(piece - piece.mean(), ("x", "y"), t.shape)
 
-    want = torch.cat(
-        [torch.cat([q - q.mean() for q in row.split(1, 1)], 1) for row in data(8, 4).split(4)]
-    )
-    for _ in range(3):
-        torch.testing.assert_close(step(t).cpu(), want)
+    rows = [torch.cat([q - q.mean() for q in row.split(1, 1)], 1) for row in data(8, 4).split(4)]
+    for _ in range(2):
+        torch.testing.assert_close(step(t).cpu(), torch.cat(rows))
 
 
 def test_random_numbers_differ_between_devices():
     piece = xs.enable_manual_sharding(torch.ones(8, 4).to("jax"), (None, None))
     drawn = torch.nn.functional.dropout(piece, 0.5)
     first, second = drawn.local_shards[:2]
+    positive = xs.disable_manual_sharding(drawn > 0, (None, None), (8, 4))
     assert not torch.equal(first.data, second.data)
     # Where every device holds the whole, the first one gives it.
     whole = xs.disable_manual_sharding(drawn, (None, None), (8, 4))
     assert torch.equal(whole.cpu(), first.data)
-
-
-def test_booleans_and_integers():
-    x = torch.arange(8)
-    piece = xs.enable_manual_sharding(x.to("jax"), (None,))
-    assert xs.disable_manual_sharding(piece * 2, (None,), (8,)).tolist() == (x * 2).tolist()
-    odd = xs.disable_manual_sharding(piece % 2 == 1, (None,), (8,))
-    assert odd.dtype == torch.bool and odd.tolist() == (x % 2 == 1).tolist()
+    assert positive.dtype == torch.bool and torch.equal(positive.cpu(), first.data > 0)
 
 
 def test_a_tensor_may_be_taken_for_each_devices_own():
@@ -240,16 +233,16 @@ READS = {
     "numpy": lambda m: m.numpy(),
     "to_jax": lambda m: iso.to_jax(m.detach()),
     "write into another": lambda m: torch.zeros_like(m.stacked[0]).add_(m),
-    "mark": lambda m: xs.mark_sharding(m, t_mesh(xs), (None, None)),
+    "mark": lambda m: xs.mark_sharding(m, xs.get_global_mesh(), (None, None)),
     "XLAPatchedLinear": lambda m: xs.XLAPatchedLinear.apply(m, torch.ones(2, 2).to("jax")),
 }
 
 
-@pytest.mark.parametrize("name", READS)
-def test_one_value_of_many_is_refused(name):
-    piece = xs.enable_manual_sharding(data(4, 8).to("jax"), ("x", "y"))
-    with pytest.raises(RuntimeError, match=r"per device.*|.*disable_manual_sharding"):
-        READS[name](piece)
+def test_one_value_of_many_is_refused():
+    for read in READS.values():
+        piece = xs.enable_manual_sharding(data(4, 8).to("jax"), ("x", "y"))
+        with pytest.raises(RuntimeError, match=r"per device.*|.*disable_manual_sharding"):
+            read(piece)
     assert "one on each of 8 devices" in repr(piece) and str(piece) == repr(piece)
 
 

@@ -9,6 +9,8 @@ import io
 import jax
 import pytest
 import torch
+from jax.extend import mlir
+from jaxlib.mlir import ir
 
 import isoshard.torch_bridge as xs
 import isoshard.torch_bridge.torch_xla as torch_xla
@@ -19,23 +21,20 @@ MESH = xs.Mesh(range(8), (2, 4), ("x", "y"))
 
 
 def test_devices_and_chips():
-    assert xm.get_xla_supported_devices() == ["jax:0"]
-    assert xm.get_xla_supported_devices(max_devices=1) == ["jax:0"]
+    for arguments in ((), (1,), ("CPU",)):
+        assert xm.get_xla_supported_devices(*arguments) == ["jax:0"]
+    assert xm.get_xla_supported_devices("TPU") == []
     assert xm.xla_real_devices() == xm.xla_real_devices(["jax:0"]) == ["CPU:0"]
     assert xm.xla_device_hw("jax:0") == xm.xla_device_hw(xm.xla_device()) == "CPU"
     assert xm.xla_device_kind() == "cpu"
     assert xm.xla_replication_devices(["jax:0"]) == ["CPU:0"]
     xm.set_replication(xm.xla_device(), [])
     assert xm.DeviceContext("jax:0").device == "jax:0"
+    assert xm.is_xla_tensor(torch.ones(1, device="jax")) and not xm.is_xla_tensor(torch.ones(1))
     with pytest.raises(RuntimeError, match=r"'cpu' is no device here; .* CPU:0 to CPU:7"):
         xm.xla_device_hw("cpu")
     with pytest.raises(RuntimeError, match=r"replication over \['xla:0', 'xla:1'\] would need"):
         xm.set_replication("xla:0", ["xla:0", "xla:1"])
-
-
-def test_which_tensors_are_ours():
-    assert xm.is_xla_tensor(torch.ones(1, device="jax"))
-    assert not xm.is_xla_tensor(torch.ones(1))
 
 
 def test_there_is_one_replica(capsys):
@@ -49,23 +48,16 @@ def test_there_is_one_replica(capsys):
 
 
 def test_mark_step_and_waiting(counted):
-    x = torch.ones(3, device="jax") + 1
+    x, seen = torch.ones(3, device="jax") + 1, []
+    for n in range(3):
+        xm.add_step_closure(lambda v, n: seen.append((n, v.tolist())), args=(x, n))
     xm.mark_step(wait=True)
     assert counted("executions") == 1
+    assert seen == [(n, [2.0] * 3) for n in range(3)]  # closures run in their order
     y = x + 1
     xm.unlazy([y, torch.ones(2)])
     assert counted("executions") == 2 and y.tolist() == [3.0] * 3
     xm.wait_device_ops(["jax:0"])
-
-
-def test_closures_run_in_order_at_the_next_sync():
-    seen = []
-    loss = torch.arange(3.0).to("jax")
-    for n in range(3):
-        loss = loss * 2
-        xm.add_step_closure(lambda v, n: seen.append((n, v.tolist())), args=(loss, n))
-    xm.mark_step()
-    assert seen == [(n, [0.0, 2.0**n * 2, 2.0**n * 4]) for n in range(3)]
 
 
 def test_an_optimizer_step_with_barrier(counted):
@@ -127,7 +119,7 @@ def test_fork_rng():
 # --- Memory --------------------------------------------------------------------------------------
 
 
-def test_memory_of_the_cpu_is_what_jax_holds():
+def test_memory_of_the_cpu_is_what_jax_holds_and_of_chips_their_own_account(monkeypatch):
     gc.collect()  # what earlier tests left in cycles
     xm.mark_step(wait=True)
     before = xm.get_memory_info()
@@ -146,8 +138,6 @@ def test_memory_of_the_cpu_is_what_jax_holds():
     with pytest.raises(RuntimeError, match="'CPU:8' is no device here"):
         xm.get_memory_info("CPU:8")
 
-
-def test_memory_of_accelerators_is_their_own_account(monkeypatch):
     class Chip:
         platform = "tpu"
 
@@ -180,31 +170,20 @@ def test_stablehlo_is_lowered_and_not_run(counted):
         xm.get_stablehlo([torch.ones(2)])
 
 
-def test_bytecode_may_have_custom_calls_and_random_numbers():
-    from jax.extend import mlir
-    from jaxlib.mlir import ir
+def test_bytecode_may_have_custom_calls_random_numbers_and_64_bits():
+    def text_of(*tensors):
+        with ir.Context():
+            code = xm.get_stablehlo_bytecode(list(tensors))
+            return str(mlir.deserialize_portable_artifact(code))
 
-    torch.manual_seed(0)
     x = torch.rand(4, 4, device="jax")
     xm.mark_step()
     q = torch.linalg.qr(x)[0] + torch.rand(4, 4, device="jax") * 0.5
-    code = xm.get_stablehlo_bytecode([q])
-    with ir.Context():
-        text = str(mlir.deserialize_portable_artifact(code))
+    text = text_of(q)
     assert "custom_call" in text and "4x4xf32" in text
-    assert q.shape == (4, 4) and bool(q.isfinite().all())
-
-
-def test_bytecode_keeps_64_bits():
-    """Inputs were cut to 32."""
-    from jax.extend import mlir
-    from jaxlib.mlir import ir
-
+    assert bool(q.isfinite().all())
     whole = torch.arange(4).to("jax")
-    product = whole * 3 + torch.ones(4, dtype=torch.float64).to("jax") * 2.5
-    code = xm.get_stablehlo_bytecode([product])
-    with ir.Context():
-        text = str(mlir.deserialize_portable_artifact(code))
+    text = text_of(whole * 3 + torch.ones(4, dtype=torch.float64).to("jax") * 2.5)
     assert "%arg0: tensor<4xi64>" in text and "f32" not in text and "i32>" not in text
 
 
@@ -285,12 +264,8 @@ class Plain:
 def test_saving_moves_to_the_cpu(tmp_path):
     model = torch.nn.Linear(3, 2).to("jax")
     shared = model.weight.detach()
-    data = {
-        "state": model.state_dict(),
-        "twice": (shared, shared),
-        "object": Plain(shared),
-        "step": 3,
-    }
+    data = {"state": model.state_dict(), "twice": (shared, shared), "step": 3}
+    data["object"] = Plain(shared)
     xm.save(data, tmp_path / "a.pt")
     loaded = torch.load(tmp_path / "a.pt", weights_only=False)
     assert list(loaded["state"]) == ["weight", "bias"] and loaded["step"] == 3
@@ -330,15 +305,13 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_bytes() == old and list(tmp_path.iterdir()) == [path]
     xm.save({"step": 2}, path)
     assert torch.load(path) == {"step": 2} and path.stat().st_mode == mode
-
-
-def test_only_masters_save(tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    xm.save({}, tmp_path / "a.pt", global_master=True)
-    assert not (tmp_path / "a.pt").exists()
-    xm.save({}, tmp_path / "a.pt", master_only=False)
+    path.unlink()
+    monkeypatch.setattr(jax, "process_index", lambda: 1)  # and only masters save
+    xm.save({}, path, global_master=True)
+    assert not path.exists()
+    xm.save({}, path, master_only=False)
     xm.save({}, tmp_path / "b.pt")
-    assert (tmp_path / "a.pt").exists() and (tmp_path / "b.pt").exists()
+    assert path.exists() and (tmp_path / "b.pt").exists()
 
 
 def test_memory_that_is_shared_is_found():

@@ -60,16 +60,6 @@ def test_as_on_the_cpu(monkeypatch, tmp_path, options):
     assert accelerator.device.type == "jax" and losses == pytest.approx(want, rel=1e-4)
 
 
-def test_mixed_precision(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "jax")
-    _, losses = loop(mixed_precision="bf16")
-    AcceleratorState._reset_state(True)
-    PartialState._reset_state()
-    monkeypatch.delenv("ACCELERATE_TORCH_DEVICE")
-    want = loop(cpu=True, mixed_precision="bf16")[1]
-    assert losses == pytest.approx(want, rel=2e-2)
-
-
 def test_the_cpu_is_not_chosen_without_a_word(monkeypatch, recwarn):
     monkeypatch.delenv("ACCELERATE_TORCH_DEVICE", raising=False)
     Accelerator(cpu=True)

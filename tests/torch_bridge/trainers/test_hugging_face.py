@@ -2,31 +2,100 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-pytest.importorskip("accelerate")
-PROGRAM = Path(__file__).with_name("trainer_program.py")
+import isoshard as iso
+import isoshard.torch_bridge
+
+state = pytest.importorskip("accelerate.state")
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CONFIG = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
+ROWS = torch.randint(0, 64, (40, 12), generator=torch.Generator().manual_seed(0))
+DATA = [{"input_ids": row, "labels": row} for row in ROWS]
 
 
-def run(tmp_path: Path, device: str, *words: str) -> dict:
-    """What the program reports, in a process of its own, with its device by the environment."""
-    variables = {**os.environ, "ACCELERATE_TORCH_DEVICE": device}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(tmp_path), *words],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
+@dataclasses.dataclass
+class Run:
+    """What training gave: without a stop, and stopped in the first epoch and resumed."""
+
+    weight: torch.Tensor
+    losses: list[float]
+    evaluated: float
+    resumed: list[float]
+    reloaded: float
+
+
+def trainer(output: Path, layout: str) -> Any:
+    """A Trainer with default arguments, but for what makes it small and quiet."""
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
+    callbacks = []
+    if layout != "none":
+        from isoshard.torch_bridge.trainers.hugging_face import PlanCallback
+
+        mesh = iso.make_mesh((2, 4), ("data", "model"))
+        tensor = layout == "tensor-parallel"
+        plan = iso.Plan.from_hf_tp_plan(model) if tensor else iso.Plan.fsdp("model", min_bytes=0)
+        callbacks = [PlanCallback(mesh, plan)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(output),
+        num_train_epochs=2,
+        per_device_train_batch_size=8,
+        per_device_eval_batch_size=8,
+        learning_rate=1e-2,
+        logging_steps=1,
+        save_steps=3,
+        report_to="none",
+        disable_tqdm=True,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return transformers.Trainer(
+        model, arguments, train_dataset=DATA[:32], eval_dataset=DATA[32:], callbacks=callbacks
+    )
+
+
+def losses(one: Any) -> list[float]:
+    return [entry["loss"] for entry in one.state.log_history if "loss" in entry]
+
+
+def run(folder: Path, device: str, layout: str = "none") -> Run:
+    """Train, evaluate and save; stop in an epoch and go on; load without the device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_TORCH_DEVICE", device)
+        try:
+            forget()
+            first = trainer(folder / "run", layout)
+            first.train()
+            evaluated = first.evaluate()["eval_loss"]
+            first.save_model(str(folder / "saved"))
+            second = trainer(folder / "run", layout)
+            second.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-3"))
+        finally:
+            forget()
+    plain = transformers.LlamaForCausalLM.from_pretrained(folder / "saved").eval()
+    with torch.no_grad():
+        reloaded = plain(input_ids=ROWS[32:], labels=ROWS[32:]).loss.item()
+    weight = first.model.model.layers[0].mlp.up_proj.weight
+    return Run(weight, losses(first), evaluated, losses(second)[3:], reloaded)
+
+
+def forget() -> None:
+    """accelerate keeps its device for the process."""
+    state.AcceleratorState._reset_state(True)
+    state.PartialState._reset_state()
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +106,10 @@ def on_the_cpu(tmp_path_factory):
 @pytest.mark.parametrize("layout", ["none", "tensor-parallel", "fsdp"])
 def test_losses_checkpoints_and_resuming(tmp_path, on_the_cpu, layout):
     found = run(tmp_path, "jax", layout)
-    assert found["device"] == "jax:0" and on_the_cpu["device"] == "cpu"
-    assert found["split"] == (layout != "none")
-    assert len(found["losses"]) == len(on_the_cpu["losses"]) == 8
-    assert found["losses"] == pytest.approx(on_the_cpu["losses"], rel=2e-4)
-    assert found["evaluated"] == pytest.approx(on_the_cpu["evaluated"], rel=2e-4)
-    assert found["resumed"] == pytest.approx(found["losses"][-len(found["resumed"]) :], rel=1e-6)
-    assert found["reloaded"] == pytest.approx(found["evaluated"], rel=2e-4)
+    assert found.weight.device.type == "jax" and on_the_cpu.weight.device.type == "cpu"
+    assert any(getattr(found.weight, "partition_spec", None) or ()) == (layout != "none")
+    assert len(found.losses) == len(on_the_cpu.losses) == 8
+    assert found.losses == pytest.approx(on_the_cpu.losses, rel=2e-4)
+    assert found.evaluated == pytest.approx(on_the_cpu.evaluated, rel=2e-4)
+    assert found.resumed == pytest.approx(found.losses[-len(found.resumed) :], rel=1e-6)
+    assert found.reloaded == pytest.approx(found.evaluated, rel=2e-4)

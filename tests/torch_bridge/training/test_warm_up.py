@@ -8,13 +8,8 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 
-STEPS = 5
-OPTIMIZERS = {
-    "AdamW": torch.optim.AdamW,
-    "SGD": torch.optim.SGD,
-    "RMSprop": torch.optim.RMSprop,
-    "NAdam": torch.optim.NAdam,
-}
+STEPS = 4
+OPTIMIZERS = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD, "NAdam": torch.optim.NAdam}
 
 
 def model_on(mesh):
@@ -56,8 +51,10 @@ def train(model, kind, reads):
     return [loss.item() for loss in losses], compiled
 
 
-@pytest.mark.parametrize("on_mesh", [False, True], ids=["one device", "a mesh"])
-@pytest.mark.parametrize("reads", ["start", "forward", "backward", "end", "parameters"])
+@pytest.mark.parametrize(
+    ("reads", "on_mesh"),
+    [("start", False), ("forward", True), ("backward", False), ("end", True), ("parameters", True)],
+)
 def test_a_loop_is_steady_after_two_programs(reads, on_mesh, mesh):
     xs.sync()
     model = model_on(mesh if on_mesh else None)
@@ -113,27 +110,6 @@ def test_inputs_from_the_host_are_donated_in_the_first_program(counted):
     weight.mul_(2)
     xs.sync()
     assert counted("donated_bytes") - before == weight.nbytes
-
-
-def test_zeros_like_a_parameter(mesh):
-    value = torch.randn(8, 4)
-    for parameter in (
-        torch.nn.Parameter(value.to("jax")),
-        torch.nn.Parameter(xs.mark_sharding(value.to("jax"), mesh, ("x", "y"))),
-    ):
-        for dtype in (None, torch.bfloat16, torch.int64):
-            made = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
-            expected = torch.zeros_like(torch.nn.Parameter(value), dtype=dtype)
-            assert (made.dtype, made.stride()) == (expected.dtype, expected.stride())
-            assert not made.requires_grad
-            assert getattr(made, "partition_spec", None) == parameter.partition_spec
-            made += 1
-            assert torch.equal(made.cpu(), expected + 1)
-    turned = torch.nn.Parameter(value.t().to("jax"))
-    assert torch.zeros_like(turned).stride() == torch.zeros_like(value.t()).stride()
-    grown = torch.zeros_like(turned)
-    grown[1, 2] = 5
-    assert grown.cpu().sum() == 5 and grown.cpu()[1, 2] == 5
 
 
 def test_zeros_in_every_step_are_part_of_the_program(counted):

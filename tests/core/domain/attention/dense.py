@@ -41,7 +41,7 @@ def visible(q, k, causal=False, mask=None, query_lengths=None, key_lengths=None)
 def factors(q, k, rate, key):
     """What dropout multiplies the weights by."""
     numbers = [jnp.arange(n) for n in (q.shape[0], q.shape[2], q.shape[1], k.shape[1])]
-    return np.asarray(dropout.keep(key, rate, *numbers)) / (1 - rate)
+    return np.asarray(jax.jit(dropout.keep, static_argnums=1)(key, rate, *numbers)) / (1 - rate)
 
 
 def attention(q, k, v, dout, seen, scale=None, factor=1.0, added=None):

@@ -1,16 +1,14 @@
 """Masks that are added to the scores, and their gradients, against dense attention in float64."""
 
-import functools
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from isoshard.core.domain.attention import ring_attention, ulysses_attention
 from isoshard.core.layout.mesh import make_mesh
-from isoshard.core.transfer.place import shard
 from tests.core.domain.attention import dense
-from tests.core.domain.attention.test_uneven_attention import packed, unpacked
+from tests.core.domain.attention.test_uneven_attention import packed
+from tests.core.domain.blocks import out_of_blocks as unpacked
 
 SPEC = ("data", "seq", "model")
 AXES = {"axis": "seq", "batch": "data", "heads": "model"}
@@ -35,28 +33,20 @@ def run(attend, x, added, **given):
 
 
 @pytest.mark.parametrize(
-    ("shape", "causal"),
+    ("attend", "shape", "causal"),
     [
-        ((2, 4, 32, 32), False),  # whole
-        ((1, 4, 32, 32), True),  # a position bias by head
-        ((2, 1, 1, 32), False),  # a mask of keys, which goes round with them
-        ((2, 1, 1, 32), True),  # and is moved with them for balance
-        ((1, 1, 32, 1), False),
+        (ulysses_attention, (2, 4, 32, 32), False),  # whole
+        (ring_attention, (1, 4, 32, 32), True),  # a position bias by head
+        (ulysses_attention, (2, 1, 1, 32), True),  # a mask of keys
+        (ring_attention, (2, 1, 1, 32), True),  # which goes round, and is moved for balance
+        (ring_attention, (1, 1, 32, 1), False),
     ],
 )
-@pytest.mark.parametrize("attend", [ring_attention, ulysses_attention])
 def test_shapes(attend, shape, causal):
     """Sums over the devices that have the same part of the mask are in the gradient."""
     mesh = make_mesh((2, 2, 2), SPEC)
     x = dense.arrays(key_heads=4 if attend is ulysses_attention else 2)
     run(attend, x, drawn(shape), mesh=mesh, causal=causal, tile=5, **AXES)
-
-
-def test_a_ring_of_four_with_tiles_in_halves():
-    """The mask of keys and its gradient travel, beside the halves of a device's own part."""
-    mesh = make_mesh((4,), ("seq",))
-    for shape in ((2, 4, 1, 32), (1, 1, 32, 32)):
-        run(ring_attention, dense.arrays(), drawn(shape), mesh=mesh, axis="seq", tile=4)
 
 
 def test_the_lowest_finite_number_is_no_infinity():
@@ -70,22 +60,6 @@ def test_the_lowest_finite_number_is_no_infinity():
     wanted = dense.attention(*x, dense.visible(*x[:2]), added=np.asarray(added, np.float32))[0]
     wanted[:, 3] = x[2].mean(1)
     np.testing.assert_allclose(out, wanted, **dense.CLOSE)
-
-
-def test_in_double_precision_beside_half_precision(x64):
-    """A mask of another float dtype keeps it in its gradient."""
-    mesh = make_mesh((2,), ("seq",))
-    x = [a.astype(np.float64) for a in dense.arrays(batch=1, queries=8)]
-    added = np.random.default_rng(0).standard_normal((1, 1, 8, 8)).astype(np.float16)
-
-    def function(q, k, v, mask):
-        return ring_attention(q, k, v, mask=mask, mesh=mesh, axis="seq", tile=2)
-
-    found = dense.program(function)(*x, added)
-    wanted = dense.attention(*x, dense.visible(*x[:2]), added=added)
-    dense.check(found[:4], wanted[:4], rtol=1e-12, atol=1e-12)
-    assert found[4].dtype == jnp.float16
-    np.testing.assert_allclose(found[4], wanted[4], rtol=2e-3, atol=1e-3)
 
 
 def test_uneven_blocks():
@@ -104,15 +78,3 @@ def test_uneven_blocks():
     dense.check([unpacked(u) for u in found[:4]], wanted[:4])
     got = np.asarray(found[4].array)[np.asarray(mask.mask())].reshape(18, 18)
     np.testing.assert_allclose(got, wanted[4][0, 0], **dense.CLOSE)
-
-
-@pytest.mark.parametrize("axes", [("x", "y"), ("y", "x")])
-@pytest.mark.parametrize("balance", [True, False])
-def test_the_order_in_which_the_axes_of_a_ring_are_named(axes, balance):
-    mesh = make_mesh((2, 4), ("x", "y"))
-    x = dense.arrays()
-    function = functools.partial(
-        ring_attention, mesh=mesh, axis=axes, causal=True, balance=balance, tile=2
-    )
-    found = dense.program(function)(*[shard(a, mesh, (None, axes)) for a in x])
-    dense.check(found, dense.attention(*x, dense.visible(*x[:2], True)))

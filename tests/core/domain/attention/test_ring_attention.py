@@ -29,16 +29,15 @@ def run(mesh, spec, x, dense_seen, factor=1.0, places=None, **given):
     return found
 
 
-@pytest.mark.parametrize(("devices", "causal"), [(1, True), (2, False), (3, True), (8, True)])
+@pytest.mark.parametrize(("devices", "causal"), [(1, True), (3, True), (8, False)])
 def test_one_ring(devices, causal):
-    x = dense.arrays(queries=48)
+    x = dense.arrays(queries=48, keys=24 if devices == 3 else 48)
     seen = dense.visible(*x[:2], causal)
     run(make_mesh((devices,), ("s",)), (None, "s"), x, seen, causal=causal, tile=4)
 
 
 @pytest.mark.parametrize(
-    ("heads", "key_heads", "width", "values", "causal"),
-    [(4, 4, 8, 8, False), (4, 2, 5, 3, True), (4, 1, 7, 9, True)],
+    ("heads", "key_heads", "width", "values", "causal"), [(4, 2, 5, 3, True), (4, 1, 7, 9, False)]
 )
 def test_batch_sequence_and_heads(heads, key_heads, width, values, causal):
     """Also key heads that no device has whole: one for two devices."""
@@ -52,26 +51,6 @@ def test_batch_sequence_and_heads(heads, key_heads, width, values, causal):
     dense.check(found, dense.attention(*x, dense.visible(*x[:2], causal)))
     for array, like in zip(found, (placed[0], *placed[:3]), strict=True):
         assert array.sharding.is_equivalent_to(like.sharding, 4)
-
-
-def test_axes_that_are_not_named_are_left_to_xla():
-    x = dense.arrays()
-    mesh = make_mesh((2, 2, 2), SPEC)
-    seen = dense.visible(*x[:2], True)
-    found = run(mesh, (None, "seq"), x, seen, places=SPEC, causal=True, tile=8)
-    assert {len(array.sharding.device_set) for array in found} == {8}
-
-
-def test_a_sequence_over_two_mesh_axes():
-    x = dense.arrays()
-    mesh = make_mesh((2, 4), ("x", "y"))
-    run(mesh, (None, ("x", "y")), x, dense.visible(*x[:2], True), causal=True)
-
-
-@pytest.mark.parametrize("queries", [24, 40])
-def test_fewer_or_more_queries_than_keys(queries):
-    x = dense.arrays(queries=queries, keys=32)
-    run(make_mesh((4,), ("s",)), (None, "s"), x, dense.visible(*x[:2], True), causal=True, tile=3)
 
 
 @pytest.mark.parametrize("order", ["natural", "zigzag"])
@@ -90,7 +69,7 @@ def test_causal_without_balance_and_in_zigzag_order(order):
     dense.check(found, dense.attention(*x, dense.visible(*x[:2], True)))
 
 
-MASKS = {(2, 4, 32, 32): False, (1, 1, 32, 32): True, (2, 1, 1, 32): True, (1, 4, 32, 1): False}
+MASKS = {(2, 4, 32, 32): False, (2, 1, 1, 32): True, (1, 4, 32, 1): False}
 
 
 @pytest.mark.parametrize(("shape", "causal"), MASKS.items())
@@ -115,14 +94,14 @@ def test_lengths_of_samples():
     run(make_mesh((2, 4), ("d", "s")), ("d", "s"), x, seen, causal=True, scale=0.3, **lengths)
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 1), (2, 2, 2)])
-def test_dropout_is_the_same_on_every_mesh(shape):
+def test_dropout_is_the_same_on_every_mesh():
     x = dense.arrays(queries=24)
     key = jax.random.key(3)
     factor = dense.factors(*x[:2], 0.3, key)
     assert abs((factor > 0).mean() - 0.7) < 0.01
     seen = dense.visible(*x[:2], True)
-    run(make_mesh(shape, SPEC), SPEC, x, seen, factor, causal=True, dropout=0.3, key=key, tile=8)
+    mesh = make_mesh((2, 2, 2), SPEC)
+    run(mesh, SPEC, x, seen, factor, causal=True, dropout=0.3, key=key, tile=8)
 
 
 def test_a_raw_key_drops_the_same_as_a_typed_one():
@@ -151,11 +130,11 @@ def test_inside_vmap_and_twice_differentiated():
     given = dense.arrays(queries=8, heads=1, width=3)
     wanted = dense.attention(*given, dense.visible(*given[:2], True))[0]
     x = [jnp.asarray(a)[:, None] for a in given[:3]]
-    np.testing.assert_allclose(jax.vmap(function)(*x)[:, 0], wanted, **dense.CLOSE)
+    np.testing.assert_allclose(jax.jit(jax.vmap(function))(*x)[:, 0], wanted, **dense.CLOSE)
 
     def curved(f, q):
         slope = jax.grad(lambda q: (f(q, x[1][0], x[2][0]) ** 2).sum())
-        return jax.grad(lambda q: (slope(q) ** 2).sum())(q)
+        return jax.jit(jax.grad(lambda q: (slope(q) ** 2).sum()))(q)
 
     want = curved(functools.partial(jax.nn.dot_product_attention, is_causal=True), x[0][0])
     with jax.set_mesh(mesh):

@@ -15,7 +15,7 @@ from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.transfer.place import shard
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("devices", [1, 3, 8])
 def test_order(devices):
     mesh = make_mesh((devices,), ("s",))
     length = 6 * devices

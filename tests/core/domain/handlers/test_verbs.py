@@ -24,24 +24,19 @@ def test_devices_are_counted_as_blocks(mesh):
         assert shards.count(axes) == 8 and shards.index(()).shape == ()
         behind = shards.permute(x, axes, 3), shards.permute(x, axes, -1)
         numbers = jnp.full(1, shards.index(axes)), shards.start(x, 0)[None]
-        return (*numbers, *behind, shards.all_gather(x, axes)[None]), (SPEC,) * 5
+        rest = shards.all_gather(x, axes)[None], shards.ring(x, body, axes, carry=none)[None]
+        return (*numbers, *behind, *rest, shards.all_reduce(x, axes, "max")), (SPEC,) * 7
 
-    index, start, three, back, whole = on_blocks(handler, np.arange(8), mesh)
+    def body(seen, block, source):
+        return seen.at[source].add(block[0])
+
+    none = jnp.zeros(8, int)
+    index, start, three, back, whole, seen, largest = on_blocks(handler, np.arange(8), mesh)
+    assert seen.tolist() == [list(range(8))] * 8 and largest.tolist() == [7] * 8
     assert index.tolist() == start.tolist() == list(range(8))
     assert three.tolist() == [5, 6, 7, 0, 1, 2, 3, 4]
     assert back.tolist() == [1, 2, 3, 4, 5, 6, 7, 0]
     assert whole.tolist() == [list(range(8))] * 8
-
-
-def test_a_ring_tells_whose_block_it_is(mesh):
-    def handler(shards, x):
-        def body(seen, block, source):
-            return seen.at[source].add(block[0])
-
-        return shards.ring(x, body, shards.axes(x, 0), carry=jnp.zeros(8, int))[None], SPEC
-
-    seen = on_blocks(handler, np.arange(8), mesh)
-    assert seen.tolist() == [list(range(8))] * 8
 
 
 def test_without_axes_nothing_is_sent(mesh):
@@ -73,13 +68,6 @@ def test_reductions_and_their_gradients(op, x64):
         }
     np.testing.assert_allclose(found["own"][0], found["plain"][0])
     np.testing.assert_allclose(found["own"][1], found["plain"][1])
-
-
-def test_whole_numbers_are_compared_too(mesh):
-    def handler(shards, x):
-        return shards.all_reduce(x, ("x", "y"), "max"), P()
-
-    assert on_blocks(handler, np.arange(8), mesh).tolist() == [7]
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,6 @@ def test_backward_goes_round_the_same_ring():
     assert all(what.startswith("f32[1024,3]") for what, _ in sent)
 
 
-def test_queries_alone_send_nothing():
-    text = compiled(iso.make_mesh((8,), ("x",)), (None, "x")).as_text()
-    assert not SENDS.findall(text)
-
-
 def test_points_alone_send_what_is_found():
     text = compiled(iso.make_mesh((8,), ("x",)), ("x", None)).as_text()
     found = {name for _, name in SENDS.findall(text)}

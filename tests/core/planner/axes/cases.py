@@ -81,25 +81,6 @@ def rematted_loss(params, ids, labels, between=free):
     return scanned_loss(params, ids, labels, between, remat=True)
 
 
-def tables_loss(params, ids, dense, labels):
-    rows = [table[ids[:, n]] for n, table in enumerate(params["tables"])]
-    x = jnp.concatenate([dense, *rows], -1)
-    for weight in params["top"]:
-        x = jax.nn.relu(x @ weight)
-    return jnp.mean((x[:, 0] - labels) ** 2)
-
-
-def conv_loss(params, images, labels):
-    x = images
-    for kernel, scale in params["convs"]:
-        x = jax.lax.conv_general_dilated(
-            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        mean = jnp.mean(x, (0, 1, 2))
-        x = jax.nn.relu((x - mean) * scale)
-    return cross_entropy(jnp.mean(x, (1, 2)) @ params["head"], labels)
-
-
 def shape(*sizes, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(sizes, dtype)
 
@@ -134,26 +115,6 @@ def transformer(loss, stacked, layers=4, width=256, vocabulary=1024, batch=16, t
     return loss, params, (integers(batch, tokens), integers(batch, tokens))
 
 
-def tables():
-    params = {
-        "tables": [shape(16384, 64)] * 4,
-        "top": [shape(64 * 5, 512), shape(512, 256), shape(256, 8)],
-    }
-    return tables_loss, params, (integers(2048, 4), shape(2048, 64), shape(2048))
-
-
-def convnet():
-    params = {
-        "convs": [
-            (shape(3, 3, 8, 64), shape(64)),
-            (shape(3, 3, 64, 64), shape(64)),
-            (shape(3, 3, 64, 64), shape(64)),
-        ],
-        "head": shape(64, 16),
-    }
-    return conv_loss, params, (shape(32, 32, 32, 8), integers(32))
-
-
 TENSOR = {
     "q": ("d", "m", None), "k": ("d", "m", None), "v": ("d", "m", None), "o": ("m", None, "d"),
     "gate": ("d", "m"), "up": ("d", "m"), "down": ("m", "d"), "embed": ("m", "d"),
@@ -180,7 +141,6 @@ PLANS = {
     "data": ((8,), ("data",), {}, ("data",)),
     "fsdp": ((8,), ("data",), {"d": "data"}, ("data",)),
     "tensor": ((8,), ("model",), {"m": "model"}, ()),
-    "data x tensor": ((4, 2), ("data", "model"), {"m": "model"}, ("data",)),
     "fsdp x tensor": ((4, 2), ("data", "model"), {"d": "data", "m": "model"}, ("data",)),
     "sequence": ((4, 2), ("data", "model"), {"d": "data", "m": "model"}, ("data", "model")),
 }

@@ -63,21 +63,6 @@ def test_split_sums_that_are_only_added_are_sent_once_but_on_hosts():
     assert one[1] == 3 * 64 * 16 * 4
 
 
-def test_split_sums_that_others_read_are_sent_each():
-    def both(x, y, u, v, z):
-        first = x @ u * z
-        return first + y @ v * z
-
-    inputs = (SUM[0], SUM[0], SUM[1], SUM[1], ((64, 16), P("x")))
-    assert len(sent(program(both, "v5e:2x4", *inputs))) == 2
-
-
-def test_twelve_heads_are_split_by_four_of_eight():
-    found = program(lambda x: jnp.sin(x.reshape(4, 12, 64)), "v5e:2x4", ((4, 768), P(None, "x")))
-    (op,) = [op for op in found.ops if op.name == "sin"]
-    assert op.flops == 4 * 12 * 64 / 4
-
-
 def test_gpus_copy_what_is_not_summed_last():
     def product(x, w):
         return jnp.sin(x).T @ w
@@ -85,16 +70,6 @@ def test_gpus_copy_what_is_not_summed_last():
     inputs = (((64, 32), P()), ((64, 16), P()))
     assert "reorder" in {op.name for op in program(product, "h100:1x8", *inputs).ops}
     assert "reorder" not in {op.name for op in program(product, "v5e:2x4", *inputs).ops}
-
-
-def test_what_a_loop_stacks_for_nobody_takes_no_memory():
-    def layers(h, w):
-        return jax.lax.scan(lambda h, one: (jnp.tanh(h @ one), h), h, w)
-
-    inputs = (((256, 256), P()), ((16, 256, 256), P()))
-    kept = program(layers, "v5e:2x4", *inputs).memory.peak
-    dropped = program(lambda h, w: layers(h, w)[0], "v5e:2x4", *inputs).memory.peak
-    assert kept - dropped >= 15 * 256 * 256 * 2
 
 
 def convolutions(x, *weights):
@@ -111,10 +86,7 @@ def convolutions(x, *weights):
     return jax.grad(loss)(weights)
 
 
-@pytest.mark.parametrize(
-    ("layers", "said"),
-    [(12, 60_136_628_848), (13, 64_432_186_744), (16, 90_203_762_320), (24, 158_927_963_856)],
-)
+@pytest.mark.parametrize(("layers", "said"), [(12, 60_136_628_848), (13, 64_432_186_744)])
 def test_over_their_limit_gpus_compute_again_what_they_can(layers, said):
     """jax-cuda12-plugin 0.10.2 said so many bytes; compiling it again needs that package."""
     inputs = (((2048, 256, 256, 128), P("x")), *[((3, 3, 128, 128), P())] * layers)
@@ -128,65 +100,6 @@ def test_over_their_limit_gpus_compute_again_what_they_can(layers, said):
     assert (left in found.notes[-1]) is (layers > 12)
     assert "max" in [op.name for op in found.ops[2 * layers :]]
     assert "schedules for" not in program(convolutions, "v5e:2x4", *inputs).notes[-1]
-
-
-def test_gpus_make_siblings_at_once():
-    def step(x, w):
-        return jnp.tanh(x) @ w.T, (x * (w @ w.T)) @ w.T
-
-    inputs = (((1024, 1024), P()), ((1024, 1024), P()))
-
-    def kernels(machine):
-        return [op.name for op in program(step, machine, *inputs).ops]
-
-    # tanh(x) is made when w @ w.T is there, beside x * (w @ w.T), in one kernel
-    assert kernels("h100:1x8") == ["dot_general", "mul", "dot_general", "dot_general"]
-    needed = [program(step, one, *inputs).memory.peak for one in ("h100:1x8", "v5e:2x4")]
-    assert needed[0] > needed[1]
-
-
-def test_siblings_that_need_each_other_stay_apart():
-    def step(x, w):
-        return (x * (jnp.tanh(x) @ w.T)) @ w.T
-
-    inputs = (((1024, 1024), P()), ((1024, 1024), P()))
-    found = [op.name for op in program(step, "h100:1x8", *inputs).ops]
-    assert found == ["tanh", "dot_general", "mul", "dot_general"]
-
-
-def test_on_gpus_what_is_made_first_keeps_its_order():
-    def step(x, w):
-        first = jnp.einsum("bij,bjk->bik", x, w)
-        second = jnp.swapaxes(w @ x, 1, 2)
-        return (jnp.sin(first) * second) @ w
-
-    inputs = (((8, 64, 64), P()), ((8, 64, 64), P()))
-    found = [op.name for op in program(step, "h100:1x8", *inputs).ops]
-    assert found == ["dot_general", "reorder", "dot_general", "mul", "dot_general"]
-    assert "reorder" not in [op.name for op in program(step, "v5e:2x4", *inputs).ops]
-
-
-def test_gpus_multiply_with_batch_axes_what_lies_in_order():
-    def scores(q, k):
-        return jnp.einsum("bqk,bkd->bqd", jnp.tanh(jnp.einsum("bqd,bkd->bqk", q, k)), k)
-
-    inputs = (((8, 64, 32), P()), ((8, 64, 32), P()))
-    assert "reorder" not in [op.name for op in program(scores, "h100:1x8", *inputs).ops]
-
-
-def test_products_that_no_loop_needs_run_behind_it():
-    def step(x, w, head):
-        def layer(h, one):
-            return jnp.tanh(h @ one), None
-
-        return x.T @ head, jax.lax.scan(layer, x, w)[0]
-
-    inputs = (((64, 64), P()), ((4, 64, 64), P()), ((64, 32), P()))
-
-    def order(machine):
-        return [op.times for op in program(step, machine, *inputs).ops if op.name == "dot_general"]
-
-    assert order("v5e:2x4") == order("h100:1x8") == [4, 1]
 
 
 def test_hosts_and_gpus_look_up_where_rows_are_read():

@@ -21,27 +21,13 @@ from tests.jax_faults import OF_JAX_9
 
 MODELS = {
     "mlp": cases.mlp,
-    "unrolled": functools.partial(cases.transformer, cases.unrolled_loss, False, 2),
+    "unrolled": functools.partial(cases.transformer, cases.unrolled_loss, False, 1),
     "scan": functools.partial(cases.transformer, cases.scanned_loss, True),
-    "remat": functools.partial(cases.transformer, cases.rematted_loss, True),
-    "tables": cases.tables,
-    "convolutions": cases.convnet,
+    "remat": functools.partial(cases.transformer, cases.rematted_loss, True, 2),
 }
-EXACT = [
-    ("mlp", "data"),
-    ("mlp", "fsdp"),
-    ("mlp", "tensor"),
-    ("unrolled", "data"),
-    ("unrolled", "fsdp"),
-    ("unrolled", "tensor"),
-    ("scan", "data"),
-    ("scan", "fsdp"),
-    ("remat", "fsdp"),
-    ("tables", "data"),
-    ("convolutions", "data"),
-]
+EXACT = [("mlp", "data"), ("unrolled", "tensor"), ("scan", "fsdp"), ("remat", "fsdp")]
 """Where the partitioner has no choice: collectives are equal in kind, axes, count and bytes."""
-CLOSE = [("unrolled", "fsdp x tensor"), ("scan", "fsdp x tensor"), ("scan", "sequence")]
+CLOSE = [("unrolled", "fsdp x tensor"), ("scan", "sequence")]
 """Where it has: bytes of all by axes within 10 %, or 3 % of all bytes."""
 
 
@@ -145,63 +131,6 @@ def test_collectives_of_a_shard_map_are_those_it_names(pod):
     assert found == {("all-reduce", ("model",)): (1, 16 * 32 * 4)}
 
 
-def test_flops_are_of_one_device(pod):
-    step = step_of(jnp.matmul, pod, ((64, 32), P("data")), ((32, 16), P(None, "model")))
-    (product,) = [op for op in by_tracing(step).ops if op.name == "dot_general"]
-    assert product.flops == 2 * 64 * 32 * 16 / 16
-
-
-def test_a_loop_says_how_often_and_which(pod):
-    def layers(x, w):
-        return jax.lax.scan(lambda h, one: (jnp.tanh(h @ one), None), x, w)[0]
-
-    step = step_of(layers, pod, ((64, 32), P("data")), ((6, 32, 32), P(None, "data")))
-    ops = by_tracing(step).ops
-    assert {(op.name, op.times) for op in ops if op.is_collective} == {("all-gather", 6)}
-    assert len({op.scope for op in ops}) == 1
-    assert ops[0].scope > 0
-    assert all(op.live > 0 for op in ops)
-
-
-def test_collectives_of_what_a_run_computes_wait_and_those_of_weights_do_not(pod):
-    def layers(x, up, down):
-        def layer(h, weights):
-            up, down = weights
-            return jnp.tanh(h @ up) @ down, None
-
-        return jax.lax.scan(layer, x, (up, down))[0]
-
-    columns, rows = P(None, "data", "model"), P(None, "model", "data")
-    step = step_of(layers, pod, ((64, 32), P("data")), ((6, 32, 64), columns), ((6, 64, 32), rows))
-    found = {(op.name, op.axes, op.waits) for op in by_tracing(step).ops if op.is_collective}
-    assert found == {("all-gather", ("data",), False), ("all-reduce", ("model",), True)}
-
-
-def test_what_a_loop_carries_unchanged_is_no_work_of_its_runs(pod):
-    def looped(x, w):
-        def run(carry, _):
-            h, w = carry
-            whole = jax.lax.with_sharding_constraint(w, NamedSharding(pod, P()))
-            return (h @ whole, w), None
-
-        return jax.lax.scan(run, (x, w), None, 4)[0][0]
-
-    step = step_of(looped, pod, ((64, 32), P("data")), ((32, 32), P("data")))
-    assert [op.waits for op in by_tracing(step).ops if op.is_collective] == [False]
-
-
-def test_collectives_outside_of_loops_do_not_wait(pod):
-    step = step_of(jnp.matmul, pod, ((64, 32), P(None, "model")), ((32, 16), P("model")))
-    (op,) = [op for op in by_tracing(step).ops if op.is_collective]
-    assert not op.waits
-
-
-def test_equal_expressions_are_one():
-    mesh = topology("v5e:2x2").mesh((4,), ("x",))
-    step = step_of(lambda x: jnp.sin(x) @ jnp.sin(x), mesh, ((8, 8), P("x")))
-    assert sum(op.name == "sin" for op in by_tracing(step).ops) == 1
-
-
 def test_unknown_primitives_and_loops_without_an_end_are_told(pod):
     strange = jax.extend.core.Primitive("strange")
     strange.def_abstract_eval(lambda x: x)
@@ -247,7 +176,7 @@ def factored(x):
 
 
 @pytest.mark.parametrize("function", [picked, drawn, looped, windowed, factored])
-@pytest.mark.parametrize("spec", [P("data"), P(None, "model"), P("data", "model")])
+@pytest.mark.parametrize("spec", [P(None, "model"), P("data", "model")])
 def test_every_family_of_operations_is_planned(function, spec, pod):
     step = step_of(function, pod, ((64, 64), spec))
     program = by_tracing(step)
@@ -287,27 +216,15 @@ def squared_at_first(x_ref, y_ref):
         y_ref[...] = x_ref[...] @ x_ref[...]
 
 
-def squared_in_parts(x_ref, y_ref):
-    def part(number, _):
-        rows = pl.ds(8 * number, 8)
-        y_ref[rows, :] = x_ref[rows, :] @ x_ref[...]
-
-    jax.lax.fori_loop(0, 2, part, None)
-
-
-@pytest.mark.parametrize("body", [squared, squared_at_first, squared_in_parts])
+@pytest.mark.parametrize("body", [squared, squared_at_first])
 def test_a_kernel_of_pallas_computes_its_body_on_its_grid(pod, body):
     step = step_of(functools.partial(copied_rows, body=body), pod, ((64, 32), P()))
     (kernel,) = [op for op in by_tracing(step).ops if op.name == "pallas_call"]
     assert kernel.flops == pytest.approx(8 * 2 * 16**3, rel=0.01)
+    cost = pl.CostEstimate(flops=12345, transcendentals=0, bytes_accessed=0)  # its author's
+    said = step_of(functools.partial(copied_rows, body=body, cost=cost), pod, ((64, 32), P()))
+    assert [op.flops for op in by_tracing(said).ops] == [12345]
     assert (kernel.bytes, kernel.dtype) == (2 * 64 * 32 * 4, "float32")
-
-
-def test_a_kernel_of_pallas_costs_what_its_author_says(pod):
-    cost = pl.CostEstimate(flops=12345, transcendentals=0, bytes_accessed=0)
-    function = functools.partial(copied_rows, body=squared, cost=cost)
-    (kernel,) = by_tracing(step_of(function, pod, ((64, 32), P()))).ops
-    assert kernel.flops == 12345
 
 
 def test_indices_before_what_is_computed_do_not_say_its_dtype(pod):
@@ -343,19 +260,6 @@ def test_a_loop_waits_for_activations_and_not_for_weights(pod):
         if op.axes
     }
     assert found == {("all-gather", ("data",)): False, ("all-reduce", ("model",)): True}
-
-
-def test_a_loop_waits_for_gradients(pod):
-    """As depths "partition" and "compile" say: their operands are products of the same run."""
-
-    def gradient(x, w):
-        def loss(w):
-            return jnp.sum(jax.lax.scan(lambda h, one: (jnp.tanh(h @ one), None), x, w)[0])
-
-        return jax.grad(loss)(w)
-
-    step = step_of(gradient, pod, ((64, 32), P("data")), ((6, 32, 32), P()))
-    assert {op.waits for op in by_tracing(step).ops if op.axes and op.times == 6} == {True}
 
 
 def test_a_loop_moves_the_row_of_a_stack_and_not_the_stack(pod):

@@ -43,17 +43,12 @@ def test_an_operation_takes_the_longer_of_flops_and_bytes():
     assert (time.compute, time.memory) == pytest.approx((1.25, 1.5))
     assert time.busy == time.serial == time.overlapped == pytest.approx(2.0)
     assert time.limit == "memory" and time.collectives == {}
-
-
-def test_dtypes_have_rates_of_their_own():
-    wide = DeviceOp("dot_general", "", 1e15, 0.0, "int8")
+    wide = DeviceOp("dot_general", "", 1e15, 0.0, "int8")  # dtypes have rates of their own
     assert estimate(wide)[0].busy < estimate(dot(1e15))[0].busy
-
-
-def test_a_loop_counts_as_often_as_it_runs():
-    once, _ = estimate(*[dot(1e12)] * 7)
     loop, _ = estimate(dot(1e12, times=7, scope=1))
-    assert loop.busy == pytest.approx(once.busy) and loop.serial == pytest.approx(once.serial)
+    assert loop.serial == pytest.approx(estimate(*[dot(1e12)] * 7)[0].serial)
+    nothing, timeline = estimate()
+    assert (nothing.serial, nothing.utilisation, timeline) == (0, 0, ())
 
 
 def test_collectives_of_a_loop_hide_behind_its_computing_all_but_the_first():
@@ -84,10 +79,7 @@ def test_collectives_outside_of_loops_are_exposed():
     assert time.overlapped == time.serial > time.busy
     apart, _ = estimate(gather(10**9), dot(1e15, times=4, scope=1))
     assert apart.overlapped == apart.serial
-
-
-def test_loops_overlap_each_by_itself():
-    one = seconds("all-gather", 10**9, ("model",), MESH)
+    one = seconds("all-gather", 10**9, ("model",), MESH)  # loops overlap each by itself
     time, _ = estimate(gather(10**9, times=4, scope=1), dot(8 * one * RATE, times=4, scope=2))
     assert time.overlapped == pytest.approx(time.serial)
 
@@ -101,23 +93,12 @@ def test_collectives_are_summed_by_axes_in_the_order_of_the_mesh():
     assert time.limit == "model"
 
 
-def test_utilisation_is_of_the_peak():
-    time, _ = estimate(dot(1e15))
-    assert time.utilisation == pytest.approx(COMPUTE_REACH["tpu"])
-    time, _ = estimate(dot(RATE), gather(10**9))
-    assert time.utilisation == pytest.approx(COMPUTE_REACH["tpu"] / time.overlapped)
-
-
 def test_assumptions_are_told_in_words():
     time, _ = estimate(dot(1e12))
     told = " ".join(time.assumptions)
+    assert time.utilisation == pytest.approx(COMPUTE_REACH["tpu"])
     assert "95% of the peak" in told and "82% of their links" in told
     assert "all but those of its first iteration" in told and "rates of v5e: https" in told
-
-
-def test_an_empty_step_takes_no_time():
-    time, timeline = estimate()
-    assert (time.serial, time.utilisation, timeline) == (0, 0, ())
 
 
 def test_the_timeline_is_the_step_in_order_without_overlap():
@@ -135,7 +116,7 @@ def test_the_timeline_is_the_step_in_order_without_overlap():
     assert math.fsum(event.seconds for event in timeline) == pytest.approx(time.serial)
 
 
-@pytest.mark.parametrize("count", [10, 300, 5000])
+@pytest.mark.parametrize("count", [10, 2000])
 def test_a_long_timeline_is_grouped_and_takes_as_long(count):
     ops = []
     for number in range(count):
@@ -146,37 +127,15 @@ def test_a_long_timeline_is_grouped_and_takes_as_long(count):
     starts = [event.start for event in timeline]
     assert starts == sorted(starts) and starts[0] == 0
     assert {event.what for event in timeline} == {"compute", "all-gather"}
-
-
-def test_a_group_has_the_line_that_most_of_it_comes_from():
     events = [TimelineEvent("compute", (), 0.0, 1.0, 1, "short")]
     events += [TimelineEvent("compute", (), 0.0, 5.0, 1, "long"), events[0]]
-    (found,) = grouped(events, most=1)
+    (found,) = grouped(events, most=1)  # has the line that most of it comes from
     assert (found.line, found.seconds) == ("long", 7.0)
 
 
 def test_a_collective_along_no_axis_of_the_mesh():
     with pytest.raises(ShardingError, match=r"there is no axis z; the mesh has data, model"):
         estimate(gather(1, axes=("z",)))
-
-
-def test_temporaries_that_are_new_in_each_step_take_time(monkeypatch):
-    chip = dataclasses.replace(chips.chip("cpu"), name="paged", fresh=1e9, kept=1 << 20)
-    monkeypatch.setitem(chips._CHIPS, "paged", chip)
-    mesh = topology("paged:8").mesh((8,), ("data",))
-    product = DeviceOp("dot_general", "a.py:1 (f)", 1e9)
-
-    def taken(held):
-        memory = dataclasses.replace(NOTHING, activations=held)
-        return time_of(DeviceProgram((product,), memory), mesh)
-
-    kept, _ = taken(1 << 20)
-    more, timeline = taken(2 << 20)
-    assert kept.serial == taken(0)[0].serial
-    assert more.serial - kept.serial == pytest.approx((2 << 20) / 1e9)
-    assert more.memory - kept.memory == pytest.approx((2 << 20) / 1e9)
-    assert sum(event.seconds for event in timeline) == pytest.approx(more.serial)
-    assert any("more than 1 MiB are new memory" in text for text in more.assumptions)
 
 
 def test_virtual_devices_wait_for_the_last_that_comes_from_work(monkeypatch):
@@ -206,40 +165,3 @@ def test_virtual_devices_wait_for_the_last_that_comes_from_work(monkeypatch):
     work = dot(0.005 * topology_of(mesh).chip.rate("bfloat16"))
     twice, _ = estimate(work, *[gather(sent, axes=("data",))] * 2, mesh=mesh)
     assert sum(twice.collectives.values()) - 2 * bare[0] == pytest.approx(0.5e-3)  # met just before
-
-
-def test_virtual_devices_copy_slowly_into_another_order(monkeypatch):
-    monkeypatch.setattr(chips, "_CHIPS", {**chips._CHIPS})
-    straight = dataclasses.replace(chips.chip("cpu"), name="turning", bandwidth=1e9)
-    op = DeviceOp("copy", "", bytes=3e6, reordered=2e6)
-    sent = gather(1000, axes=("data",))
-    inner = dataclasses.replace(sent, reordered=2e6)
-
-    def taken(chip, op):
-        chips.add_chip(chip)
-        return estimate(op, mesh=topology("turning:8").mesh((8,), ("data",)))[0].serial
-
-    slow = dataclasses.replace(straight, reordered=1e8)
-    assert taken(straight, op) == pytest.approx(3e6 / 1e9)
-    assert taken(slow, op) == pytest.approx(1e6 / 1e9 + 2e6 / 1e8)
-    assert taken(straight, inner) == taken(straight, sent)  # a chip whose gathers lay them out
-    assert taken(slow, inner) - taken(slow, sent) == pytest.approx(2e6 / 1e8)
-
-
-def test_virtual_devices_do_not_compute_while_they_talk():
-    mesh = topology("cpu:8").mesh((8,), ("data",))
-    ops = gather(10**9, axes=("data",), times=8, scope=1), dot(10**12, times=8, scope=1)
-    time, _ = estimate(*ops, mesh=mesh)
-    assert time.overlapped == time.serial > time.busy > 0
-    assert any("nothing overlaps" in text for text in time.assumptions)
-    beside, _ = estimate(*ops, mesh=topology("v5e:2x4").mesh((8,), ("data",)))
-    assert beside.overlapped < beside.serial
-
-
-def test_waits_that_do_not_depend_on_work(monkeypatch):
-    chip = dataclasses.replace(chips.chip("cpu"), name="always", waits={8: 2e-3})
-    monkeypatch.setitem(chips._CHIPS, "always", chip)
-    mesh = topology("always:8").mesh((8,), ("data",))
-    waited, _ = estimate(gather(8000, axes=("data",)), mesh=mesh)
-    plain, _ = estimate(gather(8000, axes=("data",)), mesh=topology("cpu:8").mesh((8,), ("data",)))
-    assert waited.serial - plain.serial == pytest.approx(2e-3)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import types
 
-import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
@@ -21,18 +20,14 @@ from isoshard.core.planner.machine.topologies import topology, topology_of
 @pytest.mark.parametrize(
     ("text", "size", "hosts", "slices"),
     [
-        ("v5e:16x16", 256, 64, 1),
         ("v5e:2x4", 8, 1, 1),
         ("v5e:1x1", 1, 1, 1),
         ("v5e:4*16x16", 1024, 256, 4),
         ("v6e:4x4", 16, 4, 1),
-        ("v5p:8x8x8", 512, 128, 1),
         ("v5p:2x2x1", 4, 1, 1),
-        ("v5p:16x16x24", 6144, 1536, 1),
-        ("v4:16x16x16", 4096, 1024, 1),
+        ("v5p:8x8x8", 512, 128, 1),
         ("h100:2x8", 16, 2, 1),
         ("h100:8", 8, 1, 1),
-        ("gb200:4x18x4", 288, 72, 1),
         ("gb200:6x4", 24, 6, 1),
         ("cpu:64", 64, 1, 1),
     ],
@@ -45,23 +40,6 @@ def test_sizes_and_hosts(text, size, hosts, slices):
     assert [device.id for device in devices] == list(range(size))
     assert len({device.process_index for device in devices}) == hosts
     assert len({(device.slice_index, device.coords) for device in devices}) == size
-
-
-def test_hosts_of_a_torus_are_blocks_numbered_along_x_as_libtpu_numbers_them():
-    found = {device.coords: device.process_index for device in topology("v5e:4x4").devices}
-    assert [found[at] for at in ((0, 0, 0), (1, 1, 0), (2, 0, 0), (0, 2, 0), (3, 3, 0))] == [
-        *(0, 0, 1, 2, 3)
-    ]
-    found = {device.coords: device.process_index for device in topology("v5p:4x4x4").devices}
-    assert [found[at] for at in ((1, 1, 0), (2, 1, 0), (1, 3, 0), (0, 0, 1))] == [0, 1, 2, 4]
-
-
-def test_racks_are_the_slices_of_gpus_and_hosts_are_those_of_one_network():
-    devices = topology("gb200:2x18x4").devices
-    assert (devices[71].slice_index, devices[72].slice_index) == (0, 1)
-    assert devices[4].process_index == 1 and devices[72].process_index == 18
-    assert [device.slice_index for device in topology("h100:2x2").devices] == [0, 0, 1, 1]
-    assert {device.slice_index for device in topology("gb200:6x4").devices} == {0}
 
 
 def test_wrap_around_links():
@@ -118,14 +96,6 @@ def test_devices_that_are_here_have_the_rates_of_this_host():
     assert topology("cpu:8").chip.rate("float32") == 5e10
 
 
-def test_this_host_is_measured_while_a_function_is_traced(monkeypatch):
-    mesh = make_mesh((8,), ("a",))
-    host_rates.cache_clear()
-    traced = jax.make_jaxpr(lambda x: x * len(topology_of(mesh).name))(1.0)
-    assert len(traced.eqns) == 1
-    assert host_rates().flops > 1e8
-
-
 class Present:
     """A device as a TPU's or GPU's client gives it."""
 
@@ -146,7 +116,7 @@ def present(kind, places, parts=1, per_host=4):
     return np.array(client.found, object)
 
 
-def test_tpus_that_are_here_are_found_by_their_kind():
+def test_devices_that_are_here_are_found_by_their_kind():
     devices = present("TPU v5 lite", [(x, y, 0) for x in range(8) for y in range(16)], parts=2)
     mesh = Mesh(devices.reshape(2, 8, 16), ("a", "b", "c"))
     machine = topology_of(mesh)
@@ -154,11 +124,8 @@ def test_tpus_that_are_here_are_found_by_their_kind():
     found = links(mesh)
     assert [found[name].kind for name in "abc"] == ["dcn", "ici", "ici"]
     assert (found["b"].ring, found["c"].ring) == (False, True)
-
-
-def test_gpus_that_are_here_are_found_by_their_kind():
-    devices = present("NVIDIA H100 80GB HBM3", [None] * 8, parts=2, per_host=1)
-    mesh = Mesh(devices.reshape(2, 8), ("a", "b"))
+    gpus = present("NVIDIA H100 80GB HBM3", [None] * 8, parts=2, per_host=1)
+    mesh = Mesh(gpus.reshape(2, 8), ("a", "b"))
     assert (topology_of(mesh).name, topology_of(mesh).size) == ("h100:2x8", 16)
     assert [one.kind for one in links(mesh).values()] == ["network", "nvlink"]
 

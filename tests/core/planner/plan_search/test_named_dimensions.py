@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
-import pytest
-
-from benchmarks.planning_models import Family, dlrm, llama, mlp
+from benchmarks.planning_models import Family, llama, mlp
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.plan_search.condensed_program import condensed
-from isoshard.core.planner.plan_search.named_dimensions import (
-    NamedDimensions,
-    Union,
-    layer_pattern,
-    named_dimensions,
-)
+from isoshard.core.planner.plan_search.named_dimensions import NamedDimensions, named_dimensions
 from isoshard.core.planner.traced.jax_steps import traced_jax_step
 
 SMALL = {"width": 64, "inner": 128, "heads": 8, "kv_heads": 4, "vocabulary": 256, "length": 16}
@@ -75,52 +66,3 @@ def test_a_chain_of_square_layers_alternates():
     assert dims["layers.1.weight"] == (second, first)
     assert "layers.2.weight" not in dims
     assert dims["layers.1.bias"] == (second,)
-
-
-def test_queries_and_keys_stay_apart():
-    mesh = topology("v5e:2x4").mesh((8,), ("data",))
-
-    def attention(params, x):
-        q, k, v = x @ params["q"], x @ params["k"], x @ params["v"]
-        weights = jax.nn.softmax(jnp.einsum("bqe,bke->bqk", q, k))
-        return jnp.sum(jnp.einsum("bqk,bke->bqe", weights, v))
-
-    weight = jax.ShapeDtypeStruct((32, 32), "float32")
-    x = jax.ShapeDtypeStruct((4, 16, 32), "float32")
-    args = ({"q": weight, "k": weight, "v": weight}, x)
-    step = traced_jax_step(attention, args, {}, mesh)
-    program = condensed(step, named_dimensions(step))
-    scores = next(kind for kind in program.values if kind.shape == (4, 16, 16))
-    batch, query, key = scores.dimensions
-    assert query == key != batch
-    assert scores.order.index(1) < scores.order.index(2)
-
-
-def test_tables_have_rows_of_their_own():
-    dims = by_name(found(dlrm(rows=(4096, 512, 512), width=16, batch=64)))
-    assert dims["tables.0.weight"][0] != dims["tables.1.weight"][0]
-    assert dims["tables.0.weight"][1] == dims["tables.1.weight"][1]
-    assert dims["batch.sparse"][0] == dims["batch.dense"][0] == dims["batch.clicks"][0]
-
-
-@pytest.mark.parametrize(
-    ("name", "pattern", "numbers"),
-    [
-        ("h.11.attn.weight", "h.#.attn.weight", (11,)),
-        ("conv1.weight", "conv1.weight", ()),
-        ("blocks.0.experts.3.up", "blocks.#.experts.#.up", (0, 3)),
-        ("0", "#", (0,)),
-    ],
-)
-def test_numbers_of_layers_are_found(name, pattern, numbers):
-    assert layer_pattern(name) == (pattern, numbers)
-
-
-def test_sets_are_joined():
-    union = Union(5)
-    union.join(4, 2)
-    union.join(2, 1)
-    again = union.copy()
-    again.join(0, 1)
-    assert [union.find(n) for n in range(5)] == [0, 1, 1, 3, 1]
-    assert again.find(4) == 0

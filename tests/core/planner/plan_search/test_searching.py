@@ -15,16 +15,14 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.planning_models import llama
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan, PlanError
+from isoshard.core.planner.estimating import estimate
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.plan_search.analytic_cost import is_tiny
-from isoshard.core.planner.plan_search.plan_cost import PlanCost, cost_of
-from isoshard.core.planner.plan_search.search_result import (
-    NothingFitsError,
-    SearchResult,
-    why_lost,
-)
+from isoshard.core.planner.plan_search.plan_cost import PlanCost
+from isoshard.core.planner.plan_search.search_result import NothingFitsError, SearchResult, why_lost
 from isoshard.core.planner.plan_search.searching import search
 from tests.core.planner.plan_search.small_families import SMALL, program, traced
+from tests.core.planner.plan_search.test_hand_plans import over_by_hand
 
 
 @functools.cache
@@ -32,8 +30,8 @@ def found(name: str, where: str = "v5e:2x4") -> SearchResult:
     return search(traced(name), None, where, depth="kinds")
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_every_parameter_has_a_rule_and_every_rule_decides(name):
+@pytest.mark.parametrize("name", ["Llama", "Llama, stacked", "Mixtral", "U-Net", "DLRM"])
+def test_every_parameter_has_a_rule_and_what_is_printed_is_short(name):
     result = found(name)
     params, _, batch = SMALL[name]().args
     resolved = result.plan.resolve(params, result.mesh, strict=True)
@@ -42,11 +40,17 @@ def test_every_parameter_has_a_rule_and_every_rule_decides(name):
         leaf.sharding.shard_shape(leaf.shape)
     assert result.plan.for_inputs().resolve({"batch": batch}, result.mesh).leaves
     assert len(result.plan.rules) <= 14
+    assert over_by_hand(name, "v5e:2x4", "kinds", result) <= 1.05
+    text = str(result).splitlines()
+    assert " on a device, at most " in text[0] and " of 14.9 GiB" in text[0]
+    assert len(text) <= 30 and max(map(len, text)) <= 160
+    for one in result.plan.rules:
+        assert any(one[0] in line for line in text) or any(" more: " in line for line in text)
 
 
 def test_a_model_of_more_layers_has_the_same_plan():
     plans = []
-    for layers in (9, 16):  # in shallow ones the embedding weighs more, so it may lie otherwise
+    for layers in (9, 12):  # in shallow ones the embedding weighs more, so it may lie otherwise
         size = {"width": 512, "heads": 8, "inner": 1536, "kv_heads": 4, "vocabulary": 4096}
         family = llama(layers=layers, batch=64, length=128, **size)
         mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
@@ -55,34 +59,24 @@ def test_a_model_of_more_layers_has_the_same_plan():
     assert plans[1].evaluated < 2 * plans[0].evaluated
 
 
-def test_twice_is_the_same():
-    first, again = (search(traced("Llama"), None, "v5e:2x4", depth="kinds") for _ in range(2))
-    assert first.plan == again.plan
-    assert [one.plan for one in first.runners_up] == [one.plan for one in again.runners_up]
-
-
 def test_another_process_finds_the_same():
     """Hashes of names differ from process to process; the order of nothing may hang on them."""
     code = (
         "from tests.core.planner.plan_search.small_families import traced\n"
         "from isoshard.core.planner.plan_search.searching import search\n"
-        "for name in ('MLP', 'Llama, stacked'):\n"
-        "    found = search(traced(name), None, 'v5e:2x4', candidates=2)\n"
-        "    print(str(found).rpartition(' in ')[0])\n"
+        "found = search(traced('Llama, stacked'), None, 'v5e:2x4', depth='kinds')\n"
+        "print(str(found).rpartition(' in ')[0])\n"
     )
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=300,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert said[0] == said[1]
-    assert said[0].count("choices") == 2
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONHASHSEED": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    ).stdout
+    assert said.strip() == str(found("Llama, stacked")).rpartition(" in ")[0].strip()
+    assert "choices" in said
 
 
 def test_runners_up_say_why_they_lost():
@@ -95,15 +89,6 @@ def test_runners_up_say_why_they_lost():
     assert len(set(ideas)) > 1
     text = str(result)
     assert "not mesh (" in text and "choices in" in text and "  inputs" in text
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_what_is_printed_is_short(name):
-    text = str(found(name)).splitlines()
-    assert " on a device, at most " in text[0] and " of 14.9 GiB" in text[0]
-    assert len(text) <= 30 and max(map(len, text)) <= 160
-    for one in found(name).plan.rules:
-        assert any(one[0] in line for line in text) or any(" more: " in line for line in text)
 
 
 def test_less_memory_splits_more():
@@ -134,14 +119,11 @@ def test_rules_of_ones_own_stay():
     assert dict(result.plan.inputs) == {"*": ("data",)}
     params = SMALL["Llama"]().args[0]
     result.plan.resolve(params, mesh, strict=True)
-
-
-def test_an_unknown_axis_in_a_fixed_rule_is_named():
-    mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
-    own = Plan({"*.up_proj.weight": ("tp",)})
-    with pytest.raises(
-        PlanError, match=r"fixed= does not go with the mesh \(data=2, model=4\)"
-    ) as e:
+    own, said = (
+        Plan({"*.up_proj.weight": ("tp",)}),
+        r"fixed= does not go with the mesh \(data=2, mo",
+    )
+    with pytest.raises(PlanError, match=said) as e:
         search(traced("Llama"), None, mesh, fixed=own, depth="kinds")
     assert "tp" in str(e.value) and "Name one of its axes" in str(e.value)
 
@@ -177,26 +159,23 @@ def test_what_cannot_be_asked_for_is_refused_before_it_begins(wrong, message):
 def test_plan_auto_gives_the_plan():
     family = SMALL["MLP"]()
     mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
-    plan = Plan.auto(family.step, family.args, mesh)
-    assert isinstance(plan, Plan)
-    assert plan == search(family.step, family.args, mesh).plan
+    own = Plan({"layers.0.weight": (None, "model")})
+    plan = Plan.auto(family.step, family.args, mesh, fixed=own)
+    assert isinstance(plan, Plan) and plan.rules[0] == ("layers.0.weight", (None, "model"))
+    assert plan == search(family.step, family.args, mesh, fixed=own).plan
     with pytest.raises(ShardingError, match=r"Plan.auto needs a mesh.*iso.planner.search finds"):
         Plan.auto(family.step, family.args, "v5e:2x4")
 
 
-def test_by_tracing_activations_are_said_where_they_help():
-    family = SMALL["Llama, stacked"]()
-    result = search(family.step, family.args, "v5e:2x4", candidates=2)
-    assert result.cost.depth == "trace" and result.cost.fits
-    layouts = result.plan.resolve(family.args[0], result.mesh).shardings
-    batch = {"batch": family.args[2]}
-    layouts |= result.plan.for_inputs().resolve(batch, result.mesh).shardings
-    step = traced("Llama, stacked")
-    without = cost_of(step, layouts, result.mesh, result.cost.capacity)
-    if result.plan.activations:
-        assert result.cost.seconds < without.seconds
-    else:
-        assert result.cost.seconds == pytest.approx(without.seconds)
+def test_by_the_partitioner_memory_is_what_estimate_tells():
+    family = SMALL["MLP"]()
+    mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
+    found = search(family.step, family.args, mesh, depth="partition", candidates=1)
+    how = {"depth": "partition", "progress": False}
+    report = estimate(family.step, family.args, mesh, found.plan, **how)
+    assert found.cost.depth == "partition" and found.cost.fits
+    assert report.memory.peak <= found.cost.memory
+    assert found.least_seconds <= found.cost.seconds
 
 
 def test_a_step_without_batch_or_state():

@@ -77,17 +77,19 @@ def zombies():
     return found
 
 
-def test_a_program_is_compiled_once(step, tmp_path):
+def test_a_program_is_compiled_once(step, tmp_path, monkeypatch):
+    """The user's environment does not reach the host's compiler."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=1")
+    monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
+    monkeypatch.setenv("ISOSHARD_PLAN_CACHE", str(tmp_path))
     told = []
-    first = compiled(step, HOST, cache=tmp_path, progress=lambda *said: told.append(said))
+    first = compiled(step, HOST, progress=lambda *said: told.append(said))
     assert first.text.startswith("HloModule") and not first.cached
     assert first.memory["argument_size_in_bytes"] > 0 and set(first.versions) == {"jax", "jaxlib"}
     assert told and told[0][0] == "compiling"
     again = compiled(step, HOST, cache=tmp_path, python=None)
     assert again.cached and again.text == first.text and again.memory == first.memory
-    (kept,) = tmp_path.iterdir()
-    kept.write_bytes(b"damaged")
-    assert not compiled(step, HOST, cache=tmp_path).cached
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_cache_knows_programs_targets_and_flags_apart(step):
@@ -153,12 +155,6 @@ def test_the_compiler_ends_with_the_process_that_asked(tmp_path):
     assert not folder.exists()
 
 
-def test_what_the_compiler_said_is_in_the_error(step, fake):
-    python = fake("echo 'INTERNAL: no such lowering' >&2\nexit 3")
-    with pytest.raises(CompilationError, match=r"(?s)the host failed:.*no such lowering"):
-        compiled(step, HOST, cache=False, python=python)
-
-
 def test_of_a_traceback_the_error_holds_what_was_raised(step, fake):
     said = (
         'File "a.py", line 3\njax.errors.JaxRuntimeError: INTERNAL: no tiles for %dot.1\n'
@@ -172,12 +168,8 @@ def test_of_a_traceback_the_error_holds_what_was_raised(step, fake):
     assert lines[0] == "the compiler for the host failed:"
     assert lines[1] == "jax.errors.JaxRuntimeError: INTERNAL: no tiles for %dot.1"
     assert len(lines) == 13 and "Suspected" not in str(caught.value)
-
-
-def test_a_compiler_that_is_killed(step, fake):
-    python = fake("kill -9 $$")
     with pytest.raises(CompilationError, match=r"ended by SIGKILL \(out of memory\?\)"):
-        compiled(step, HOST, cache=False, python=python)
+        compiled(step, HOST, cache=False, python=fake("kill -9 $$"))
 
 
 def test_a_program_that_the_compiler_refuses(step):
@@ -213,11 +205,3 @@ def test_one_process_at_a_time_uses_libtpu(step, fake, monkeypatch, tmp_path):
     assert set(told) == {"waiting for another process that compiles by libtpu"}
     with pytest.raises(CompilationError):  # now it is free
         compiled(step, target, cache=False, python=python)
-
-
-def test_the_environment_of_the_user_does_not_reach_the_host(step, monkeypatch, tmp_path):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=1")
-    monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
-    monkeypatch.setenv("ISOSHARD_PLAN_CACHE", str(tmp_path))
-    assert compiled(step, HOST).text
-    assert len(list(tmp_path.iterdir())) == 1

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from isoshard import make_mesh
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs import compiling
 from isoshard.core.planner.programs.compile_worker import ProgramText
-from isoshard.core.planner.programs.compiling import by_compiler, by_partitioner, partitioned
+from isoshard.core.planner.programs.compiling import by_compiler, by_partitioner
 from isoshard.core.planner.programs.device_ops import total
 from isoshard.core.planner.programs.planning_errors import CompilationError, PlanningError
 from isoshard.core.planner.programs.scaled_meshes import scaled_down
@@ -37,7 +36,7 @@ def sent(program):
 
 
 def test_a_step_for_a_cpu_needs_what_its_compiler_says(cache):
-    step = layers(make_mesh((2, 2), AXES, devices=jax.devices()[:4]))
+    step = layers(topology("cpu:4").mesh((2, 2), AXES))
     found = by_compiler(step, cache=cache)
     (program,) = [
         compiling.compiled(
@@ -84,24 +83,10 @@ def test_a_step_for_a_tpu_is_partitioned_in_its_own_dtype(cache):
     assert found.memory.peak_line.startswith("sample_steps.py:")
 
 
-def test_the_partitioners_memory_is_near_the_gpu_compilers():
-    """143,659,876 bytes, by the statistics of the program that was recorded beside this one.
-
-    So small a program is split into parts along the summed axis, each with a result of its own,
-    which are an eighth of all here; of models they are less than one in a hundred.
-    """
-    machine = topology("h100:1x4")
-    step = layers(machine.mesh((2, 2), AXES), width=1024, inner=2048, batch=8192)
-    text = ProgramText((RECORDED / "host.hlo").read_text(), {}, {}, {}, 0.0)
-    found = partitioned(step, text, machine)
-    assert found.memory.peak == pytest.approx(143_659_876, rel=0.15)
-
-
-@pytest.mark.parametrize("shape", [(16, 4), (4, 16)])
-def test_numbers_of_64_devices_follow_from_those_of_16_and_8(shape, cache, monkeypatch):
-    step = layers(topology("v5e:8x8").mesh(shape, AXES), width=256, inner=512, batch=1024)
+def test_numbers_of_64_devices_follow_from_those_of_16_and_8(cache, monkeypatch):
+    step = layers(topology("v5e:8x8").mesh((16, 4), AXES), width=256, inner=512, batch=1024)
     whole = by_partitioner(step, cache=cache)
-    monkeypatch.setattr(compiling, "HOST_DEVICES", 16 if shape[0] > 4 else 32)
+    monkeypatch.setattr(compiling, "HOST_DEVICES", 16)
     scaled = by_partitioner(step, cache=cache)
     assert sent(scaled) == sent(whole)
     assert total(scaled.ops).flops == pytest.approx(total(whole.ops).flops)
@@ -110,14 +95,6 @@ def test_numbers_of_64_devices_follow_from_those_of_16_and_8(shape, cache, monke
     assert scaled.memory.parameters == whole.memory.parameters
     assert scaled.memory.inputs == whole.memory.inputs
     assert scaled.notes[-1].endswith("and the mesh has 64")
-
-
-def test_a_mesh_is_made_smaller_along_its_longest_axis():
-    step = layers(topology("v5p:16x16x16").mesh((256, 16), AXES))
-    large, small = scaled_down(step, 2048)
-    assert (large.axis, large.size, small.size) == ("data", 128, 64)
-    assert large.step.mesh.size == 2048 and small.step.mesh.size == 1024
-    assert large.step.inputs[0].sharding.mesh is large.step.mesh
 
 
 def test_what_is_written_for_each_device_cannot_be_scaled():
@@ -153,13 +130,9 @@ def test_a_product_without_tiles_is_compiled_by_the_library(cache, monkeypatch):
     assert [target.flags for target in tried] == [(), ("--xla_gpu_enable_triton_gemm=false",)]
     assert "compiled with products by cuBLAS" in found.notes[0]
 
-
-def test_what_else_a_compiler_refuses_is_not_tried_again(cache, monkeypatch):
-    step = layers(topology("h100:1x4").mesh((2, 2), AXES))
-
-    def compiled(program, target, **given):
+    def refused(program, target, **given):
         raise CompilationError("INTERNAL: something else")
 
-    monkeypatch.setattr(compiling, "compiled", compiled)
+    monkeypatch.setattr(compiling, "compiled", refused)
     with pytest.raises(CompilationError, match="something else"):
         by_compiler(step, cache=cache)

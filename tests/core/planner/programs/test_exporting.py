@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
 from jax.experimental import pallas as pl
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.planner.axes.trace_depth import by_tracing
@@ -66,20 +63,16 @@ def test_each_result_takes_the_memory_of_the_input_that_it_replaces():
     assert "{0}: (0, {}" in text and "{1}: (1, {}" in text and "{2}: (2, {}" in text
 
 
-def test_an_input_is_not_donated_to_a_result_of_another_dtype():
+def test_what_is_donated_fits_one_result():
     step = by_hand(lambda a, b: (a.astype("bfloat16"), b + 1), 2, (0, 1))
     assert exported(step, "tpu").donated == (1,)
-
-
-def test_two_results_do_not_take_the_memory_of_one_input():
     step = by_hand(lambda a, b: (a + b, a - b), 2, (0, 0))
     assert exported(step, "tpu").donated == (0,)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
-def test_a_step_for_4096_devices_is_exported_by_eight(platform):
+def test_a_step_for_4096_devices_is_exported_by_eight():
     step = layers(topology("v5p:16x16x16").mesh((64, 64), ("data", "model")))
-    found = exported(step, platform)
+    found = exported(step, "cuda")
     assert read(found).nr_devices == 4096
     assert found.axes == (("data", 64), ("model", 64))
     assert len(found.data) < 100_000
@@ -90,43 +83,10 @@ def test_lines_survive_and_nothing_else_of_the_stack_does():
         return exported(layers(MESH), "tpu")
 
     found = from_here()
+    assert found == exported(layers(MESH), "tpu")  # the same bytes, wherever it is exported
     text = str(read(found).mlir_module_serialized)
     assert "line:sample_steps.py:" in text and "(layer)" in text
     assert "test_exporting" not in text and "exporting.py" not in text
-
-
-def test_the_same_step_gives_the_same_bytes_wherever_it_is_exported():
-    one = exported(layers(MESH), "cpu")
-    other = (lambda: exported(layers(MESH), "cpu"))()
-    assert one == other
-
-
-def test_custom_calls_are_allowed():
-    step = by_hand(lambda a: jnp.linalg.qr(a)[0], 1, (None,))
-    step = dataclasses.replace(
-        step,
-        results=(StepResult("q"),),
-    )
-    assert "custom_call" in read(exported(step, "cpu")).mlir_module()
-
-
-def test_an_operator_that_splits_itself_is_exported_as_what_it_stands_for():
-    doubled = custom_partitioning(lambda x: x * 2)
-    doubled.def_partition(
-        partition=lambda mesh, given, result: (
-            mesh, lambda x: x * 2, result.sharding, (given[0].sharding,)
-        ),
-        infer_sharding_from_operands=lambda *_: None,
-        sharding_rule="i j -> i j",
-    )  # fmt: skip
-    text = read(exported(by_hand(doubled, 1, (None,)), "cpu")).mlir_module()
-    assert "multiply" in text and "CustomSPMDPartitioning" not in text
-
-
-def test_64_bits_stay():
-    step = by_hand(lambda a: a * 2, 1, (0,), dtype="float64", wide=True)
-    found = exported(step, "cpu")
-    assert found.wide and read(found).in_avals[0].dtype == np.float64
 
 
 def test_keys_of_random_generators_are_inputs(tmp_path):
@@ -166,18 +126,16 @@ def test_a_kernel_of_another_platform_says_at_which_depths_it_can_be_planned():
         exported(by_hand(added, 1, (None,)), "cpu")
 
 
-@pytest.mark.parametrize("said", [None, 12345])
-def test_compiled_kernels_say_what_they_compute(said):
+def test_compiled_kernels_say_what_they_compute():
     """HLO has a kernel's binary only, so a name scope says its flops, as depth "trace" has them."""
 
     def kernel(x_ref, y_ref):
         y_ref[...] = x_ref[...] @ x_ref[...].T
 
     def step(x):
-        cost = said and pl.CostEstimate(flops=said, transcendentals=0, bytes_accessed=0)
         shape = jax.ShapeDtypeStruct((128, 128), "float32")
         return jax.shard_map(
-            pl.pallas_call(kernel, out_shape=shape, grid=(3,), cost_estimate=cost),
+            pl.pallas_call(kernel, out_shape=shape, grid=(3,)),
             mesh=MESH.abstract_mesh,
             in_specs=PartitionSpec(),
             out_specs=PartitionSpec(),
@@ -198,4 +156,4 @@ def test_compiled_kernels_say_what_they_compute(said):
     )
     (traced,) = [op.flops for op in by_tracing(made).ops if op.name == "pallas_call"]
     assert costs_of(module, module.entry, module.root).flops == traced
-    assert traced == (said or 3 * 128 * 128 * 2 * 128)
+    assert traced == 3 * 128 * 128 * 2 * 128

@@ -14,6 +14,8 @@ def test_what_was_put_is_found(tmp_path):
     assert cache.get("a") is None
     cache.put("a", {"text": "x" * 1000, "memory": {"peak": 3}})
     assert ProgramCache(tmp_path / "new").get("a") == {"text": "x" * 1000, "memory": {"peak": 3}}
+    (tmp_path / "new" / "a.json.gz").write_bytes(b"damaged")
+    assert cache.get("a") is None
 
 
 def test_what_was_used_longest_ago_goes(tmp_path):

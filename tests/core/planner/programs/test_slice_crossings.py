@@ -37,8 +37,7 @@ def test_libtpu_sends_gradients_over_dcn_split_by_the_devices_of_a_slice(slices)
     assert all("sliced_steps.py" in one.line for one in found)
 
 
-@pytest.mark.parametrize("slices", [2, 32])
-@pytest.mark.parametrize("depth", ["trace", "partition"])
+@pytest.mark.parametrize(("slices", "depth"), [(32, "trace"), (2, "partition")])
 def test_planned_without_a_compiler_it_is_the_same(slices, depth, tmp_path, monkeypatch):
     monkeypatch.setenv("ISOSHARD_PLAN_CACHE", str(tmp_path))
     mesh = mesh_of(slices)
@@ -52,26 +51,24 @@ def test_planned_without_a_compiler_it_is_the_same(slices, depth, tmp_path, monk
     assert f"replica, {slices} slices" in report.to_html()
 
 
-@pytest.mark.parametrize("slices", [2, 32])
-def test_without_fsdp_in_the_slice_all_parameters_go_over_dcn(slices):
-    mesh = mesh_of(slices)
+def test_without_fsdp_in_the_slice_all_parameters_go_over_dcn():
+    mesh = mesh_of(2)
     plan = Plan({"*": None}, inputs=P(("replica", "data")), dcn={"replica": "all-reduce"})
     report = estimate(sliced_steps.step, arguments(), mesh, plan)
     sent = sum(one.bytes * one.count for one in gradients(check_crossings(report, mesh, plan)))
     assert sent == PARAMETER_BYTES
 
 
-@pytest.mark.parametrize("slices", [2, 32])
-def test_parameters_split_over_slices_are_an_error_that_names_axis_line_bytes_and_fix(slices):
-    mesh = mesh_of(slices)
+def test_parameters_split_over_slices_are_an_error_that_names_axis_line_bytes_and_fix():
+    mesh = mesh_of(2)
     plan = Plan({"*": P("replica")}, inputs=P(("replica", "data")), dcn={"replica": "all-reduce"})
     report = estimate(sliced_steps.step, arguments(), mesh, plan)
     with pytest.raises(PlanError) as caught:
         check_crossings(report, mesh, plan)
     said = str(caught.value)
-    assert f"along 'replica' ({slices} slices), is more than the plan says" in said
+    assert "along 'replica' (2 slices), is more than the plan says" in said
     assert "('replica': all-reduce)" in said
-    assert f"all-gather over replica, {slices} slices: " in said
+    assert "all-gather over replica, 2 slices: " in said
     assert "4.0 MiB a device, sliced_steps.py:" in said
     assert "Plan(dcn={'replica': ('all-reduce', " in said
 
@@ -141,10 +138,10 @@ def test_what_is_no_program():
         crossings(Plan(), make_mesh((8,), ("x",)))
 
 
-@pytest.mark.parametrize("dcn", [{"x": "allreduce"}, {"x": ()}, {1: "all-reduce"}, "all", {"x": 3}])
-def test_what_is_no_rule_for_slices(dcn):
-    with pytest.raises(PlanError, match=r"dcn= takes mesh axes and the kinds of collectives"):
-        Plan(dcn=dcn)
+def test_what_is_no_rule_for_slices():
+    for dcn in ({"x": "allreduce"}, {"x": ()}, {1: "all-reduce"}, "all", {"x": 3}):
+        with pytest.raises(PlanError, match=r"dcn= takes mesh axes and the kinds of collectives"):
+            Plan(dcn=dcn)
 
 
 def test_rules_of_factors_and_of_plans_put_before_are_joined():

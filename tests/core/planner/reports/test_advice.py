@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 from isoshard.core.planner.reports.advice import advise
-from isoshard.core.planner.reports.report import CollectiveUse, InputUse
+from isoshard.core.planner.reports.report import CollectiveUse
 from tests.core.planner.reports.sample_reports import DOWN, GIB, UP, fitting, too_large
 
 
@@ -27,90 +27,69 @@ def with_memory(report, **changes):
     return dataclasses.replace(report, memory=memory)
 
 
-def test_a_step_that_fits_and_computes_needs_none():
-    assert advise(fitting()) == ()
-
-
-class TestMemory:
-    def test_whole_state_is_split(self):
-        assert said(too_large(), "FSDP".lower()) == (
-            "split parameters and optimizer state over 'data' (Plan.fsdp('data')): saves 84.4 GiB "
-            "a device at rest, then it fits"
-        )
-
-    def test_only_what_is_whole_and_divides(self):
-        split = tuple(
-            dataclasses.replace(use, axes=use.free, free=()) if use.role == "parameter" else use
-            for use in too_large().inputs
-        )
-        assert said(too_large(inputs=split), "split optimizer").startswith(
-            "split optimizer state over 'data': saves 56.2 GiB a device at rest"
-        )
-        odd = tuple(dataclasses.replace(use, free=()) for use in split)
-        assert silent(too_large(inputs=odd), "split ")
-
-    def test_what_is_still_too_much(self):
-        report = with_memory(too_large(), activations=100 * GIB)
-        assert said(report, "fsdp").endswith("; 31.1 GiB are still too much then")
-
-    @pytest.mark.parametrize(
-        ("framework", "how"),
-        [
-            ("jax", "jax.checkpoint"),
-            ("flax", "flax.nnx.remat"),
-            ("torch", "isoshard.torch_bridge.recompute.checkpoint_module"),
-        ],
+def test_memory_is_saved_by_splitting_what_is_whole_the_most_first():
+    assert advise(fitting()) == ()  # it fits, and computes
+    sentences = advise(too_large())
+    saves = [float(one.split("saves ")[1].split(" GiB")[0]) for one in sentences[:4]]
+    assert saves == sorted(saves, reverse=True) == [84.4, 30.0, 20.0, 15.0]
+    assert said(too_large(), "fsdp") == (
+        "split parameters and optimizer state over 'data' (Plan.fsdp('data')): saves 84.4 GiB "
+        "a device at rest, then it fits"
     )
-    def test_activations_are_computed_again(self, framework, how):
-        report = with_memory(fitting(framework=framework), activations=14 * GIB)
-        assert said(report, "again") == (
-            "activations are 87 % of the peak, 14.0 GiB: compute them again in the backward pass "
-            f"({how}), which saves at most 14.0 GiB a device, of which 1.1 GiB are needed"
-        )
-        package, _, name = how.rpartition(".")
-        assert callable(getattr(importlib.import_module(package), name))
-        onnx = dataclasses.replace(report, framework="onnx")
-        assert silent(onnx, "again")
-        assert "saves at most 7.0 GiB a device, of which" in said(report, "halve the batch")
-        assert silent(dataclasses.replace(report, inputs=()), "halve the batch")
+    split = tuple(
+        dataclasses.replace(use, axes=use.free, free=()) if use.role == "parameter" else use
+        for use in too_large().inputs
+    )
+    assert said(too_large(inputs=split), "split optimizer").startswith(
+        "split optimizer state over 'data': saves 56.2 GiB a device at rest"
+    )
+    odd = tuple(dataclasses.replace(use, free=()) for use in split)
+    assert silent(too_large(inputs=odd), "split ")
+    report = with_memory(too_large(), activations=100 * GIB)
+    assert said(report, "fsdp").endswith("; 31.1 GiB are still too much then")
+    assert all("over 'data' take" in one for one in advise(too_large(inputs=())))  # no guesses
 
-    def test_they_are_not_if_they_are_few(self):
-        assert silent(too_large(), "again")
 
-    def test_fewer_bits(self):
-        assert said(too_large(), "keep parameters").startswith(
-            "keep parameters in bfloat16 instead of float32: saves 15.0 GiB a device"
-        )
-        assert said(too_large(), "keep optimizer").startswith(
-            "keep optimizer state in bfloat16 instead of float32: saves 30.0 GiB a device"
-        )
+@pytest.mark.parametrize(
+    ("framework", "how"),
+    [
+        ("jax", "jax.checkpoint"),
+        ("flax", "flax.nnx.remat"),
+        ("torch", "isoshard.torch_bridge.recompute.checkpoint_module"),
+    ],
+)
+def test_activations_are_computed_again(framework, how):
+    report = with_memory(fitting(framework=framework), activations=14 * GIB)
+    assert said(report, "again") == (
+        "activations are 87 % of the peak, 14.0 GiB: compute them again in the backward pass "
+        f"({how}), which saves at most 14.0 GiB a device, of which 1.1 GiB are needed"
+    )
+    package, _, name = how.rpartition(".")
+    assert callable(getattr(importlib.import_module(package), name))
+    onnx = dataclasses.replace(report, framework="onnx")
+    assert silent(onnx, "again") and silent(too_large(), "again")  # there are few
+    assert "saves at most 7.0 GiB a device, of which" in said(report, "halve the batch")
+    assert silent(dataclasses.replace(report, inputs=()), "halve the batch")
+    tight = with_memory(fitting(), activations=12 * GIB)
+    assert tight.fits
+    assert said(tight, "again").endswith("saves at most 12.0 GiB a device")
 
-    def test_not_of_what_has_few_already(self):
-        report = with_memory(fitting(), activations=20 * GIB)
-        assert silent(report, "keep parameters")
 
-    def test_twice_the_devices(self):
-        report = with_memory(fitting(), activations=20 * GIB)
-        assert said(report, "twice") == (
-            "take twice the devices (512, data=32): with the same batch what 'data' splits halves, "
-            "which saves 11.0 GiB a device, then it fits"
-        )
-        whole = tuple(dataclasses.replace(use, axes=()) for use in report.inputs)
-        assert silent(dataclasses.replace(report, inputs=whole), "twice")
-
-    def test_a_tight_fit_has_advice_without_a_claim_to_fit(self):
-        report = with_memory(fitting(), activations=12 * GIB)
-        assert report.fits
-        assert said(report, "again").endswith("saves at most 12.0 GiB a device")
-
-    def test_most_first(self):
-        sentences = advise(too_large())
-        saves = [float(one.split("saves ")[1].split(" GiB")[0]) for one in sentences[:4]]
-        assert saves == sorted(saves, reverse=True) == [84.4, 30.0, 20.0, 15.0]
-
-    def test_nothing_is_guessed(self):
-        report = too_large(inputs=())
-        assert all("over 'data' take" in one for one in advise(report))
+def test_fewer_bits_and_twice_the_devices():
+    assert said(too_large(), "keep parameters").startswith(
+        "keep parameters in bfloat16 instead of float32: saves 15.0 GiB a device"
+    )
+    assert said(too_large(), "keep optimizer").startswith(
+        "keep optimizer state in bfloat16 instead of float32: saves 30.0 GiB a device"
+    )
+    report = with_memory(fitting(), activations=20 * GIB)
+    assert silent(report, "keep parameters")  # they are in bfloat16
+    assert said(report, "twice") == (
+        "take twice the devices (512, data=32): with the same batch what 'data' splits halves, "
+        "which saves 11.0 GiB a device, then it fits"
+    )
+    whole = tuple(dataclasses.replace(use, axes=()) for use in report.inputs)
+    assert silent(dataclasses.replace(report, inputs=whole), "twice")
 
 
 class TestTime:
@@ -141,8 +120,6 @@ class TestTime:
             "all-reduces over 'data' take 1.30 s, computing 600 ms: a batch 2.2 times as large per "
             "device would hide what does not grow with it, or fewer shards; 700 ms are waited for"
         )
-
-    def test_several_kinds_are_named(self):
         time = dataclasses.replace(fitting().time, collectives={"data": 0.9})
         assert said(fitting(time=time), "over 'data'").startswith(
             "collectives over 'data' (all-gather, reduce-scatter) take 900 ms, computing 586 ms: "
@@ -194,16 +171,10 @@ class TestTime:
             "or let it work on fewer bytes (bfloat16)"
         )
         assert silent(fitting(time=time, timeline=()), "waited for")
+        little = dataclasses.replace(time, compute=0.499)
+        assert silent(fitting(time=little), "waited for")
         report = fitting(time=time, bytes_moved=6e9)
         assert said(report, "waited for").endswith(
             "computing 100 ms, and 400 ms are waited for: 89 % of it are parameters and optimizer "
             "state, which a larger batch per device reads for more rows"
         )
-
-    def test_small_savings_are_not_said(self):
-        time = dataclasses.replace(fitting().time, compute=0.499, busy=0.5, limit="memory")
-        assert silent(fitting(time=time), "waited for")
-
-
-def test_uses_are_hashable_and_small():
-    assert hash(InputUse("parameter", "float32", (), ("x",), 4, 1))

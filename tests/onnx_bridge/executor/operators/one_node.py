@@ -1,8 +1,9 @@
 """One operator, three ways: ONNX Runtime or onnx's reference, JAX on one device, JAX on eight."""
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from isoshard.core.layout.mesh import make_mesh
+from isoshard.onnx_bridge import ModelError
 from isoshard.onnx_bridge.executor import evaluate
 from isoshard.onnx_bridge.executor.operators import find, on_mesh
 from isoshard.onnx_bridge.executor.operators.registry import HOST_LIMIT
@@ -100,6 +103,17 @@ class Case:
         """The inputs by name."""
         return {f"x{k}": x for k, x in enumerate(self.inputs) if x is not None}
 
+    @property
+    def unknown(self) -> dict[str, np.ndarray]:
+        """The inputs that are arguments of the program."""
+        return {name: x for name, x in self.given.items() if int(name[1:]) not in self.known}
+
+    def results(self, values: dict[str, Any]) -> list[Any]:
+        """The outputs, of values for the unknown inputs."""
+        graph = Graph(self.model)
+        found = evaluate(graph.nodes, {**self.given, **values}, graph.opsets)
+        return [found[name] for name in graph.outputs]
+
 
 def expected(case: Case) -> list[np.ndarray]:
     """What the oracle says."""
@@ -117,56 +131,73 @@ def expected(case: Case) -> list[np.ndarray]:
     return session.run(None, case.given)
 
 
-def check(case: Case) -> None:
-    """Compare all ways."""
-    graph = Graph(case.model)
-    known = {f"x{k}": case.inputs[k] for k in case.known}
-    given = {name: x for name, x in case.given.items() if name not in known}
-    wanted = expected(case)
+def check(cases: list[Case]) -> None:
+    """Compare all ways. All cases together are one program for each way, which compiles faster."""
+    wanted = {case: expected(case) for case in cases}
+    found = jax.jit(lambda values: _each(cases, values))([case.unknown for case in cases])
+    alone = dict(zip(cases, found, strict=True))
+    for case in cases:
+        with _named(case):
+            gradients, results = alone[case]
+            _compare(results, wanted[case], case.tolerance)
+            for slope in gradients.values():
+                assert np.isfinite(np.asarray(slope, np.float32)).all()
+            small = all(np.size(y) <= HOST_LIMIT for y in wanted[case])
+            if find("", case.op, case.opset).host is not None and small:
+                _compare(evaluate_known(case), wanted[case], case.tolerance, exact_dtype=True)
+    # Operators are computed under Auto axes, whatever the types of the user's mesh.
+    mesh = make_mesh((8,), ("x",), axis_types=jax.sharding.AxisType.Auto)
+    split = [case for case in cases if case.split is not None]
+
+    def program(values):
+        with on_mesh(mesh):
+            return _each(split, values)
+
+    placed = [
+        {name: _placed(mesh, name, x, case.split) for name, x in case.unknown.items()}
+        for case in split
+    ]
+    for case, (gradients, results) in zip(split, jax.jit(program)(placed), strict=True):
+        with _named(case):
+            _compare(results, wanted[case], case.tolerance)
+            for key, slope in alone[case][0].items():
+                tolerance = 10 * case.tolerance
+                pair = (np.asarray(one, np.float64) for one in (gradients[key], slope))
+                np.testing.assert_allclose(*pair, atol=tolerance, rtol=tolerance)
+
+
+def _each(cases: list[Case], values: list[dict[str, Any]]) -> list[Any]:
+    """Gradients and results of each case."""
+    return [_with_gradients(case, one) for case, one in zip(cases, values, strict=True)]
+
+
+def _with_gradients(case: Case, values: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    inexact = {k: v for k, v in values.items() if jnp.issubdtype(v.dtype, jnp.floating)}
+    rest = {k: v for k, v in values.items() if k not in inexact}
+
+    def loss(inexact):
+        found = [jnp.asarray(y) for y in case.results({**inexact, **rest})]
+        return sum(_weighed(y) for y in found), found
+
     gradient = case.split is not None if case.gradient is None else case.gradient
+    if not (gradient and inexact):
+        return {}, loss(inexact)[1]
+    return jax.grad(loss, has_aux=True)(inexact)
 
-    def results(values):
-        found = evaluate(graph.nodes, {**values, **known}, graph.opsets)
-        return [found[name] for name in graph.outputs]
 
-    def run(values):
-        inexact = {k: v for k, v in values.items() if jnp.issubdtype(v.dtype, jnp.floating)}
-        rest = {k: v for k, v in values.items() if k not in inexact}
+@contextlib.contextmanager
+def _named(case: Case) -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{case}: {error}") from None
 
-        def loss(inexact):
-            found = [jnp.asarray(y) for y in results({**inexact, **rest})]
-            return sum(_weighed(y) for y in found), found
 
-        if not (gradient and inexact):
-            return {}, loss(inexact)[1]
-        return jax.grad(loss, has_aux=True)(inexact)
-
-    gradients, found = jax.jit(lambda values: run(values))(given)
-    _compare(found, wanted, case.tolerance)
-    for slope in gradients.values():
-        assert np.isfinite(np.asarray(slope, np.float32)).all()
-    small = all(np.size(y) <= HOST_LIMIT for y in wanted)
-    if find("", case.op, case.opset).host is not None and small:
-        on_host = [np.asarray(y) for y in evaluate_known(case)]
-        _compare(on_host, wanted, case.tolerance, exact_dtype=True)
-    if case.split is not None:
-        # Operators are computed under Auto axes, whatever the types of the user's mesh.
-        mesh = make_mesh((8,), ("x",), axis_types=jax.sharding.AxisType.Auto)
-
-        def program(values):
-            with on_mesh(mesh):
-                return run(values)
-
-        placed = {name: _placed(mesh, name, x, case.split) for name, x in given.items()}
-        split_gradients, split_found = jax.jit(program)(placed)
-        _compare(split_found, wanted, case.tolerance)
-        for name, slope in gradients.items():
-            np.testing.assert_allclose(
-                np.asarray(split_gradients[name], np.float64),
-                np.asarray(slope, np.float64),
-                atol=10 * case.tolerance,
-                rtol=10 * case.tolerance,
-            )
+def check_refused(cases: list[tuple[Case, str]]) -> None:
+    """Each case raises a message."""
+    for case, message in cases:
+        with pytest.raises(ModelError, match=message):
+            jitted(case)
 
 
 def evaluate_known(case: Case) -> list[Any]:
@@ -180,15 +211,7 @@ def evaluate_known(case: Case) -> list[Any]:
 
 def jitted(case: Case) -> list[jax.Array]:
     """The results with unknown inputs, but for the known."""
-    graph = Graph(case.model)
-    known = {f"x{k}": case.inputs[k] for k in case.known}
-    given = {name: x for name, x in case.given.items() if name not in known}
-
-    def run(values):
-        found = evaluate(graph.nodes, {**values, **known}, graph.opsets)
-        return [found[name] for name in graph.outputs]
-
-    return jax.jit(run)(given)
+    return jax.jit(case.results)(case.unknown)
 
 
 def _placed(mesh, name: str, x: np.ndarray, split: dict[int, int]) -> jax.Array:

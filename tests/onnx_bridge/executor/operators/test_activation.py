@@ -1,10 +1,8 @@
 """Activations and softmax."""
 
 import numpy as np
-import pytest
 
-from isoshard.onnx_bridge import ModelError
-from tests.onnx_bridge.executor.operators.one_node import Case, check, floats, jitted
+from tests.onnx_bridge.executor.operators.one_node import Case, check, check_refused, floats
 
 X = floats(8, 3, 4)
 LARGE = np.array([[-200.0, -1.0, 0.0, 1.0, 200.0]] * 8, np.float32)
@@ -29,10 +27,9 @@ CASES = [
             ("Gelu", {}),
         )
     ),
-    *(Case(op, (X,)) for op in ("LeakyRelu", "Elu", "Selu", "Celu", "HardSigmoid", "Shrink")),
     *(
         Case(op, (LARGE,), note="large", gradient=True)
-        for op in ("Elu", "Selu", "Celu", "Softplus", "Sigmoid", "Gelu")
+        for op in ("Elu", "Selu", "Celu", "Softplus", "Gelu")
     ),
     Case("Gelu", (X,), {"approximate": "tanh"}, note="tanh"),
     Case("Gelu", (X,), opset=20),
@@ -44,24 +41,21 @@ CASES = [
         for opset, attributes, split, note in (
             (13, {}, LAST, "last axis, split"),
             (13, {"axis": 1}, LAST, "axis 1"),
-            (21, {"axis": -3}, None, "negative axis"),
-            (11, {}, None, "flattened"),
             (11, {"axis": 2}, None, "flattened from 2"),
         )
     ),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_computes_what_onnx_says(case):
-    check(case)
+def test_they_compute_what_onnx_says():
+    check(CASES)
 
 
-def test_an_unknown_word_is_refused_with_the_possible_ones():
-    with pytest.raises(ModelError, match="approximate is 'erf'; possible are 'none', 'tanh'"):
-        jitted(Case("Gelu", (X,), {"approximate": "erf"}))
+REFUSED = [
+    (Case("Gelu", (X,), {"approximate": "erf"}), "is 'erf'; possible are 'none', 'tanh'"),
+    (Case("Softmax", (X,), {"axis": 3}), r"axis 3 of a tensor of rank 3: -3\.\.2 are there"),
+]  # fmt: skip
 
 
-def test_an_axis_that_is_not_there_is_refused():
-    with pytest.raises(ModelError, match=r"axis 3 of a tensor of rank 3: -3\.\.2 are there"):
-        jitted(Case("Softmax", (X,), {"axis": 3}))
+def test_what_cannot_be_computed_raises():
+    check_refused(REFUSED)

@@ -1,15 +1,13 @@
 """Operators of two or more inputs that are broadcast."""
 
 import numpy as np
-import pytest
 
-from isoshard.onnx_bridge import ModelError
 from tests.onnx_bridge.executor.operators.one_node import (
     Case,
     check,
+    check_refused,
     floats,
     integers,
-    jitted,
     positive,
 )
 
@@ -26,7 +24,6 @@ CASES = [
     Case("Add", (floats(8, 1), floats(1, 8)), split={0: 0, 1: 1}, note="outer, both split"),
     Case("Div", (A, positive(3)), split=ROWS),
     Case("Div", (N, SIGNED), split=BOTH, note="towards zero"),
-    Case("Div", (N.astype(np.int32), SIGNED.astype(np.int32)), opset=13, note="int32"),
     Case("Mod", (N, SIGNED), split=BOTH, note="sign of the divisor"),
     Case("Mod", (N, SIGNED), {"fmod": 1}, note="sign of the dividend"),
     Case("Mod", (A * 5, B), {"fmod": 1}, split=BOTH, note="floats"),
@@ -35,19 +32,17 @@ CASES = [
     Case("Pow", (A, np.float32(3)), note="unknown cube", gradient=False),
     Case("Pow", (A, np.int64(3)), note="integer exponent", gradient=False),
     Case("Pow", (N, np.int64(2)), note="integers"),
-    Case("Pow", (N, np.float32(2)), note="integer base"),
     Case("Pow", (positive(8, 3), np.float32(-0.5)), known=(1,), note="known root"),
     *(
         Case(op, (N, J[0]), split=ROWS)
         for op in ("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
     ),
-    *(Case(op, (A, B)) for op in ("Less", "GreaterOrEqual")),
     *(Case(op, (A > 0, B > 0), split=BOTH) for op in ("And", "Or", "Xor")),
     *(Case(op, (BITS, BITS[0]), split=ROWS) for op in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")),
     Case("BitShift", (BITS, np.uint8(2)), {"direction": "LEFT"}, split=ROWS),
     Case("BitShift", (BITS, np.uint8(2)), {"direction": "RIGHT"}, note="right"),
     *(Case(op, (A, B, ROW), split=BOTH) for op in ("Sum", "Max", "Min", "Mean")),
-    *(Case(op, (A,), note="one") for op in ("Sum", "Max", "Mean")),
+    *(Case(op, (A,), note="one") for op in ("Max", "Mean")),
     *(Case(op, (N, J)) for op in ("Max", "Min")),
     Case("Where", (A > 0, B, ROW), split=BOTH),
     Case("Where", (A[0] > 0, N, J), note="integers"),
@@ -55,16 +50,15 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_computes_what_onnx_says(case):
-    check(case)
+def test_they_compute_what_onnx_says():
+    check(CASES)
 
 
-def test_a_remainder_of_floats_needs_fmod():
-    with pytest.raises(ModelError, match="Mod of float32 has fmod=0, which is for integers"):
-        jitted(Case("Mod", (A, B)))
+REFUSED = [
+    (Case("Mod", (A, B)), "Mod of float32 has fmod=0, which is for integers"),
+    (Case("Add", (A, floats(5))), r"node 'Add_0' \(Add\): .*shapes"),
+]  # fmt: skip
 
 
-def test_shapes_that_do_not_fit_name_the_node():
-    with pytest.raises(ModelError, match=r"node 'Add_0' \(Add\): .*shapes"):
-        jitted(Case("Add", (A, floats(5))))
+def test_what_cannot_be_computed_raises():
+    check_refused(REFUSED)

@@ -1,9 +1,6 @@
 """Convolutions and transposed convolutions."""
 
-import pytest
-
-from isoshard.onnx_bridge import ModelError
-from tests.onnx_bridge.executor.operators.one_node import Case, check, floats, jitted
+from tests.onnx_bridge.executor.operators.one_node import Case, check, check_refused, floats
 
 X, W, B = floats(8, 4, 8, 7), floats(6, 4, 3, 2), floats(6)
 T = floats(4, 6, 3, 2)
@@ -46,16 +43,15 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_computes_what_onnx_says(case):
-    check(case)
+def test_they_compute_what_onnx_says():
+    check(CASES)
 
 
-def test_a_kernel_shape_that_is_not_the_weights_is_refused():
-    with pytest.raises(ModelError, match=r"kernel_shape is \[3, 3\], and the weight's is"):
-        jitted(Case("Conv", (X, W), {"kernel_shape": [3, 3]}))
+REFUSED = [
+    (Case("Conv", (X, W), {"kernel_shape": [3, 3]}), r"is \[3, 3\], and the weight's is"),
+    (Case("Conv", (X, W), {"strides": [2]}), r"strides is \[2\], and 2 numbers of at least 1"),
+]  # fmt: skip
 
 
-def test_too_few_strides_are_refused():
-    with pytest.raises(ModelError, match=r"strides is \[2\], and 2 numbers of at least 1"):
-        jitted(Case("Conv", (X, W), {"strides": [2]}))
+def test_what_cannot_be_computed_raises():
+    check_refused(REFUSED)

@@ -1,16 +1,8 @@
 """Operators of one input, element by element."""
 
 import numpy as np
-import pytest
 
-from tests.onnx_bridge.executor.operators.one_node import (
-    Case,
-    check,
-    evaluate_known,
-    floats,
-    integers,
-    positive,
-)
+from tests.onnx_bridge.executor.operators.one_node import Case, check, floats, integers, positive
 
 X = floats(8, 3)
 UNIT = np.tanh(X)
@@ -45,11 +37,5 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_computes_what_onnx_says(case):
-    check(case)
-
-
-def test_known_integers_stay_64_bits_wide():
-    case = Case("Neg", (np.array([1 << 40], np.int64),))
-    assert evaluate_known(case)[0].item() == -(1 << 40)
+def test_they_compute_what_onnx_says():
+    check(CASES)

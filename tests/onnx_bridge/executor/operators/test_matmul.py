@@ -1,7 +1,6 @@
 """Products of matrices."""
 
 import numpy as np
-import pytest
 
 from tests.onnx_bridge.executor.operators.one_node import Case, check, floats, integers
 
@@ -25,6 +24,5 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_computes_what_onnx_says(case):
-    check(case)
+def test_they_compute_what_onnx_says():
+    check(CASES)

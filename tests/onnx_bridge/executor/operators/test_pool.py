@@ -1,10 +1,14 @@
 """Pooling."""
 
 import numpy as np
-import pytest
 
-from isoshard.onnx_bridge import ModelError
-from tests.onnx_bridge.executor.operators.one_node import Case, check, floats, integers, jitted
+from tests.onnx_bridge.executor.operators.one_node import (
+    Case,
+    check,
+    check_refused,
+    floats,
+    integers,
+)
 
 X = floats(8, 3, 8, 7)
 BATCH, ROWS = {0: 0}, {0: 2}
@@ -21,7 +25,6 @@ CASES = [
             ("split along rows", ROWS, {**SQUARE, "strides": [2, 2]}),
             ("padded", None, {**SQUARE, **PADS, "strides": [2, 1]}),
             ("same upper", None, {**SQUARE, "auto_pad": "SAME_UPPER", "strides": [2, 2]}),
-            ("same lower", None, {**SQUARE, "auto_pad": "SAME_LOWER"}),
             ("dilated", None, {**SQUARE, "dilations": [2, 3]}),
         )
     ),
@@ -33,7 +36,6 @@ CASES = [
         if (op, opset) != ("AveragePool", 13)
     ),
     Case("AveragePool", (X,), {**SQUARE, **PADS, "count_include_pad": 1}, note="pads counted"),
-    Case("AveragePool", (X,), {**HANGING, **PADS, "count_include_pad": 1}, note="hanging, counted"),
     Case("MaxPool", (X,), {**SQUARE, **PADS}, outputs=2, note="places", split=BATCH),
     Case("MaxPool", (X,), {**SQUARE, "storage_order": 1}, outputs=2, note="down the columns"),
     Case("MaxPool", (integers(2, 2, 6, dtype=np.int8),), {"kernel_shape": [2]}, note="int8"),
@@ -45,23 +47,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_computes_what_onnx_says(case):
-    check(case)
+def test_they_compute_what_onnx_says():
+    check(CASES)
 
 
-@pytest.mark.parametrize(
-    ("op", "attributes", "message"),
-    [
-        ("MaxPool", {"kernel_shape": [1 << 40, 1], "dilations": [2, 1]}, "more than 4096 elements"),
-        ("AveragePool", {**SQUARE, "pads": [1 << 40] * 4}, "the windows are .* more than"),
-    ],
-)
-def test_numbers_that_would_fill_the_memory_are_refused(op, attributes, message):
-    with pytest.raises(ModelError, match=message):
-        jitted(Case(op, (X,), attributes))
+REFUSED = [
+    (Case("MaxPool", (X,), {"kernel_shape": [1 << 40, 1], "dilations": [2, 1]}), "than 4096 elem"),
+    (Case("AveragePool", (X,), {**SQUARE, "pads": [1 << 40] * 4}), "the windows are .* more than"),
+    (Case("GlobalMaxPool", (floats(2, 3),)), r"\(batch, channels, spatial\.\.\) is wanted, and"),
+]  # fmt: skip
 
 
-def test_an_image_is_wanted():
-    with pytest.raises(ModelError, match=r"\(batch, channels, spatial\.\.\) is wanted, and"):
-        jitted(Case("GlobalMaxPool", (floats(2, 3),)))
+def test_what_cannot_be_computed_raises():
+    check_refused(REFUSED)

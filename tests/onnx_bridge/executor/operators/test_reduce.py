@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from isoshard.onnx_bridge import ModelError
 from tests.onnx_bridge.executor.operators.one_node import (
     Case,
     check,
+    check_refused,
     floats,
     integers,
     ints,
@@ -35,7 +35,6 @@ TIES = np.array([[1.0, 3.0, 3.0, -2.0, 3.0, -2.0]] * 8, np.float32)
 
 CASES = [
     *(Case(op, (X, ints(0, -1)), known=(1,), split=ROWS) for op in REDUCTIONS),
-    *(Case(op, (X,), {"keepdims": 0}, note="all axes") for op in REDUCTIONS),
     *(
         Case(op, (X,), {"axes": [-1, 1], "keepdims": 0}, opset=11 if op == "ReduceSum" else 13,
              note="attribute")
@@ -63,7 +62,6 @@ CASES = [
     Case("ArgMax", (P,), split=ROWS, note="the split axis"),
     Case("CumSum", (P, np.int64(0)), known=(1,), split=ROWS),
     Case("CumSum", (P, np.int64(-2)), {"exclusive": 1}, (1,), split=ROWS, note="exclusive"),
-    Case("CumSum", (P, np.int64(2)), {"reverse": 1}, (1,), opset=13, note="reverse"),
     Case("CumSum", (I, np.int64(0)), {"reverse": 1, "exclusive": 1}, (1,), note="both"),
     Case("TopK", (P, ints(2)), {"axis": 1}, (1,), outputs=2, split=ROWS),
     Case("TopK", (TIES, ints(4)), {"largest": 0}, (1,), outputs=2, note="smallest, ties"),
@@ -74,24 +72,23 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_computes_what_onnx_says(case):
-    check(case)
+def test_they_compute_what_onnx_says():
+    check(CASES)
+
+
+REFUSED = [
+    (Case("ReduceSum", (X, ints(1))), r"its input 'x1' \(axes\) becomes a shape or an axis"),
+    (Case("ReduceSum", (X, ints(1, -2)), known=(1,)), r"axes \[1, -2\] of rank 3 name an axis tw"),
+]  # fmt: skip
+
+
+def test_what_cannot_be_computed_raises():
+    check_refused(REFUSED)
 
 
 def test_the_maximum_of_nothing_is_the_lowest_number():
     (found,) = jitted(Case("ReduceMax", (np.zeros((2, 0), np.float32), ints(1)), known=(1,)))
     assert np.isneginf(found).all()
-
-
-def test_axes_must_be_known():
-    with pytest.raises(ModelError, match=r"its input 'x1' \(axes\) becomes a shape or an axis"):
-        jitted(Case("ReduceSum", (X, ints(1))))
-
-
-def test_an_axis_named_twice_is_refused():
-    with pytest.raises(ModelError, match=r"axes \[1, -2\] of rank 3 name an axis twice"):
-        jitted(Case("ReduceSum", (X, ints(1, -2)), known=(1,)))
 
 
 @pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean"])

@@ -1,16 +1,14 @@
 """Operators that only move elements."""
 
 import numpy as np
-import pytest
 
-from isoshard.onnx_bridge import ModelError
 from tests.onnx_bridge.executor.operators.one_node import (
     Case,
     check,
+    check_refused,
     floats,
     integers,
     ints,
-    jitted,
 )
 
 X = floats(8, 3, 4)
@@ -66,36 +64,24 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_computes_what_onnx_says(case):
-    check(case)
+def test_they_compute_what_onnx_says():
+    check(CASES)
 
 
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        (
-            Case("Reshape", (X, ints(8, -1))),
-            r"its input 'x1' \(shape\) becomes a shape or an axis, which must be known",
-        ),
-        (
-            Case("Reshape", (floats(0, 3), ints(0, -1)), {"allowzero": 1}, (1,)),
-            r"shape \[0, -1\] with allowzero=1 has a 0 and a -1",
-        ),
-        (Case("Reshape", (X, ints(96, 1, 1, 0)), {}, (1,)), r"keeps an axis that \(8, 3, 4\)"),
-        (Case("Squeeze", (X, ints(0)), {}, (1,)), r"axes \[0\] of shape \(8, 3, 4\) are not"),
-        (Case("Unsqueeze", (X, ints(0, -5)), {}, (1,)), "name an axis twice"),
-        (
-            Case("Split", (X, ints(1, 1)), {}, (1,), outputs=2),
-            r"sizes \[1, 1\] do not split axis 0",
-        ),
-        (Case("Split", (X,), {"axis": 1}, opset=13, outputs=2), "into 2 equal pieces"),
-        (Case("Split", (X,), {"num_outputs": 1 << 40}, outputs=2), "and the node has 2 outputs"),
-        (Case("Slice", (X, ints(0), ints(2), None, ints(0)), {}, (1, 2, 4)), "hold a 0"),
-        (Case("Flatten", (X,), {"axis": 4}), r"axis 4 of a tensor of rank 3: -3\.\.3"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_what_cannot_be_is_refused(case, message):
-    with pytest.raises(ModelError, match=message):
-        jitted(case)
+REFUSED = [
+    (Case("Reshape", (X, ints(8, -1))), r"'x1' \(shape\) becomes a shape or an axis, which"),
+    (Case("Reshape", (floats(0, 3), ints(0, -1)), {"allowzero": 1}, (1,)),
+     r"shape \[0, -1\] with allowzero=1 has a 0 and a -1"),
+    (Case("Reshape", (X, ints(96, 1, 1, 0)), {}, (1,)), r"keeps an axis that \(8, 3, 4\)"),
+    (Case("Squeeze", (X, ints(0)), {}, (1,)), r"axes \[0\] of shape \(8, 3, 4\) are not"),
+    (Case("Unsqueeze", (X, ints(0, -5)), {}, (1,)), "name an axis twice"),
+    (Case("Split", (X, ints(1, 1)), {}, (1,), outputs=2), r"sizes \[1, 1\] do not split axis 0"),
+    (Case("Split", (X,), {"axis": 1}, opset=13, outputs=2), "into 2 equal pieces"),
+    (Case("Split", (X,), {"num_outputs": 1 << 40}, outputs=2), "and the node has 2 outputs"),
+    (Case("Slice", (X, ints(0), ints(2), None, ints(0)), {}, (1, 2, 4)), "hold a 0"),
+    (Case("Flatten", (X,), {"axis": 4}), r"axis 4 of a tensor of rank 3: -3\.\.3"),
+]  # fmt: skip
+
+
+def test_what_cannot_be_computed_raises():
+    check_refused(REFUSED)

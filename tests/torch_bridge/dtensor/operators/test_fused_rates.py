@@ -29,8 +29,7 @@ def rows(name, module, mesh):
         module.register_parameter(key, nn.Parameter(placed))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-@pytest.mark.parametrize("kind", FUSED)
+@pytest.mark.parametrize(("kind", "shape"), [*zip(FUSED, [(), (1,), (1, 1), (1,)], strict=True)])
 def test_steps_are_the_cpus(kind, shape):
     torch.manual_seed(0)
     there = Scaled()

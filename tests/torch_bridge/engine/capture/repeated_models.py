@@ -19,14 +19,12 @@ class Layer(nn.Module):
     """A residual layer with a norm, a product, and dropout."""
 
     def __init__(self, dropout: float = 0.0):
-        """Make the modules."""
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map rows to rows."""
         return x + self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
 
 
@@ -34,14 +32,12 @@ class Model(nn.Module):
     """Layers between an input and an output of other shapes."""
 
     def __init__(self, layers: int, dropout: float = 0.0):
-        """Make the modules."""
         super().__init__()
         self.first = nn.Linear(3, WIDTH)
         self.layers = nn.ModuleList(Layer(dropout) for _ in range(layers))
         self.last = nn.Linear(WIDTH, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map rows of three to rows of four."""
         x = self.first(x)
         for layer in self.layers:
             x = layer(x)
@@ -65,14 +61,13 @@ class Training:
         self,
         repeat: Any,
         *,
-        layers: int = 4,
+        layers: int = 3,
         dropout: float = 0.0,
         optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
         loss: Callable[[nn.Module, torch.Tensor], torch.Tensor] | None = None,
         before: Callable[[nn.Module], Any] = lambda model: None,
         place: Callable[[nn.Module], Any] = lambda model: model.to("jax"),
     ):
-        """See the class."""
         torch.manual_seed(0)
         self.model = Model(layers, dropout)
         place(self.model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,17 @@ from isoshard import P, make_mesh
 from tests.torch_bridge.engine.capture.test_compile import batches, net
 
 functional = torch.nn.functional
+Wrap = Callable[..., Any]
 
 
-def _accumulate(device: str, wrap: Callable[..., Any], none: bool = True, **options: Any) -> Any:
+def agree(train: Callable[[str, Wrap], list[float]], rtol: float = 1e-5) -> None:
+    """Train on the CPU, and compiled."""
+    np.testing.assert_allclose(train("jax", xs.compile), train("cpu", lambda f: f), rtol=rtol)
+
+
+def _accumulate(device: str, wrap: Wrap, none: bool = True) -> Any:
     """Train with gradients of three calls added up, then one call that updates."""
-    model = net(**options).to(device)
+    model = net().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     @wrap
@@ -36,7 +43,7 @@ def _accumulate(device: str, wrap: Callable[..., Any], none: bool = True, **opti
         return norm.detach()
 
     seen = []
-    for number, (x, y) in enumerate(batches(9)):
+    for number, (x, y) in enumerate(batches(6)):
         seen.append(backward(x.to(device), y.to(device)))
         if number % 3 == 2:
             seen.append(update())
@@ -74,60 +81,54 @@ def test_accumulated_gradients_are_donated(counted):
     assert counted("copies") == 0
 
 
-def test_gradients_in_the_step_are_computed_by_both_kinds_of_micro_batches():
-    def train(device: str, wrap: Callable[..., Any]) -> list[float]:
+def test_micro_batches_and_two_optimizers_in_a_step():
+    def train(device: str, wrap: Wrap) -> list[float]:
         model = net().to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizers = [
+            torch.optim.SGD(model.first.parameters(), lr=0.1),
+            torch.optim.AdamW(model.last.parameters(), lr=0.01),
+        ]
 
         @wrap
         def step(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             losses = []
             for x, y in parts:
                 loss = functional.mse_loss(model(x), y) / len(parts)
                 loss.backward()
                 losses.append(loss.detach())
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step()
             return torch.stack(losses).sum()
 
         data = [[(x.to(device), y.to(device)) for x, y in batches(count)] for count in (2, 3, 2)]
         return [step(parts).item() for parts in data]
 
-    np.testing.assert_allclose(train("jax", xs.compile), train("cpu", lambda f: f), rtol=1e-5)
+    agree(train)
 
 
-def test_gradients_nobody_clears_add_up_as_they_do_without_compile():
-    def train(device: str, wrap: Callable[..., Any]) -> list[float]:
+@pytest.mark.parametrize("where", ["never", "before", "after", "delayed"])
+def test_gradients_cleared_at_other_times_give_the_results_of_the_cpu(where):
+    """Outside of the step or never; or in a step that updates with the gradients of the last."""
+
+    def train(device: str, wrap: Wrap) -> list[float]:
         model = net().to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
         @wrap
         def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            if where == "delayed":
+                optimizer.step()
+                optimizer.zero_grad()
             loss = functional.mse_loss(model(x), y)
             loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return [step(x.to(device), y.to(device)).item() for x, y in batches(5)]
-
-    np.testing.assert_allclose(train("jax", xs.compile), train("cpu", lambda f: f), rtol=1e-5)
-
-
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_clearing_gradients_outside_gives_the_results_of_the_cpu(where):
-    def train(device: str, wrap: Callable[..., Any]) -> list[float]:
-        model = net().to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-        @wrap
-        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            loss = functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
+            if where != "delayed":
+                optimizer.step()
             return loss.detach()
 
         losses = []
-        for x, y in batches(5):
+        for x, y in batches(4):
             if where == "before":
                 optimizer.zero_grad()
             losses.append(step(x.to(device), y.to(device)).item())
@@ -136,31 +137,13 @@ def test_clearing_gradients_outside_gives_the_results_of_the_cpu(where):
                 optimizer.zero_grad()
         return losses
 
-    np.testing.assert_allclose(train("jax", xs.compile), train("cpu", lambda f: f), rtol=1e-5)
-
-
-def test_an_update_delayed_by_one_call_is_not_lost():
-    def train(device: str, wrap: Callable[..., Any]) -> list[float]:
-        model = net().to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        @wrap
-        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            optimizer.step()
-            optimizer.zero_grad()
-            loss = functional.mse_loss(model(x), y)
-            loss.backward()
-            return loss.detach()
-
-        return [step(x.to(device), y.to(device)).item() for x, y in batches(5)]
-
-    np.testing.assert_allclose(train("jax", xs.compile), train("cpu", lambda f: f), rtol=1e-5)
+    agree(train)
 
 
 def test_two_models_with_an_optimizer_each_train_in_turns():
     """A GAN: the generator's loss also makes gradients of the discriminator."""
 
-    def train(device: str, wrap: Callable[..., Any]) -> list[float]:
+    def train(device: str, wrap: Wrap) -> list[float]:
         torch.manual_seed(0)
         maker, judge = torch.nn.Linear(6, 6).to(device), torch.nn.Linear(6, 1).to(device)
         makers = torch.optim.Adam(maker.parameters(), lr=1e-2)
@@ -183,36 +166,12 @@ def test_two_models_with_an_optimizer_each_train_in_turns():
             return loss.detach()
 
         losses = []
-        for x, _ in batches(5):
+        for x, _ in batches(4):
             x = x.to(device)
             losses += [train_maker(x).item(), train_judge(x, x.flip(0) + 1).item()]
         return losses
 
-    np.testing.assert_allclose(train("jax", xs.compile), train("cpu", lambda f: f), rtol=1e-4)
-
-
-def test_both_models_in_one_step():
-    def train(device: str, wrap: Callable[..., Any]) -> list[float]:
-        torch.manual_seed(0)
-        first, second = torch.nn.Linear(6, 6).to(device), torch.nn.Linear(6, 4).to(device)
-        optimizers = [
-            torch.optim.SGD(first.parameters(), lr=0.1),
-            torch.optim.AdamW(second.parameters(), lr=0.01),
-        ]
-
-        @wrap
-        def step(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss = functional.mse_loss(second(first(x)), y)
-            loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-            return {"loss": loss.detach()}
-
-        return [step(x.to(device), y.to(device))["loss"].item() for x, y in batches(5)]
-
-    np.testing.assert_allclose(train("jax", xs.compile), train("cpu", lambda f: f), rtol=1e-5)
+    agree(train, rtol=1e-4)
 
 
 def test_the_gradient_of_an_argument():
@@ -230,7 +189,7 @@ def test_the_gradient_of_an_argument():
     assert len(attack.replays) == 2
 
 
-def test_a_returned_gradient_is_the_gradient():
+def test_gradients_that_are_returned_held_and_replaced():
     model = torch.nn.Linear(3, 1).to("jax")
 
     @xs.compile
@@ -238,28 +197,19 @@ def test_a_returned_gradient_is_the_gradient():
         model(x).sum().backward()
         return model.weight.grad, model.weight.grad[0, 1:]
 
-    x = torch.ones(2, 3, device="jax")
+    x, held = torch.ones(2, 3, device="jax"), []
     for count in (1, 2, 3):
         whole, part = step(x)
+        held.append(iso.to_jax(whole))
         assert whole is model.weight.grad
         assert whole.tolist() == [[2.0 * count] * 3] and part.tolist() == [2.0 * count] * 2
+    assert [array[0, 0].item() for array in held] == [2.0, 4.0, 6.0]
     whole.zero_()
     assert part.tolist() == [0.0, 0.0]
-
-
-def test_held_gradients_stay_valid_when_the_next_call_adds_to_them():
-    model = torch.nn.Linear(3, 1).to("jax")
-
-    @xs.compile
-    def step(x: torch.Tensor) -> None:
-        model(x).sum().backward()
-
-    x = torch.ones(2, 3, device="jax")
-    held = []
-    for _ in range(4):
-        step(x)
-        held.append(iso.to_jax(model.weight.grad))
-    assert [array[0, 0].item() for array in held] == [2.0, 4.0, 6.0, 8.0]
+    model.weight.grad = torch.full((1, 3), 10.0, device="jax")
+    assert step(x)[0].tolist() == [[12.0] * 3]
+    model.weight.grad.mul_(2)
+    assert step(x)[0].tolist() == [[26.0] * 3]
 
 
 def test_gradients_on_a_mesh_lie_as_their_parameters():
@@ -278,45 +228,21 @@ def test_gradients_on_a_mesh_lie_as_their_parameters():
     assert len(step.replays) == 2
 
 
-def test_a_gradient_replaced_by_the_user_is_seen():
-    model = torch.nn.Linear(3, 1, bias=False).to("jax")
-
-    @xs.compile
-    def step(x: torch.Tensor) -> None:
-        model(x).sum().backward()
-
-    x = torch.ones(2, 3, device="jax")
-    step(x), step(x)
-    model.weight.grad = torch.full((1, 3), 10.0, device="jax")
-    step(x)
-    assert model.weight.grad.tolist() == [[12.0] * 3]
-    model.weight.grad.mul_(2)
-    step(x)
-    assert model.weight.grad.tolist() == [[26.0] * 3]
-
-
 def test_a_result_cannot_be_differentiated_outside():
-    model = net().to("jax")
+    model = net(dropout=0.5).to("jax")
     step = xs.compile(lambda x: model(x).sum())
     x = batches(1)[0][0].to("jax")
-    for _ in range(2):
+    torch.manual_seed(3)
+    want = [model(x).sum().item() for _ in range(3)]
+    torch.manual_seed(3)
+    for number in range(3):
         loss = step(x)
-        assert loss.requires_grad
+        assert loss.requires_grad and loss.item() == pytest.approx(want[number], rel=1e-5)
         with pytest.raises(xs.CaptureError, match=r"graph lives inside the program.*detach"):
             (loss * 2).backward()
+    assert len(step.replays) == 1
     with torch.no_grad():
         assert not step(x).requires_grad
-
-
-def test_a_forward_pass_with_gradients_on_is_one_program():
-    model = net(dropout=0.5).to("jax")
-    step = xs.compile(lambda x: model(x))
-    x = batches(1)[0][0].to("jax")
-    torch.manual_seed(3)
-    want = [model(x).tolist() for _ in range(3)]
-    torch.manual_seed(3)
-    np.testing.assert_allclose([step(x).tolist() for _ in range(3)], want, rtol=1e-5)
-    assert len(step.replays) == 1
 
 
 class Marked(torch.autograd.Function):
@@ -349,3 +275,64 @@ def test_the_graph_of_a_tensor_on_the_cpu_ends_with_the_step():
         assert run(x).item() == pytest.approx(want[0])
         torch.testing.assert_close(layer.weight.grad.cpu(), want[1])
     assert 0 < len(run.replays) <= 2
+
+
+# --- Gradients that a step leaves out ------------------------------------------------------------
+
+
+def trained() -> tuple[torch.nn.Module, torch.Tensor, xs.CompiledStep]:
+    """A model, and a step that clears its gradients first, after two calls."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2).to("jax")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.ones(4, 3, device="jax")
+
+    @xs.compile
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step(x), step(x)
+    assert len(step.replays) == 1
+    return model, x, step
+
+
+LEFT_OUT = r"gradient of a tensor of shape \(2,\w*.*left out.*zero_"
+
+
+def test_gradients_that_were_left_out_cannot_be_added_to():
+    model, x, step = trained()
+
+    @xs.compile
+    def adds(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    for backward in (lambda: model(x).sum().backward(), lambda: adds(x)):
+        with pytest.raises(RuntimeError, match=LEFT_OUT):
+            backward()
+    model.zero_grad()
+    adds(x), adds(x)
+    assert torch.equal(model.weight.grad.cpu(), torch.full((2, 3), 8.0))
+    for _ in range(2):  # and in a step that finds gradients to clear
+        model.zero_grad()
+        model(x).sum().backward()
+        assert torch.equal(model.weight.grad.cpu(), torch.full((2, 3), 4.0))
+        step(x)
+        with pytest.raises(RuntimeError, match="left out"):
+            model(x).sum().backward()
+
+
+def test_to_python_gradients_that_were_left_out_are_none():
+    model, x, step = trained()
+    other = copy.deepcopy(model)
+    assert all(one.grad is None for one in (*model.parameters(), *other.parameters()))
+    model(x).sum().backward()
+    model.zero_grad(), step(x)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    model, _, _ = trained()
+    assert model.to("cpu").weight.grad is None

@@ -43,9 +43,10 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("change", [_seven, _other_memory])
-@pytest.mark.parametrize("read", READS.values(), ids=READS)
-def test_a_tensor_on_the_cpu(read, change):
+@pytest.mark.parametrize("name", READS)
+def test_a_tensor_on_the_cpu(name):
+    read, change = READS[name], (_seven, _other_memory)[len(name) % 2]
+
     def make(device):
         return types.SimpleNamespace(kept=_pair())
 

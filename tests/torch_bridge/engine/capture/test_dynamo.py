@@ -6,7 +6,6 @@ import copy
 import itertools
 import subprocess
 import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard import P, make_mesh, metrics
+from isoshard import P, make_mesh
 from tests.torch_bridge.engine.capture.test_compile import batches
 
 pytestmark = [
@@ -57,7 +56,7 @@ def test_a_training_run_gives_the_results_of_the_cpu_with_two_compilations(count
     fast = compiled(model, dynamic=False)
     optimizers = [torch.optim.SGD(m.parameters(), 0.05, 0.9) for m in (model, plain)]
     compilations = []
-    for x, y in batches(5):
+    for x, y in batches(3):
         losses = []
         for one, optimizer, device in zip((fast, plain), optimizers, ("jax", "cpu"), strict=True):
             optimizer.zero_grad()
@@ -67,35 +66,11 @@ def test_a_training_run_gives_the_results_of_the_cpu_with_two_compilations(count
             losses.append(loss.item())
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
         compilations.append(counted("compilations"))
-    assert compilations[1:] == [compilations[1]] * 4 and compilations[1] <= 3
+    assert compilations[1:] == [compilations[1]] * 2 and compilations[1] <= 3
     for (name, value), want in zip(
         model.state_dict().items(), plain.state_dict().values(), strict=True
     ):
         torch.testing.assert_close(value.cpu(), want, rtol=1e-3, atol=1e-5, msg=name)
-
-
-def test_every_gradient_is_that_of_the_cpu():
-    plain = net()
-    model = copy.deepcopy(plain).to("jax")
-    x = batches(1)[0][0].requires_grad_()
-    z = x.detach().to("jax").requires_grad_()
-    plain(x).square().sum().backward()
-    compiled(model)(z).square().sum().backward()
-    torch.testing.assert_close(z.grad.cpu(), x.grad, rtol=1e-4, atol=1e-6)
-    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_the_model_is_one_entry_of_the_tape_forward_and_one_backward(counted):
-    model = torch.nn.Sequential(*(torch.nn.Linear(6, 6) for _ in range(10))).to("jax")
-    fast = compiled(model)
-    x = batches(1)[0][0].to("jax")
-    xs.sync()
-    fast(x).sum().backward()
-    before = len(metrics.compilations())
-    xs.sync()
-    (program,) = metrics.compilations()[before:]
-    assert int(program.what.split()[0]) < 8
 
 
 def test_evaluation_runs_one_program_and_compiles_once(counted):
@@ -113,28 +88,23 @@ def test_evaluation_runs_one_program_and_compiles_once(counted):
 
 
 def test_dropout_differs_from_call_to_call_and_follows_the_seed():
-    fast = compiled(torch.nn.Dropout(0.5))
+    fast = compiled(lambda x: (torch.dropout(x, 0.5, True), torch.dropout(x, 0.5, True)))
     x = torch.ones(64).to("jax")
     torch.manual_seed(2)
-    first = [fast(x).tolist() for _ in range(3)]
+    first = [[one.tolist() for one in fast(x)] for _ in range(2)]
     torch.manual_seed(2)
-    assert [fast(x).tolist() for _ in range(3)] == first
-    assert len({tuple(row) for row in first}) == 3
-    assert {value for row in first for value in row} == {0.0, 2.0}
+    assert [[one.tolist() for one in fast(x)] for _ in range(2)] == first
+    rows = [tuple(row) for pair in first for row in pair]
+    assert len(set(rows)) == 4
+    assert {value for row in rows for value in row} == {0.0, 2.0}
 
 
-def test_two_dropouts_of_one_graph_differ():
-    fast = compiled(lambda x: (torch.dropout(x, 0.5, True), torch.dropout(x, 0.5, True)))
-    one, two = fast(torch.ones(64).to("jax"))
-    assert one.tolist() != two.tolist()
-
-
-@pytest.mark.parametrize("dynamic", [False, None, True])
+@pytest.mark.parametrize("dynamic", [None, True])
 def test_other_shapes_are_other_programs(dynamic):
     model = net().to("jax")
     plain = copy.deepcopy(model).to("cpu")
     fast = compiled(model, dynamic=dynamic)
-    for rows in (8, 5, 3, 5):
+    for rows in (8, 5, 3):
         x = batches(1, rows)[0][0]
         torch.testing.assert_close(fast(x.to("jax")).cpu(), plain(x), rtol=1e-4, atol=1e-5)
 
@@ -178,17 +148,18 @@ def test_writes_to_arguments_and_views():
         assert turned.tolist() == [[6.0, 1.0]] * 3 and same.tolist() == x.tolist()
 
 
-def test_layouts_are_kept():
+def test_layouts_are_kept_and_every_gradient_is_that_of_the_cpu():
     mesh = make_mesh((2, 4), ("x", "y"))
     plain = net()
     plan = iso.Plan({"0.weight": P("y", None), "4.weight": P(None, "y"), "*": P()})
     model = iso.shard(copy.deepcopy(plain), mesh, plan)
-    x = batches(1)[0][0]
-    plain(x).sum().backward()
-    compiled(model)(iso.shard(x, mesh, P("x", None))).sum().backward()
-    torch.testing.assert_close(
-        model[0].weight.grad.cpu(), plain[0].weight.grad, rtol=1e-4, atol=1e-6
-    )
+    x = batches(1)[0][0].requires_grad_()
+    z = iso.shard(x.detach(), mesh, P("x", None)).requires_grad_()
+    plain(x).square().sum().backward()
+    compiled(model)(z).square().sum().backward()
+    torch.testing.assert_close(z.grad.cpu(), x.grad, rtol=1e-4, atol=1e-6)
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-4, atol=1e-6)
     assert iso.to_jax(model[0].weight.grad).sharding.spec == P("y")
 
 
@@ -207,14 +178,14 @@ def test_inside_a_compiled_step():
             return loss.detach()
 
         run = xs.compile(step)
-        losses.append([run(x.to("jax")).item() for x, _ in batches(4)])
+        losses.append([run(x.to("jax")).item() for x, _ in batches(3)])
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_transformers_attention_and_loss():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        n_layer=2, n_embd=16, n_head=2, vocab_size=32, n_positions=16, bos_token_id=0,
+        n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=16, bos_token_id=0,
         eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -248,7 +219,7 @@ def test_cpu_inputs_may_be_moved_inside():
         return (a.to("jax") + b.to("jax")).sin() @ on_device
 
     fast = compiled(forward)
-    for _ in range(3):
+    for _ in range(2):
         a, b = torch.randn(4, 3), torch.randn(4, 3)
         want = (a + b).sin() @ weight
         torch.testing.assert_close(fast(a, b).detach().cpu(), want, rtol=1e-5, atol=1e-5)
@@ -266,22 +237,22 @@ def test_an_operator_without_a_lowering_is_named():
             fast(torch.ones(3).to("jax")).cpu()
 
 
-def test_the_backend_is_found_without_importing_the_bridge():
-    code = (
-        "import sys, torch\n"
-        "assert 'isoshard' in torch.compiler.list_backends()\n"
-        "assert 'isoshard' not in sys.modules\n"
-        "f = torch.compile(lambda x: x + 1, backend='isoshard')\n"
-        "assert 'isoshard.torch_bridge' in sys.modules\n"
-        "assert f(torch.ones(2, device='jax')).tolist() == [2.0, 2.0]\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+LAZY = """
+import os, sys, torch
+if os.fork() == 0:
+    import isoshard.torch_bridge
+    os._exit("torch._dynamo" in sys.modules)
+assert os.wait()[1] == 0, "the bridge loads dynamo"
+assert 'isoshard' in torch.compiler.list_backends()
+assert 'isoshard' not in sys.modules
+f = torch.compile(lambda x: x + 1, backend='isoshard')
+assert 'isoshard.torch_bridge' in sys.modules
+assert f(torch.ones(2, device='jax')).tolist() == [2.0, 2.0]
+"""
 
 
-def test_the_bridge_does_not_load_dynamo():
-    code = "import sys, isoshard.torch_bridge; assert 'torch._dynamo' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+def test_dynamo_finds_the_backend_by_its_name_and_the_bridge_does_not_load_dynamo():
+    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
@@ -296,16 +267,6 @@ def test_a_captured_step_still_donates_once_dynamo_was_used(counted):
     assert counted("copies") == 0 and counted("donated_bytes") > 0
 
 
-def test_a_number_that_changes_is_an_input_of_the_graph():
-    scale = types.SimpleNamespace(beta=1.0)
-    f = torch.compile(lambda x: x * scale.beta, backend="isoshard")
-    got = []
-    for beta in (1.0, 2.5, 4.0):
-        scale.beta = beta
-        got.append(f(torch.ones(2, device="jax"))[0].item())
-    assert got == [1.0, 2.5, 4.0]
-
-
 def test_numbers_are_computed_in_64_bits():
     """A difference of large floats that change is lost in 32."""
     now = [1e7]
@@ -315,7 +276,7 @@ def test_numbers_are_computed_in_64_bits():
 
     compiled = torch.compile(late, backend="isoshard", dynamic=True)
     x = torch.zeros(2, device="jax")
-    for number in range(5):
+    for number in range(3):
         now[0] = 1e7 + number / 1024
         assert compiled(x).tolist() == [number / 1024 * 1e3] * 2
 

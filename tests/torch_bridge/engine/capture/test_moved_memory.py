@@ -45,11 +45,11 @@ def test_a_weight_that_is_only_read(move, mesh):
     assert captures[1:] == [captures[1]] * 3  # the first took the argument to the mesh
 
 
-@pytest.mark.parametrize("move", [_shared, _recorded, _into_rows])
+@pytest.mark.parametrize("move", [_recorded, _into_rows])
 def test_a_weight_that_is_trained(move, mesh):
     torch.manual_seed(0)
     start, new = torch.randn(16, 4), torch.randn(16, 4)
-    batches = torch.randn(6, 2, 16)
+    batches = torch.randn(4, 2, 16)
     found = []
     for device in ("cpu", "jax"):
         weight = torch.nn.Parameter(start.to(device, copy=True))
@@ -65,7 +65,7 @@ def test_a_weight_that_is_trained(move, mesh):
         step = step if device == "cpu" else xs.compile(step)
         losses = []
         for number, batch in enumerate(batches):
-            if number == 3:
+            if number == 2:
                 with torch.no_grad():
                     weight.copy_(new) if device == "cpu" else move(weight, new, mesh)
             losses.append(step(batch.to(device)).detach().cpu())
@@ -77,7 +77,7 @@ def test_a_weight_that_is_trained(move, mesh):
 def test_an_argument_whose_layout_is_known_once_it_is_computed(mesh):
     weight, given = torch.randn(8, 4).to("jax"), torch.randn(8, 8)
     step = xs.compile(lambda x: x @ weight)
-    for number in range(1, 6):
+    for number in range(1, 5):
         x = given.to("jax") if number < 3 else iso.shard(given.to("jax"), mesh, P("x"))
         torch.testing.assert_close(step(x * number).cpu(), given * number @ weight.cpu())
 

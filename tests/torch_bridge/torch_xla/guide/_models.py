@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-WORDS, WIDTH = 64, 32
+WORDS, WIDTH = 64, 16
 
 
 def softmax_attention(query, key, value):
@@ -19,34 +19,25 @@ def softmax_attention(query, key, value):
 
 
 class Attention(nn.Module):
-    """Four heads of queries to two of keys and values."""
+    """Four heads."""
 
-    def __init__(self, heads=4, shared=2):
+    def __init__(self):
         super().__init__()
-        self.size, self.repeat = WIDTH // heads, heads // shared
-        self.query = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.key = nn.Linear(WIDTH, shared * self.size, bias=False)
-        self.value = nn.Linear(WIDTH, shared * self.size, bias=False)
-        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.inward, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.attend = softmax_attention
 
     def forward(self, x):
-        query, key, value = (
-            project(x).unflatten(-1, (-1, self.size)).transpose(1, 2)
-            for project in (self.query, self.key, self.value)
-        )
-        key, value = (t.repeat_interleave(self.repeat, dim=1) for t in (key, value))
+        query, key, value = self.inward(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
         return self.out(self.attend(query, key, value).transpose(1, 2).flatten(2))
 
 
 class GatedMLP(nn.Module):
     """Up, gate and down."""
 
-    def __init__(self, hidden=64):
+    def __init__(self):
         super().__init__()
-        self.up = nn.Linear(WIDTH, hidden, bias=False)
-        self.gate = nn.Linear(WIDTH, hidden, bias=False)
-        self.down = nn.Linear(hidden, WIDTH, bias=False)
+        self.up, self.gate = (nn.Linear(WIDTH, 32, bias=False) for _ in "ab")
+        self.down = nn.Linear(32, WIDTH, bias=False)
 
     def forward(self, x):
         return self.down(functional.silu(self.gate(x)) * self.up(x))
@@ -68,11 +59,10 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Tokens in, scores of every word out."""
 
-    def __init__(self, depth=2):
+    def __init__(self, depth=1):
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH)
         self.layers = nn.ModuleList(Block() for _ in range(depth))
-        self.last = nn.RMSNorm(WIDTH)
         self.scores = nn.Linear(WIDTH, WORDS, bias=False)
 
     def through_layers(self, x):
@@ -82,7 +72,7 @@ class Decoder(nn.Module):
         return x
 
     def forward(self, ids):
-        return self.scores(self.last(self.through_layers(self.embedding(ids))))
+        return self.scores(self.through_layers(self.embedding(ids)))
 
 
 def token_loss(model, ids, wanted):
@@ -97,37 +87,31 @@ def tokens(count, length=16):
 
 
 class Residual(nn.Module):
-    """Two convolutions and a way around them."""
+    """A convolution and a way around it."""
 
-    def __init__(self, into, out, stride):
+    def __init__(self):
         super().__init__()
-        self.first = nn.Conv2d(into, out, 3, stride, 1, bias=False)
-        self.second = nn.Conv2d(out, out, 3, 1, 1, bias=False)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(out) for _ in range(2))
-        self.around = nn.Conv2d(into, out, 1, stride, bias=False)
-        self.relu = nn.ReLU(inplace=True)
+        self.first, self.norm = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
 
     def forward(self, x):
-        y = self.relu(self.norms[0](self.first(x)))
-        return self.relu(self.norms[1](self.second(y)) + self.around(x))
+        return functional.relu(self.norm(self.first(x)) + x, inplace=True)
 
 
 def resnet(classes=10):
-    """A ResNet of two blocks."""
+    """A ResNet of one block."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, bias=False),
         nn.BatchNorm2d(8),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(2),
-        Residual(8, 8, 1),
-        Residual(8, 16, 2),
+        Residual(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(16, classes),
+        nn.Linear(8, classes),
     )
 
 
-def images(count, size=16):
+def images(count, size=8):
     """Pictures and their classes."""
     generator = torch.Generator().manual_seed(8)
     pictures = torch.randn(count, 3, size, size, generator=generator)

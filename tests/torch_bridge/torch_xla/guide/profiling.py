@@ -1,4 +1,4 @@
-"""A profile of some steps, taken by a server in this process while it trains."""
+"""Times of tracing and of whole steps, metrics that tell why, and a profile of some steps."""
 
 import pathlib
 import tempfile
@@ -7,6 +7,8 @@ import time
 
 import torch
 import torch_xla
+import torch_xla.core.xla_model as xm
+import torch_xla.debug.metrics as met
 import torch_xla.debug.profiler as xp
 import torch_xla.utils.utils as xu
 from _models import image_loss, images, resnet, started
@@ -15,6 +17,8 @@ device = torch_xla.device()
 pictures, classes = (t.to(device) for t in images(4))
 model = started(resnet, device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch_xla.sync()
+met.clear_all()
 
 
 def update():
@@ -26,7 +30,35 @@ def update():
     return loss
 
 
-first = update().item()  # compiled before the profile begins
+def programs():
+    data = met.metric_data("CompileTime")
+    return 0 if data is None else data[0]
+
+
+tracing, whole, compiled, losses = [], [], [], []
+for _ in range(4):
+    begin = time.perf_counter()
+    loss = update()
+    traced = time.perf_counter()
+    torch_xla.sync()
+    xm.wait_device_ops()
+    end = time.perf_counter()
+    tracing.append(traced - begin)
+    whole.append(end - begin)
+    compiled.append(programs())
+    losses.append(loss.item())
+assert all(0 < part < total for part, total in zip(tracing, whole, strict=True))
+assert compiled == [1] * 4  # the first step compiles, the others find its program
+assert min(whole[1:]) < whole[0]
+assert losses == sorted(losses, reverse=True)
+for rows in (4, 4, 6, 6):  # another shape is another program
+    with torch.no_grad():
+        model(torch.randn(rows, 3, 8, 8).to(device))
+    torch_xla.sync(wait=True)
+assert programs() == 3
+assert "CompileTime" in met.metrics_report() and "CompileTime" in met.short_metrics_report()
+assert not [name for name in met.counter_names() if name.startswith("aten::")]
+
 (port,) = xu.get_free_tcp_ports()
 assert xp.start_server(port) is not None
 with tempfile.TemporaryDirectory() as folder:
@@ -36,17 +68,10 @@ with tempfile.TemporaryDirectory() as folder:
     number = 0
     while time.monotonic() < end:
         with xp.StepTrace("train_resnet", step_num=number):
-            loss = update()
+            update()
         number += 1
     while threading.active_count() > before:  # the profile is being written
         time.sleep(0.05)
     (written,) = pathlib.Path(folder).rglob("*.xplane.pb")
     content = written.read_bytes()
     assert b"train_resnet" in content and b"forward_and_backward" in content
-    with tempfile.TemporaryDirectory() as other:
-        xp.start_trace(other)
-        update()
-        torch_xla.sync(wait=True)
-        xp.stop_trace()
-        assert list(pathlib.Path(other).rglob("*.xplane.pb"))
-assert loss.item() < first

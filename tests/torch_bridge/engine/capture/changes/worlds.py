@@ -1,19 +1,22 @@
 """What a program has between two calls of a step, what it changes there, and how a case is run.
 
-A case makes a `World` on a device: a step, an edit, and the edit back. There are three kinds:
+A case makes a `World` on a device: a step, and edits. There are three kinds:
 
-- `reads`: the step is a function of a tensor of 4 x 4 that reads something besides. As a layer of
-  `scan_layers` it follows a product; in `gradient_accumulation` it is inside the loss.
-- `modules`: the step is a forward and backward pass of a model, and the edit changes the model.
-- `trains`: the step is a whole training step, and the edit changes model, optimizer, or what is
+- `row`: a step that reads something besides a tensor of 4 x 4, all of it written as text. As a
+  layer of `scan_layers` it follows a product; in `gradient_accumulation` it is inside the loss.
+- `modules`: the step is a forward and backward pass of a model, and the edits change the model.
+- `trains`: the step is a whole training step, and the edits change model, optimizer, or what is
   around them.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import re
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,16 +26,10 @@ from isoshard.torch_bridge.torch_xla.experimental.gradient_accumulation import g
 
 BY_DYNAMO = "torch.compile has no guard for it, on any device and with any backend"
 
-OUTSIDE = {
-    "scan": "it is read outside of the layers, where the code runs in every call",
-    "accumulate": "it is read outside of the loop, where the code runs in every call",
-}
-"""Why a whole training step has no scanned and no accumulated form."""
+WHOLE = ("scan", "accumulate")
+"""Modes that a whole step does not have: what it reads is outside of layers and losses."""
 
-OUTSIDE_OF_MODELS = {
-    **OUTSIDE,
-    "dynamo": "torch.compile(model) compiles no optimizer: its code runs in every call",
-}
+TRAINS = (*WHOLE, "dynamo")
 """The same where `torch.compile` would be given the step of an optimizer."""
 
 
@@ -42,8 +39,7 @@ class World:
 
     Attributes:
         step: what is called, with `x` and the extra arguments.
-        edit: changes something.
-        back: changes it back.
+        edits: each changes something, and the step is called after each.
         extra: arguments behind `x`, looked up at each call.
         state: numbers and tensors that must be those of the CPU after each call.
         close: called at the end.
@@ -51,8 +47,7 @@ class World:
     """
 
     step: Callable[..., Any]
-    edit: Callable[[], Any]
-    back: Callable[[], Any]
+    edits: Sequence[Callable[[], Any]]
     extra: Callable[[], tuple[Any, ...]] = tuple
     state: Callable[[], Any] = dict
     close: Callable[[], Any] = tuple
@@ -76,7 +71,7 @@ class Case:
         names: an error must contain one of them.
         against: "cpu" (torch's eager result), "lazy" (results of the `jax` device, step by step) or
             "pattern" (which calls have equal results, as on the CPU).
-        without: modes that the case has no form in, and why.
+        without: modes that the case has no form in.
         rtol: relative tolerance.
         frozen: why dynamo itself does not see the edit.
         unseen: why no call of the reference shows the edit.
@@ -86,7 +81,7 @@ class Case:
     make: Callable[[str, str], World]
     names: tuple[str, ...]
     against: str = "cpu"
-    without: dict[str, str] = dataclasses.field(default_factory=dict)
+    without: tuple[str, ...] = ()
     rtol: float = 1e-5
     frozen: str = ""
     unseen: str = ""
@@ -95,38 +90,139 @@ class Case:
 CASES: list[Case] = []
 
 
-def reads(
+def picked(name: str, among: int) -> int:
+    """A number below `among` that belongs to a name, so that a new case moves no other."""
+    return zlib.crc32(name.encode()) % among
+
+
+# --- Rows written as text ------------------------------------------------------------------------
+
+
+def table(text: str, register: Any) -> None:
+    r"""Register the rows of a table.
+
+    A row has the positional arguments of the function with bars between, and behind a `!` the
+    others as Python. Lines that are indented go on with the row; those with a # are comments. `\n`
+    and `\t` are a new line and an indent of the statements.
+
+    Args:
+        text: the table.
+        register: `row`, `modules` or `trains`, with its `known` as a `functools.partial`.
+    """
+    for line in text.replace("\n    ", " ").strip().splitlines():
+        if line.startswith("#"):
+            continue
+        fields = [re.sub(r"\\n ?", "\n", one.strip()) for one in line.split(" |")]
+        fields = [one.replace("\\t", "    ") for one in fields]
+        options = fields.pop()[1:] if fields[-1].startswith("!") else ""
+        register(*fields, **eval(f"dict({options})", dict(register.keywords["known"])))
+
+
+VALUES = {"number": ("2.0", "5.0"), "tensor": ("two", "five")}
+"""What a `$` in a row stands for: before the edit, and after it."""
+
+
+def row(
     name: str,
-    *names: str,
-    over: Iterable[Any] | None = None,
+    names: str,
+    setup: str,
+    body: str,
+    *edits: str,
+    kinds: Sequence[str] = ("number",),
+    state: str = "{}",
+    extra: str = "",
+    close: str = "pass",
+    scope: str = "",
     once: bool = False,
-    frozen_for: Sequence[str] = (),
+    known: dict[str, Any],
     **options: Any,
-) -> Callable[[Callable[..., World]], Callable[..., World]]:
-    """Register a function `(device) -> World`, or `(device, one) -> World` for each of `over`.
+) -> None:
+    """Register a step that is written as text.
 
     Args:
         name: of the change.
-        *names: see `Case`.
-        over: variants.
+        names: see `Case`, with commas between.
+        setup: statements that run first.
+        body: an expression of `x`, or statements; empty if the setup defines `step`.
+        *edits: statements, the step is called after each. The second is as the first, with the
+            value from before, unless it is given.
+        kinds: what `$` stands for, a case for each.
+        state: an expression of what must be as on the CPU after each call.
+        extra: an expression of a second argument, `given`.
+        close: statements that run at the end.
+        scope: where the step is defined, "module" or "function"; by default the name decides.
         once: give loops one layer, and one batch: their Python code runs once for all of them, so
             what it does to Python objects is not done for each.
-        frozen_for: variants that dynamo itself does not see.
+        known: names that the text may use.
         **options: see `Case`.
     """
+    for kind in kinds:
+        full = name if len(kinds) == 1 else f"{name}: {kind}"
+        first, second = VALUES[kind]
+        edits = (edits * 2)[: max(2, len(edits))]
+        heads = {
+            "step(x, given)" if extra else "step(x)": _returned(body),
+            **{f"edit_{at}()": one for at, one in enumerate(edits)},
+            "state()": f"return {state}",
+            "close()": close,
+            "extra()": f"return ({extra},)" if extra else "return ()",
+        }
+        nested = scope == "function" if scope else picked(full, 2) == 1
+        text = _source(
+            setup.replace("$", first),
+            {
+                head: part.replace("$", second if head == "edit_0()" else first)
+                for head, part in heads.items()
+            },
+            nested,
+        )
 
-    def register(make: Callable[..., World]) -> Callable[..., World]:
-        for one in [()] if over is None else [(item,) for item in over]:
+        def make(device: str, text: str = text, nested: bool = nested, count: int = len(edits)):
+            tensors = {
+                "two": torch.tensor(2.0, device=device),
+                "five": torch.tensor(5.0, device=device),
+            }
+            space: dict[str, Any] = {**known, **tensors, "device": device, "__name__": "row"}
+            exec(compile(text, "<row>", "exec"), space)
+            found = space["made"] if nested else space
+            edits = [found[f"edit_{at}"] for at in range(count)]
+            return World(found["step"], edits, found["extra"], found["state"], found["close"])
 
-            def build(device: str, mode: str, one: Any = one) -> World:
-                return _read_in(mode, device, lambda: make(device, *one), 1 if once else 2)
+        def build(device: str, mode: str, make: Any = make) -> World:
+            return _read_in(mode, device, lambda: make(device), 1 if once else 2)
 
-            full = f"{name}: {one[0]}" if one else name
-            frozen = {"frozen": BY_DYNAMO} if one and one[0] in frozen_for else {}
-            CASES.append(Case(full, build, names, **{**options, **frozen}))
-        return make
+        CASES.append(Case(full, build, tuple(names.split(", ")), **options))
 
-    return register
+
+def _returned(body: str) -> str:
+    return body if "return" in body or not body else f"return {body}"
+
+
+def _source(setup: str, parts: dict[str, str], nested: bool) -> str:
+    """Functions after a setup, all of it in a module or in a function."""
+    bound, lines = _bound(setup), setup.splitlines()
+    for head, body in parts.items():
+        if body:
+            rebound = ", ".join(sorted(bound & _bound(body)))
+            word = "nonlocal" if nested else "global"
+            lines += [f"def {head}:", *([f"    {word} {rebound}"] if rebound else [])]
+            lines += [f"    {line}" for line in body.splitlines()]
+    if nested:
+        lines = ["def make():", *(f"    {line}" for line in lines), "    return locals()"]
+        lines.append("made = make()")
+    return "\n".join(lines)
+
+
+def _bound(code: str) -> set[str]:
+    """The names that statements assign, functions and classes among them."""
+    found: set[str] = set()
+    for statement in ast.parse(code).body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            found.add(statement.name)
+        else:
+            stored = [one for one in ast.walk(statement) if isinstance(one, ast.Name)]
+            found |= {one.id for one in stored if isinstance(one.ctx, ast.Store)}
+    return found
 
 
 def _read_in(mode: str, device: str, make: Callable[[], World], times: int) -> World:
@@ -167,56 +263,59 @@ def accumulated(
     return total
 
 
+# --- Models and their training -------------------------------------------------------------------
+
+
+def edits_of(texts: Sequence[str], **known: Any) -> list[Callable[[], Any]]:
+    """Edits written as text, which share names."""
+    return [lambda text=text: exec(text, known) for text in texts]
+
+
 def modules(
     name: str,
-    make: Callable[[], torch.nn.Module],
-    edit: Callable[[Any], Any],
-    back: Callable[[Any], Any],
-    *names: str,
+    names: str,
+    make: str,
+    *edits: str,
+    known: dict[str, Any],
     once: bool = False,
     **options: Any,
 ) -> None:
-    """Register a change of a model.
+    """Register changes of a model.
 
     Args:
         name: of the change.
-        make: the model, on the CPU, with fixed numbers; it takes and returns 4 x 4.
-        edit: changes it.
-        back: changes it back.
-        *names: see `Case`.
-        once: see `reads`.
+        names: see `Case`, with commas between.
+        make: an expression of a function that makes the model, on the CPU, with fixed numbers; it
+            takes and returns 4 x 4.
+        *edits: statements that change `net`.
+        known: names that they may use.
+        once: see `row`.
         **options: see `Case`.
     """
 
     def build(device: str, mode: str) -> World:
-        return _model_in(mode, device, make, edit, back, 1 if once else 2)
+        times = 1 if once else 2
+        layers = [
+            eval(make, dict(known))().to(device) for _ in range(times if mode == "scan" else 1)
+        ]
+        model: Any = xs.scan_layers(layers, stacked=False) if mode == "scan" else layers[0]
+        run = [model]
 
-    CASES.append(Case(name, build, names, **options))
+        def train(x: torch.Tensor) -> torch.Tensor:
+            model.zero_grad()
+            if mode == "accumulate":
+                return accumulated(lambda one: run[0](one).square().sum(), x, model, times)
+            loss = run[0](x).square().sum()
+            if loss.requires_grad:
+                loss.backward()
+            return loss.detach()
 
+        each = [edits_of(edits, **known, net=layer, device=device) for layer in layers]
+        together = [lambda at=at: [one[at]() for one in each] for at in range(len(edits))]
+        state = lambda: {"models": [state_of(layer, gradients=True) for layer in layers]}  # noqa: E731
+        return World(train, together, state=state, model=run)
 
-def _model_in(mode: str, device: str, make: Any, edit: Any, back: Any, times: int) -> World:
-    layers = [make().to(device) for _ in range(times if mode == "scan" else 1)]
-    model: Any = layers[0]
-    if mode == "scan":
-        model = xs.scan_layers(layers, stacked=False)
-
-    def train(x: torch.Tensor) -> torch.Tensor:
-        model.zero_grad()
-        if mode == "accumulate":
-            return accumulated(lambda one: run[0](one).square().sum(), x, model, times)
-        loss = run[0](x).square().sum()
-        if loss.requires_grad:
-            loss.backward()
-        return loss.detach()
-
-    run = [model]
-    return World(
-        train,
-        lambda: [edit(layer) for layer in layers],
-        lambda: [back(layer) for layer in layers],
-        state=lambda: {"models": [state_of(layer, gradients=True) for layer in layers]},
-        model=run,
-    )
+    CASES.append(Case(name, build, tuple(names.split(", ")), **options))
 
 
 class Trainer:
@@ -254,34 +353,30 @@ class Trainer:
 
 def trains(
     name: str,
-    make: Callable[[Any], torch.optim.Optimizer],
-    edit: Callable[[Any], Any],
-    back: Callable[[Any], Any],
-    *names: str,
+    names: str,
+    make: str,
+    *edits: str,
     kind: Callable[..., Trainer] = Trainer,
+    known: dict[str, Any],
     **options: Any,
 ) -> None:
-    """Register a change of a `Trainer` (what `edit` and `back` get)."""
+    """Register changes of a `Trainer`, which the edits call `t`.
+
+    Args:
+        name: of the change.
+        names: see `Case`, with commas between.
+        make: an expression of a function from parameters to an optimizer.
+        *edits: statements that change `t`.
+        kind: of trainer.
+        known: names that they may use.
+        **options: see `Case`.
+    """
 
     def build(device: str, mode: str) -> World:
-        trainer = kind(device, make)
-        return World(
-            trainer.step, lambda: edit(trainer), lambda: back(trainer), state=trainer.state
-        )
+        trainer = kind(device, eval(make, dict(known)))
+        return World(trainer.step, edits_of(edits, **known, t=trainer), state=trainer.state)
 
-    CASES.append(Case(name, build, names, **{"without": OUTSIDE_OF_MODELS, **options}))
-
-
-def program(name: str, *names: str, **options: Any) -> Any:
-    """Register a whole program `(device) -> World`."""
-
-    def register(make: Any) -> Any:
-        CASES.append(
-            Case(name, lambda device, mode: make(device), names, **{"without": OUTSIDE, **options})
-        )
-        return make
-
-    return register
+    CASES.append(Case(name, build, tuple(names.split(", ")), **{"without": TRAINS, **options}))
 
 
 def linear(seed: int, bias: bool = False) -> torch.nn.Linear:
@@ -302,8 +397,3 @@ def state_of(module: torch.nn.Module, gradients: bool = False) -> Any:
         "gradients": {name: one.grad for name, one in kept.items()},
         "training": [one.training for one in module.modules()],
     }
-
-
-def both(put: Callable[[Any], Any], first: Any, second: Any) -> tuple[Any, Any]:
-    """An edit and the edit back that put one of two things somewhere."""
-    return (lambda: put(second)), (lambda: put(first))

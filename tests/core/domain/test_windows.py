@@ -1,0 +1,360 @@
+"""Operators that read neighbouring rows, on shards of every kind, against torch in float64.
+
+Forward and backward: convolutions, pooling, resizing, padding, running sums, and chains of them.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from isoshard.core.domain import (
+    avg_pool,
+    conv,
+    conv_transpose,
+    cumsum,
+    interpolate,
+    max_pool,
+    pad,
+    roll,
+)
+from isoshard.core.domain.windows.running_scan import cummax, cummin, cumprod
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.transfer.place import shard
+
+from .against_torch import SPLITS, check, packed
+from .blocks import out_of_blocks as whole
+
+RNG = np.random.default_rng(0)
+SPEC = ("x", None, "y")  # batch over "x", rows over "y"
+LAST = (None, None, "y")
+EIGHT = (1, 0, 5, 2, 3, 4, 0, 5)
+
+
+def convolved(**numbers):
+    method = {"method": numbers.pop("method", "auto")}
+
+    def theirs(x, w):
+        return getattr(F, f"conv{x.ndim - 2}d")(x, w, **numbers)
+
+    return lambda x, w, **layout: conv(x, w, **method, **numbers, **layout), theirs
+
+
+def transposed(**numbers):
+    method = {"method": numbers.pop("method", "auto")}
+
+    def theirs(x, w):
+        return getattr(F, f"conv_transpose{x.ndim - 2}d")(x, w, **numbers)
+
+    return lambda x, w, **layout: conv_transpose(x, w, **method, **numbers, **layout), theirs
+
+
+def pooled(function, window, **numbers):
+    method = {"method": numbers.pop("method", "auto")}
+
+    def theirs(x):
+        return getattr(F, f"{function.__name__}{x.ndim - 2}d")(x, window, **numbers)
+
+    return lambda x, **layout: function(x, window, **method, **numbers, **layout), theirs
+
+
+def resized(mode, size=None, scale=None, align_corners=None):
+    corners = {} if align_corners is None else {"align_corners": align_corners}
+
+    def theirs(x):
+        name = mode if x.ndim == 3 else {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+        return F.interpolate(x, size, scale, name, **corners)
+
+    given = corners | ({"size": size} if scale is None else {"scale": scale})
+    return lambda x, **layout: interpolate(x, mode=mode, **given, **layout), theirs
+
+
+def padded(mode, name, rows=(7, 5), **more):
+    def ours(x, **layout):
+        return pad(x, {2: rows, -1: (1, 2)} if x.ndim == 4 else {2: rows}, mode, **more, **layout)
+
+    def theirs(x):
+        return F.pad(x, (1, 2, *rows) if x.ndim == 4 else rows, name, **more)
+
+    return ours, theirs
+
+
+def around(mode, name):
+    """A convolution whose padding is read from elsewhere."""
+
+    def theirs(x, w):
+        return F.conv2d(F.pad(x, (1, 1, 4, 4), mode=name), w)
+
+    return lambda x, w, **layout: conv(x, w, padding=(4, 1), mode=mode, **layout), theirs
+
+
+def running(function, **options):
+    def theirs(x):
+        if options:
+            return x.flip(2).cumsum(2).flip(2)
+        found = getattr(torch, function.__name__)(x, 2)
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+    return lambda x, **layout: function(x, -1, **options, **layout), theirs
+
+
+def down_and_up():
+    def ours(x, w, v, **layout):
+        y = conv(x, w, padding=1, mode="wrap", **layout)
+        y = max_pool(jax.tree.map(jnp.tanh, y), 3, stride=2, padding=1, **layout)
+        y = conv_transpose(y, v, stride=2, padding=1, **layout)
+        return interpolate(y, size=21, mode="linear", **layout)
+
+    def theirs(x, w, v):
+        y = F.conv1d(F.pad(x, (1, 1), mode="circular"), w)
+        y = F.max_pool1d(torch.tanh(y), 3, 2, 1)
+        return F.interpolate(F.conv_transpose1d(y, v, None, 2, 1), 21, mode="linear")
+
+    return ours, theirs
+
+
+def rows_that_only_move():
+    def ours(x, **layout):
+        y = roll(pad(x, {2: (3, 2)}, "reflect", **layout), 5, 2, **layout)
+        y = pad(roll(y, -2, 2, **layout), {2: (-1, 4)}, **layout)
+        return avg_pool(cumsum(y, 2, **layout), 3, stride=2, padding=1, **layout)
+
+    def theirs(x):
+        y = F.pad(F.pad(x, (3, 2), mode="reflect").roll(3, 2), (-1, 4))
+        return F.avg_pool1d(y.cumsum(2), 3, 2, 1)
+
+    return ours, theirs
+
+
+def rolled(shift):
+    return lambda x, **layout: roll(x, shift, 2, **layout), lambda x: torch.roll(x, shift, 2)
+
+
+CONVOLUTIONS = {
+    "same": (convolved(padding=(1, 1)), "any", (2, 4, 18, 4), (2, 4, 3, 2)),
+    "even kernel": (
+        convolved(stride=(2, 1), padding=(1, 1), groups=2), "empty", (2, 4, 18, 4), (2, 2, 4, 2),
+    ),
+    "strided": (convolved(stride=2, padding=1), "even", (2, 2, 16), (3, 2, 3)),
+    "dilated": (convolved(dilation=2), "chunk", (2, 2, 18), (3, 2, 3)),
+    "wider than a shard": (convolved(padding=3), "empty", (2, 4, 18), (2, 4, 7)),
+    "stride beyond kernel": (convolved(stride=3), "any", (2, 4, 18), (2, 4, 1)),
+    "wide padding": (convolved(padding=4), "empty", (2, 4, 18), (2, 4, 3)),
+    "even, by windows": (
+        convolved(stride=(2, 1), padding=(1, 1), method="windows"),
+        "even", (2, 2, 16, 4), (3, 2, 4, 3),
+    ),
+    "even, by the compiler": (
+        convolved(stride=(2, 1), padding=(1, 1), method="xla"), "even", (2, 2, 16, 4), (3, 2, 4, 3),
+    ),
+    "wrap": (around("wrap", "circular"), "any", (2, 2, 18, 6), (2, 2, 5, 3)),
+    "edge": (around("edge", "replicate"), "any", (2, 2, 18, 6), (2, 2, 5, 3)),
+    "reflect": (around("reflect", "reflect"), "empty", (2, 2, 18, 6), (2, 2, 5, 3)),
+    "transposed": (transposed(stride=2, padding=1), "any", (2, 4, 18), (4, 3, 4)),
+    "transposed, output padding": (
+        transposed(stride=2, padding=1, output_padding=1, groups=2), "empty", (2, 4, 18), (4, 3, 3),
+    ),
+    "transposed, dilated": (transposed(dilation=2), "any", (2, 4, 18), (4, 3, 3)),
+    "transposed, stride beyond kernel": (
+        transposed(stride=3, output_padding=2), "empty", (2, 4, 18), (4, 3, 1),
+    ),
+    "transposed, cropped": (transposed(stride=3, padding=2), "any", (2, 4, 18), (4, 3, 5)),
+    "transposed, even": (
+        transposed(stride=(2, 1), padding=(1, 2), method="windows"),
+        "even", (2, 2, 16, 4), (2, 2, 4, 3),
+    ),
+    "down and up": (down_and_up(), "empty", (2, 2, 18), (3, 2, 3), (3, 1, 4)),
+    "down and up, even": (down_and_up(), "even", (2, 2, 16), (3, 2, 3), (3, 1, 4)),
+}  # fmt: skip
+WINDOWS = {
+    "max, blocks": (pooled(max_pool, 2, stride=2), "any"),
+    "max, overlapping": (pooled(max_pool, 3, stride=1, padding=1), "empty"),
+    "max, ceil": (pooled(max_pool, 4, stride=3, padding=1, ceil_mode=True), "any"),
+    "max, stride beyond window": (
+        pooled(max_pool, 2, stride=5, padding=1, ceil_mode=True), "empty",
+    ),
+    "max, wider than a shard": (pooled(max_pool, 9, stride=2, padding=4), "any"),
+    "max, even": (pooled(max_pool, 3, stride=2, padding=1, ceil_mode=True), "even", 5),
+    "max, even, by windows": (pooled(max_pool, 3, stride=2, padding=1, method="windows"), "even"),
+    "mean, overlapping": (
+        pooled(avg_pool, (3, 2), stride=(1, 1), padding=(1, 1), count_include_pad=False), "any", 3,
+    ),
+    "mean, strided": (pooled(avg_pool, 3, stride=2, padding=1), "empty"),
+    "mean, ceil": (
+        pooled(avg_pool, 4, stride=3, padding=1, ceil_mode=True, count_include_pad=False), "any",
+    ),
+    "mean, ceil, counted": (pooled(avg_pool, 4, stride=3, padding=1, ceil_mode=True), "any"),
+    "mean, even": (pooled(avg_pool, 3, stride=2, padding=1, method="windows"), "even", 5),
+    "mean, divisor": (pooled(avg_pool, (3, 1), stride=1, divisor_override=6), "empty", 3),
+    "nearest": (resized("nearest", 27), "any"),
+    "nearest-exact": (resized("nearest-exact", 36), "empty"),
+    "linear": (resized("linear", 27), "empty"),
+    "linear, one row": (resized("linear", 1, align_corners=True), "any"),
+    "linear, corners": (resized("linear", (40, 7), align_corners=True), "even", 4),
+    "area": (resized("area", 7), "any"),
+    "cubic": (resized("cubic", (40, 7)), "even", 4),
+    "cubic, corners": (resized("cubic", (40, 7), align_corners=True), "any", 4),
+    "nearest, scaled": (resized("nearest", scale=(1.7, 0.6)), "any", 4),
+    "linear, scaled": (resized("linear", scale=(1.7, 0.6)), "empty", 4),
+    "cubic, scaled": (resized("cubic", scale=(1.7, 0.6)), "any", 4),
+    "pad": (padded("zero", "constant"), "any", 4),
+    "pad, wrap": (padded("wrap", "circular"), "empty", 4),
+    "pad, edge": (padded("edge", "replicate"), "even", 4),
+    "pad, reflect": (padded("reflect", "reflect"), "any", 4),
+    "rows taken away": (padded("zero", "constant", (-6, 2), value=3), "any"),
+    "roll": (rolled(3), "even"),
+    "roll, uneven": (rolled(-20), "empty"),
+    "cumsum": (running(cumsum), "even"),
+    "cumsum, reversed": (running(cumsum, reverse=True), "any"),
+    "cumprod": (running(cumprod), "empty"),
+    "cummax": (running(cummax), "any"),
+    "cummin": (running(cummin), "empty"),
+    "rows that only move": (rows_that_only_move(), "any"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name, mesh, x64):
+    (ours, theirs), split, shape, *operands = CONVOLUTIONS[name]
+    operands = [RNG.normal(size=one) for one in operands]
+    out = check(ours, theirs, RNG.normal(size=shape), operands, 2, SPLITS[split], mesh, SPEC)
+    if name == "same":
+        assert out.sizes[2] == SPLITS[split]
+    assert isinstance(out, UnevenArray) or split == "even"
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows(name, mesh, x64):
+    (ours, theirs), split, *more = WINDOWS[name]
+    shape = (2, 2, sum(SPLITS[split]), *more)
+    out = check(ours, theirs, RNG.normal(size=shape), (), 2, SPLITS[split], mesh, SPEC)
+    if name == "roll, uneven":
+        assert out.sizes[2] == SPLITS[split]
+
+
+def test_more_axes_and_a_split_batch(mesh, x64):
+    ours, theirs = convolved(stride=(1, 2, 1), padding=(1, 0, 1))
+    x, w = RNG.normal(size=(1, 2, 6, 18, 3)), RNG.normal(size=(2, 2, 3, 2, 3))
+    check(ours, theirs, x, (w,), 3, (5, 2, 7, 4), mesh, (None, None, "x", "y"))
+    ours, theirs = convolved(padding=2)
+    x, w = RNG.normal(size=(1, 1, 20)), RNG.normal(size=(1, 1, 5))
+    assert check(ours, theirs, x, (w,), 2, EIGHT, mesh, (None, None, ("x", "y"))).sizes[2] == EIGHT
+    ours, theirs = convolved(padding=1)
+    x, w = RNG.normal(size=(5, 2, 8)), RNG.normal(size=(2, 2, 3))
+    check(ours, theirs, x, (w,), 0, (2, 0, 1, 2), mesh, ("y", None, "x"))
+    x = RNG.normal(size=(2, 3, 18))  # a running sum along a whole axis
+    along = lambda x, **layout: cumsum(x, 1, **layout)  # noqa: E731
+    check(along, lambda x: torch.cumsum(x, 1), x, (), 2, SPLITS["any"], mesh, SPEC)
+
+
+def test_a_dilated_maximum_gives_its_gradient_to_the_first(mesh, x64):
+    x = RNG.integers(0, 3, size=(2, 1, 18, 4)).astype(float)
+    ours, theirs = pooled(max_pool, 3, stride=(2, 1), padding=1, dilation=(2, 1))
+    check(ours, theirs, x, (), 2, SPLITS["any"], mesh, SPEC)
+
+
+def test_integers(mesh):
+    x = RNG.integers(-9, 9, size=(2, 1, 18)).astype(np.int32)
+    u = packed(x, 2, SPLITS["any"], mesh, SPEC, padding=99)
+    expected = F.max_pool1d(torch.tensor(x.astype(np.float32)), 3, 1, 1)
+    np.testing.assert_array_equal(whole(max_pool(u, 3, stride=1, padding=1)), expected.numpy())
+    x = RNG.integers(-9, 9, (2, 2, 16)).astype(np.int32)
+    found = cummin(shard(x, mesh, SPEC), 2, reverse=True)
+    np.testing.assert_array_equal(found, np.minimum.accumulate(x[..., ::-1], 2)[..., ::-1])
+
+
+def test_blocks_of_results(mesh):
+    x = shard(np.ones((1, 1, 16), np.float32), make_mesh((4,), ("x",)), (None, None, "x"))
+    assert conv(x, np.ones((1, 1, 3), np.float32)).sizes == (None, None, (3, 4, 4, 3))
+    u = packed(np.ones((2, 1, 18), np.float32), 2, SPLITS["empty"], mesh, SPEC)
+    assert interpolate(u, scale=2.0, mode="linear").sizes[2] == (0, 6, 18, 12)
+    x = shard(np.ones((2, 2, 16), np.float32), mesh, SPEC)
+    assert pad(x, [(0, 0)] * 3) is x
+
+
+def test_pads_wider_than_the_axis_and_same_padding(mesh, x64):
+    x = RNG.normal(size=18)
+    u = packed(x, 0, SPLITS["any"], mesh, ("y",))
+    for mode in ("wrap", "reflect", "symmetric"):
+        np.testing.assert_array_equal(whole(pad(u, [(40, 23)], mode)), np.pad(x, (40, 23), mode))
+    x, w = RNG.normal(size=(1, 1, 18)), RNG.normal(size=(1, 1, 4))
+    out = conv(packed(x, 2, SPLITS["any"], mesh, LAST), w, padding="same")
+    expected = F.conv1d(F.pad(torch.tensor(x), (1, 2)), torch.tensor(w))
+    np.testing.assert_allclose(whole(out), expected.numpy())
+
+
+def test_what_moves(mesh, x64):
+    """The neighbours' rows for windows; of running sums one number for each line."""
+    x = packed(RNG.normal(size=(2, 2, 18, 4)), 2, SPLITS["any"], mesh, SPEC)
+    w = RNG.normal(size=(2, 2, 3, 3))
+    program = jax.jit(lambda x, w: conv(x, w, padding=1, mesh=mesh, spec=SPEC))
+    text = program.lower(x, w).compile().as_text()
+    moved = [line for line in text.splitlines() if " collective-permute(" in line]
+    assert len(moved) == 2 and all("f64[1,2,1,4]" in line for line in moved)
+    assert "all-gather" not in text and "all-to-all" not in text
+    x = shard(np.ones((2, 2, 64), np.float32), mesh, SPEC)
+    program = jax.jit(lambda x: cumsum(x, 2, mesh=mesh, spec=SPEC))
+    text = program.lower(x).compile().as_text()
+    gathers = [line for line in text.splitlines() if " all-gather(" in line]
+    assert gathers and all("f32[1,2,4]" in line for line in gathers)
+
+
+def test_derivatives_of_both_kinds_and_twice(mesh, x64):
+    x = packed(RNG.normal(size=(2, 1, 18)), 2, SPLITS["any"], mesh, SPEC)
+
+    def squares(array):
+        u = UnevenArray(array, x.shape, x.sizes)
+        out = interpolate(u, size=27, mode="linear", mesh=mesh, spec=SPEC)
+        return (out.array**2).sum(where=out.mask())
+
+    array = jnp.where(x.mask(), x.array, 0)
+    value, slope = jax.jvp(squares, (array,), (array,))
+    np.testing.assert_allclose(slope, 2 * value)  # of a sum of squares
+    with jax.set_mesh(mesh):
+        twice = jax.grad(lambda array: (jax.grad(squares)(array) * array).sum())(array)
+        once = jax.grad(squares)(array)
+    np.testing.assert_allclose(twice, 2 * once, atol=1e-12)
+
+
+W = np.ones((2, 2, 3), np.float32)
+FAULTS = [
+    (lambda x: conv(x, W, stride=0, padding=-1, method="odd"),
+     r"stride 0 .*'odd' is none of .*; padding -1"),
+    (lambda x: conv(x, W[0]), "both have two axes and then one to three of space"),
+    (lambda x: conv(x, np.ones((2, 2, 17), np.float32)), "axis 2 of size 16 gives no outputs"),
+    (lambda x: conv(x, np.ones((2, 4, 3), np.float32)), "takes 4 channels, and x has 2"),
+    (lambda x: conv(x, W, padding="same", stride=2), "'same' is for stride 1"),
+    (lambda x: conv(x, W, method="xla"), "alike before and after"),
+    (lambda x: conv_transpose(x, np.ones((3, 1, 3), np.float32)),
+     r"kernel of shape \(3, 1, 3\) .*, and x has 2"),
+    (lambda x: conv_transpose(x, W[:, :1], output_padding=1),
+     r"output_padding \(1,\) is not less"),
+    (lambda x: max_pool(x, 0, padding=2), r"max_pool: window 0 .*; padding \(2,\) is more than"),
+    (lambda x: max_pool(jnp.ones((2, 16)), 2), "not one to three axes of space"),
+    (lambda x: avg_pool(jnp.ones((1, 1, 8), "int32"), 2), "x is of int32, and a mean of floats"),
+    (lambda x: pad(x, {3: (1, 1), 0: 1}), "axis 3 is none of the 3 axes; widths 1 of axis 0"),
+    (lambda x: pad(x, {0: (1, 1)}, "constant"), "mode 'constant' is none of 'zero'"),
+    (lambda x: pad(x, {2: (-8, -8)}), "axis 2 of size 16 gives no outputs"),
+    (lambda x: roll(x, 0.5, 4), "shift 0.5 is no whole number; axis 4 is none"),
+    (lambda x: interpolate(x, scale=-1.0), "scale -1.0 is no number above 0"),
+    (lambda x: interpolate(x, scale=0.01), r"scale 0.01 leaves nothing of \(16,\)"),
+    (lambda x: interpolate(x, size=4, mode="bilinear"), "mode 'bilinear' is none of 'nearest'"),
+    (lambda x: interpolate(x.astype("int32"), size=4, mode="linear"),
+     "x is of int32, and mode 'linear' of floats"),
+    (lambda x: interpolate(jnp.ones((2, 16)), size=4), "not one to three axes of space"),
+    (lambda x: cumsum(x.astype(bool), 3), "axis 3 is none of the 3 axes; x is of bool"),
+]  # fmt: skip
+
+
+def test_faults_are_told(mesh):
+    x = shard(np.ones((2, 2, 16), np.float32), mesh, SPEC)
+    for call, message in FAULTS:
+        with pytest.raises(ShardingError, match=message):
+            call(x)
+    channels = packed(np.ones((2, 5, 16), np.float32), 1, (2, 1, 1, 1), mesh, (None, "y"))
+    with pytest.raises(ShardingError, match="axis 1 is summed over, and padded"):
+        conv(channels, np.ones((2, 5, 3), np.float32))
