@@ -21,7 +21,6 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -255,8 +254,8 @@ def _ran(path: str) -> int:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
         code = end.code or 0
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     if not isinstance(code, int):
         print(code, file=sys.stderr)

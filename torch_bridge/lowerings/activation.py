@@ -151,9 +151,9 @@ def _tanh_backward(grad: jax.Array, y: jax.Array) -> jax.Array:
 @widely
 def _logit_backward(grad: jax.Array, x: jax.Array, eps: float | None = None) -> jax.Array:
     low, outside = (0.0, jnp.nan) if eps is None or eps < 0 else (eps, 0.0)
-    inside = (x >= low) & (x <= 1 - low)
     slope = x * (1 - x)
-    return jnp.where(inside, grad / jnp.where(slope == 0, 0.0, slope), outside)
+    inside = jnp.where(slope == 0, grad * jnp.inf, grad / slope)  # also at -0.0
+    return jnp.where((x < low) | (x > 1 - low), outside, inside)
 
 
 @lower("aten::gelu")

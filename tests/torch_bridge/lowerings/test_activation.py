@@ -67,6 +67,7 @@ def test_gradients_at_the_ends():
     with together() as check:
         check(aten._prelu_kernel_backward.default, torch.ones(7), ends, torch.full((7,), 0.5))
         check(aten.logit_backward.default, torch.ones(7), ends)
+        check(aten.logit_backward.default, torch.ones(7), ends, 0.2)
 
 
 def test_softmax_and_its_gradient():
