@@ -30,3 +30,8 @@ host_memory_of_the_cpu = pytest.mark.xfail(
     raises=(RuntimeError, AssertionError),
     reason="JAX 0.9: programs over several CPU devices give no results in host memory",
 )
+depthwise_on_a_part_of_a_mesh = pytest.mark.xfail(
+    raises=AssertionError,
+    reason="XLA, JAX 0.9 to 0.12: the weight's gradient of a depthwise convolution is counted once "
+    "for each copy of a batch that is split over some axes of a mesh only",
+)
