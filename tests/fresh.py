@@ -84,6 +84,8 @@ class Process:
         """
         if self.returncode is None and not select.select([self._answers], [], [], timeout)[0]:
             os.killpg(self.pid, signal.SIGKILL)
+            self._answers.close()
+            self._lines.close()
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         found = self.poll()
         assert found is not None
@@ -180,8 +182,9 @@ def _server() -> str:
 
 def _end(server: subprocess.Popen[str]) -> None:
     """By its standard input, so that pytest counts the processor time of what it ran."""
-    assert server.stdin is not None
+    assert server.stdin is not None and server.stdout is not None
     server.stdin.close()
+    server.stdout.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(5)
     server.kill()

@@ -27,5 +27,4 @@ BEFORE_2_11 = release(torch.__version__) < (2, 11)
 
 INDEXING = pytest.mark.skipif(BEFORE_2_11, reason="its vmap takes an index for a number on the CPU")
 LDEXP = pytest.mark.skipif(BEFORE_2_11, reason="its CPU takes ldexp by bools")
-CUMPROD = pytest.mark.skipif(BEFORE_2_13, reason="its gradient of cumprod takes each row apart")
 AMINMAX = pytest.mark.skipif(not _has_derivative("aminmax"), reason="aminmax has no derivative")
