@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from isoshard.core.layout.mesh import hybrid_mesh, make_mesh
+from tests.host import use_recorded_rates
 from tools.harness.xla_flags import ONE_MODULE, without_mlir
 
 DEVICES = 8
@@ -26,6 +27,8 @@ jax.config.update("jax_num_cpu_devices", DEVICES)
 if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     jax.config.update("jax_disable_most_optimizations", True)
     os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}".strip()
+
+use_recorded_rates()
 
 if jax.__version_info__ < (0, 10):  # prints "PartitionSpec('x')" where later ones print "P('x')"
     long = PartitionSpec.__repr__

@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.host import use_recorded_rates
+
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 120.0
 IMPORTED = (
@@ -194,6 +196,7 @@ def _next_program(address: str) -> dict[str, Any]:
     """Wait for programs, and fork for each; returns in the child, and ends with the parent."""
     for name in IMPORTED:
         importlib.import_module(name)
+    use_recorded_rates()
     gc.collect()
     gc.freeze()
     listening = socket.socket(socket.AF_UNIX)

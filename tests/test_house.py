@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,6 @@ def _module(path: Path) -> str:
 
 
 FILES = {_module(path): path for house in HOUSES for path in sorted((ROOT / house).rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 
 def _ours(house: str) -> Iterator[tuple[str, Path]]:
@@ -112,24 +112,41 @@ def imports(name: str, tree: ast.Module, known: Mapping[str, Path], *, inside: b
     return found - {name}
 
 
-GRAPH = {name: imports(name, tree, FILES, inside=False) for name, tree in TREES.items()}
-LATE = {name: imports(name, tree, FILES, inside=True) - GRAPH[name] for name, tree in TREES.items()}
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """The source of each module."""
+    return {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 
-def circles(graph: Mapping[str, set[str]]) -> list[str]:
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    """What each module imports."""
+    return {name: imports(name, tree, FILES, inside=False) for name, tree in trees().items()}
+
+
+@functools.cache
+def late() -> dict[str, set[str]]:
+    """What each module imports inside functions alone."""
+    return {
+        name: imports(name, tree, FILES, inside=True) - graph()[name]
+        for name, tree in trees().items()
+    }
+
+
+def circles(edges: Mapping[str, set[str]]) -> list[str]:
     """The modules that reach themselves."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
-        stack = list(graph[start])
+        stack = list(edges[start])
         while stack:
             name = stack.pop()
             if name not in seen:
                 seen.add(name)
-                stack += graph[name]
+                stack += edges[name]
         return seen
 
-    return sorted(name for name in graph if name in reached(name))
+    return sorted(name for name in edges if name in reached(name))
 
 
 def twice(found: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -153,7 +170,7 @@ def test_a_module_name_stands_for_one_thing(house):
 def test_a_class_name_stands_for_one_thing(house):
     found = collections.defaultdict(list)
     for name, _ in _ours(house):
-        for node in TREES[name].body:
+        for node in trees()[name].body:
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(name)
     assert twice(found) == {}
@@ -163,7 +180,7 @@ def test_exceptions_are_needed():
     paths = [path for house in HOUSES for _, path in _ours(house)]
     found = collections.Counter(p.parent.name if p.stem == "__init__" else p.stem for p in paths)
     assert [name for name in TWICE if found[name] < 2] == []
-    assert [name for name in INSIDE if not LATE.get(name)] == []
+    assert [name for name in INSIDE if not late().get(name)] == []
 
 
 @pytest.mark.parametrize("folder", ROOMS)
@@ -173,8 +190,8 @@ def test_rooms_import_one_way(folder):
     there = {path.name.removesuffix(".py") for path in (ROOT / folder).iterdir()} - {"__pycache__"}
     assert there - {"__init__"} == set(rooms)
     wrong = []
-    for name in GRAPH:
-        for other in GRAPH[name] | LATE[name]:
+    for name in graph():
+        for other in graph()[name] | late()[name]:
             if name.startswith(prefix) and other.startswith(prefix):
                 here, above = (one.removeprefix(prefix).split(".")[0] for one in (name, other))
                 if rooms.index(above) > rooms.index(here):
@@ -183,25 +200,25 @@ def test_rooms_import_one_way(folder):
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    assert len(GRAPH) > 500
-    assert circles(GRAPH) == []
+    assert len(graph()) > 500
+    assert circles(graph()) == []
 
 
 @pytest.mark.parametrize("folder", ["torch_bridge/engine", "core/domain", "core/layout"])
 def test_nor_inside_functions(folder):
     prefix = f"isoshard.{folder.replace('/', '.')}."
-    graph = {
-        name: {other for other in GRAPH[name] | LATE[name] if other.startswith(prefix)}
-        for name in GRAPH
+    edges = {
+        name: {other for other in graph()[name] | late()[name] if other.startswith(prefix)}
+        for name in graph()
         if name.startswith(prefix)
     }
-    found = circles(graph)
-    assert len(graph) > 10
+    found = circles(edges)
+    assert len(edges) > 10
     assert found == []
 
 
 def test_imports_stand_at_the_top():
-    found = {name: sorted(others) for name, others in LATE.items() if others}
+    found = {name: sorted(others) for name, others in late().items() if others}
     assert {name: found[name] for name in found if name not in INSIDE} == {}
 
 
@@ -234,7 +251,7 @@ def test_parameters_have_types_and_any_has_a_reason():
     plain = []
     for name, path in _ours("torch_bridge"):
         room = path.relative_to(ROOT / "torch_bridge").parts[0]
-        for function, parameter, said in parameters(TREES[name].body):
+        for function, parameter, said in parameters(trees()[name].body):
             assert said is not None, f"{name}: {function}({parameter})"
             if room in ANSWERED and said == "Any":
                 plain.append(f"{name}: {function}({parameter}): say why in argument_types")
@@ -249,7 +266,7 @@ def test_parameters_are_found():
 
 
 def test_every_alias_of_any_has_a_reason():
-    body = TREES["isoshard.torch_bridge.argument_types"].body
+    body = trees()["isoshard.torch_bridge.argument_types"].body
     names = [node for node in body if isinstance(node, ast.AnnAssign)]
     assert len(names) > 10
     for node in names:
@@ -269,7 +286,7 @@ def test_names_are_of_the_glossary(house):
     assert instead["piece"] == "shard"
     wrong = []
     for name, path in _ours(house):
-        names = [path.stem, *(n.name for n in TREES[name].body if isinstance(n, ast.ClassDef))]
+        names = [path.stem, *(n.name for n in trees()[name].body if isinstance(n, ast.ClassDef))]
         for one in names:
             words = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", one)
             said = [word for word in words if word.lower() in instead]

@@ -27,11 +27,6 @@ ALONE = {
     "core/planner/programs/worker.py": "jax.experimental",
 }
 """Files that run in interpreters without isoshard, and what they use of others for all that."""
-SOURCES = {
-    str(path.relative_to(ROOT)): ast.parse(path.read_text())
-    for room in ROOMS
-    for path in sorted((ROOT / room).rglob("*.py"))
-}
 
 ALLOWED = {
     "_fields": "a NamedTuple's, and public there",
@@ -64,6 +59,16 @@ THEIRS = {name for one in _OBJECTS for name in dir(one) if private_names.is_priv
 
 
 @pytest.fixture(scope="module")
+def sources():
+    """The source of each file of the package."""
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text())
+        for room in ROOMS
+        for path in sorted((ROOT / room).rglob("*.py"))
+    }
+
+
+@pytest.fixture(scope="module")
 def rows():
     for table in TABLES.values():
         for module in pkgutil.iter_modules(getattr(table, "__path__", ())):
@@ -72,16 +77,16 @@ def rows():
 
 
 @pytest.fixture(scope="module")
-def search(rows):
-    ours = private_names.defined(SOURCES.values()) | set(ALLOWED)
+def search(rows, sources):
+    ours = private_names.defined(sources.values()) | set(ALLOWED)
     stated = {row.attribute for row in rows if row.attribute[0] == "_"}
     return private_names.Search(ours, stated | THEIRS, {row.path for row in rows})
 
 
-def test_no_module_but_the_tables_uses_one(search):
+def test_no_module_but_the_tables_uses_one(search, sources):
     wrong = [
         f"{path}:{line}: {name}"
-        for path, tree in SOURCES.items()
+        for path, tree in sources.items()
         if not path.startswith(tuple(TABLES))
         for line, name in search.found(tree)
         if not (path in ALONE and name.startswith(ALONE[path]))
@@ -91,17 +96,17 @@ def test_no_module_but_the_tables_uses_one(search):
     )
 
 
-def test_what_is_allowed_is_used():
-    used = {node.attr for tree in SOURCES.values() for node in _nodes(tree, ast.Attribute)}
-    used |= {node.value for tree in SOURCES.values() for node in _nodes(tree, ast.Constant)}
+def test_what_is_allowed_is_used(sources):
+    used = {node.attr for tree in sources.values() for node in _nodes(tree, ast.Attribute)}
+    used |= {node.value for tree in sources.values() for node in _nodes(tree, ast.Constant)}
     assert set(ALLOWED) <= used
 
 
-def test_the_tables_use_what_they_state(rows):
+def test_the_tables_use_what_they_state(rows, sources):
     """And state what they use: each private name in them is a row, or part of its path."""
     stated = {part for row in rows for part in row.path.split(".")}
     everything = private_names.Search(set(), set())
-    for path, tree in SOURCES.items():
+    for path, tree in sources.items():
         if not path.startswith(tuple(TABLES)):
             continue
         for line, name in everything.found(tree):

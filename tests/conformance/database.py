@@ -5,12 +5,7 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.custom_op_db import custom_op_db
-from torch.testing._internal.hop_db import hop_db
 from torch.testing._internal.opinfo.core import OpInfo
-
-from . import adapted
 
 _COMPILED = frozenset(
     {
@@ -30,6 +25,13 @@ def entries() -> dict[str, OpInfo]:
     Those of other databases than that of operators follow, with a word before the name: `hop.cond`,
     `custom.NumpySortCustomOp`, `module.nn.Linear`, `optim.Adam`.
     """
+    # Torch makes its databases at import, which takes ten seconds.
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.custom_op_db import custom_op_db
+    from torch.testing._internal.hop_db import hop_db
+
+    from . import adapted
+
     named = {info.full_name: info for info in op_db}
     for kind, database in (("hop", hop_db), ("custom", custom_op_db)):
         named |= {f"{kind}.{info.full_name}": info for info in database}

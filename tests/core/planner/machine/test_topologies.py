@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import types
 
@@ -13,8 +14,8 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.planner.costs.collective_times import seconds
 from isoshard.core.planner.machine.links import links, links_of
-from isoshard.core.planner.machine.measured_cpu import host_rates
 from isoshard.core.planner.machine.topologies import topology, topology_of
+from tests import host
 
 
 @pytest.mark.parametrize(
@@ -76,21 +77,30 @@ def test_what_cannot_be_had_is_told_with_what_can(text, message):
         topology(text)
 
 
+def test_this_host_is_measured_once():
+    rates = host.measured()
+    assert host.measured() is rates and rates.cores == os.cpu_count()
+    assert min(rates.flops, rates.bandwidth, rates.reordered, rates.between) > 0
+    assert 0 <= rates.fresh < float("inf") and rates.memory > 2**30
+    assert sorted(rates.meetings) == sorted(rates.waits) == [2, 4, 8]
+    assert len(rates.copied) == 5
+    assert all(sorted(sizes) == [2, 4, 8] for sizes in rates.copied.values())
+    assert all(min(sizes.values()) > 0 for sizes in rates.copied.values())
+    assert 0 < rates.meetings[2] < rates.meetings[8]
+
+
 def test_devices_that_are_here_have_the_rates_of_this_host():
     mesh = make_mesh((2, 4), ("a", "b"))
     machine = topology_of(mesh)
     assert machine is topology_of(mesh) and machine.name == "cpu:8"
-    assert machine.chip.rate("float32") == host_rates().flops / 8
-    assert machine.chip.memory == host_rates().memory // 8
-    assert topology_of(make_mesh((4,), ("a",))).chip.rate("float32") == host_rates().flops / 4
-    rates = host_rates()
-    assert sorted(rates.meetings) == sorted(rates.waits) == [2, 4, 8]
-    assert all(sorted(sizes) == [2, 4, 8] for sizes in rates.copied.values())
+    assert machine.chip.rate("float32") == host.RATES.flops / 8
+    assert machine.chip.memory == host.RATES.memory // 8
+    assert topology_of(make_mesh((4,), ("a",))).chip.rate("float32") == host.RATES.flops / 4
+    rates = host.RATES
     assert seconds("all-gather", 8, ("a",), mesh) == pytest.approx(
         64 / rates.copied["all-gather"][2] + rates.meetings[2]
     )
-    assert rates.reordered > 0 and machine.chip.reordered == rates.reordered / 8
-    assert rates.meetings[2] < rates.meetings[8] and rates.between > 0
+    assert machine.chip.reordered == rates.reordered / 8
     assert links(mesh)["a"].latency == rates.meetings[2]
     assert links_of(mesh, ("a", "b")).latency == rates.meetings[8]
     assert topology("cpu:8").chip.rate("float32") == 5e10
