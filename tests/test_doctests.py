@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import linecache
 import re
 import tomllib
 from pathlib import Path
@@ -39,6 +40,8 @@ def run(module: ModuleType) -> doctest.TestResults:
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    # Doctest looks before each docstring whether any source file has changed.
+    monkeypatch.setattr(linecache, "checkcache", lambda filename=None: None)
     precision = jax.config.jax_default_matmul_precision
     try:
         result = run(importlib.import_module(name))

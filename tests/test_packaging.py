@@ -129,33 +129,6 @@ def test_the_sdist_is_enough_to_build_and_test(built):
     assert names >= sources | tests | files
 
 
-def test_the_wheel_works_by_itself(built, tmp_path):
-    """Away from the checkout: every module imports, and arrays are sharded by the wheel's code."""
-    with zipfile.ZipFile(_only(built, "*.whl")) as wheel:
-        wheel.extractall(tmp_path)
-    program = """
-import importlib, pkgutil, sys
-sys.path.insert(0, sys.argv[1])
-sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
-import isoshard
-isoshard.simulate_devices(2)
-for module in pkgutil.walk_packages(isoshard.__path__, "isoshard."):
-    if not module.name.endswith("__main__"):
-        assert importlib.import_module(module.name).__file__.startswith(sys.argv[1])
-import numpy as np
-x = isoshard.shard(np.ones((4, 2), np.float32), isoshard.make_mesh((2,), ("x",)), isoshard.P("x"))
-print(len(x.addressable_shards))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout == "2\n", done.stderr
-
-
 @pytest.fixture(scope="module")
 def clean(built, tmp_path_factory) -> Path:
     """The Python of an environment with the wheel installed, away from the repository.
@@ -193,25 +166,31 @@ def _run(command: Sequence[str | Path], folder: Path | None = None, **more: str)
     return done.stdout
 
 
-def _is_installed(python: Path) -> None:
-    program = "import isoshard, json, sys; print(json.dumps([isoshard.__file__, sys.prefix]))"
-    file, prefix = json.loads(_run([python, "-c", program]))
+def _is_installed(python: Path, program: str) -> None:
+    """The modules are those of the environment, and a program runs with them."""
+    program += "\nimport isoshard, json, sys; print(json.dumps([isoshard.__file__, sys.prefix]))"
+    file, prefix = json.loads(_run([python, "-c", program]).splitlines()[-1])
     assert Path(file).is_relative_to(prefix)
     assert (Path(file).parent / "py.typed").exists()
-    version = PROJECT["project"]["version"]
-    assert _run([python.parent / "isoshard", "--version"]) == f"isoshard {version}\n"
 
 
-def test_the_wheel_is_installed_in_a_clean_environment(clean, tmp_path):
-    _is_installed(clean)
+def test_the_wheel_works_in_a_clean_environment(clean, tmp_path):
+    """Every module imports, the first sample and the command run, torch finds the backend."""
+    _is_installed(
+        clean,
+        """
+import importlib, pkgutil, isoshard, torch
+for module in pkgutil.walk_packages(isoshard.__path__, "isoshard."):
+    if not module.name.endswith("__main__"):
+        assert importlib.import_module(module.name).__file__.startswith(isoshard.__path__[0])
+assert "isoshard" in torch._dynamo.list_backends()
+""",
+    )
     first, *_ = blocks((ROOT / "README.md").read_text())
     (tmp_path / "sample.py").write_text(first.code)
     assert "float32[64, 256]" in _run([clean, "sample.py"], tmp_path)
-
-
-def test_torch_finds_the_backend_of_the_installed_package(clean):
-    program = "import torch; print('isoshard' in torch._dynamo.list_backends())"
-    assert _run([clean, "-c", program]) == "True\n"
+    version = PROJECT["project"]["version"]
+    assert _run([clean.parent / "isoshard", "--version"]) == f"isoshard {version}\n"
 
 
 def test_a_users_program_holds_in_a_strict_checker(clean, tmp_path):
@@ -229,11 +208,15 @@ def test_a_users_program_holds_in_a_strict_checker(clean, tmp_path):
 
 
 def test_a_users_program_holds_in_mypy(clean, tmp_path):
-    """Strictly. JAX's P has no annotations, so mypy refuses calls of it without isoshard too."""
+    """Strictly, by isoshard's own types: pyright reads those of JAX and torch, which take mypy long."""
     shutil.copy(ROOT / "tests" / "typing" / "consumer.py", tmp_path)
-    wrong = "import isoshard as iso\n\nx: int = iso.make_mesh((2,), ('x',))\n"
+    wrong = "import isoshard as iso\n\nx: int = iso.visualize([1])\n"
     (tmp_path / "wrong.py").write_text(wrong)
-    options = ["--strict", "--untyped-calls-exclude=jax", "--no-error-summary"]
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\nstrict = True\n"
+        "[mypy-torch.*,jax.*,jaxlib.*,flax.*,optax.*,numpy.*]\nfollow_imports = skip\n"
+    )
+    options = ["--no-error-summary"]
     command = [sys.executable, "-m", "mypy", "--python-executable", str(clean), *options, "."]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     [fault] = done.stdout.splitlines()
@@ -243,7 +226,7 @@ def test_a_users_program_holds_in_mypy(clean, tmp_path):
 def test_the_sdist_is_installed_in_a_clean_environment(built, clean):
     """Built by pip without a network, over the wheel."""
     _install(clean, _only(built, "*.tar.gz"))
-    _is_installed(clean)
+    _is_installed(clean, "")
 
 
 EXTRAS = PROJECT["project"]["optional-dependencies"]
