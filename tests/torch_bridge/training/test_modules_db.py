@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
-import jax
 import pytest
 import torch
 from torch.testing._internal.common_modules import module_db
@@ -105,18 +105,18 @@ def samples(name: str, training: bool) -> list[tuple[torch.nn.Module, Any]]:
     return made
 
 
-def check(name: str) -> int:
-    """Compare a module's samples, and say how many there are."""
-    pairs = []
-    modes = (True, False) if any(word in name for word in DIFFER) else (True,)
-    for training in modes:
-        for module, inputs in samples(name, training):
+def check(names: Iterable[str]) -> None:
+    """Compare modules' samples, all of one program."""
+    found = []
+    for name in names:
+        modes = (True, False) if any(word in name for word in DIFFER) else (True,)
+        for module, inputs in [pair for training in modes for pair in samples(name, training)]:
             got = run(copy.deepcopy(module), inputs, "jax")
-            pairs.append((got, run(module, inputs, "cpu")))
+            found.append((f"{name} {module.training}", got, run(module, inputs, "cpu")))
     xs.sync()
-    for number, (got, want) in enumerate(pairs):
-        compare(got, want, f"{name} sample {number}")
-    return len(pairs)
+    assert {where.partition(" ")[0] for where, _, _ in found} == {*names}
+    for where, got, want in found:
+        compare(got, want, where)
 
 
 def compare(got: Run, want: Run, where: str) -> None:
@@ -147,12 +147,21 @@ def close(got: Any, want: torch.Tensor, where: str) -> None:
     )
 
 
-def marked(name: str) -> Any:
-    reason = FAILS.get(name)
-    return pytest.param(name, marks=pytest.mark.xfail(reason=reason)) if reason else name
+USUAL = [name for name in INFOS if name not in FAILS and name not in NEEDS_X64]
 
 
-@pytest.mark.parametrize("name", [marked(name) for name in INFOS])
-def test_a_module_equals_the_cpu_in_training_and_evaluation(name):
-    with jax.enable_x64(name in NEEDS_X64 or jax.config.jax_enable_x64):
-        assert check(name) > 0
+@pytest.mark.parametrize("part", range(4))
+def test_modules_equal_the_cpu_in_training_and_evaluation(part):
+    check(USUAL[part::4])
+
+
+@pytest.mark.usefixtures("x64")
+def test_modules_that_need_64_bits_equal_the_cpu():
+    check(NEEDS_X64)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.xfail(reason=why)) for n, why in FAILS.items()]
+)
+def test_modules_that_do_not_equal_the_cpu(name):
+    check([name])
