@@ -81,8 +81,8 @@ def test_segments():
                 out = aten.segment_reduce(data, reduce, **given, unsafe=True)
                 grad = torch.arange(8.0).reshape(4, 2) + 1
                 check(back, grad, out, data, reduce, **given)
-            rows, each = data.reshape(3, 2, 2), torch.tensor([[1, 1], [2, 0], [0, 2]])
-            options = {"lengths": each, "axis": 1, "unsafe": True}
-            check(aten.segment_reduce.default, rows, reduce, **options)
+        rows, each = data.reshape(3, 2, 2), torch.tensor([[1, 1], [2, 0], [0, 2]])
+        options = {"lengths": each, "axis": 1, "unsafe": True}
+        check(aten.segment_reduce.default, rows, "mean", **options)
     with pytest.raises(RuntimeError, match="Either lengths or offsets must be defined"):
         aten.segment_reduce(data.to("jax"), "sum")
