@@ -267,5 +267,5 @@ def test_as_a_jax_function():
     want = torch.autograd.grad(attend(*given, **options).square().sum(), given)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5)
-    mapped = jax.vmap(f, (0, 0, 0, None))(q, k, v, mask)
+    mapped = jax.eval_shape(jax.vmap(f, (0, 0, 0, None)), q, k, v, mask)
     assert mapped.shape == (B,)

@@ -78,26 +78,30 @@ DROPS = [
 ]
 
 
-@pytest.mark.parametrize("drop", DROPS)
-def test_dropout_drops_the_right_share_of_the_right_things(drop):
+def test_dropouts_drop_the_right_share_of_the_right_things():
     """Elements, or whole channels; gradients use the forward mask; evaluation changes nothing."""
     torch.manual_seed(0)
-    shape = {nn.Dropout1d: (64, 32, 3), nn.Dropout3d: (64, 32, 2, 2, 2)}.get(drop, (64, 32, 3, 3))
-    x = torch.ones(shape, device="jax", requires_grad=True)
-    layer = drop(0.25)
-    y = layer(x)
-    y.sum().backward()
-    kept = y.detach().cpu() > (0.9 if drop in DROPS[:4] else 0.0)
-    assert kept.float().mean().item() == pytest.approx(0.75, abs=0.05)
-    grad = x.grad.cpu()
-    assert ((grad > 0) == kept).all()
-    if drop not in (nn.Dropout, nn.AlphaDropout):
-        flat = kept.flatten(2).float()
-        assert torch.equal(flat.amax(2), flat.amin(2)), "a channel is dropped as a whole"
-    else:
-        assert 0 < kept.flatten(1).float().std() < 1
-    assert torch.equal(layer.eval()(x).detach().cpu(), torch.ones(shape))
-    assert not torch.equal(layer.train()(x).detach().cpu(), y.detach().cpu())
+    shapes = {nn.Dropout1d: (64, 32, 3), nn.Dropout3d: (64, 32, 2, 2, 2)}
+    found = []
+    for drop in DROPS:
+        x = torch.ones(shapes.get(drop, (64, 32, 3, 3)), device="jax", requires_grad=True)
+        layer = drop(0.25)
+        y = layer(x)
+        y.sum().backward()
+        results = y, x.grad, layer.eval()(x), layer.train()(x)
+        found.append((drop, [one.detach() for one in results]))
+    xs.sync()
+    for drop, results in found:
+        y, grad, evaluated, again = (one.cpu() for one in results)
+        kept = y > (0.9 if drop in DROPS[:4] else 0.0)
+        assert kept.float().mean().item() == pytest.approx(0.75, abs=0.05), drop
+        assert ((grad > 0) == kept).all(), drop
+        if drop not in (nn.Dropout, nn.AlphaDropout):
+            flat = kept.flatten(2).float()
+            assert torch.equal(flat.amax(2), flat.amin(2)), f"{drop}: a whole channel is dropped"
+        else:
+            assert 0 < kept.flatten(1).float().std() < 1, drop
+        assert (evaluated == 1).all() and not torch.equal(again, y), drop
 
 
 def test_rrelu_in_training_and_evaluation():

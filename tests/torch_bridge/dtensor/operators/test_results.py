@@ -94,6 +94,5 @@ def test_of_several_tensors():
     for number, (name, (function, operands)) in enumerate(SEVERAL.items()):
         wholes = [numbers_or_data(one, seed) for seed, one in enumerate(operands)]
         layouts = list(itertools.product(PLACEMENTS, repeat=len(operands)))
-        start, step = number % 3, max(1, len(layouts) // 2)
-        cases[name] = function, wholes, layouts[start::step][:2]
+        cases[name] = function, wholes, [layouts[11 * number % len(layouts)]]
     check(cases, (2, 4))
