@@ -25,12 +25,12 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...]]] = {
     "CrossMapLRN2d": (lambda: nn.CrossMapLRN2d(2), (IMAGE,)),
     "SyncBatchNorm in evaluation": (lambda: nn.SyncBatchNorm(4).eval(), (IMAGE,)),
     "TransformerDecoder": (
-        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0), 2),
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0), 1),
         (draw(3, 2, 8), draw(4, 2, 8, seed=1)),
     ),
     "LSTM of two directions": (
-        lambda: nn.LSTM(8, 4, 2, bidirectional=True, batch_first=True, proj_size=2),
-        (draw(2, 3, 8),),
+        lambda: nn.LSTM(8, 4, bidirectional=True, batch_first=True, proj_size=2),
+        (draw(2, 2, 8),),
     ),
     "AdaptiveLogSoftmax": (
         lambda: nn.AdaptiveLogSoftmaxWithLoss(8, 10, [3, 6], div_value=2.0),
