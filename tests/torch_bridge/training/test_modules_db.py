@@ -21,7 +21,7 @@ import isoshard.torch_bridge as xs
 
 INFOS = {info.formatted_name.removeprefix("nn_"): info for info in module_db}
 
-DIFFER = ("Norm", "Dropout", "RReLU", "Transformer", "MultiheadAttention", "LSTM", "GRU", "RNN")
+DIFFER = ("Norm", "Dropout", "RReLU", "TransformerEncoderLayer", "MultiheadAttention")
 """Modules of these names do something else in evaluation."""
 
 NEEDS_X64 = {
