@@ -58,16 +58,6 @@ def test_a_module_equals_the_cpu(name):
     on_both(program, *inputs)
 
 
-def test_unpooling_takes_the_indices_of_pooling():
-    def program(x: torch.Tensor) -> Any:
-        pooled, where = nn.MaxPool2d(2, return_indices=True)(x)
-        out = nn.MaxUnpool2d(2)(pooled, where)
-        out.square().sum().backward()
-        return out, where, x.grad
-
-    on_both(program, IMAGE)
-
-
 DROPS = [
     nn.Dropout,
     nn.Dropout1d,
