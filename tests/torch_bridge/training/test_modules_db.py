@@ -1,4 +1,4 @@
-"""Every module of torch's own module database equals the CPU, in evaluation too where that differs.
+"""Modules of torch's own module database equal the CPU, in evaluation too where that differs.
 
 Compared are the outputs, the gradients of inputs and parameters, and the buffers afterwards
 (BatchNorm statistics), for the first of the float32 samples that torch gives; `tests/conformance`
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -147,12 +148,18 @@ def close(got: Any, want: torch.Tensor, where: str) -> None:
     )
 
 
-USUAL = [name for name in INFOS if name not in FAILS and name not in NEEDS_X64]
+FUNCTIONS = re.compile(
+    r"Pad\dd|(Avg|Max)Pool|LU6?$|Hard|^(Log)?Soft(max|min|plus|shrink|sign)|Tanh|Sigmoid|Threshold|Mish"
+)
+"""Modules without parameters whose functions the tests of lowerings compare."""
+USUAL = [
+    name for name in INFOS if not (name in FAILS or name in NEEDS_X64 or FUNCTIONS.search(name))
+]
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 def test_modules_equal_the_cpu_in_training_and_evaluation(part):
-    check(USUAL[part::4])
+    check(USUAL[part::2])
 
 
 @pytest.mark.usefixtures("x64")
