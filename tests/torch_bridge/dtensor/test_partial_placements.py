@@ -108,7 +108,7 @@ def test_placements_on_every_other_mesh_of_eight():
                 continue
             said += 1
             assert same_map(layout_of(found, other, (8,)).sharding, sharding)
-    assert said > 300
+    assert said > 60
 
 
 def same_map(a, b):

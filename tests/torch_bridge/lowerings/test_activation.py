@@ -51,7 +51,7 @@ def test_activations_and_their_gradients_at_their_kinks():
     cases |= {f"logit {eps}": (lambda x, e=eps: torch.logit(x, e), unit) for eps in (None, 0.2)}
     for name, f in FUNCTIONS.items():
         cases[f"{name} of NaN"] = (lambda x, f=f: f(x.detach()), special)
-        cases[f"{name} of nothing"] = (f, nothing)
+    cases |= {f"{name} of nothing": (FUNCTIONS[name], nothing) for name in ("gelu", "glu", "prelu")}
     for name in ("relu", "relu6", "hardtanh", "threshold"):
         whole = (int(n) for n in {"hardtanh": (-1, 5), "threshold": (3, -7)}.get(name, ()))
         function = getattr(F, name)

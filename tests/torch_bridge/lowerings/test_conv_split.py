@@ -14,75 +14,84 @@ import isoshard.torch_bridge as xs
 from isoshard import P, make_mesh
 
 PLAIN = {
-    "padded": (F.conv2d, {"padding": 1}, (2, 3, 8, 16), (4, 3, 3, 3)),
-    "dilated": (F.conv2d, {"padding": 2, "dilation": 2, "groups": 2}, (2, 4, 8, 16), (4, 2, 3, 3)),
-    "strided": (F.conv2d, {"padding": 1, "stride": 2}, (2, 3, 8, 16), (4, 3, 3, 3)),
+    "padded": (F.conv2d, {"padding": 1}, ((2, 3, 8, 16), (4, 3, 3, 3))),
+    "dilated": (
+        F.conv2d,
+        {"padding": 2, "dilation": 2, "groups": 2},
+        ((2, 4, 8, 16), (4, 2, 3, 3)),
+    ),
+    "strided": (F.conv2d, {"padding": 1, "stride": 2}, ((2, 3, 8, 16), (4, 3, 3, 3))),
     "transposed": (
         F.conv_transpose2d,
         {"stride": 2, "padding": 1, "output_padding": 1, "groups": 2},
-        (2, 4, 8, 16),
-        (4, 2, 3, 3),
+        ((2, 4, 8, 16), (4, 2, 3, 3)),
     ),
 }
+SPLIT = P(None, None, "y")
 OVER_A_PART, OVER_ALL = P(None, None, "y", None), P(None, None, "x", "y")
 
-# The same operations are compiled once per layout, on purpose.
-pytestmark = pytest.mark.filterwarnings("ignore::isoshard.core.errors.RecompilationWarning")
 
-
-def compare(function, options, shapes, specs) -> None:
+def run(function, options, shapes, place=lambda n, leaf: leaf):
+    """The result and the gradients of operands where they are placed; on the CPU."""
     source = torch.Generator().manual_seed(0)
     leaves = [torch.randn(shape, generator=source) for shape in shapes]
-    mesh, got = make_mesh((2, 4), ("x", "y")), []
-    for split in (False, True):
-        moved = [
-            (iso.shard(leaf, mesh, spec) if split else leaf.detach()).requires_grad_()
-            for leaf, spec in zip(leaves, specs, strict=True)
-        ]
-        out = function(*moved, **options)
-        out.sin().sum().backward()
-        got.append([out.detach().cpu(), *(leaf.grad.cpu() for leaf in moved)])
-    torch.testing.assert_close(got[1], got[0], rtol=1e-3, atol=1e-3)
+    leaves = [place(n, leaf).requires_grad_() for n, leaf in enumerate(leaves)]
+    out = function(*leaves, **options)
+    out.sin().sum().backward()
+    return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+
+def compare(found):
+    """Results of one program and those of the CPU, each with a name."""
+    for name, got, want in found:
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(
+                one.cpu(),
+                other,
+                rtol=1e-3,
+                atol=1e-3,
+                msg=lambda text, name=name: f"{name}: {text}",
+            )
+
+
+def split(cases, specs):
+    """Cases as one program against the CPU: a function, options, shapes."""
+    mesh = make_mesh((2, 4), ("x", "y"))
+    place = lambda n, leaf: iso.shard(leaf, mesh, specs[n])  # noqa: E731
+    compare([(name, run(*case, place), run(*case)) for name, case in cases.items()])
+
+
+@pytest.mark.parametrize("layout", [OVER_A_PART, OVER_ALL], ids=str)
+def test_split_images(layout):
+    split(PLAIN if layout is OVER_A_PART else {"padded": PLAIN["padded"]}, (layout, P()))
+
+
+def padded(image, kernel, stride):
+    return F.conv2d(F.pad(image * 2, (0, 1, 0, 1)), kernel, stride=stride)
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"),
-    [*((name, OVER_A_PART) for name in PLAIN), ("padded", OVER_ALL)],
+    ("shape", "cases"),
+    [
+        ((8,), [(1, 9, 3, (None, "x", None, None))]),
+        ((4, 2), [(2, 15, 2, (None, "x", None, "y")), (1, 9, 3, (None, "x", "y", None))]),
+    ],
     ids=str,
 )
-def test_split_images(name, layout):
-    function, options, image, kernel = PLAIN[name]
-    compare(function, options, (image, kernel), (layout, P()))
+def test_results_that_are_split_along_channels_too(shape, cases):
+    mesh, found = make_mesh(shape, ("x", "y")[: len(shape)]), []
+    for stride, side, reach, spec in cases:
+        case = {"stride": stride}, ((1, 2, side, side), (8, 2, reach, reach))
+        mark = lambda out, spec=spec: xs.mark_sharding(out, mesh, spec)  # noqa: E731
+        marked = lambda *given, mark=mark, **options: mark(padded(*given, **options))  # noqa: E731
+        got = run(marked, *case, lambda n, leaf: leaf.to("jax"))
+        found.append((spec, got, run(padded, *case)))
+    compare(found)
 
 
-@pytest.mark.parametrize(
-    ("stride", "side", "reach", "spec"),
-    [(1, 9, 3, ("channels",)), (2, 15, 2, ("x", None, "y")), (1, 9, 3, ("x", "y", None))],
-)
-def test_results_that_are_split_along_channels_too(stride, side, reach, spec):
-    source = torch.Generator().manual_seed(0)
-    image = torch.randn(1, 2, side, side, generator=source)
-    kernel = torch.randn(8, 2, reach, reach, generator=source)
-    results = []
-    for marked in (False, True):
-        leaves = [t.to("jax").requires_grad_() for t in (image, kernel)]
-        out = F.conv2d(F.pad(leaves[0] * 2, (0, 1, 0, 1)), leaves[1], stride=stride)
-        if marked and spec != ("channels",):
-            xs.mark_sharding(out, make_mesh((4, 2), ("x", "y")), (None, *spec))
-        elif marked:
-            xs.mark_sharding(out, make_mesh((8,), ("x",)), (None, "x", None, None))
-        out.sin().sum().backward()
-        results.append([t.detach().cpu() for t in (out, *(leaf.grad for leaf in leaves))])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("options", "image", "kernel"),
-    [
-        ({"stride": 2, "dilation": 2}, (1, 1, 4), (1, 1, 4)),
-        ({"stride": 3, "dilation": 4, "groups": 2}, (2, 2, 4), (2, 2, 4)),
-    ],
-)
-def test_split_kernels(options, image, kernel):
-    both = P(None, None, "y"), P(None, None, "y")
-    compare(F.conv_transpose1d, options, (image, kernel), both)
+def test_split_kernels():
+    cases = {
+        "one": ({"stride": 2, "dilation": 2}, ((1, 1, 4),) * 2),
+        "groups": ({"stride": 3, "dilation": 4, "groups": 2}, ((2, 2, 4),) * 2),
+    }
+    split({name: (F.conv_transpose1d, *case) for name, case in cases.items()}, (SPLIT, SPLIT))

@@ -23,16 +23,17 @@ def test_histograms():
         check(aten.histc.default, torch.tensor([float("nan"), 0.5]), 4, 0, 1)
         check(aten.histogram.bin_ct, torch.ones(0), 3)
         check(aten._histogramdd_bin_edges.default, points, [2, 3, 4])
-        for density in (False, True):
-            for weight in (None, torch.arange(9.0) + 1):
-                options = {"weight": weight, "density": density}
-                for span in (None, [0.0, 1.0]):
-                    check(aten.histogram.bin_ct, numbers, 4, range=span, **options)
-                check(aten.histogram.bins_tensor, numbers, edges, **options)
-            options = {"weight": torch.arange(20.0).reshape(4, 5), "density": density}
-            check(aten._histogramdd_from_bin_cts.default, points, [2, 3, 4], **options)
-            axes = [torch.linspace(0, 1, n) for n in (2, 4, 3)]
-            check(aten._histogramdd_from_bin_tensors.default, points, axes, **options)
+        heavy = torch.arange(9.0) + 1
+        for density, weight, span in ((False, heavy, None), (True, None, [0.0, 1.0])):
+            options = {"weight": weight, "density": density}
+            check(aten.histogram.bin_ct, numbers, 4, range=span, **options)
+        check(aten.histogram.bin_ct, numbers, 4, weight=heavy, density=True)
+        check(aten.histogram.bins_tensor, numbers, edges)
+        check(aten.histogram.bins_tensor, numbers, edges, weight=heavy, density=True)
+        options = {"weight": torch.arange(20.0).reshape(4, 5), "density": True}
+        check(aten._histogramdd_from_bin_cts.default, points, [2, 3, 4], **options)
+        axes = [torch.linspace(0, 1, n) for n in (2, 4, 3)]
+        check(aten._histogramdd_from_bin_tensors.default, points, axes, weight=options["weight"])
 
 
 def points(rows: int, *lead: int) -> torch.Tensor:
@@ -50,11 +51,11 @@ def test_distances_and_their_gradients():
     for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")):
         cdist = lambda a, b, p=p: torch.cdist(a, b, p)  # noqa: E731
         cases[f"between {p}"] = (cdist, points(4, 2), points(5, 2))
+    for p in (0.0, 0.5, 2.0, float("inf")):
         cases[f"within {p}"] = (lambda x, p=p: torch.pdist(x, p), points(5))
-    for way in ways:
-        for rows in (4, 30):
-            cdist = lambda a, b, way=way: torch.cdist(a, b, compute_mode=way)  # noqa: E731
-            cases[f"{way} {rows}"] = (cdist, points(rows) + 1, points(5))
+    for way, rows in ((ways[0], 4), (ways[1], 4), (ways[1], 30), (ways[2], 30)):
+        cdist = lambda a, b, way=way: torch.cdist(a, b, compute_mode=way)  # noqa: E731
+        cases[f"{way} {rows}"] = (cdist, points(rows) + 1, points(5))
     for one, other in (
         ((5, 3), (2, 4, 3)),
         ((0, 5, 3), (4, 3)),
@@ -73,13 +74,15 @@ def test_segments():
     back = aten._segment_reduce_backward.default
     with together() as check:
         for reduce in ("sum", "mean", "max", "min", "prod"):
-            for given in ({"lengths": lengths, "initial": 0.5}, {"offsets": offsets}):
+            ways = [{"lengths": lengths, "initial": 0.5}, {"offsets": offsets}]
+            chosen = ways if reduce in ("sum", "min") else [ways[reduce == "max"]]
+            for given in chosen:
                 check(aten.segment_reduce.default, data, reduce, **given, unsafe=True)
                 out = aten.segment_reduce(data, reduce, **given, unsafe=True)
                 grad = torch.arange(8.0).reshape(4, 2) + 1
                 check(back, grad, out, data, reduce, **given)
-            rows, each = data.reshape(3, 2, 2), torch.tensor([[1, 1], [2, 0], [0, 2]])
-            options = {"lengths": each, "axis": 1, "unsafe": True}
-            check(aten.segment_reduce.default, rows, reduce, **options)
+        rows, each = data.reshape(3, 2, 2), torch.tensor([[1, 1], [2, 0], [0, 2]])
+        options = {"lengths": each, "axis": 1, "unsafe": True}
+        check(aten.segment_reduce.default, rows, "mean", **options)
     with pytest.raises(RuntimeError, match="Either lengths or offsets must be defined"):
         aten.segment_reduce(data.to("jax"), "sum")

@@ -7,7 +7,6 @@ import itertools
 import operator
 import random
 
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -46,52 +45,60 @@ OPERATIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def mesh():
-    return iso.make_mesh(MESH, ("x", "y"))
-
-
-def check(function, dim, layouts, mesh):
-    """The results and gradients, against the CPU's."""
+def run(device, function, dim, layouts, mesh):
+    """The results and gradients, on the mesh unless of the CPU."""
     draw = torch.Generator().manual_seed(0)
     x, s = (torch.randint(-4, 5, SIZE, generator=draw).float() for _ in range(2))
-    operands = x, torch.randint(0, 4, SIZE, generator=draw), s
-    found = []
-    for device in ("cpu", "jax"):
-        there = [operand.clone().to(device) for operand in operands]
-        for operand, spec in zip(there, layouts, strict=True):
-            if device == "jax":
-                xs.mark_sharding(operand, mesh, tuple(entry and tuple(entry) for entry in spec))
-            if operand.is_floating_point():
-                operand.requires_grad_()
-        out = function(dim, *there)
-        if out.requires_grad:
-            out.square().sum().backward()
-        found.append([out.detach(), *(one.grad for one in there if one.grad is not None)])
-    for want, got in zip(*found, strict=True):
-        torch.testing.assert_close(got.cpu(), want, rtol=1e-5, atol=1e-4)
+    operands = [x, torch.randint(0, 4, SIZE, generator=draw), s]
+    there = [operand.to(device) for operand in operands]
+    for operand, spec in zip(there, layouts, strict=True):
+        if device == "jax":
+            xs.mark_sharding(operand, mesh, tuple(entry and tuple(entry) for entry in spec))
+        if operand.is_floating_point():
+            operand.requires_grad_()
+    out = function(dim, *there)
+    if out.requires_grad:
+        out.square().sum().backward()
+    return [out.detach(), *(one.grad for one in there if one.grad is not None)]
 
 
-@pytest.mark.parametrize("dim", [1, 2])
-@pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
-def test_layouts_for_which_the_partitioner_is_wrong(layouts, dim, mesh):
-    check(OPERATIONS["scatter_add"], dim, layouts, mesh)
+def check(cases):
+    """Cases as one program, against the CPU's."""
+    mesh = iso.make_mesh(MESH, ("x", "y"))
+    found = [[run(device, *case, mesh) for case in cases] for device in ("jax", "cpu")]
+    for case, got, want in zip(cases, *found, strict=True):
+        for one, other in zip(got, want, strict=True):
+            torch.testing.assert_close(
+                one.cpu(), other, rtol=1e-5, atol=1e-4, msg=lambda text, c=case: f"{c}: {text}"
+            )
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("seed", range(2))
-def test_any_layouts(name, seed, mesh):
-    draw = random.Random(seed)
-    layouts = tuple(draw.choice(SPECS) for _ in range(3))
-    check(OPERATIONS[name], 1 + seed, layouts, mesh)
+def test_layouts_for_which_the_partitioner_is_wrong():
+    check(
+        [
+            (OPERATIONS["scatter_add"], dim, layouts)
+            for layouts, dim in zip(LAYOUTS, (1, 2) * 2, strict=True)
+        ]
+    )
 
 
-@pytest.mark.parametrize("marked", ["copy", "view"])
-@pytest.mark.parametrize("last", [(None, None, "x"), (None, "y", "x"), (None, "y", None)], ids=str)
-def test_diagonals_of_axes_that_are_split(last, marked):
+def test_any_layouts():
+    draw = random.Random(0)
+    check(
+        [
+            (operation, 1 + number % 2, tuple(draw.choice(SPECS) for _ in range(3)))
+            for number, operation in enumerate(OPERATIONS.values())
+        ]
+    )
+
+
+def test_diagonals_of_axes_that_are_split():
     grid = iso.make_mesh((2, 4), ("x", "y"))
-    found = []
-    for device in ("cpu", "jax"):
+    cases = itertools.product(
+        ("copy", "view"), [(None, None, "x"), (None, "y", "x"), (None, "y", None)]
+    )
+
+    def run(device, marked, last):
         x = torch.arange(5 * 8 * 6.0).reshape(5, 8, 6).to(device)
         if device == "jax":
             xs.mark_sharding(x, grid, last)
@@ -100,6 +107,8 @@ def test_diagonals_of_axes_that_are_split(last, marked):
         if device == "jax":
             xs.mark_sharding(diagonal, grid, ("x", "y"))
         diagonal.mul_(2)
-        found.append((x.cpu(), diagonal.cpu()))
-    for want, got in zip(*found, strict=True):
-        assert torch.equal(want, got)
+        return x, diagonal
+
+    for case, *found in [(case, run("jax", *case), run("cpu", *case)) for case in cases]:
+        for got, want in zip(*found, strict=True):
+            assert torch.equal(got.cpu(), want), case

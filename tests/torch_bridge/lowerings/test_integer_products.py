@@ -4,7 +4,6 @@ import math
 from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -40,34 +39,43 @@ def _wide():
         yield
 
 
+AXES = [
+    ((4, 5, 3), (((2, 1), (0, 2)), ((), ()))),
+    ((4, 2, 3), (((1,), (2,)), ((0,), (1,)))),
+    ((3, 2, 5), (((), ()), ((0, 1), (1, 0)))),
+    ((5,), (((), ()), ((), ()))),
+]
+
+
 def test_summed_products_are_exact():
-    with _elsewhere("tpu"):
-        for left, right in SHAPES:
-            a, b = _numbers(left), _numbers(right)
-            got = integer_products.matmul(jnp.asarray(a), jnp.asarray(b))
-            assert got.dtype == np.int64
-            np.testing.assert_array_equal(got, np.matmul(a, b))
-        for right, axes in (
-            ((4, 5, 3), (((2, 1), (0, 2)), ((), ()))),
-            ((4, 2, 3), (((1,), (2,)), ((0,), (1,)))),
-            ((3, 2, 5), (((), ()), ((0, 1), (1, 0)))),
-            ((5,), (((), ()), ((), ()))),
-        ):
-            a, b = _numbers((2, 3, 4)), _numbers(right)
-            got = integer_products.dot_general(jnp.asarray(a), jnp.asarray(b), axes)
-            np.testing.assert_array_equal(got, lax.dot_general(a, b, axes))
+    @jax.jit
+    def products(pairs, others):
+        with _elsewhere("tpu"):
+            found = [integer_products.matmul(*pair) for pair in pairs]
+            contracted = [
+                (integer_products.dot_general(a, b, axes), lax.dot_general(a, b, axes))
+                for (a, b), (_, axes) in zip(others, AXES, strict=True)
+            ]
+        return found, contracted
+
+    pairs = [(_numbers(left), _numbers(right)) for left, right in SHAPES]
+    found, contracted = products(pairs, [(_numbers((2, 3, 4)), _numbers(b)) for b, _ in AXES])
+    for got, pair in zip(found, pairs, strict=True):
+        assert got.dtype == np.int64
+        np.testing.assert_array_equal(got, np.matmul(*pair))
+    for got, want in contracted:
+        np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("platform", ["tpu", "cuda"])
 @pytest.mark.parametrize(
-    ("rank", "groups", "stride", "gap", "step", "last"),
+    ("platform", "rank", "groups", "stride", "gap", "step", "last"),
     [
-        (1, 1, 1, 1, None, False),
-        (1, 2, 2, 2, 2, False),
-        (1, 1, 2, 1, 2, False),
-        (2, 2, 2, 1, None, True),
-        (2, 1, 1, 2, 2, True),
-        (3, 2, 2, 2, None, False),
+        ("tpu", 1, 1, 1, 1, None, False),
+        ("cuda", 1, 2, 2, 2, 2, False),
+        ("tpu", 1, 1, 2, 1, 2, False),
+        ("tpu", 2, 2, 2, 1, None, True),
+        ("cuda", 2, 1, 1, 2, 2, True),
+        ("cuda", 3, 2, 2, 2, None, False),
     ],
 )
 def test_summed_convolutions_are_exact(platform, rank, groups, stride, gap, step, last):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 import torch
 
 from isoshard.torch_bridge.lowerings import registry
-from tests.torch_bridge.lowerings.harness import evaluate, to_array, together
+from tests.torch_bridge.lowerings.harness import evaluate, evaluate_all, to_array, together
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
@@ -26,14 +27,15 @@ def test_factors_and_what_they_solve():
     """Of one matrix and of none, of either triangle, from either side."""
     positive = matrix(2, 4, 4) @ matrix(2, 4, 4).mT + torch.eye(4)
     with together(**CLOSE) as check:
-        for shape in ((2, 4, 4), (1, 1), (0, 3, 3), (0, 0)):
+        for shape in ((2, 4, 4), (1, 1), (0, 3, 3)):
             check(aten.linalg_inv_ex.default, matrix(*shape))
             check(aten.linalg_matrix_exp.default, matrix(*shape))
+        check(aten.linalg_inv_ex.default, matrix(0, 0))
         for shape in ((2, 3, 5), (0, 3)):
             check(aten.linalg_pinv.atol_rtol_tensor, matrix(*shape))
         # Of a Hermitian matrix the lower triangle is read.
         check(aten.linalg_pinv.atol_rtol_tensor, matrix(2, 3, 3), hermitian=True)
-        for shape in ((3, 3), (2, 4, 3), (3, 4)):
+        for shape in ((2, 4, 3), (3, 4)):
             check(aten.linalg_lu.default, matrix(*shape))
             packed, pivots, _ = aten.linalg_lu_factor_ex(matrix(*shape))
             check(aten.lu_unpack.default, packed, pivots)
@@ -61,15 +63,15 @@ def test_factors_and_what_they_solve():
 def test_determinants_with_the_factors_that_gradient_formulas_expect(name):
     """Row exchanges change the sign; LU factors are of A or of its transpose, by A's layout."""
     op, count = getattr(aten, name), 1 if name == "_linalg_det" else 2
-    for shape in ((2, 4, 4), (1, 1), (0, 3, 3), (0, 0)):
-        a = matrix(*shape).roll(1, -2)
-        for have, want in zip(evaluate(op.default, a)[:count], op(a)[:count], strict=True):
+    given = [matrix(*shape).roll(1, -2) for shape in ((2, 4, 4), (1, 1), (0, 3, 3), (0, 0))]
+    for a, found in zip(given, evaluate_all([(op.default, (a,), {}) for a in given]), strict=True):
+        for have, want in zip(found[:count], op(a)[:count], strict=True):
             np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
     function = registry.find(op.default).function
     for contiguous in (True, False):
         a = matrix(3, 3).roll(1, -2)
         a = a if contiguous else a.mT.contiguous().mT
-        got = function(to_array(a), contiguous=contiguous)
+        got = jax.jit(function, static_argnames="contiguous")(to_array(a), contiguous=contiguous)
         for have, want in zip(got, op(a), strict=True):
             np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
 
@@ -164,7 +166,7 @@ def test_bunch_kaufman_factors():
     right = torch.complex(real[:, :2], imaginary[:, 1:3]).contiguous()
     factor, solve = aten.linalg_ldl_factor_ex.default, aten.linalg_ldl_solve.default
     with together(**CLOSE) as check:
-        for n, zeros in ((1, False), (2, True), (5, False), (5, True)):
+        for n, zeros in ((1, False), (5, True)):
             check(factor, torch.stack([symmetric(n, seed, zeros=zeros) for seed in range(4)]))
         for hermitian in (False, True):
             a = torch.complex(real, imaginary)
@@ -172,9 +174,8 @@ def test_bunch_kaufman_factors():
             check(factor, a, hermitian=hermitian)
             packed, pivots = torch.linalg.ldl_factor(a, hermitian=hermitian)
             check(solve, packed, pivots, right, hermitian=hermitian)
-        for zeros in (False, True):
-            a = torch.stack([symmetric(5, seed, zeros=zeros) for seed in range(3)])
-            packed, pivots = torch.linalg.ldl_factor(a)
-            check(solve, packed, pivots, randn(3, 5, 2, seed=9), rtol=1e-2)
-            check(solve, packed, pivots, torch.zeros(3, 5, 0))
+        a = torch.stack([symmetric(5, seed, zeros=seed > 0) for seed in range(3)])
+        packed, pivots = torch.linalg.ldl_factor(a)
+        check(solve, packed, pivots, randn(3, 5, 2, seed=9), rtol=1e-2)
+        check(solve, packed, pivots, torch.zeros(3, 5, 0))
         check(factor, torch.stack([torch.zeros(3, 3), torch.eye(3)]))

@@ -88,7 +88,6 @@ def test_averages_adaptive_and_fractional_pools_and_their_gradients():
     # shape, kernel, stride, padding, ceil mode, count padding, divisor
     for shape, *options in (
         ((2, 3, 6, 8), [2, 2], [], [0, 0], False, True, None),
-        ((2, 3, 7, 7), [3, 3], [2, 1], [1, 1], False, True, None),
         ((2, 3, 7, 7), [3, 3], [2, 1], [1, 1], False, False, None),
         ((2, 3, 6, 7), [3, 2], [2, 2], [1, 1], True, True, None),
         ((2, 3, 6, 7), [3, 2], [2, 2], [1, 1], True, False, None),
@@ -110,16 +109,16 @@ def test_averages_adaptive_and_fractional_pools_and_their_gradients():
         ((2, 2, 5, 4, 6), [1, 1, 1]),
     ):
         average, largest = (getattr(F, f"adaptive_{n}_pool{len(size)}d") for n in ("avg", "max"))
-        cases[f"mean {shape} {size}"] = (lambda x, f=average, n=size: f(x, n), randn(*shape))
         pool = lambda x, f=largest, n=size: f(x, n, return_indices=True)  # noqa: E731
-        cases[f"largest {shape} {size}"] = (pool, randn(*shape))
-        if size == [3, 2]:
-            cases[f"ties {shape} {size}"] = (pool, randn(*shape).round())
+        if size != [2, 3, 4]:
+            cases[f"mean {shape} {size}"] = (lambda x, f=average, n=size: f(x, n), randn(*shape))
+        if size not in ([1, 1], [2, 5]):
+            cases[f"largest {shape} {size}"] = (pool, randn(*shape).round())  # with ties
     # With the same random places.
     nan = randn(2, 3, 5, 5)
     nan[0, 0, 1:3, 1:3] = NAN
     for x, *options in (
-        *((randn(*lead, 7, 9), [2, 3], out) for lead in ((2, 3), (3,)) for out in ([3, 4], [1, 5])),
+        *((randn(*lead, 7, 9), [2, 3], out) for lead, out in (((2, 3), [3, 4]), ((3,), [1, 5]))),
         (randn(2, 3, 7, 9), [2, 3], [2, 1]),
         (nan, [3, 3], [2, 2]),
         (randn(2, 3, 5, 6, 7), [2, 3, 2], [3, 2, 4]),
@@ -153,21 +152,24 @@ def test_pooling_of_an_image_that_is_split(mesh, spec):
         (made[0] * made[1]).sum().backward()
         return [*(one.detach() for one in made), x.grad]
 
-    def gradient(x, dilation):
-        y = F.max_pool2d(x.requires_grad_(), 3, 1, 1, dilation)
-        y.square().sum().backward()
-        return x.grad
+    def gradients(x):
+        found = []
+        for dilation in (1, 2):
+            y = F.max_pool2d(x.requires_grad_(), 3, 1, 1, dilation)
+            found += torch.autograd.grad(y.square().sum(), x)
+        return found
 
-    for order in (kinds, kinds[::-1]):
+    if spec == P(None, None, "y"):
+        got = gradients(iso.shard(x.to("jax"), mesh, spec))
+        xs.sync()
+        for one, other in zip(got, gradients(x.clone()), strict=True):
+            assert one.partition_spec == spec
+            torch.testing.assert_close(one.cpu(), other)
+    for order in (kinds, kinds[::-1]) if spec == P(None, None, "y") else (kinds,):
         got = both(iso.shard(x.to("jax"), mesh, spec), order)
         xs.sync()
         for one, other in zip(got, both(x.clone(), order), strict=True):
             torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)
-    for dilation in (1, 2):
-        got = gradient(iso.shard(x.to("jax"), mesh, spec), dilation)
-        xs.sync()
-        assert got.partition_spec == spec
-        torch.testing.assert_close(got.cpu(), gradient(x.clone(), dilation))
 
 
 # A TPU selects and scatters no 64 bits and no unbatched images.
@@ -198,4 +200,5 @@ def test_the_gradient_of_maxima_on_a_tpu(lead, dtype):
         chosen = lambda *given, tpu, default: tpu(*given)  # noqa: E731
         if (lead, dtype) in ONES:
             with mock.patch.object(lax, "platform_dependent", chosen):
-                np.testing.assert_allclose(gradient(*given), x.grad, rtol=1e-6, atol=1e-6)
+                made = jax.jit(lambda *given: gradient(*given))(*given)
+                np.testing.assert_allclose(made, x.grad, rtol=1e-6, atol=1e-6)

@@ -121,31 +121,32 @@ def _circular_padding(x, row, images):
     return F.conv2d(padded, weight, stride=2).div_(images[:, :1, :3, :4] + 2)
 
 
-@pytest.mark.parametrize(
-    ("program", "layout"),
-    [
-        (_index_copy, P("x", ("y", "z"))),
-        (_scatter_add_then_view, P(("x", "y"), "z")),
-        (_circular_padding, P()),
-    ],
-)
-def test_writes_at_one_place_on_a_mesh(program, layout):
+def test_writes_at_one_place_on_a_mesh():
     """XLA wrote another element: lowerings/one_index_scatter.py."""
     mesh = iso.make_mesh((2, 2, 2), ("x", "y", "z"))
     source = torch.Generator().manual_seed(0)
     x, row = torch.randn(4, 4, generator=source), torch.randn(1, 4, generator=source)
     images = torch.rand(1, 2, 5, 6, generator=source)
-    layouts = (layout, P(None, *layout[1:]), P(None, "y", None, "x"))
-    split = [iso.shard(t, mesh, spec) for t, spec in zip((x, row, images), layouts, strict=True)]
-    torch.testing.assert_close(program(*split).cpu(), program(x, row, images))
+    found = []
+    for program, layout in (
+        (_index_copy, P("x", ("y", "z"))),
+        (_scatter_add_then_view, P(("x", "y"), "z")),
+        (_circular_padding, P()),
+    ):
+        layouts = (layout, P(None, *layout[1:]), P(None, "y", None, "x"))
+        given = x, row, images
+        split = [iso.shard(t, mesh, spec) for t, spec in zip(given, layouts, strict=True)]
+        found.append((program.__name__, program(*split), program(*given)))
+    for name, got, want in found:
+        torch.testing.assert_close(got.cpu(), want, msg=name)
 
 
 def test_adding_over_a_mesh():
     mesh = iso.make_mesh((2, 4), ("x", "y"))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, 16, generator=generator)
+    pairs = []
     for spec in (P("x"), P(None, "y"), P("x", "y"), P(("x", "y"))):
-        pairs = []
         split = iso.shard(x, mesh, spec)
         for dim, count in ((1, 1), (1, 3), (0, 2)):
             shape = (8, count) if dim else (count, 16)
@@ -153,8 +154,8 @@ def test_adding_over_a_mesh():
             source = torch.randn(shape, generator=generator)
             got = split.scatter_add(dim, index.to("jax"), source.to("jax"))
             pairs.append((got, x.scatter_add(dim, index, source)))
-        for got, expected in pairs:
-            torch.testing.assert_close(got.cpu(), expected)
+    for got, expected in pairs:
+        torch.testing.assert_close(got.cpu(), expected)
 
 
 def test_the_gradient_of_a_gather_stays_where_the_batch_is():

@@ -1,5 +1,7 @@
 """Dropout of attention weights: the same on every layout, in the gradient, and in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,6 +30,7 @@ def operands(key_heads=4, length=16):
     return draw(2, 4, length, 8), draw(*key, seed=1), draw(*key, seed=2)
 
 
+@functools.cache
 def factors(seed, shape):
     """What the weights are multiplied by, in the first attention after that seed."""
     torch.manual_seed(seed)
@@ -80,18 +83,9 @@ def check(have, want):
         torch.testing.assert_close(own.cpu().double(), one, rtol=1e-5, atol=2e-5)
 
 
-def test_one_device():
-    """Of grouped heads."""
-    tensors = operands(2)
-    given = [x.to("jax").requires_grad_() for x in tensors]
-    found_here, _ = found(given, is_causal=True, enable_gqa=True)
-    check(found_here, expected(tensors, causal=True))
-
-
 SPECS = {
     "ring": (P("x", None, "y"),) * 3,
     "ring of all devices": (P(None, None, ("x", "y")),) * 3,
-    "heads and a ring": (P(None, "x", "y"),) * 3,
     "batch and heads": (P("x", "y"),) * 3,
     "queries": (P(None, "x", "y"), P(None, "x"), P(None, "x")),
     "keys": (P("x"), P("x", None, "y"), P("x", None, "y")),
@@ -99,11 +93,13 @@ SPECS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "causal"), [*zip([*SPECS][1:], [False, True, False, True, False], strict=True)]
+    ("name", "causal"), [*zip([*SPECS][1:], [False, False, True, False], strict=True)]
 )
 def test_wherever_the_operands_lie(name, causal, mesh):
     """In a ring nothing is gathered."""
     tensors = operands()
+    if name == "ring of all devices":  # of four, as they take turns
+        mesh = iso.make_mesh((2, 2), ("x", "y"))
     given = [iso.shard(x, mesh, s).requires_grad_() for x, s in zip(tensors, SPECS[name], strict=True)]  # fmt: skip # noqa: E501
     have, text = found(given, is_causal=causal)
     check(have, expected(tensors, causal=causal))
@@ -112,19 +108,22 @@ def test_wherever_the_operands_lie(name, causal, mesh):
         assert "collective-permute" in sent and "all-gather" not in sent
 
 
-def test_blocks_of_unequal_sizes(mesh):
+def test_blocks_of_unequal_sizes():
+    mesh = iso.make_mesh((2, 3), ("x", "y"))
     tensors = operands(length=18)
-    sizes = (None, None, (5, 2, 7, 4), None)
+    sizes = (None, None, (5, 2, 11), None)
     spec = P("x", None, "y")
     given = [iso.shard(x, mesh, spec, uneven="pad", sizes=sizes) for x in tensors]
-    have, text = found([x.requires_grad_() for x in given], is_causal=True)
-    check(have, expected(tensors, causal=True))
-    assert "collective-permute" in text and have[0].block_sizes == sizes
+    step = xs.compile(lambda *given: attend(*given, dropout_p=RATE, is_causal=True))
+    torch.manual_seed(5)
+    out = step(*given)
+    times = factors(5, (2, 4, 18, 18))
+    check([out], [dense([x.double() for x in tensors], times, causal=True)])
+    assert "collective-permute" in xs.program_text(step) and out.block_sizes == sizes
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 16, 16), (2, 1, 1, 16)])
-def test_a_mask_with_a_gradient(shape, mesh):
-    tensors, mask = operands(), draw(*shape, seed=3)
+def test_a_mask_with_a_gradient(mesh):
+    tensors, mask = operands(), draw(2, 1, 1, 16, seed=3)
     given = [iso.shard(x, mesh, SPECS["ring"][0]).requires_grad_() for x in tensors]
     have, _ = found([*given, mask.to("jax").requires_grad_()])
     check(have, expected([*tensors, mask]))

@@ -1,15 +1,13 @@
-"""Eight model families of `transformers` train as on the CPU: on one device and on a mesh.
+"""Model families of `transformers` train as on the CPU: on one device and on a mesh.
 
-Step by step on one device, and as one program on a mesh; a few families the other way round too.
-
-Everything is float32 and compared with CPU torch: losses of ten AdamW steps, and every gradient,
-parameter and buffer of the first step, within `RTOL` of the value plus `ATOL`.
+A family trains step by step or as one program. Everything is float32 and compared with CPU torch:
+losses of AdamW steps, and every gradient, parameter and buffer of the first step, within `RTOL` of
+the value plus `ATOL`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -21,7 +19,7 @@ from isoshard import P, make_mesh
 from isoshard.core.runtime import metrics
 from tests.torch_bridge.models.families import FAMILIES, Batch, small
 
-STEPS = 10
+STEPS = 3
 RTOL, ATOL = 1e-4, 1e-5
 
 Named = dict[str, torch.Tensor | None]
@@ -34,7 +32,7 @@ def adamw(module: torch.nn.Module) -> torch.optim.Optimizer:
 
 @dataclasses.dataclass
 class Run:
-    """What training gave: ten losses, programs compiled, and the state after the first step."""
+    """What training gave: losses, programs compiled, and the state after the first step."""
 
     losses: list[float]
     compilations: list[metrics.Compilation]
@@ -50,7 +48,7 @@ def host(named: Iterable[tuple[str, torch.Tensor | None]]) -> Named:
 
 
 def train(name: str, module: torch.nn.Module, put: Callable[[Batch], Batch]) -> Run:
-    """Ten ordinary steps; gradients stay alive until the next one."""
+    """Ordinary steps; gradients stay alive until the next one."""
     optimizer = adamw(module)
     losses, compilations, first = [], [], {}
     for number in range(STEPS):
@@ -71,7 +69,6 @@ def train(name: str, module: torch.nn.Module, put: Callable[[Batch], Batch]) -> 
     return Run(losses, compilations, **first)
 
 
-@functools.cache
 def on_cpu(name: str) -> Run:
     return train(name, small(name), lambda batch: batch)
 
@@ -98,12 +95,12 @@ def assert_close(got: Named, want: Named) -> None:
         )
 
 
-PLAIN = [*((name, "one device") for name in FAMILIES), ("llama", "mesh"), ("resnet", "mesh")]
-COMPILED = [*((name, "mesh") for name in FAMILIES if name != "resnet"), ("resnet", "one device")]
+PLAIN = [("resnet", "mesh"), ("vit", "one device")]
+COMPILED = [("bert", "mesh"), ("llama", "mesh"), ("mixtral", "mesh"), ("t5", "one device")]
 
 
 @pytest.mark.parametrize(("name", "where"), PLAIN)
-def test_ten_steps_are_those_of_cpu_torch_with_two_compilations(name, where, counted):
+def test_steps_are_those_of_cpu_torch_with_two_compilations(name, where, counted):
     got, want = train(name, *on_jax(name, where)), on_cpu(name)
     assert_close(got.gradients, want.gradients)
     assert_close(got.parameters, want.parameters)

@@ -48,15 +48,6 @@ def llama(layers=1, **more):
     return transformers.LlamaForCausalLM(config)
 
 
-def gpt2(layers=1):
-    """A small GPT-2 without dropout."""
-    config = transformers.GPT2Config(
-        n_embd=64, n_layer=layers, n_head=8, vocab_size=256, n_positions=64, use_cache=False,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    return transformers.GPT2LMHeadModel(config)
-
-
 def loss_of(model, batch):
     """What a step of one of these models minimises."""
     if isinstance(model, Mlp):

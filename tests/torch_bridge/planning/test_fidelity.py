@@ -7,7 +7,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard.core.frameworks import require
 
-from .steps import PLANS, Mlp, batch_for, batch_layout, compiled, gpt2, llama, traffic, training
+from .steps import PLANS, Mlp, batch_for, batch_layout, compiled, llama, traffic, training
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def mesh():
 
 
 @pytest.mark.parametrize(
-    ("make", "plan"), [(Mlp, "data"), (gpt2, "fsdp"), (llama, "fsdp x tensor"), (Mlp, "tensor")]
+    ("make", "plan"), [(Mlp, "data"), (Mlp, "fsdp"), (llama, "fsdp x tensor"), (Mlp, "tensor")]
 )
 def test_collectives_are_those_of_training(make, plan, mesh):
     plan = PLANS[plan]

@@ -74,7 +74,6 @@ def test_state_on_the_host_gives_the_same_training(typed, compiled, foreach):
     assert state.sharding == NamedSharding(typed, P("y"), memory_kind=HOST)
 
 
-@EITHER
 def test_parameters_on_the_host_and_their_state_with_them(typed):
     plain, _, losses = trained(typed, {}, False)
     model, optimizer, found = trained(typed, {"0.*": HOST}, False, told=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -94,11 +94,10 @@ def stepper(
     return model, step
 
 
-def close(got: torch.nn.Module, want: torch.nn.Module, rtol: float = 1e-4) -> None:
+def close(got: torch.nn.Module, want: torch.nn.Module, rtol: float = 1e-4, where: str = "") -> None:
     for (name, g), (_, w) in zip(got.named_parameters(), want.named_parameters(), strict=True):
-        torch.testing.assert_close(
-            g.detach().cpu(), w.detach(), rtol=rtol, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        describe = lambda text, name=name: f"{where} {name}: {text}"  # noqa: E731
+        torch.testing.assert_close(g.detach().cpu(), w.detach(), rtol=rtol, atol=1e-5, msg=describe)
 
 
 @functools.cache
@@ -110,16 +109,20 @@ def on_the_cpu(name: str) -> Model:
     return model
 
 
+Case = tuple[str, str]
+
+
 def together(
-    name: str, forms: Iterable[str]
-) -> tuple[dict[str, Model], Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]]:
-    """A model for each form of an optimizer, and a step of them all."""
-    cls, options = OPTIMIZERS[name]
-    made = {
-        form: stepper(lambda p, form=form: cls(p, **options, **FORMS[form]), "jax")
-        for form in forms
-    }
-    models = {form: model for form, (model, _) in made.items()}
+    cases: Iterable[Case],
+) -> tuple[dict[Case, Model], Callable[[torch.Tensor, torch.Tensor], list[torch.Tensor]]]:
+    """A model for each optimizer and form, and a step of them all."""
+
+    def make(name: str, form: str) -> Any:
+        cls, options = OPTIMIZERS[name]
+        return stepper(lambda p: cls(p, **options, **FORMS[form]), "jax")
+
+    made = {case: make(*case) for case in cases}
+    models = {case: model for case, (model, _) in made.items()}
     return models, lambda x, y: [step(x, y) for _, step in made.values()]
 
 
@@ -130,17 +133,17 @@ def test_no_optimizer_of_torch_is_left_out():
     assert classes - elsewhere == {cls for cls, _ in OPTIMIZERS.values()}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_equals_the_cpu(name):
+def test_every_optimizer_equals_the_cpu():
+    """As loops and by lists, in turn."""
     models, step = together(
-        name, [form for form in forms_of(name) if form in ("single", "foreach")]
+        (name, ("single", "foreach")[number % 2]) for number, name in enumerate(OPTIMIZERS)
     )
     x, y = X.to("jax"), Y.to("jax")
     for _ in range(STEPS):
         step(x, y)
         xs.sync()
-    for model in models.values():
-        close(model, on_the_cpu(name))
+    for (name, form), model in models.items():
+        close(model, on_the_cpu(name), where=f"{name} {form}")
 
 
 # --- Compiled ------------------------------------------------------------------------------------
@@ -159,20 +162,23 @@ def is_refused(name: str, form: str) -> bool:
     return name in REFUSED and ("capturable" not in form or name == "ASGD")
 
 
-COMPILED = {
-    name: [form for form in forms_of(name) if form != "default" and not is_refused(name, form)]
-    for name in OPTIMIZERS
-}
+def compiled_cases() -> Iterator[Case]:
+    """One form of each optimizer, in turn; of every other the last as well."""
+    for number, name in enumerate(OPTIMIZERS):
+        forms = [form for form in forms_of(name)[1:] if not is_refused(name, form)]
+        if forms:
+            for form in dict.fromkeys((forms[number % len(forms)], forms[-(number % 2)])):
+                yield name, form
 
 
-@pytest.mark.parametrize("name", [name for name, forms in COMPILED.items() if forms])
-def test_compiled_steps_equal_the_cpu(name):
-    models, step = together(name, COMPILED[name])
+def test_compiled_steps_equal_the_cpu():
+    models, step = together(compiled_cases())
+    assert {form for _, form in models} == {*FORMS} - {"default"}
     compiled, x, y = xs.compile(step), X.to("jax"), Y.to("jax")
     for _ in range(STEPS):
         compiled(x, y)
-    for model in models.values():
-        close(model, on_the_cpu(name))
+    for (name, form), model in models.items():
+        close(model, on_the_cpu(name), where=f"{name} {form}")
     assert len(compiled.replays) <= 2
 
 
@@ -184,9 +190,10 @@ def test_a_step_that_python_decides_is_refused_and_undone(name):
     with pytest.raises(xs.CaptureError, match=REFUSED[name]):
         xs.compile(step)(x, y)
     close(model, Model("cpu"))
-    for _ in range(STEPS):
+    for _ in range(STEPS if name == "ASGD" else 0):
         step(x, y)
-    close(model, on_the_cpu(name))
+    if name == "ASGD":
+        close(model, on_the_cpu(name))
 
 
 def test_asgd_compiles_with_its_learning_rate_in_a_tensor():
@@ -225,13 +232,12 @@ def test_a_learning_rate_of_each_group_may_change_between_compiled_steps(form):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("search", [None, "strong_wolfe"])
-def test_lbfgs(search):
+def test_lbfgs():
     """In float64: its line search makes much of the last bit."""
     models = []
     for device in ("cpu", "jax"):
         model = Model("cpu").double().to(device)
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn=search)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
 
         def closure(model=model, optimizer=optimizer, device=device):
             optimizer.zero_grad()
@@ -239,8 +245,7 @@ def test_lbfgs(search):
             loss.backward()
             return loss
 
-        for _ in range(2):
-            optimizer.step(closure)
+        optimizer.step(closure)
         models.append(model)
     close(models[1], models[0])
 
@@ -275,12 +280,11 @@ def test_sparse_gradients_are_refused():
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-@pytest.mark.parametrize("compiled", [False, True])
-def test_muon(compiled):
+def test_muon():
     models = []
     for device in ("cpu", "jax"):
         model, step = stepper(lambda p: torch.optim.Muon([next(iter(p))], lr=0.05), device)
-        step = xs.compile(step) if compiled and device == "jax" else step
+        step = xs.compile(step) if device == "jax" else step
         for _ in range(STEPS):
             step(X.to(device), Y.to(device))
         models.append(model)
@@ -297,8 +301,6 @@ def test_muon(compiled):
         ("Adam amsgrad", "cpu", "jax"),
         ("SGD momentum", "jax", "jax"),
         ("Rprop", "jax", "cpu"),
-        ("ASGD", "jax", "jax"),
-        ("Adafactor", "cpu", "jax"),
     ],
 )
 def test_state_moves_between_devices(name, first, second):
@@ -318,16 +320,20 @@ def test_state_moves_between_devices(name, first, second):
     close(made[1][0].to("cpu"), on_the_cpu(name))
 
 
-@pytest.mark.parametrize("form", ["single", "fused"])
-def test_state_follows_the_layout_of_its_parameter(form, mesh):
-    model = Model("jax")
-    iso.shard(model, mesh, iso.Plan({"weight": P("y", None), "bias": P()}))
-    optimizer = torch.optim.AdamW(model.parameters(), 0.05, weight_decay=0.1, **FORMS[form])
+def test_state_follows_the_layout_of_its_parameter(mesh):
+    made = []
+    for form in ("single", "fused"):
+        model = Model("jax")
+        iso.shard(model, mesh, iso.Plan({"weight": P("y", None), "bias": P()}))
+        optimizer = torch.optim.AdamW(model.parameters(), 0.05, weight_decay=0.1, **FORMS[form])
+        made.append((model, optimizer))
     for _ in range(STEPS):
-        model(X.to("jax"), Y.to("jax")).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        for model, optimizer in made:
+            model(X.to("jax"), Y.to("jax")).backward()
+            optimizer.step()
+            optimizer.zero_grad()
         xs.sync()
-    close(model, on_the_cpu("AdamW"))
-    moment = optimizer.state[model.weight]["exp_avg"]
-    assert moment.partition_spec == model.weight.partition_spec == P("y")
+    for model, optimizer in made:
+        close(model, on_the_cpu("AdamW"))
+        moment = optimizer.state[model.weight]["exp_avg"]
+        assert moment.partition_spec == model.weight.partition_spec == P("y")

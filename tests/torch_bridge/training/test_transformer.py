@@ -19,8 +19,8 @@ from benchmarks.by_hand.step import Training, make_mesh
 from benchmarks.models import gpt2
 from isoshard.core.runtime import metrics
 
-STEPS = 6
-WORK = gpt2.problem(gpt2.Size(layers=3, width=96, vocabulary=128, length=32))
+STEPS = 4
+WORK = gpt2.problem(gpt2.Size(layers=1, width=96, vocabulary=128, length=32))
 PLAN = iso.Plan([(pattern, P(*spec)) for pattern, spec in WORK.specs], default=P())
 
 

@@ -1,7 +1,5 @@
 """Operators on distributed tensors, beside the same on the CPU in float64."""
 
-import itertools
-
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
@@ -55,26 +53,26 @@ def gradients(results, inputs):
     return list(torch.autograd.grad(sum(parts), wanted)) if parts else []
 
 
-def check(function, wholes, layouts):
-    """Results and gradients agree with the CPU's, for all layouts over a mesh in one program.
+def check(cases, shape):
+    """Results and gradients agree with the CPU's, of all cases as one program.
 
     Args:
-        function: of tensors.
-        wholes: on the CPU, in double precision, which require a gradient, or whole numbers.
-        layouts: pairs of a mesh's shape and, for each tensor, its placements.
+        cases: by name a function of tensors, its operands on the CPU (in double precision, which
+            require a gradient, or whole numbers), and several choices of a placement of each.
+        shape: of the mesh.
     """
-    want = function(*wholes)
-    want = leaves(want) + gradients(want, wholes)
-    for shape, same_mesh in itertools.groupby(layouts, lambda layout: layout[0]):
-        mesh, found = mesh_of(shape), {}
-        for _, placements in same_mesh:
+    mesh, found = mesh_of(shape), []
+    for name, (function, wholes, layouts) in cases.items():
+        want = function(*wholes)
+        want = leaves(want) + gradients(want, wholes)
+        for placements in layouts:
             given = [on(one, mesh, own) for one, own in zip(wholes, placements, strict=True)]
             got = function(*given)
-            found[str(placements)] = leaves(got) + gradients(got, given)
-        xs.sync()
-        for placements, got in found.items():
-            for here, there in zip(got, want, strict=True):
-                compare(here, there, f"{placements} on {shape}")
+            found.append((f"{name} {placements}", leaves(got) + gradients(got, given), want))
+    xs.sync()
+    for where, got, want in found:
+        for here, there in zip(got, want, strict=True):
+            compare(here, there, where)
 
 
 def compare(here, there, where):
