@@ -43,12 +43,10 @@ LOCAL = {
     "pad": lambda x, k: jnp.pad(x, ((0, 0), (0, 0), (2, 5), (1, 0)), constant_values=3.0),
     "pad, traced value": lambda x, k: lax.pad(x, k.sum(), ((0, 0, 0),) * 2 + ((2, 3, 0),) * 2),
     "pad, less": lambda x, k: lax.pad(x, x[0, 0, 0, 0] * 0, ((0, 0, 0),) * 2 + ((-3, 2, 0),) * 2),
-    "pad, reflected": lambda x, k: jnp.pad(x, ((0, 0), (0, 0), (2, 5), (1, 0)), mode="reflect"),
     "pad, wrapped": lambda x, k: jnp.pad(x, ((0, 0), (0, 0), (2, 5), (1, 0)), mode="wrap"),
     "roll": lambda x, k: jnp.roll(x, (5, 1), (2, 3)),
     "flip": lambda x, k: x[:, :, ::-1, ::-1],
     "slice": lambda x, k: jnp.sin(x[:, :, 3:14]),
-    "difference": lambda x, k: x[:, :, 1:] - x[:, :, :-1],
     "three parts": lambda x, k: [jnp.sin(part) for part in jnp.split(x, 3, 2)],
     "put together": lambda x, k: jnp.concatenate([x[:, :, :4], x * 2, x, x[:, :, 17:]], 2),
     "written into": lambda x, k: put(x, 2 * x[:, :, 4:13], 6),
@@ -70,7 +68,6 @@ OPERATORS = {
     "interpolate": lambda x, k, **o: iso.domain.interpolate(x, size=(25, 7), mode="cubic", **o),
     "pad": lambda x, k, **o: iso.domain.pad(x, {2: (2, 3), 3: (1, 1)}, "wrap", **o),
     "roll": lambda x, k, **o: iso.domain.roll(x, 5, 2, **o),
-    "cumsum": lambda x, k, **o: iso.domain.cumsum(x, 2, **o),
 }
 LAYOUTS = {
     "given": ((4,), ("x",), P(None, None, "x"), (5, 2, 7, 4)),
@@ -99,12 +96,15 @@ def check(function, whole, layout, most):
         assert gathered(program.as_text()) <= most
 
 
+OVER_BOTH = ("conv, wide steps", "sums of windows", "pad, wrapped", "flip", "put together")
+
+
 @pytest.mark.parametrize(
     ("layout", "functions", "most"),
     [
-        ("given", LOCAL, 0),
+        ("given", {name: LOCAL[name] for name in LOCAL if name not in OVER_BOTH}, 0),
         ("empty", TOTALS, 2 * 4 * 4 * 6),
-        ("two axes", dict(list(LOCAL.items())[::2]), None),
+        ("two axes", {name: LOCAL[name] for name in OVER_BOTH}, None),
     ],
     ids=["halos", "totals", "two axes"],
 )

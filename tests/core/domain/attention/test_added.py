@@ -46,7 +46,8 @@ def test_shapes(attend, shape, causal):
     """Sums over the devices that have the same part of the mask are in the gradient."""
     mesh = make_mesh((2, 2, 2), SPEC)
     x = dense.arrays(key_heads=4 if attend is ulysses_attention else 2)
-    run(attend, x, drawn(shape), mesh=mesh, causal=causal, tile=5, **AXES)
+    tile = 5 if shape == (1, 4, 32, 32) else 16
+    run(attend, x, drawn(shape), mesh=mesh, causal=causal, tile=tile, **AXES)
 
 
 def test_the_lowest_finite_number_is_no_infinity():
@@ -71,7 +72,7 @@ def test_uneven_blocks():
     mask = packed(added, {2: sizes, 3: sizes}, np.nan, (None, None, "seq"))
 
     def function(q, k, v, mask):
-        return ring_attention(q, k, v, mask=mask, mesh=given[0].sharding.mesh, axis="seq", tile=4)
+        return ring_attention(q, k, v, mask=mask, mesh=given[0].sharding.mesh, axis="seq")
 
     found = dense.program(function)(*given, mask)
     wanted = dense.attention(*x, dense.visible(*x[:2]), added=added)
