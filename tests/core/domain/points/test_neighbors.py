@@ -44,7 +44,7 @@ def total(distances, weights):
     return jnp.where(distances.mask(), product, 0).sum()
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", ["points split", "queries split", "crossed", "ring and sum"])
 def test_knn_on_any_layout(name):
     points, queries, weights = case(name)
 
