@@ -105,7 +105,7 @@ def test_what_would_need_more_arrays_stays_after_the_loop(name):
 
 
 def test_a_gradient_that_the_step_gives_is_stacked():
-    program, inputs, replaces = _traced(optax.chain(optax.trace(0.9), optax.scale(-1e-2)))
+    program, _, replaces = _traced(optax.chain(optax.trace(0.9), optax.scale(-1e-2)))
     # the trace is what the loop would replace; here it is no new value of an input
     found = rolled(program, replaces=[None] * len(replaces), updates=True)
     assert _stacks(found)[0] == 0
