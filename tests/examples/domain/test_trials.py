@@ -12,46 +12,39 @@ from examples.domain.runs import Run, errors
 from examples.domain.trials import TRAIN, Trial, meshes, trials, verdict
 
 QUICK = problems(quick=True)
-PLANS = [("jax", 0, False), ("jax", 1, True), ("torch", 1, True)]
-"""A framework, which of the two meshes, and whether shards are of the problem's sizes."""
 
 
 @pytest.fixture(scope="module")
 def problem():
-    return dataclasses.replace(QUICK["flow"], steps=12)
+    return dataclasses.replace(QUICK["flow"], steps=8)
 
 
 @pytest.fixture(scope="module")
 def data(problem):
-    return Data.simulate(problem, trajectories=6, snapshots=4, held_out=2)
+    return Data.simulate(problem, trajectories=5, snapshots=4, held_out=1)
 
 
 @pytest.fixture(scope="module")
 def flow(problem, data):
-    """One device for two steps, and unequal shards in both frameworks to the end."""
-    found = []
-    for framework, mesh, uneven in PLANS:
-        place = Place(meshes()[mesh], *([problem.sizes] if uneven else []))
-        found.append(
-            Trial(framework, place, TRAIN[framework](problem, data, place, None if mesh else 2), 0)
-        )
-    return found
+    """One device in JAX, and unequal shards in torch."""
+    one, many = meshes()
+    places = {"jax": Place(one), "torch": Place(many, problem.sizes)}
+    return [
+        Trial(framework, place, TRAIN[framework](problem, data, place), 0.0)
+        for framework, place in places.items()
+    ]
 
 
-def test_only_the_mesh_keeps_the_budget_and_losses_are_equal(flow, problem):
-    assert verdict(flow, problem.budget) == []
-    jax, torch = (trial.run.losses for trial in flow[1:])
-    np.testing.assert_allclose(jax, torch, rtol=2e-3)
-    assert len(jax) == problem.steps
+def test_only_the_mesh_keeps_the_budget_and_losses_are_equal(flow, problem, data):
+    begun = dataclasses.replace(flow[1].run, losses=flow[1].run.losses[:3])
+    assert verdict([flow[0], dataclasses.replace(flow[1], run=begun)], problem.budget) == []
+    np.testing.assert_allclose(*(trial.run.losses for trial in flow), rtol=2e-3)
     told = [set(trial.run.collectives) for trial in flow]
-    assert told == [set(), *[{"all-reduce", "collective-permute"}] * 2]
-
-
-def test_the_loss_falls_and_rollouts_agree(flow, data):
-    trained = flow[1:]
-    rollouts = [trial.run.rollout(data.held_out[:, 0], 2) for trial in trained]
-    for trial, fields in zip(trained, rollouts, strict=True):
-        assert trial.run.losses[-1] < 0.8 * trial.run.losses[0]
+    assert told == [set(), {"all-reduce", "collective-permute"}]
+    rollouts = [trial.run.rollout(data.held_out[:, 0], 2) for trial in flow]
+    for trial, fields in zip(flow, rollouts, strict=True):
+        assert len(trial.run.losses) == problem.steps
+        assert trial.run.losses[-1] < 0.9 * trial.run.losses[0]
         assert errors(fields, data.held_out[:, :3])[0] == 0
     np.testing.assert_allclose(*rollouts, atol=2e-2)
 
@@ -65,15 +58,15 @@ def test_each_framework_tries_one_device_equal_shards_and_others(monkeypatch, pr
     assert [(t.framework, t.place.devices, t.place.sizes, len(t.run.losses)) for t in found] == [
         (framework, devices, sizes, steps)
         for framework in ("jax", "torch")
-        for devices, sizes, steps in ((1, None, 2), (8, None, 2), (8, problem.sizes, 12))
+        for devices, sizes, steps in ((1, None, 2), (8, None, 2), (8, problem.sizes, 8))
     ]
 
 
 def test_what_is_wrong_is_told(flow):
     assert "jax on one device takes" in verdict(flow[:1], 2**40)[0]
-    assert "takes" in verdict(flow[1:2], 1)[0]
+    assert "takes" in verdict(flow[1:], 1)[0]
     other = dataclasses.replace(flow[1].run, losses=[1.0])
-    found = [flow[0], Trial("jax", Place(meshes()[1]), other, 0)]
+    found = [flow[0], Trial("jax", Place(meshes()[1]), other, 0.0)]
     assert "jax on 8 devices, shards 4 equal has other losses" in verdict(found, 4 * 2**20)[0]
 
 
