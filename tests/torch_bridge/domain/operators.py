@@ -11,20 +11,15 @@ COLUMNS = 6
 
 FLAT = {
     "reductions": {
-        "mean": lambda x, w: x.mean(),
         "var": lambda x, w: x.var(0),
         "std": lambda x, w: x.std(1, correction=0),
-        "amin": lambda x, w: x.amin((0, 1)),
         "prod": lambda x, w: x.prod(0),
         "log_softmax": lambda x, w: F.log_softmax(x, 1),
         "layer_norm": lambda x, w: F.layer_norm(x, (COLUMNS,), w[0], w[1]),
         "layer_norm of all": lambda x, w: F.layer_norm(x, x.shape),
-        "norm": lambda x, w: torch.linalg.vector_norm(x, dim=0),
-        "median": lambda x, w: x.median(0).values,
         "quantile": lambda x, w: torch.quantile(x, 0.3, 0),
         "argmax": lambda x, w: x.argmax(0),
         "count": lambda x, w: (x > 0).sum(0),
-        "mse": lambda x, w: F.mse_loss(x, 2 * x + 1),
         "cross_entropy": lambda x, w: F.cross_entropy(
             x, torch.arange(len(x), device=x.device) % COLUMNS
         ),
@@ -78,30 +73,18 @@ SPATIAL = {
     "convolutions": {
         "conv2d": lambda x, w: F.conv2d(x, w, w[:, 0, 0, 0], padding=1),
         "conv2d, stride 2": lambda x, w: F.conv2d(x, w, stride=2, padding=1),
-        "conv2d, dilation 2": lambda x, w: F.conv2d(x, w, padding=2, dilation=2),
         "conv2d, groups": lambda x, w: F.conv2d(x, w[:, :2], padding=1, groups=2),
-        "conv2d, same": lambda x, w: F.conv2d(x, w, padding="same", dilation=2),
-        "patches": lambda x, w: F.conv2d(x, w, stride=3),
-        "wider than a shard": lambda x, w: F.conv2d(x, w.repeat(1, 1, 3, 1), padding=(4, 1)),
         "conv3d": lambda x, w: F.conv3d(x[:, :, None], w[:, :, None], padding=(0, 1, 1)),
-        "conv_transpose2d": lambda x, w: F.conv_transpose2d(x, w[..., :2, :2], stride=2),
         "conv_transpose2d, odd": lambda x, w: F.conv_transpose2d(
             x, w, stride=2, padding=1, output_padding=1
         ),
     },
     "windows": {
         "max_pool2d, overlapping": lambda x, w: F.max_pool2d(x, 3, 2, 1),
-        "max_pool2d, ceil": lambda x, w: F.max_pool2d(x, 3, 2, 1, ceil_mode=True),
-        "avg_pool2d": lambda x, w: F.avg_pool2d(x, 3, 1, 1),
         "avg_pool2d, uncounted": lambda x, w: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
         "adaptive_avg_pool2d": lambda x, w: F.adaptive_avg_pool2d(x, (5, 2)),
         "nearest": lambda x, w: F.interpolate(x, scale_factor=2),
-        "area": lambda x, w: F.interpolate(x, scale_factor=0.5, mode="area"),
         "bilinear, size": lambda x, w: F.interpolate(x, size=(25, 7), mode="bilinear"),
-        "bilinear, corners": lambda x, w: F.interpolate(
-            x, scale_factor=2, mode="bilinear", align_corners=True
-        ),
-        "pad": lambda x, w: F.pad(x, (1, 1, 2, 1)),
         "pad, circular": lambda x, w: F.pad(x, (1, 1, 2, 1), mode="circular"),
         "pixel_shuffle": lambda x, w: F.pixel_shuffle(x, 2),
         "unfold": lambda x, w: F.unfold(x, 3, padding=1),

@@ -410,13 +410,9 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("shape", [(4, 18, 6), (18, 8)])
-def test_real_transforms_of_two_axes_over_uneven_rows(mesh, shape):
-    x = torch.randn(shape)
-    lead = [None] * (len(shape) - 2)
-    fields = {
-        name: laid(x, mesh, P(*lead, "x"), (*lead, (5, 2, 7, 4), None)) for name in TRANSFORMS
-    }
+def test_real_transforms_of_two_axes_over_uneven_rows(mesh):
+    x = torch.randn(4, 18, 6)
+    fields = {name: laid(x, mesh, P(None, "x"), (None, (5, 2, 7, 4), None)) for name in TRANSFORMS}
     found = {name: TRANSFORMS[name](field) for name, field in fields.items()}
     sum(one.abs().square().sum() for one in found.values()).backward()
     for name, field in fields.items():

@@ -83,10 +83,10 @@ def test_a_step_for_a_tpu_is_partitioned_in_its_own_dtype(cache):
     assert found.memory.peak_line.startswith("sample_steps.py:")
 
 
-def test_numbers_of_16_devices_follow_from_those_of_4_and_2(cache, monkeypatch):
+def test_numbers_of_16_devices_follow_from_those_of_8_and_4(cache, monkeypatch):
     step = layers(topology("v5e:4x4").mesh((8, 2), AXES), width=256, inner=512, batch=1024)
     whole = by_partitioner(step, cache=cache)
-    monkeypatch.setattr(compiling, "HOST_DEVICES", 4)
+    monkeypatch.setattr(compiling, "HOST_DEVICES", 8)
     scaled = by_partitioner(step, cache=cache)
     assert sent(scaled) == sent(whole)
     assert total(scaled.ops).flops == pytest.approx(total(whole.ops).flops)
