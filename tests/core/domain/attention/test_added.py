@@ -37,7 +37,6 @@ def run(attend, x, added, **given):
     [
         (ulysses_attention, (2, 4, 32, 32), False),  # whole
         (ring_attention, (1, 4, 32, 32), True),  # a position bias by head
-        (ulysses_attention, (2, 1, 1, 32), True),  # a mask of keys
         (ring_attention, (2, 1, 1, 32), True),  # which goes round, and is moved for balance
     ],
 )
