@@ -117,8 +117,9 @@ CONVOLUTIONS = {
         convolved(stride=(2, 1), padding=(1, 1), method="xla"), "even", (2, 2, 16, 4), (3, 2, 4, 3),
     ),
     "reflect": (around("reflect", "reflect"), "empty", (2, 2, 18, 6), (2, 2, 5, 3)),
-    "transposed, output padding": (
-        transposed(stride=2, padding=1, output_padding=1, groups=2), "empty", (2, 4, 18), (4, 3, 3),
+    "transposed, output padding, dilated": (
+        transposed(stride=2, padding=1, output_padding=1, groups=2, dilation=2),
+        "empty", (2, 4, 18), (4, 3, 3),
     ),
     "transposed, stride beyond kernel": (
         transposed(stride=3, output_padding=2), "empty", (2, 4, 18), (4, 3, 1),
