@@ -36,6 +36,7 @@ OPERATORS = {
     },
     "order": {
         "cumsum": lambda x, w: jnp.cumsum(x, 0),
+        "cumprod": lambda x, w: jnp.cumprod(x, 1),
         "cummax": lambda x, w: jax.lax.cummax(x, 0),
         "sort": lambda x, w: jnp.sort(x, 0),
         "argsort": lambda x, w: jnp.argsort(x, 0),
@@ -59,6 +60,7 @@ OPERATORS = {
         "dynamic slice": lambda x, w: jax.lax.dynamic_slice(x, (3, 0), (4, COLUMNS)),
         "pad the columns": lambda x, w: jnp.pad(x, ((0, 0), (1, 1)), constant_values=w[0, 0]),
         "stack": lambda x, w: jnp.stack([x, x + 1], 1),
+        "halves": lambda x, w: jnp.split(x, 2, 0)[1],
     },
     "products": {
         "gram": lambda x, w: x.T @ x,

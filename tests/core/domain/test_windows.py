@@ -146,6 +146,7 @@ WINDOWS = {
     "linear, one row": (resized("linear", 1, align_corners=True), "any"),
     "area": (resized("area", 7), "any"),
     "cubic, corners": (resized("cubic", (40, 7), align_corners=True), "any", 4),
+    "nearest, scaled": (resized("nearest", scale=(1.7, 0.6)), "any", 4),
     "linear, scaled": (resized("linear", scale=(1.7, 0.6)), "empty", 4),
     "pad, wrap": (padded("wrap", "circular"), "empty", 4),
     "pad, edge": (padded("edge", "replicate"), "even", 4),
