@@ -64,7 +64,7 @@ def test_another_process_finds_the_same():
     code = (
         "from tests.core.planner.plan_search.small_families import traced\n"
         "from isoshard.core.planner.plan_search.searching import search\n"
-        "found = search(traced('Llama, stacked'), None, 'v5e:2x4', depth='kinds')\n"
+        "found = search(traced('Llama'), None, 'v5e:2x4', depth='kinds')\n"
         "print(str(found).rpartition(' in ')[0])\n"
     )
     said = subprocess.run(
@@ -75,7 +75,7 @@ def test_another_process_finds_the_same():
         check=True,
         timeout=300,
     ).stdout
-    assert said.strip() == str(found("Llama, stacked")).rpartition(" in ")[0].strip()
+    assert said.strip() == str(found("Llama")).rpartition(" in ")[0].strip()
     assert "choices" in said
 
 
