@@ -61,6 +61,7 @@ OPERATORS = {
         "pad the columns": lambda x, w: jnp.pad(x, ((0, 0), (1, 1)), constant_values=w[0, 0]),
         "stack": lambda x, w: jnp.stack([x, x + 1], 1),
         "halves": lambda x, w: jnp.split(x, 2, 0)[1],
+        "conv of each": lambda x, w: jax.lax.conv(x[:, None], w[:1, None, :3], (1,), "SAME"),
     },
     "products": {
         "gram": lambda x, w: x.T @ x,

@@ -44,6 +44,7 @@ LOCAL = {
     "pad, traced value": lambda x, k: lax.pad(x, k.sum(), ((0, 0, 0),) * 2 + ((2, 3, 0),) * 2),
     "pad, less": lambda x, k: lax.pad(x, x[0, 0, 0, 0] * 0, ((0, 0, 0),) * 2 + ((-3, 2, 0),) * 2),
     "pad, wrapped": lambda x, k: jnp.pad(x, ((0, 0), (0, 0), (2, 5), (1, 0)), mode="wrap"),
+    "roll": lambda x, k: jnp.roll(x, (5, 1), (2, 3)),
     "flip": lambda x, k: x[:, :, ::-1, ::-1],
     "slice": lambda x, k: jnp.sin(x[:, :, 3:14]),
     "three parts": lambda x, k: [jnp.sin(part) for part in jnp.split(x, 3, 2)],

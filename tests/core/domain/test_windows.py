@@ -180,11 +180,13 @@ def test_convolutions(mesh, x64):
 
 
 def test_windows(mesh, x64):
-    """And a maximum that gives its gradient to the first."""
+    """And a running sum along a whole axis, and a maximum that gives its gradient to the first."""
     rows = {
         name: row(*functions, split, (2, 2, sum(SPLITS[split]), *more))
         for name, (functions, split, *more) in WINDOWS.items()
     }
+    along = lambda x, **layout: cumsum(x, 1, **layout)  # noqa: E731
+    rows["cumsum, whole"] = row(along, lambda x: torch.cumsum(x, 1), "any", (2, 3, 18))
     ties = RNG.integers(0, 3, size=(2, 1, 18, 4)).astype(float)
     dilated = pooled(max_pool, 3, stride=(2, 1), padding=1, dilation=(2, 1))
     rows["max, dilated"] = *dilated, ties, (), 2, SPLITS["any"], SPEC
