@@ -24,7 +24,7 @@ from isoshard.core.planner.traced.of_step import traced_step
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_found_plan_trains_as_one_device_does_with_the_collectives_told(framework):
     made, _, small = MODELS["MLP"]
-    some = made(**small)
+    some = made(**small | {"layers": 1})
     layout, told = planned_steps.found_layout(some, framework)
     _, said = planned_steps.told(some, framework, layout)
     training = Training(some, framework, layout)

@@ -18,7 +18,7 @@ OVER = {
 PAGE = (ROOT / "docs" / "planning.md").read_text()
 
 
-@pytest.mark.parametrize("case", CASES[1::6], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES[1:2], ids=lambda case: case.name)
 def test_kept_peaks_are_what_depth_trace_says(case):
     found = planning_depths.measure(case, ("trace",))["trace"]
     assert found["peak"] == KEPT[case.name]["trace"]["peak"]

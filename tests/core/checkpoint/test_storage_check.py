@@ -1,14 +1,13 @@
 """A full or slow disk is an error before the training that it would cost."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import isoshard as iso
+from tests import fresh
 
 
 def test_what_is_needed_and_free(tmp_path):
@@ -55,11 +54,12 @@ storage_check.check_storage(sys.argv[1], 1000)
 
 
 def test_what_a_killed_check_leaves_goes_with_the_next_save(tmp_path):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=120, check=False)
+    folder = tmp_path / "checkpoints"
+    done = fresh.run(KILLED, [str(folder)], cwd=tmp_path)
     assert done.returncode == 9
-    assert [path.name.startswith(".saving-") for path in tmp_path.iterdir()] == [True]
-    iso.save(tmp_path, {"n": 1}, step=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+    assert [path.name.startswith(".saving-") for path in folder.iterdir()] == [True]
+    iso.save(folder, {"n": 1}, step=1)
+    assert [path.name for path in folder.iterdir()] == ["1"]
 
 
 def test_keeping_all_is_no_size(tmp_path):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 import isoshard as iso
 from isoshard import UnevenArray
@@ -81,3 +82,15 @@ def dense(function, *arguments):
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda x: np.asarray(x, np.float64), arguments)
         return jax.tree.map(np.asarray, both(*wide))
+
+
+def in_torch(function, *arguments):
+    """On one device in torch's float64: the results, and the gradients of their weighted sum."""
+    tensors = [torch.tensor(np.asarray(x, np.float64), requires_grad=True) for x in arguments]
+    results = function(*tensors)
+    total = 0.0
+    for number, leaf in enumerate(jax.tree.leaves(results)):
+        weights = np.cos(np.arange(leaf.numel()) + number).reshape(leaf.shape)
+        total += (leaf * torch.tensor(weights)).sum()
+    total.backward()
+    return jax.tree.map(lambda x: x.detach().numpy(), results), tuple(x.grad for x in tensors)

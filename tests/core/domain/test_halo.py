@@ -27,32 +27,38 @@ def expected(x, sizes, before, after, mode):
 
 
 WIDTHS = [("even", (2, 1)), ("chunk", (0, 11)), ("any", (3, 1)), ("empty", (7, 9))]
+CASES = {mode: WIDTHS[-n % 4] for n, mode in enumerate(MODES)}
 
 
-@pytest.mark.parametrize(
-    ("mode", "split", "width"), [(mode, *WIDTHS[-n % 4]) for n, mode in enumerate(MODES)]
-)
-def test_shards_and_their_gradients(mode, split, width, mesh, x64):
-    sizes = SPLITS[split]
-    x = RNG.normal(size=(4, sum(sizes)))
-    u = packed(x, 1, sizes, mesh, ("x", "y"))
-    out = halo_exchange(u, width, 1, mode)
-    np.testing.assert_array_equal(whole(out), expected(x, sizes, *width, mode))
-    assert out.sharding.is_equivalent_to(u.sharding, 2)
+def test_shards_and_their_gradients(mesh, x64):
+    xs = {mode: RNG.normal(size=(4, sum(SPLITS[split]))) for mode, (split, _) in CASES.items()}
+    laid = {mode: packed(x, 1, SPLITS[CASES[mode][0]], mesh, ("x", "y")) for mode, x in xs.items()}
 
-    def weighed(u):
-        out = halo_exchange(u, width, 1, mode, mesh=mesh, spec=("x", "y"))
-        if isinstance(out, UnevenArray):
-            return (out.array**2).sum(where=out.mask()) / 2
-        return (out**2).sum() / 2
+    def weighed(laid):
+        outs, total = {}, 0.0
+        for mode, u in laid.items():
+            out = halo_exchange(u, CASES[mode][1], 1, mode, mesh=mesh, spec=("x", "y"))
+            if isinstance(out, UnevenArray):
+                total += (out.array**2).sum(where=out.mask()) / 2
+            else:
+                total += (out**2).sum() / 2
+            outs[mode] = out
+        return total, outs
 
-    numbers = np.arange(sum(sizes))[None]
-    copies = np.bincount(expected(numbers, sizes, *width, mode)[0], minlength=sum(sizes))
-    if mode == "zero":  # row 0 stands for what is not there
-        copies[0] = np.sum(expected(numbers + 1, sizes, *width, mode) == 1)
     with jax.set_mesh(mesh):
-        slopes = jax.grad(weighed)(u)
-    np.testing.assert_allclose(whole(slopes), x * copies)
+        slopes, outs = jax.jit(jax.grad(weighed, has_aux=True))(laid)
+    for mode, (split, width) in CASES.items():
+        sizes, x, u = SPLITS[split], xs[mode], laid[mode]
+        right = expected(x, sizes, *width, mode)
+        np.testing.assert_array_equal(whole(outs[mode]), right, err_msg=mode)
+        assert outs[mode].sharding.is_equivalent_to(u.sharding, 2), mode
+        numbers = np.arange(sum(sizes))[None]
+        copies = np.bincount(expected(numbers, sizes, *width, mode)[0], minlength=sum(sizes))
+        if mode == "zero":  # row 0 stands for what is not there
+            copies[0] = np.sum(expected(numbers + 1, sizes, *width, mode) == 1)
+        np.testing.assert_allclose(whole(slopes[mode]), x * copies, err_msg=mode)
+    told = halo_exchange(laid["edge"], CASES["edge"][1], 1, "edge")  # by its layout
+    np.testing.assert_array_equal(whole(told), whole(outs["edge"]))
 
 
 def test_the_batch_is_not_gathered(mesh):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import isoshard as iso
 from isoshard import P, ShardingError, UnevenArray
@@ -50,7 +51,6 @@ INSIDE = {
     "remat": lambda x: jax.checkpoint(lambda x: jnp.sin(x) * x.mean(0))(x),
     "custom jvp": doubled,
     "custom vjp": lambda x: clipped(x, 3),
-    "relu at 0": lambda x: jax.nn.relu(x * 0),
     "scan over rows": lambda x: jax.lax.scan(lambda c, r: (c + jnp.sin(r), c), x[0], x),
     "scan over layers": lambda x: jax.lax.scan(
         lambda c, w: (jnp.tanh(c * w), c.mean(0)), x, jnp.arange(1.0, 4.0, dtype=x.dtype)
@@ -65,7 +65,6 @@ INSIDE = {
     "cond of shapes": lambda x: jax.lax.cond(x.sum() > 0, lambda x: x.sum(0), lambda x: x[0], x),
     "vmap": lambda x: jax.vmap(lambda row: row / (1 + (row**2).sum()))(x),
     "grad": lambda x: jax.grad(lambda x: (jnp.sin(x) * x.mean(0)).sum())(x),
-    "associative scan": lambda x: jax.lax.associative_scan(jnp.add, x),
     "solve": lambda x: jnp.linalg.solve(x.T @ x + jnp.eye(3, dtype=x.dtype), x.T),
 }
 
@@ -85,7 +84,7 @@ def test_calls_and_loops_inside(u):
             )
     np.testing.assert_allclose(out_of_blocks(gradient), want_gradient, rtol=1e-3, atol=1e-3)
     kept = {name for name, found in results.items() if isinstance(found, UnevenArray)}
-    assert {"jit", "remat", "custom jvp", "relu at 0", "cond", "vmap", "grad"} <= kept
+    assert {"jit", "remat", "custom jvp", "cond", "vmap", "grad"} <= kept
     assert results["scan over layers"][0].sizes == results["scan from zeros"][0].sizes == SIZES
     assert results["scan over rows"][1].sizes == SIZES
 
@@ -117,11 +116,11 @@ def test_padding_is_never_read(line):
         return iso.domain.lift(lambda x, w: (jax.nn.softmax(x @ w, 0) * x[:, :2]).sum())(u, w)
 
     with jax.set_mesh(line):
-        value, (gu, gw) = jax.value_and_grad(loss, argnums=(0, 1))(u, w)
-    right, (ru, rw) = jax.value_and_grad(
-        lambda x, w: (jax.nn.softmax(x @ w, 0) * x[:, :2]).sum(), argnums=(0, 1)
-    )(X, w)
-    np.testing.assert_allclose(value, right, rtol=1e-5)
+        value, (gu, gw) = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(u, w)
+    plain = [torch.tensor(a, requires_grad=True) for a in (X, w)]
+    right = ((plain[0] @ plain[1]).softmax(0) * plain[0][:, :2]).sum()
+    ru, rw = torch.autograd.grad(right, plain)
+    np.testing.assert_allclose(value, right.item(), rtol=1e-5)
     np.testing.assert_allclose(out_of_blocks(gu), ru, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(gw, rw, rtol=1e-4, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Every operator of ShardTensor's table, and those that it gets wrong, on every kind of split.
+"""Operators of ShardTensor's table, and those that it gets wrong, on every kind of split.
 
 Each is applied to `x * x / x`, whose padding is NaN, as are its gradients there.
 """
@@ -15,10 +15,7 @@ from .blocks import dense, in_blocks, out_of_blocks, padding_of, with_loss
 
 ROWS, COLUMNS = 18, 6
 SPLITS = {
-    "given": ((4,), ("x",), P("x"), ((5, 2, 7, 4), None)),
     "empty": ((4,), ("x",), P("x"), ((0, 3, 9, 6), None)),
-    "chunk": ((4,), ("x",), P("x"), ((5, 5, 5, 3), None)),
-    "even": ((2,), ("x",), P("x"), ((9, 9), None)),
     "eight": ((8,), ("x",), P("x"), ((3, 0, 1, 4, 2, 5, 0, 3), None)),
     "two mesh axes": ((2, 4), ("x", "y"), P(("x", "y")), ((1, 4, 0, 4, 2, 2, 5, 0), None)),
     "both": ((2, 4), ("x", "y"), P("y", "x"), ((5, 2, 7, 4), (1, 5))),
@@ -27,20 +24,15 @@ SPLITS = {
 OPERATORS = {
     "reductions": {
         "sum": lambda x, w: x.sum(0),
-        "mean": lambda x, w: x.mean(),
         "var": lambda x, w: x.var(0),
-        "std": lambda x, w: x.std(1),
         "max": lambda x, w: x.max(0),
         "min": lambda x, w: x.min(),
         "prod": lambda x, w: x.prod(0),
         "softmax": lambda x, w: jax.nn.softmax(x, 0),
-        "log_softmax": lambda x, w: jax.nn.log_softmax(x, 1),
         "logsumexp": lambda x, w: jax.nn.logsumexp(x),
-        "layer norm": lambda x, w: (x - x.mean(1, keepdims=True)) / (0.1 + x.std(1, keepdims=True)),
         "all": lambda x, w: (x < 100).all(0),
         "any": lambda x, w: (x > 100).any(1),
         "argmax": lambda x, w: x.argmax(0),
-        "norm": lambda x, w: jnp.linalg.norm(x, axis=0),
     },
     "order": {
         "cumsum": lambda x, w: jnp.cumsum(x, 0),
@@ -51,16 +43,8 @@ OPERATORS = {
         "slice": lambda x, w: x[3:11, 1:],
         "stride": lambda x, w: x[::2],
         "cat": lambda x, w: jnp.concatenate([x, 2 * x], 0),
-        "cat beside": lambda x, w: jnp.concatenate([x, 2 * x], 1),
-        "flip": lambda x, w: jnp.flip(x, 0),
-        "roll": lambda x, w: jnp.roll(x, 5, 0),
         "top_k": lambda x, w: jax.lax.top_k(x.T, 3)[0],
-        "median": lambda x, w: jnp.median(x, 0),
-        "pad": lambda x, w: jnp.pad(x, ((1, 2), (0, 0)), mode="edge"),
         "fft": lambda x, w: jnp.abs(jnp.fft.fft(x, axis=0)),
-        "window": lambda x, w: jax.lax.reduce_window(
-            x, -jnp.inf, jax.lax.max, (3, 1), (1, 1), "SAME"
-        ),
     },
     "shapes": {
         "flat": lambda x, w: x.reshape(-1),
@@ -68,48 +52,36 @@ OPERATORS = {
         "split the columns": lambda x, w: x.reshape(ROWS, 2, 3),
         "unsqueeze": lambda x, w: x[None, :, None] * 2,
         "transpose": lambda x, w: x.T,
-        "unbind": lambda x, w: [row * 2 for row in x[:2]],
         "select": lambda x, w: x[:, 2],
         "index": lambda x, w: x[jnp.array([0, 17, 3])],
         "index columns": lambda x, w: x[:, jnp.array([0, 3, 3])],
         "set a row": lambda x, w: x.at[4].set(1.0),
         "add to columns": lambda x, w: x.at[:, 1].add(x[:, 0]),
         "dynamic slice": lambda x, w: jax.lax.dynamic_slice(x, (3, 0), (4, COLUMNS)),
-        "update": lambda x, w: jax.lax.dynamic_update_slice(x, x[:2] * 3, (7, 0)),
         "pad the columns": lambda x, w: jnp.pad(x, ((0, 0), (1, 1)), constant_values=w[0, 0]),
         "stack": lambda x, w: jnp.stack([x, x + 1], 1),
         "halves": lambda x, w: jnp.split(x, 2, 0)[1],
+        "conv of each": lambda x, w: jax.lax.conv(x[:, None], w[:1, None, :3], (1,), "SAME"),
     },
     "products": {
         "gram": lambda x, w: x.T @ x,
         "outer": lambda x, w: x @ x.T,
-        "linear": lambda x, w: x @ w + w[0],
-        "weights first": lambda x, w: jnp.einsum("ij,nj->in", w, x),
         "batched": lambda x, w: jnp.einsum("ni,nj->nij", x, x),
-        "scaled": lambda x, w: x * w[0, 0] - w[:1],
         "cdist": lambda x, w: jnp.sqrt(1 + ((x[None] - x[:, None]) ** 2).sum(-1)),
-        "cross": lambda x, w: jnp.cross(x[:, :3], x[:, 3:]),
         "where": lambda x, w: jnp.where(x > 0, x, w[0]),
-        "clip": lambda x, w: jnp.clip(x, w[0, 0], 2.0),
         "position": lambda x, w: x * jnp.arange(ROWS)[:, None],
         "look up": lambda x, w: w[(jnp.abs(x[:, 0]) * 2).astype(int)],
         "conv": lambda x, w: jax.lax.conv(x[:, None], w[:1, None, :3], (1,), "SAME"),
         "conv of the rows": lambda x, w: jax.lax.conv(x.T[:, None], w[:2, None, :3], (1,), "SAME"),
-        "mlp": lambda x, w: jax.nn.gelu(jax.nn.relu(x @ w) @ w.T),
     },
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def numbers():
     random = np.random.default_rng(0)
     x = random.normal(size=(ROWS, COLUMNS)).astype(np.float32)
     return np.sign(x) * (0.5 + np.abs(x)), random.normal(size=(COLUMNS, COLUMNS)).astype(np.float32)
-
-
-@pytest.fixture(scope="module")
-def expected(numbers):
-    return {family: dense(all_of(family), *numbers) for family in OPERATORS}
 
 
 def all_of(family):
@@ -121,27 +93,22 @@ def all_of(family):
 
 
 PAIRS = {
-    "given": ("shapes",),
-    "empty": ("order",),
-    "chunk": ("reductions",),
-    "even": ("products",),
-    "eight": ("reductions",),
-    "two mesh axes": ("shapes",),
-    "both": ("products",),
+    "both": "products",
+    "eight": "reductions",
+    "empty": "order",
+    "two mesh axes": "shapes",
 }
 
 
-@pytest.mark.parametrize(
-    ("split", "family"), [(split, family) for split in PAIRS for family in PAIRS[split]]
-)
-def test_operators_on_any_split(split, family, numbers, expected):
+@pytest.mark.parametrize(("split", "family"), PAIRS.items())
+def test_operators_on_any_split(split, family, numbers):
     shape, names, spec, sizes = SPLITS[split]
     x, w = numbers
     u = in_blocks(x, iso.make_mesh(shape, names), spec, sizes)
     lifted = iso.domain.lift(with_loss(all_of(family)))
     loss = jax.value_and_grad(lifted, argnums=(0, 1), has_aux=True)
     (_, results), gradients = jax.jit(loss)(u, w)
-    want, want_gradients = expected[family]
+    want, want_gradients = dense(all_of(family), x, w)
     for name in OPERATORS[family]:
         leaves = jax.tree.leaves(results[name], is_leaf=lambda x: isinstance(x, UnevenArray))
         for found, right in zip(leaves, jax.tree.leaves(want[name]), strict=True):

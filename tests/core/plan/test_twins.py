@@ -167,9 +167,6 @@ def test_equal_tables_and_equal_bytes(name, mesh):
 
 BATCH = Plan.batch_activations("fsdp")
 STEPS = {
-    "data": PLANS["data"],
-    "fsdp": FSDP * BATCH,
-    "tensor": TP,
     "fsdp * tensor": FSDP * TP * BATCH,
     "logical": PLANS["logical"] * BATCH,
 }

@@ -12,7 +12,7 @@ from isoshard.core.planner.estimating import LOOPED, estimate
 from isoshard.core.planner.plan_search.searched_step import searched
 from isoshard.core.planner.traced.of_step import traced_step
 
-LAYERS, WIDTH, HEADS, WORDS = 4, 64, 4, 1024
+LAYERS, WIDTH, HEADS, WORDS = 3, 64, 4, 1024
 PLAN = Plan.fsdp("data", min_bytes=1024)
 
 

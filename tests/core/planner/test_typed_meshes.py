@@ -13,7 +13,7 @@ from isoshard.core.planner.plan_search.searching import search
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 MIXED = (EXPLICIT, AUTO)
-LAYERS, WIDTH = 6, 64
+LAYERS, WIDTH = 4, 64
 
 
 def mesh_of(types):

@@ -1,10 +1,9 @@
 """The limit of open files, in processes of their own: it can be lowered once only."""
 
 import resource
-import subprocess
-import sys
 
 from isoshard.core.processes.open_files import make_room
+from tests import fresh
 
 CASES = [(0, 200, 4096), (3, 200, 4096), (0, 8, 4096), (0, 1024, 2048)]
 """Rank, number of ranks, and the most that the machine allows."""
@@ -25,14 +24,9 @@ for rank, size, most in {CASES}:
 """
 
 
-def test_a_run_of_many_raises_its_limit_or_says_what_the_machine_does_not_allow():
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CODE],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def test_a_run_of_many_raises_its_limit_or_says_what_the_machine_does_not_allow(tmp_path):
+    done = fresh.run(CODE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     first, other, few, short = done.stdout.splitlines()
     limit = 512 + 6 * 200
     assert first == f"{limit} ({limit}, 4096)"

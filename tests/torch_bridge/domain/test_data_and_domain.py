@@ -23,15 +23,13 @@ class UNet(torch.nn.Module):
         self.first = torch.nn.Conv2d(4, 8, 3, padding=1)
         self.norm = torch.nn.BatchNorm2d(8)
         self.down = torch.nn.Conv2d(8, 8, 3, stride=2, padding=1)
-        self.wide = torch.nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=4)
         self.up = torch.nn.ConvTranspose2d(8, 8, 4, stride=2, padding=1)
         self.last = torch.nn.Conv2d(12, 4, 3, padding=1, padding_mode="replicate")
 
     def forward(self, x):
         full = F.relu(self.norm(self.first(x)))
         half = F.gelu(self.down(full))
-        half = half + self.wide(half)
-        low = F.avg_pool2d(F.max_pool2d(half, 3, stride=1, padding=1), 2, ceil_mode=True)
+        low = F.avg_pool2d(half, 2, ceil_mode=True)
         half = half + F.interpolate(low, size=half.shape[2:], mode="bilinear")
         up = torch.cat([self.up(half), x], 1)
         return self.last(up)

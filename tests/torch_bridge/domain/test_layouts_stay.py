@@ -44,18 +44,6 @@ def lies_as(gradient, leaf):
     assert iso.to_jax(gradient).sharding.spec == leaf.named_sharding.spec
 
 
-def gradient(function, field):
-    """Of a compiled step, and its program."""
-
-    def step(x):
-        return torch.autograd.grad(function(x).square().sum(), x)[0]
-
-    compiled = xs.compile(step)
-    for _ in range(2):
-        found = compiled(field)
-    return found, xs.program_text(compiled)
-
-
 # Gradients
 
 LINEAR = {
@@ -230,19 +218,29 @@ WINDOWS = {
 OUT_OF_STEP = {"max dilated"}  # 62 outputs
 
 
-@pytest.mark.parametrize("name", WINDOWS)
-def test_windows_of_an_even_split_send_rows(mesh, name):
+def slopes(functions, fields):
+    """Of the squares of some results, by a tensor of their own each."""
+    total = sum(functions[name](x).square().sum() for name, x in fields.items())
+    return dict(zip(fields, torch.autograd.grad(total, [*fields.values()]), strict=True))
+
+
+def test_windows_of_an_even_split_send_rows(mesh):
     x = torch.randn(2, 4, 64, 16)
-    plain = x.double().requires_grad_()
-    (want,) = torch.autograd.grad(WINDOWS[name](plain).square().sum(), plain)
-    field = laid(x, mesh, ROWS)
-    found, text = gradient(WINDOWS[name], field)
-    close(found, want)
-    lies_as(found, field)
-    if name not in OUT_OF_STEP:
-        assert gathered(text) == 0
-        assert summed(text) == 0
-        assert sent(text) <= 8 * ROW  # both sides: forward, and backward the field and the slopes
+    want = slopes(WINDOWS, {name: x.double().requires_grad_() for name in WINDOWS})
+    fields = {name: laid(x, mesh, ROWS) for name in WINDOWS}
+    inside = {name: field for name, field in fields.items() if name not in OUT_OF_STEP}
+    compiled = xs.compile(lambda fields: slopes(WINDOWS, fields))
+    for _ in range(2):
+        found = compiled(inside)
+    found |= slopes(WINDOWS, {name: fields[name] for name in OUT_OF_STEP})
+    for name, right in want.items():
+        close(found[name], right)
+        lies_as(found[name], fields[name])
+    text = xs.program_text(compiled)
+    assert gathered(text) == 0
+    assert summed(text) == 0
+    # Of each, both sides: forward, and backward the field and the slopes.
+    assert sent(text) <= len(inside) * 8 * ROW
 
 
 CONVOLUTIONS = {
@@ -261,39 +259,41 @@ CONVOLUTIONS = {
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
-@pytest.mark.parametrize(
-    ("name", "format"), [(name, FORMATS[n % 2]) for n, name in enumerate(CONVOLUTIONS)]
-)
-def test_convolutions_of_an_even_split_send_rows(mesh, name, format):
-    size, function = CONVOLUTIONS[name]
-    x, w = torch.randn(2, 4, 64, 16).contiguous(memory_format=format), torch.randn(size)
+def convolved(operands):
+    """The result of each convolution, and the gradients of its squares."""
+    found = {}
+    for name, (x, w) in operands.items():
+        y = CONVOLUTIONS[name][1](x, w)
+        found[name] = y, *torch.autograd.grad(y.square().sum(), (x, w))
+    return found
 
-    def step(x, w):
-        y = function(x, w)
-        return y, *torch.autograd.grad(y.square().sum(), (x, w))
 
-    want = step(x.double().requires_grad_(), w.double().requires_grad_())
-    field = laid(x, mesh, ROWS)
-    compiled = xs.compile(step)
+def test_convolutions_of_an_even_split_send_rows(mesh):
+    whole, parts = {}, {}
+    for number, (name, (size, _)) in enumerate(CONVOLUTIONS.items()):
+        x, w = torch.randn(2, 4, 64, 16), torch.randn(size)
+        x = x.contiguous(memory_format=FORMATS[number % 2])
+        whole[name] = x.double().requires_grad_(), w.double().requires_grad_()
+        parts[name] = laid(x, mesh, ROWS), w.to("jax").requires_grad_()
+    compiled = xs.compile(convolved)
     for _ in range(2):
-        found = compiled(field, w.to("jax").detach().requires_grad_())
-    for one, other in zip(found, want, strict=True):
-        close(one, other)
-    lies_as(found[1], field)
-    text = xs.program_text(compiled)
+        found = compiled(parts)
+    for name, want in convolved(whole).items():
+        for one, other in zip(found[name], want, strict=True):
+            close(one, other)
+        lies_as(found[name][1], parts[name][0])
+    text, count = xs.program_text(compiled), len(CONVOLUTIONS)
     assert gathered(text) == 0
-    assert summed(text) <= w.numel()
-    assert sent(text) <= 16 * 2 * 6 * 32  # rows on both sides of the field, its result and slopes
+    assert summed(text) <= max(w.numel() for _, w in whole.values())
+    # Of each, rows on both sides of the field, its result and slopes.
+    assert sent(text) <= count * 16 * 2 * 6 * 32
     # Of convolutions in groups XLA for CPUs makes gradients that take many times the field.
-    assert text.count("feature_group_count") <= 1  # forward
+    assert text.count("feature_group_count") <= count  # forward
 
 
-@pytest.mark.parametrize(
-    ("name", "spec"), [("depthwise", P("y", "d", "x")), ("transposed 3", P("d", None, "x", "y"))]
-)
-def test_convolutions_over_several_mesh_axes(name, spec):
+def test_a_convolution_over_several_mesh_axes():
     mesh = iso.make_mesh((2, 2, 2), ("d", "x", "y"))
-    size, function = CONVOLUTIONS[name]
+    size, function = CONVOLUTIONS["depthwise"]
     x, w, c = torch.randn(2, 4, 16, 8), torch.randn(size), torch.randn(size)
 
     def step(x, w, c):
@@ -302,10 +302,9 @@ def test_convolutions_over_several_mesh_axes(name, spec):
         return y, *slopes, *torch.autograd.grad((slopes[1] * c).sum(), (x, w))
 
     want = step(x.double().requires_grad_(), w.double().requires_grad_(), c.double())
-    field = laid(x, mesh, spec)
-    for one, other in zip(
-        step(field, w.to("jax").requires_grad_(), c.to("jax")), want, strict=True
-    ):
+    field = laid(x, mesh, P("y", "d", "x"))
+    found = step(field, w.to("jax").requires_grad_(), c.to("jax"))
+    for one, other in zip(found, want, strict=True):
         close(one, other, 1e-3)
 
 
@@ -339,15 +338,18 @@ RUNNING = {
 }
 
 
-@pytest.mark.parametrize("name", RUNNING)
-def test_running_sums_of_an_even_split_send_totals(mesh, name):
+def test_running_sums_of_an_even_split_send_totals(mesh):
     x = torch.randn(2, 4, 64, 16)
-    plain = x.double().requires_grad_() if name != "bfloat16" else x.clone().requires_grad_()
-    (want,) = torch.autograd.grad(RUNNING[name](plain).square().sum(), plain)
-    field = laid(x, mesh, ROWS)
-    found, text = gradient(RUNNING[name], field)
-    close(found, want.double(), 1e-3)
-    lies_as(found, field)
+    wide = {name: x.clone() if name == "bfloat16" else x.double() for name in RUNNING}
+    want = slopes(RUNNING, {name: plain.requires_grad_() for name, plain in wide.items()})
+    fields = {name: laid(x, mesh, ROWS) for name in RUNNING}
+    compiled = xs.compile(lambda fields: slopes(RUNNING, fields))
+    for _ in range(2):
+        found = compiled(fields)
+    for name, right in want.items():
+        close(found[name], right.double(), 1e-3)
+        lies_as(found[name], fields[name])
+    text = xs.program_text(compiled)
     assert max(gathered(text), summed(text)) <= 4 * ROW  # one row from each device
 
 
@@ -408,13 +410,9 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("shape", [(4, 18, 6), (18, 8)])
-def test_real_transforms_of_two_axes_over_uneven_rows(mesh, shape):
-    x = torch.randn(shape)
-    lead = [None] * (len(shape) - 2)
-    fields = {
-        name: laid(x, mesh, P(*lead, "x"), (*lead, (5, 2, 7, 4), None)) for name in TRANSFORMS
-    }
+def test_real_transforms_of_two_axes_over_uneven_rows(mesh):
+    x = torch.randn(4, 18, 6)
+    fields = {name: laid(x, mesh, P(None, "x"), (None, (5, 2, 7, 4), None)) for name in TRANSFORMS}
     found = {name: TRANSFORMS[name](field) for name, field in fields.items()}
     sum(one.abs().square().sum() for one in found.values()).backward()
     for name, field in fields.items():

@@ -25,9 +25,9 @@ MODELS = {
     "scan": functools.partial(cases.transformer, cases.scanned_loss, True),
     "remat": functools.partial(cases.transformer, cases.rematted_loss, True, 2),
 }
-EXACT = [("mlp", "data"), ("unrolled", "tensor"), ("scan", "fsdp"), ("remat", "fsdp")]
+EXACT = [("mlp", "data"), ("unrolled", "tensor"), ("remat", "fsdp")]
 """Where the partitioner has no choice: collectives are equal in kind, axes, count and bytes."""
-CLOSE = [("unrolled", "fsdp x tensor"), ("scan", "sequence")]
+CLOSE = [("scan", "sequence")]
 """Where it has: bytes of all by axes within 10 %, or 3 % of all bytes."""
 
 

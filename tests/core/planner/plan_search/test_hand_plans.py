@@ -28,7 +28,7 @@ def over_by_hand(name: str, where: str, depth: SearchDepth, found: SearchResult)
     [
         ("MLP", "h100:8x8", "kinds", 1.05),
         ("MLP", "v5e:4x4", "kinds", 0.98),
-        ("Llama, stacked", "v5e:2x4", "trace", 1.05),
+        ("MLP", "v5e:2x4", "trace", 1.05),
     ],
 )
 def test_no_hand_plan_is_better(name, where, depth, most):

