@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -235,25 +233,6 @@ def test_an_operator_without_a_lowering_is_named():
         fast = compiled(lambda x: torch.ops.isoshard_test.unknown(x * 2))
         with pytest.raises(NotImplementedError, match=r"isoshard_test.unknown.*register_lowering"):
             fast(torch.ones(3).to("jax")).cpu()
-
-
-LAZY = """
-import os, sys, torch
-if os.fork() == 0:
-    import isoshard.torch_bridge
-    os._exit("torch._dynamo" in sys.modules)
-assert os.wait()[1] == 0, "the bridge loads dynamo"
-assert 'isoshard' in torch.compiler.list_backends()
-assert 'isoshard' not in sys.modules
-f = torch.compile(lambda x: x + 1, backend='isoshard')
-assert 'isoshard.torch_bridge' in sys.modules
-assert f(torch.ones(2, device='jax')).tolist() == [2.0, 2.0]
-"""
-
-
-def test_dynamo_finds_the_backend_by_its_name_and_the_bridge_does_not_load_dynamo():
-    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_captured_step_still_donates_once_dynamo_was_used(counted):
