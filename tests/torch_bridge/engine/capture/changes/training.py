@@ -199,23 +199,22 @@ trains = functools.partial(worlds.trains, known=KNOWN, rtol=1e-4)
 
 # --- Groups, parameters, other optimizers --------------------------------------------------------
 
-for title, make in (("SGD with momentum", "momentum"), ("Adam", "adam")):
-    trains(
-        f"a parameter group added to {title}",
-        "param_groups, group, zero_grad",  # which no longer clears what has left the group
-        make,
-        "t.optimizer.add_param_group({'params': [t.model.extra], 'lr': 0.3})",
-        "t.optimizer.param_groups.pop()\nt.optimizer.state.pop(t.model.extra, None)",
-        kind=WithExtra,
-    )
-    trains(f"a parameter swapped in model and {title}", "weight, params", make, "swapped(t)")
-    trains(
-        f"the state of {title} loaded, then cleared",
-        "state, momentum_buffer, step, lr",
-        make,
-        "reloaded(t)",
-        "t.optimizer.state.clear()",
-    )
+trains(
+    "a parameter group added to SGD with momentum",
+    "param_groups, group, zero_grad",  # which no longer clears what has left the group
+    "momentum",
+    "t.optimizer.add_param_group({'params': [t.model.extra], 'lr': 0.3})",
+    "t.optimizer.param_groups.pop()\nt.optimizer.state.pop(t.model.extra, None)",
+    kind=WithExtra,
+)
+trains("a parameter swapped in model and Adam", "weight, params", "adam", "swapped(t)")
+trains(
+    "the state of Adam loaded, then cleared",
+    "state, momentum_buffer, step, lr",
+    "adam",
+    "reloaded(t)",
+    "t.optimizer.state.clear()",
+)
 table(
     r"""
 the optimizer replaced by one of its kind, and by another | optimizer | sgd |
