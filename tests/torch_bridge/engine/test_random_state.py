@@ -26,13 +26,15 @@ RANDOM = """
 
 
 def test_random_numbers_follow_the_seed_and_never_repeat():
-    for draw in calls(RANDOM):
-        runs = []
-        for _ in range(2):
-            torch.manual_seed(5)
-            runs.append([outcome(draw, "jax").tolist() for _ in range(2)])
-        assert runs[0] == runs[1], draw
-        assert runs[0][0] != runs[0][1], draw
+    draws, runs = calls(RANDOM), []
+    for _ in range(2):
+        torch.manual_seed(5)
+        runs.append([[outcome(draw, "jax") for draw in draws] for _ in range(2)])
+        xs.sync()
+    first, again = ([[one.tolist() for one in found] for found in run] for run in runs)
+    assert first == again
+    for draw, one, next_one in zip(draws, *first, strict=True):
+        assert one != next_one, draw
 
 
 def test_distributions_have_their_moments():

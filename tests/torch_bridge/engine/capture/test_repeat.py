@@ -47,7 +47,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_with_a_schedule(way):
     metrics.reset()
-    rolled = compare(4, **WAYS[way])
+    rolled = compare(3, **WAYS[way])
     assert "3 layers as" in said()
     assert len(stacks(rolled)) >= 12
 

@@ -49,7 +49,6 @@ UNSEEN = (
 BY_DYNAMO_TOO = (
     "a buffer replaced, and changed in place",
     "a namedtuple replaced: tensor",
-    "a submodule added",
 )
 
 
