@@ -123,8 +123,6 @@ def test_one_stream_unsharded_sharded_and_compiled(mesh):
     x = torch.ones(8, 8, device="jax")
     want = noisy_runs(Noisy(), x)
     assert noisy_runs(xs.compile(Noisy()), x) == want
-    sharded = xs.mark_sharding(torch.ones(8, 8, device="jax"), mesh, ("x", "y"))
-    assert noisy_runs(Noisy(), sharded) == want
     sharded = xs.mark_sharding(torch.ones(8, 8, device="jax"), mesh, (("y", "x"), None))
     assert noisy_runs(xs.compile(Noisy()), sharded) == want
 
