@@ -69,7 +69,7 @@ def test_training_on_a_mesh_with_checkpoints_and_a_layer_that_is_laid_out_otherw
 @pytest.fixture(scope="module")
 def wanted():
     """What two steps give on one device."""
-    return Training(None).run(2)
+    return Training(None, layers=2).run(2)
 
 
 def uneven(mesh):
@@ -105,7 +105,7 @@ def explicit(_mesh):
 )
 def test_a_reason_not_to_take_loops(mesh, wanted, place, reason):
     metrics.reset()
-    found = Training("auto", place=place(mesh)).run(2)
+    found = Training("auto", layers=2, place=place(mesh)).run(2)
     torch.testing.assert_close(found, wanted, rtol=2e-4, atol=1e-5)
     assert said().startswith(f"repeat: not rolled: it has {reason}")
 
@@ -114,7 +114,7 @@ def test_a_reason_not_to_take_loops(mesh, wanted, place, reason):
 def test_offloaded_state_is_a_reason(mesh, wanted):
     plan = iso.Plan({"*.weight": ("y",), "*": P()}, memory={"state.*": "pinned_host"})
     metrics.reset()
-    training = Training("auto", place=placed(mesh, plan))
+    training = Training("auto", layers=2, place=placed(mesh, plan))
     iso.shard(training.optimizer, mesh, plan)
     torch.testing.assert_close(training.run(2), wanted, rtol=2e-4, atol=1e-5)
     assert said().startswith("repeat: not rolled: it has arrays that rest in host memory")
