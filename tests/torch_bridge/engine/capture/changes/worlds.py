@@ -76,6 +76,7 @@ class Case:
         frozen: why dynamo itself does not see the edit.
         unseen: why no call of the reference shows the edit.
         called: edits after which the step is called; None for all.
+        before: calls before the first edit.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Case:
     frozen: str = ""
     unseen: str = ""
     called: int | None = None
+    before: int = 3
 
 
 CASES: list[Case] = []
@@ -195,7 +197,9 @@ def row(
             return _read_in(mode, device, lambda: make(device), 1 if once else 2)
 
         called = 1 if back and edits and picked(full, 3) else len(edits)
-        CASES.append(Case(full, build, tuple(names.split(", ")), called=called, **options))
+        CASES.append(
+            Case(full, build, tuple(names.split(", ")), called=called, before=2, **options)
+        )
 
 
 def _returned(body: str) -> str:
