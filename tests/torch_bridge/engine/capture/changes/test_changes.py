@@ -1,6 +1,6 @@
 """The matrix of changes: what a program can change between two calls of a step.
 
-Every case runs two or three times, and twice after an edit, in a compiled step beside CPU torch; some of
+Every case runs some times, and twice after an edit, in a compiled step beside CPU torch; some of
 them, by their names, after a second edit too, which takes the first back, and in another mode.
 After each call results, parameters, buffers, optimizer state and Python counters must be the same;
 or the mode raises an error that names what changed. A mode that gives another result without a word
