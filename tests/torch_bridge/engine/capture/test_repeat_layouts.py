@@ -21,7 +21,7 @@ from tests.jax_faults import OF_JAX_9
 from tests.torch_bridge.planning.steps import llama
 from tools.harness.xla_flags import without_mlir
 
-LAYERS = 3
+LAYERS = 4
 BATCH = Plan.batch_activations("data")
 FSDP = Plan.fsdp("data", min_bytes=1024)
 
@@ -36,7 +36,7 @@ def _kernels_of_users(monkeypatch):
 
 
 def step_of(model, repeat):
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     def step(ids):
         optimizer.zero_grad()
