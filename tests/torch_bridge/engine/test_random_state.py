@@ -29,11 +29,14 @@ def test_random_numbers_follow_the_seed_and_never_repeat():
     draws, runs = calls(RANDOM), []
     for _ in range(2):
         torch.manual_seed(5)
-        runs.append([[outcome(draw, "jax") for draw in draws] for _ in range(2)])
-        xs.sync()
-    first, again = ([[one.tolist() for one in found] for found in run] for run in runs)
-    assert first == again
-    for draw, one, next_one in zip(draws, *first, strict=True):
+        run = []
+        for _ in range(2):  # by one program
+            found = [outcome(draw, "jax") for draw in draws]
+            xs.sync()
+            run.append([one.tolist() for one in found])
+        runs.append(run)
+    assert runs[0] == runs[1]
+    for draw, one, next_one in zip(draws, *runs[0], strict=True):
         assert one != next_one, draw
 
 
