@@ -1,21 +1,22 @@
-"""What plain CPU torch does, as text: run with and without `isoshard.torch_bridge` imported.
-
-    python plain_cpu.py [--import] [NAME ..]
+"""What plain CPU torch does, as text: with and without `isoshard.torch_bridge` imported.
 
 Each idiom is a function; what it returns, the class and message of what it raises, and its warnings
-are printed as JSON.
+are told. The program imports torch, runs each function of `APART` in a fork, and prints as JSON
+what they return.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
+import os
 import sys
+import traceback
 import warnings
 
-if __name__ == "__main__" and "--import" in sys.argv:
-    import isoshard.torch_bridge  # noqa: F401
+import jax  # noqa: F401  (once for all forks)
 import torch
 from torch import nn
 
@@ -220,7 +221,107 @@ def told(function):
     return said, sorted({f"{w.category.__name__}: {w.message}" for w in caught})
 
 
+def idioms():
+    return {name: told(run) for name, run in IDIOMS.items()}
+
+
+def idioms_beside_the_bridge():
+    importlib.import_module("isoshard.torch_bridge")
+    return idioms()
+
+
+def loads_dynamo():
+    importlib.import_module("isoshard.torch_bridge")
+    return "torch._dynamo" in sys.modules
+
+
+def backend_by_its_name():
+    """Dynamo knows the backend, and imports the bridge once it is used."""
+    known, before = "isoshard" in torch.compiler.list_backends(), "isoshard" in sys.modules
+    function = torch.compile(lambda x: x + 1, backend="isoshard")
+    after = "isoshard.torch_bridge" in sys.modules
+    return known, before, after, function(torch.ones(2, device="jax")).tolist()
+
+
+OLD_USES = (
+    "isoshard.torch_bridge.mark_sharding",
+    "isoshard.jax_function",
+    "isoshard.to_jax(torch.ones(3))",
+    "isoshard.sharding_of(torch.nn.ReLU())",
+    "isoshard.to_torch(isoshard.to_jax(__import__('numpy').ones(3, 'f4')))",
+    "isoshard.torch_bridge.compilee",
+)
+
+
+def with_an_old_torch():
+    torch.__version__ = "2.9.0"
+    names = {"torch": torch, "isoshard": importlib.import_module("isoshard")}
+    said = {}
+    for use in OLD_USES:
+        try:
+            said[use] = repr(eval(use, names))
+        except Exception as error:
+            said[use] = str(error)
+    importlib.import_module("isoshard.torch_bridge.torch_xla_backend")
+    engine = [name for name in sys.modules if "torch_bridge.engine" in name]
+    device = torch._C._get_privateuse1_backend_name()
+    return said, (device, engine, "torch_xla" in sys.modules)
+
+
+def with_narrow_integers():
+    os.environ["XLA_USE_32BIT_LONG"] = "1"
+    iso = importlib.import_module("isoshard")
+    iso.simulate_devices(2)
+    importlib.import_module("isoshard.torch_bridge")
+    x = torch.arange(3, device="jax")
+    assert x.dtype == torch.int64
+    assert iso.to_jax(x, dtype="int32", copy=False).dtype == "int32"
+    assert (torch.ones(2, dtype=torch.float64, device="jax") / 3)[0].item() == 1 / 3
+    said = []
+    for make in (lambda: torch.tensor([2**40], device="jax"), lambda: x + 2**40):
+        try:
+            said.append(repr(make()))
+        except OverflowError as error:
+            said.append(str(error))
+    return said
+
+
+APART = (
+    loads_dynamo,
+    with_an_old_torch,
+    idioms,
+    with_narrow_integers,
+    idioms_beside_the_bridge,
+    backend_by_its_name,
+)
+
+
+def apart(run):
+    """What a function returns in a fork of this process, or what it raises, as text."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            text = json.dumps(run())
+        except BaseException:
+            text = json.dumps(traceback.format_exc())
+        with os.fdopen(writing, "w") as file:
+            file.write(text)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        found = json.loads(file.read())
+    os.waitpid(child, 0)
+    return found
+
+
 if __name__ == "__main__":
-    names = [arg for arg in sys.argv[1:] if not arg.startswith("-")] or list(IDIOMS)
-    results = {name: told(IDIOMS[name]) for name in names}
+    warnings.simplefilter("ignore")
+    results = {}
+    for function in APART:
+        if function is idioms:  # what the others take seconds to import
+            for name in ("distributed.fsdp", "distributed.tensor"):
+                importlib.import_module(f"torch.{name}")
+            compiled_eagerly()
+        results[function.__name__] = apart(function)
     print(json.dumps(results))

@@ -1,13 +1,12 @@
 """`torch.accelerator` is the `jax` device, in all that torch asks of it."""
 
 import ast
-import subprocess
-import sys
 
 import pytest
 import torch
 
 import isoshard.torch_bridge  # noqa: F401  (registers the device)
+from tests import fresh
 from tests.torch_bridge.older_torch import BEFORE_2_13
 
 
@@ -86,7 +85,8 @@ def test_data_parallel_runs_the_module_itself(tensor):
 
 
 _PROGRAM = """
-import os, sys, traceback
+import os, sys, traceback, warnings
+warnings.simplefilter("ignore")
 import torch
 
 def apart(name, run):
@@ -110,8 +110,8 @@ def once_used(use):
     use()
     return before, accelerator()
 
-def torchs_helpers(use):
-    use()
+def torchs_helpers():
+    xs.xla_device()
     from torch.testing._internal import common_distributed, common_fsdp
     from torch.testing._internal.distributed._tensor import common_dtensor as dtensor
     return dtensor.DEVICE_TYPE, dtensor.PG_BACKEND, common_distributed.TEST_SKIPS != {}
@@ -164,17 +164,15 @@ apart("named", lambda: once_used(xs.xla_device))
 apart("beside_a_gpu", beside_a_gpu)
 apart("groups", groups)
 if "helpers" in sys.argv:
-    apart("helpers_unused", lambda: torchs_helpers(lambda: None))
-    apart("helpers_used", lambda: torchs_helpers(xs.xla_device))
+    apart("helpers", torchs_helpers)
 """
 
 
 @pytest.fixture(scope="module")
-def forks():
+def forks(tmp_path_factory):
     """What the functions of `_PROGRAM` return, each in a fork of one new process."""
     words = [] if BEFORE_2_13 else ["helpers"]  # they query `torch.jax` itself
-    command = [sys.executable, "-W", "ignore", "-c", _PROGRAM, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    done = fresh.run(_PROGRAM, words, cwd=tmp_path_factory.mktemp("accelerator"))
     found = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line[:1].islower())
     return lambda name: ast.literal_eval(found.get(name) or pytest.fail(done.stderr))
 
@@ -198,8 +196,7 @@ def test_another_accelerator_answers_until_it_is_used(forks):
 
 @pytest.mark.skipif(BEFORE_2_13, reason="these helpers ask `torch.jax` itself")
 def test_torchs_own_test_helpers_can_be_imported(forks):
-    assert forks("helpers_unused")[2] is True
-    assert forks("helpers_used") == ("jax", "gloo", True)
+    assert forks("helpers") == ("jax", "gloo", True)
 
 
 def test_process_groups_are_of_gloo_on_the_cpu(forks):

@@ -1,4 +1,4 @@
-"""`torch.cond`, `while_loop`, `scan` and `map`: on the device as on the CPU, as one program."""
+"""`torch.cond`, `while_loop`, `scan` and `map`: as written out on the CPU, as one program."""
 
 from __future__ import annotations
 
@@ -28,25 +28,60 @@ def data(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) + 0.1
 
 
+def repeated(function, x, times):
+    """A loop written out."""
+    for _ in range(times):
+        x = function(x)
+    return x
+
+
+def scanned(function, carry, x):
+    """A scan written out."""
+    found = []
+    for row in x:
+        carry, one = function(carry, row)
+        found.append(one)
+    return carry, torch.stack(found)
+
+
+def halved(x):
+    return x * 0.5 if x.sum() > 3 else x * 2
+
+
 PROGRAMS = {
-    "cond, true": lambda x: torch.cond(x.sum() > 1, lambda x: (x.sin(),), lambda x: (x * 3,), (x,)),
-    "cond, false": lambda x: torch.cond(
-        x.sum() > 99, lambda x: (x.sin(),), lambda x: (x * 3,), (x,)
+    "cond, true": (
+        lambda x: torch.cond(x.sum() > 1, lambda x: (x.sin(),), lambda x: (x * 3,), (x,)),
+        lambda x: (x.sin(),),
     ),
-    "while": lambda x: while_loop(
-        lambda n, x: n < 4, lambda n, x: (n + 1, x.sin() * 2), (n_of(x), x)
+    "cond, false": (
+        lambda x: torch.cond(x.sum() > 99, lambda x: (x.sin(),), lambda x: (x * 3,), (x,)),
+        lambda x: (x * 3,),
     ),
-    "scan": lambda x: scan(lambda c, y: (c + y, c * y), x[0].clone(), x),
-    "map": lambda x: (torch_map(lambda y, z: y * z.sum(), x, x * 2),),
-    "nested": lambda x: while_loop(
-        lambda n, x: n < 3,
-        lambda n, x: (
-            n + 1,
-            torch.cond(x.sum() > 3, lambda x: (x * 0.5,), lambda x: (x * 2,), (x,))[0],
+    "while": (
+        lambda x: while_loop(lambda n, x: n < 4, lambda n, x: (n + 1, x.sin() * 2), (n_of(x), x)),
+        lambda x: (torch.tensor(4), repeated(lambda x: x.sin() * 2, x, 4)),
+    ),
+    "scan": (
+        lambda x: scan(lambda c, y: (c + y, c * y), x[0].clone(), x),
+        lambda x: scanned(lambda c, y: (c + y, c * y), x[0], x),
+    ),
+    "map": (
+        lambda x: (torch_map(lambda y, z: y * z.sum(), x, x * 2),),
+        lambda x: (x * (x * 2).sum(),),
+    ),
+    "nested": (
+        lambda x: while_loop(
+            lambda n, x: n < 3,
+            lambda n, x: (
+                n + 1,
+                torch.cond(x.sum() > 3, lambda x: (x * 0.5,), lambda x: (x * 2,), (x,))[0],
+            ),
+            (n_of(x), x),
         ),
-        (n_of(x), x),
+        lambda x: (torch.tensor(3), repeated(halved, x, 3)),
     ),
 }
+"""By name: on the device, and the same written out."""
 
 
 def n_of(x: torch.Tensor) -> torch.Tensor:
@@ -54,17 +89,16 @@ def n_of(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_as_on_the_cpu(name):
-    wants = name != "nested"  # whose gradient raises on the CPU
+def test_as_written_out_on_the_cpu(name):
     found = []
-    for device in ("cpu", "jax"):
-        x = data(4, 3).to(device).requires_grad_(wants)
-        results = torch.utils._pytree.tree_leaves(PROGRAMS[name](x))
-        if wants:
+    for device, program in zip(("jax", "cpu"), PROGRAMS[name], strict=True):
+        x = data(4, 3).to(device).requires_grad_(name != "nested")  # whose gradient raises
+        results = torch.utils._pytree.tree_leaves(program(x))
+        if x.requires_grad:
             sum(one.square().sum() for one in results if one.requires_grad).backward()
             results.append(x.grad)
         found.append([one.detach().cpu() for one in results])
-    for want, got in zip(*found, strict=True):
+    for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want)
 
 
@@ -82,20 +116,17 @@ def test_it_is_one_program_that_is_soon_known(counted):
     assert compiled[1] == compiled[-1] <= 2 and counted("fallbacks") == 0
 
 
-OF_ANY_SIZE = {
-    "while_loop": lambda x: while_loop(
-        lambda n, x: n < 5, lambda n, x: (n + 1, x * x.shape[0]), (torch.zeros_like(x[0]), x)
-    )[1],
-    "scan": lambda x: scan(lambda sum, row: (sum + row, sum * row), torch.zeros_like(x[0]), x)[1],
-}
-
-
-@pytest.mark.parametrize("name", OF_ANY_SIZE)
-def test_several_sizes_are_several_programs(name, counted):
+def test_several_sizes_are_several_programs(counted):
     for size in (2, 3):
         x = data(size)
-        got = OF_ANY_SIZE[name](x.to("jax"))
-        torch.testing.assert_close(got.cpu(), OF_ANY_SIZE[name](x))
+        on_device, zero = x.to("jax"), torch.tensor(0.0, device="jax")
+        _, grown = while_loop(
+            lambda n, x: n < 5, lambda n, x: (n + 1, x * x.shape[0]), (zero.clone(), on_device)
+        )
+        _, summed = scan(lambda sum, row: (sum + row, sum * row), zero, on_device)
+        torch.testing.assert_close(grown.cpu(), x * size**5)
+        want = scanned(lambda sum, row: (sum + row, sum * row), torch.tensor(0.0), x)[1]
+        torch.testing.assert_close(summed.cpu(), want)
     assert counted("fallbacks") == 0
 
 
@@ -155,8 +186,8 @@ def test_python_integers_and_modules():
     model = torch.nn.Linear(3, 3)
     ours = torch.nn.Linear(3, 3).to("jax")
     ours.load_state_dict(model.state_dict())
-    for net, rows in ((model, data(4, 3)), (ours, data(4, 3).to("jax"))):
-        torch_map(lambda row, net=net: net(row), rows).square().sum().backward()
+    torch_map(lambda row: ours(row), data(4, 3).to("jax")).square().sum().backward()
+    model(data(4, 3)).square().sum().backward()
     torch.testing.assert_close(ours.weight.grad.cpu(), model.weight.grad)
 
 

@@ -1,9 +1,5 @@
 """Where torch_xla is not installed; with it, `make test-torch-xla` runs tests/with_torch_xla."""
 
-import json
-import subprocess
-import sys
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,30 +14,7 @@ from isoshard.core.layout.spec import same_layout
 from isoshard.core.layout.tiles import Tiles
 from isoshard.torch_bridge import old_torch, torch_xla_backend
 from isoshard.torch_bridge.torch_xla_backend import anonymous, backend_framework, real
-
-OLD = """
-import json, sys
-import torch
-torch.__version__ = "2.9.0"
-import isoshard
-errors = {}
-for use in sys.argv[1:]:
-    try:
-        eval(use)
-    except Exception as error:
-        errors[use] = str(error)
-print(json.dumps(errors))
-from isoshard.torch_bridge import torch_xla_backend
-engine = [name for name in sys.modules if "torch_bridge.engine" in name]
-print(torch._C._get_privateuse1_backend_name(), engine, "torch_xla" in sys.modules)
-"""
-
-
-def run(program, *words):
-    """What a new process prints, and its errors."""
-    command = [sys.executable, "-c", program, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    return done.stdout.splitlines(), done.stderr
+from tests import fresh
 
 
 @pytest.mark.parametrize("use", [
@@ -59,7 +32,7 @@ def test_tensors_of_other_devices_are_refused_first(mesh):
         torch_xla_backend.mark(torch.ones(8, device="jax"), mesh, P("x"))
 
 
-def test_isoshards_own_torch_xla_is_not_taken_for_the_real_one():
+def test_isoshards_own_torch_xla_is_not_taken_for_the_real_one(tmp_path):
     program = (
         "import isoshard.torch_bridge.drop_in as drop_in\n"
         "drop_in.install()\n"
@@ -67,7 +40,10 @@ def test_isoshards_own_torch_xla_is_not_taken_for_the_real_one():
         "from isoshard.torch_bridge.torch_xla_backend import real\n"
         "real.load('torch_xla.runtime')"
     )
-    assert "ImportError: torch_xla means isoshard's own modules" in run(program)[1]
+    assert (
+        "ImportError: torch_xla means isoshard's own modules"
+        in fresh.run(program, cwd=tmp_path).stderr
+    )
 
 
 def test_the_bridge_keeps_serving_torch_here():
@@ -82,24 +58,6 @@ def test_the_bridge_keeps_serving_torch_here():
 def test_versions_are_compared_as_numbers(monkeypatch, version, has):
     monkeypatch.setattr(torch, "__version__", version)
     assert old_torch.has_device() is has
-
-
-def test_an_old_torch_gets_no_device_and_is_told_what_is_missing():
-    needs = {
-        "isoshard.torch_bridge.mark_sharding": "isoshard.torch_bridge.mark_sharding needs",
-        "isoshard.jax_function": "isoshard.torch_bridge.jax_function needs",
-        "isoshard.to_jax(torch.ones(3))": "isoshard.to_jax of a Tensor needs",
-        "isoshard.sharding_of(torch.nn.ReLU())": "isoshard.sharding_of of a ReLU needs",
-        "isoshard.to_torch(isoshard.to_jax(__import__('numpy').ones(3, 'f4')))": "isoshard.to_t",
-    }
-    unknown = "isoshard.torch_bridge.compilee"
-    (printed, device), errors = run(OLD, *needs, unknown)
-    assert device == "privateuseone [] False", errors
-    found = json.loads(printed)
-    for use, what in needs.items():
-        assert what in found[use]
-        assert "this is torch 2.9.0. Install a newer torch" in found[use]
-    assert "'isoshard.torch_bridge' has no attribute 'compilee'" in found[unknown]
 
 
 @pytest.mark.parametrize(

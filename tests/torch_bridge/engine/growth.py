@@ -1,4 +1,4 @@
-"""What the bridge keeps: the size of each of its tables, and the memory of the process.
+"""What the bridge keeps: the size of each of its tables.
 
 A table is a container that outlives calls. It is found wherever it is: a global of a module of the
 bridge, an attribute of a class, a variable that a function holds, or an attribute of an object in
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 import gc
-import os
 import sys
 import types
 import weakref
 from collections.abc import Iterator, Sized
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -91,12 +89,6 @@ def instances() -> dict[str, int]:
         if str(getattr(kind, "__module__", "")).startswith(PACKAGE):
             found[kind.__qualname__] = found.get(kind.__qualname__, 0) + 1
     return found
-
-
-def resident() -> int:
-    """Bytes of the process in memory."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def larger(before: dict[str, int], after: dict[str, int], by: int) -> list[tuple[str, int]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests import fresh
 
 USES = (
     "x + 1",
@@ -20,19 +20,15 @@ USES = (
     "x.cpu()",
     "isoshard.to_jax(x * 2)",
 )
-LOADERS = {
-    "fork": {"multiprocessing_context": "fork", "num_workers": 2, "pin_memory": True},
-    "spawn": {"multiprocessing_context": "spawn", "num_workers": 1},
-}
+LOADER = {"multiprocessing_context": "fork", "num_workers": 2, "pin_memory": True}
 SCRIPT = """
 import json, os, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-if __name__ == "__main__":  # a spawned worker of a loader needs neither
-    import isoshard
-    import isoshard.torch_bridge as xs
+import isoshard
+import isoshard.torch_bridge as xs
 
 FORKED = "forked after JAX had started"
 
@@ -77,45 +73,33 @@ def trained(loader):
     return [[step(batch.to("jax")).item() for batch in loader], weight.tolist()]
 
 
-if __name__ == "__main__":
-    found = {"before": forked(first_use)}
-    x = torch.ones(2).to("jax")
-    step = xs.compile(lambda: x.add_(1).sum())
-    step().item()
-    uses, loaders = json.loads(sys.argv[1])
-    found["uses"] = {use: forked(lambda: eval(use)) for use in uses}
-    found["after"] = [step().item(), (x + 1).tolist()]
-    found["loaders"] = {
-        name: trained(DataLoader(Rows(), batch_size=2, **options))
-        for name, options in loaders.items()
-    }
-    try:
-        next(iter(DataLoader(OnDevice(), num_workers=1, multiprocessing_context="fork")))
-    except RuntimeError as error:
-        found["worker"] = str(error)
-    print(json.dumps(found))
+found = {"before": forked(first_use)}
+x = torch.ones(2).to("jax")
+step = xs.compile(lambda: x.add_(1).sum())
+step().item()
+uses, loader = json.loads(sys.argv[1])
+found["uses"] = {use: forked(lambda: eval(use)) for use in uses}
+found["after"] = [step().item(), (x + 1).tolist()]
+found["trained"] = trained(DataLoader(Rows(), batch_size=2, **loader))
+try:
+    next(iter(DataLoader(OnDevice(), num_workers=1, multiprocessing_context="fork")))
+except RuntimeError as error:
+    found["worker"] = str(error)
+print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What a process saw in those that it started."""
-    path = tmp_path_factory.mktemp("forking") / "script.py"
-    path.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, str(path), json.dumps([USES, LOADERS])],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    words = [json.dumps([USES, LOADER])]
+    done = fresh.run(SCRIPT, words, cwd=tmp_path_factory.mktemp("forking"))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-def test_workers_of_a_loader_bring_batches_beside_a_step(found, loader):
-    losses, weight = found["loaders"][loader]
+def test_workers_of_a_loader_bring_batches_beside_a_step(found):
+    losses, weight = found["trained"]
     assert losses == [3.0 + 6 * 1, 3.0 + 6 * (1 + 2 + 3), 3.0 + 6 * 15, 3.0 + 6 * 28]
     assert weight == [57.0, 57.0, 57.0]
 

@@ -147,7 +147,7 @@ WRITES = {
     [
         *zip(WRITES, (*SPECS, P("data"), *SPECS, None), strict=True),
         *((name, None) for name in ("column", "fill", "one_element")),
-        *(("rows", P("data")), ("rows", P(None, "data")), ("through_t", P(None, "data"))),
+        *(("rows", P("data")), ("rows", P(None, "data"))),
     ],
     ids=str,
 )

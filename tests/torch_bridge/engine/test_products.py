@@ -43,7 +43,9 @@ def test_sums_over_axes_that_look_like_merged_rows(size):
 def test_products_of_what_looks_like_merged_rows(size):
     numbers = torch.arange(1.0, 1 + torch.Size(size).numel()).reshape(size)
     wanted, got = {}, {}
-    for (first, one), (second, two) in itertools.product(REARRANGED.items(), repeat=2):
+    pairs = list(itertools.product(REARRANGED.items(), repeat=2))
+    pairs = [pairs[n] for n in range(len(pairs)) if (n // 8 + n + EXTENTS.index(size)) % 2]
+    for (first, one), (second, two) in pairs:  # every second pair, others with each size
         a, b = one(numbers), two(numbers)
         c, d = one(numbers.to("jax")), two(numbers.to("jax"))
         for turned in (False, True):

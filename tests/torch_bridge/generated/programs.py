@@ -130,11 +130,12 @@ def _names(program: Program) -> dict[str, str]:
 
 
 def stateful() -> Iterator[Program]:
-    """A state in each home, changed in each way, in each scope; each result with each of these."""
-    for (at, (home, (setup, state))), (on, (change, update)), (by, scope) in itertools.product(
-        enumerate(HOMES.items()), enumerate(UPDATES.items()), enumerate(SCOPES)
+    """A state in each home, changed in each way; scopes and results in turn."""
+    for (at, (home, (setup, state))), (on, (change, update)) in itertools.product(
+        enumerate(HOMES.items()), enumerate(UPDATES.items())
     ):
-        result, value = list(RESULTS.items())[(at + on + by) % len(RESULTS)]
+        scope = SCOPES[(at + 2 * on) % len(SCOPES)]
+        result, value = list(RESULTS.items())[(at + on) % len(RESULTS)]
         body = f"{update}\nreturn {value}".replace("{state}", state)
         title = f"{home}, {change}, returns {result}, in a {scope}"
         yield Program(title, setup, body, state, scope, (home, change, result))
@@ -174,9 +175,10 @@ ARGUMENTS = {"held": "{value}", "computed": "({value} + 1)"}
 
 def verbs() -> Iterator[tuple[Program, Program]]:
     """A step that begins with each public verb, and the same without it."""
-    for (verb, expressions), (argument, value), scope in itertools.product(
-        VERBS.items(), ARGUMENTS.items(), ("module", "function")
+    for (at, (verb, expressions)), (on, (argument, value)) in itertools.product(
+        enumerate(VERBS.items()), enumerate(ARGUMENTS.items())
     ):
+        scope = SCOPES[(at + on) % 2]
         title = f"{verb} of what is {argument}, in a {scope}"
         with_it, without = (
             Program(
@@ -198,6 +200,12 @@ WAYS: dict[str, Callable[[Any], Any]] = {
     "compile with repeat": lambda step: xs.compile(step, repeat="auto"),
     "torch.compile": lambda step: torch.compile(step, backend="isoshard"),
 }
+OF_SCOPE = {
+    "module": ("lazy", "compile with repeat"),
+    "function": ("lazy", "compile", "torch.compile"),
+    "method": ("lazy", "compile"),
+}
+"""Ways to run a program, by the scope of its step."""
 
 
 class Holder:

@@ -5,7 +5,9 @@ Values are awkward ones: the largest and smallest, infinities, NaN, -0.0, intege
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import pickle
 
 import jax
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 import isoshard as iso
+import isoshard.torch_bridge as xs
 from isoshard import P
 
 from .known_faults import CONVERSIONS, CROSSINGS, FLOATS_OF_8, UNSIGNED
@@ -78,49 +81,42 @@ OVER = {
 }
 
 
-def crossings():
-    """A case for each way over and dtype; those that fail are marked."""
-    return [
-        pytest.param(
-            way,
-            dtype,
-            id=f"{way}, {str(dtype).removeprefix('torch.')}",
-            marks=[
-                pytest.mark.xfail(reason=reason, raises=error)
-                for reason, (error, ways, dtypes) in CROSSINGS.items()
-                if way in ways and dtype in dtypes
-            ],
-        )
-        for way in OVER
-        for dtype in DTYPES
-    ]
-
-
-@pytest.mark.parametrize(("way", "dtype"), crossings())
-def test_values_cross_as_they_are(way, dtype):
-    value = awkward(dtype)
-    try:
-        found = OVER[way](value.clone()).cpu()
-    except (iso.CopyError, TypeError) as error:
-        assert dtype in WIDE and "jax_enable_x64" in str(error)  # refused by name
-    else:
-        assert same(found, value), (found, value)
+@pytest.mark.parametrize("way", OVER)
+def test_values_cross_as_they_are(way):
+    wrong = {}
+    for dtype in DTYPES:
+        value = awkward(dtype)
+        try:
+            found = OVER[way](value.clone()).cpu()
+        except (iso.CopyError, TypeError) as error:
+            assert dtype in WIDE and "jax_enable_x64" in str(error)  # refused by name
+        except AttributeError as error:
+            wrong[dtype] = type(error)
+        else:
+            if not same(found, value):
+                wrong[dtype] = AssertionError
+    known = {
+        dtype: error
+        for error, ways, dtypes in CROSSINGS.values()
+        if way in ways
+        for dtype in dtypes
+    }
+    assert wrong == known
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_values_are_converted_as_torch_does(dtype):
-    wrong = {}
-    for other in DTYPES:
+def test_values_are_converted_as_torch_does():
+    given, found, wrong = {}, {}, {}
+    for dtype, other in itertools.product(DTYPES, DTYPES):
         value = within(awkward(dtype), other)
-        try:
-            want = value.to(other)
-        except (RuntimeError, NotImplementedError):
-            continue  # torch's CPU kernels lack it
-        if not same(found := value.to("jax").to(other).cpu(), want):
-            wrong[other] = (value.tolist(), found.tolist(), want.tolist())
-    known = {other for pairs in CONVERSIONS.values() for one, other in pairs if one == dtype}
-    assert set(wrong) == known, wrong
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # torch's CPU kernels lack it
+            given[dtype, other] = value, value.to(other)
+            found[dtype, other] = value.to("jax").to(other)
+    xs.sync()
+    for pair, (value, want) in given.items():
+        if not same(got := found[pair].cpu(), want):
+            wrong[pair] = value.tolist(), got.tolist(), want.tolist()
+    assert wrong.keys() == set().union(*CONVERSIONS.values()), wrong
 
 
 def within(value, dtype):

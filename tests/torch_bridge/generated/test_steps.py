@@ -11,22 +11,16 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 
 from .known_faults import marked
-from .programs import SIZE, WAYS, ran, stateful, verbs
+from .programs import OF_SCOPE, SIZE, ran, stateful, verbs
 
 
 def cases(programs):
     """A case for each program and way; those that fail are marked."""
-    found = []
-    for group in programs:
-        # torch.compile takes longest, and where a step is defined is the same to it.
-        for way in (
-            WAYS
-            if group[0].scope == "function"
-            else [way for way in WAYS if way != "torch.compile"]
-        ):
-            title = f"{group[0].title}, {way}"
-            found.append(pytest.param(*group, way, id=title, marks=marked(group[0], way)))
-    return found
+    return [
+        pytest.param(*group, way, id=f"{group[0].title}, {way}", marks=marked(group[0], way))
+        for group in programs
+        for way in OF_SCOPE[group[0].scope]
+    ]
 
 
 @pytest.fixture(scope="module")

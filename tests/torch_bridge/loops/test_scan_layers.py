@@ -32,7 +32,7 @@ def test_results_and_every_gradient_are_those_of_the_layers():
 
 
 def test_a_training_run_gives_the_results_of_the_layers():
-    plain = stack(3)
+    plain = stack(2)
     layers = copy.deepcopy(plain).to("jax")
     scanned = xs.scan_layers(layers, checkpoint=True, stacked=False)
 

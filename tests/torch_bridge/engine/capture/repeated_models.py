@@ -51,7 +51,7 @@ class Training:
         repeat: as of `xs.compile`.
         layers: how many.
         dropout: of each.
-        optimizer: makes the optimizer; AdamW by default.
+        optimizer: makes the optimizer; SGD by default.
         loss: of the model and a batch, inside the step.
         before: called with the model before the optimizer's step.
         place: is given the model before the optimizer is made.
@@ -71,7 +71,7 @@ class Training:
         torch.manual_seed(0)
         self.model = Model(layers, dropout)
         place(self.model)
-        make = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=0.05))
+        make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.05))
         self.optimizer = make(self.model.parameters())
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
         loss_of = loss or (lambda model, x: model(x).square().mean())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -182,18 +180,27 @@ def test_inside_a_compiled_step():
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-def test_transformers_attention_and_loss():
-    transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=16, bos_token_id=0,
-        eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-    )  # fmt: skip
+class Language(torch.nn.Module):
+    """Words, a causal layer of attention, and the loss of the next word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(32, 16)
+        self.layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.register_buffer("mask", torch.nn.Transformer.generate_square_subsequent_mask(8))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        y = self.layer(self.words(ids), src_mask=self.mask, is_causal=True)
+        scores = y @ self.words.weight.t()
+        return torch.nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def test_attention_and_loss():
     torch.manual_seed(0)
-    plain = transformers.GPT2LMHeadModel(config)
+    plain = Language()
     model = copy.deepcopy(plain).to("jax")
     ids = torch.randint(0, 32, (2, 8))
-    want = plain(input_ids=ids, labels=ids).loss
-    got = compiled(model)(input_ids=ids.to("jax"), labels=ids.to("jax")).loss
+    want, got = plain(ids), compiled(model)(ids.to("jax"))
     want.backward(), got.backward()
     assert got.item() == pytest.approx(want.item(), rel=1e-5)
     for (name, mine), theirs in zip(model.named_parameters(), plain.parameters(), strict=True):
@@ -235,25 +242,6 @@ def test_an_operator_without_a_lowering_is_named():
         fast = compiled(lambda x: torch.ops.isoshard_test.unknown(x * 2))
         with pytest.raises(NotImplementedError, match=r"isoshard_test.unknown.*register_lowering"):
             fast(torch.ones(3).to("jax")).cpu()
-
-
-LAZY = """
-import os, sys, torch
-if os.fork() == 0:
-    import isoshard.torch_bridge
-    os._exit("torch._dynamo" in sys.modules)
-assert os.wait()[1] == 0, "the bridge loads dynamo"
-assert 'isoshard' in torch.compiler.list_backends()
-assert 'isoshard' not in sys.modules
-f = torch.compile(lambda x: x + 1, backend='isoshard')
-assert 'isoshard.torch_bridge' in sys.modules
-assert f(torch.ones(2, device='jax')).tolist() == [2.0, 2.0]
-"""
-
-
-def test_dynamo_finds_the_backend_by_its_name_and_the_bridge_does_not_load_dynamo():
-    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_captured_step_still_donates_once_dynamo_was_used(counted):

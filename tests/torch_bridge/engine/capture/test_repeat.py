@@ -47,7 +47,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_with_a_schedule(way):
     metrics.reset()
-    rolled = compare(4, **WAYS[way])
+    rolled = compare(3, **WAYS[way])
     assert "3 layers as" in said()
     assert len(stacks(rolled)) >= 12
 
@@ -90,7 +90,7 @@ def test_checkpoints_in_the_middle(tmp_path):
                 weight.copy_(torch.ones_like(weight.cpu()) / 10)
         return [*found, weight.detach().cpu().clone()]
 
-    rolled = compare(6, between)
+    rolled = compare(6, between, optimizer=lambda p: SGD(p, lr=0.05, momentum=0.9))
     assert stacks(rolled)
     assert [one for one in rolled.evaluate.last.sources if isinstance(one, StackedMemory)]
     assert len(rolled.step.replays) == 1

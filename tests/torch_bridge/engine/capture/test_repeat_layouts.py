@@ -18,10 +18,10 @@ from isoshard.core.planner.programs.live_values import liveness
 from isoshard.torch_bridge.engine.recording.compile_settings import Settings
 from isoshard.torch_bridge.recompute import checkpoint_module
 from tests.jax_faults import OF_JAX_9
-from tests.torch_bridge.planning.steps import llama
+from tests.torch_bridge.autograd.test_recomputed_parameters import Block
 from tools.harness.xla_flags import without_mlir
 
-LAYERS = 4
+LAYERS, WIDTH, WORDS = 3, 64, 256
 BATCH = Plan.batch_activations("data")
 FSDP = Plan.fsdp("data", min_bytes=1024)
 
@@ -40,7 +40,8 @@ def step_of(model, repeat):
 
     def step(ids):
         optimizer.zero_grad()
-        loss = model(input_ids=ids, labels=ids).loss
+        scores = model(ids).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(scores, ids.flatten())
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -51,14 +52,15 @@ def step_of(model, repeat):
 def made(device):
     torch.manual_seed(0)
     with torch.device(device):
-        model = llama(LAYERS)
-    for layer in model.model.layers:
+        layers = [Block(WIDTH) for _ in range(LAYERS)]
+        words, head = torch.nn.Embedding(WORDS, WIDTH), torch.nn.Linear(WIDTH, WORDS)
+    for layer in layers:
         checkpoint_module(layer)
-    return model
+    return torch.nn.Sequential(words, torch.nn.Sequential(*layers), head)
 
 
 def tokens():
-    return torch.randint(256, (8, 32), generator=torch.Generator().manual_seed(1))
+    return torch.randint(WORDS, (8, 32), generator=torch.Generator().manual_seed(1))
 
 
 def planned(plan):

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 import isoshard.torch_bridge as xs
 from tests.torch_bridge.engine.capture.changes.worlds import Case, World
 
-BEFORE, AFTER = 3, 2
-"""Calls before the first edit, and after each."""
+AFTER = 2
+"""Calls after each edit."""
 
 
 class SilentChangeError(AssertionError):
@@ -100,8 +100,8 @@ def _outcomes(case: Case, device: str, mode: str, backend: str | None) -> Iterat
         stack.callback(world.close)
         stack.callback(_put_back, world)
         x = torch.sin(torch.arange(16.0).square() * 0.7).reshape(4, 4).to(device)
-        for number, edit in enumerate((tuple, *world.edits)):
-            for _ in range(AFTER if number else BEFORE):
+        for number, edit in enumerate((tuple, *world.edits[: case.called])):
+            for _ in range(AFTER if number else case.before):
                 try:
                     if edit is not None:
                         edit()
@@ -190,5 +190,6 @@ def _restored() -> Iterator[None]:
         stack.callback(torch.use_deterministic_algorithms, False)
         stack.callback(torch.set_grad_enabled, True)
         stack.callback(os.chdir, Path.cwd())
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
+        torch.get_device_module("jax").manual_seed_all(0)
         yield

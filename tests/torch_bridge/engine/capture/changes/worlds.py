@@ -75,6 +75,8 @@ class Case:
         rtol: relative tolerance.
         frozen: why dynamo itself does not see the edit.
         unseen: why no call of the reference shows the edit.
+        called: edits after which the step is called; None for all.
+        before: calls before the first edit.
     """
 
     name: str
@@ -85,6 +87,8 @@ class Case:
     rtol: float = 1e-5
     frozen: str = ""
     unseen: str = ""
+    called: int | None = None
+    before: int = 3
 
 
 CASES: list[Case] = []
@@ -145,7 +149,7 @@ def row(
         setup: statements that run first.
         body: an expression of `x`, or statements; empty if the setup defines `step`.
         *edits: statements, the step is called after each. The second is as the first, with the
-            value from before, unless it is given.
+            value from before, unless it is given; then every third row calls the step after it.
         kinds: what `$` stands for, a case for each.
         state: an expression of what must be as on the CPU after each call.
         extra: an expression of a second argument, `given`.
@@ -156,6 +160,7 @@ def row(
         known: names that the text may use.
         **options: see `Case`.
     """
+    back = len(edits) < 2
     for kind in kinds:
         full = name if len(kinds) == 1 else f"{name}: {kind}"
         first, second = VALUES[kind]
@@ -191,7 +196,10 @@ def row(
         def build(device: str, mode: str, make: Any = make) -> World:
             return _read_in(mode, device, lambda: make(device), 1 if once else 2)
 
-        CASES.append(Case(full, build, tuple(names.split(", ")), **options))
+        called = 1 if back and edits and picked(full, 3) else len(edits)
+        CASES.append(
+            Case(full, build, tuple(names.split(", ")), called=called, before=2, **options)
+        )
 
 
 def _returned(body: str) -> str:
