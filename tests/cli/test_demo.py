@@ -50,6 +50,16 @@ def mesh():
     return iso.make_mesh((2, 4), ("data", "model"))
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """What the short demo says, and its runs, in a new process without matplotlib."""
+    folder = tmp_path_factory.mktemp("demo")
+    done = fresh.run(WITHOUT_MATPLOTLIB, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    runs = [Run(**one) for one in json.loads((folder / "runs.json").read_text())]
+    return " ".join(done.stdout.split()), runs
+
+
 def parameters(module):
     return {name: p.detach().numpy() for name, p in module.named_parameters()}
 
@@ -83,6 +93,12 @@ class TestData:
 
 
 class TestTwin:
+    def test_computes_what_torch_computes_on_the_same_buffers(self, short):
+        said, (on_mesh, _, twin, _) = short
+        assert re.search(r"as a Flax NNX twin: [\d.]+, agrees", said)
+        assert "136 of 136 parameter buffers have one address in torch" in said
+        assert twin.validation == pytest.approx(on_mesh.validation, rel=1e-5)
+
     def test_wrong_parameters_are_named(self):
         params = parameters(training.new_model(SMALL))
         del params["ln.bias"]
@@ -96,6 +112,15 @@ class TestTwin:
 
 
 class TestTraining:
+    def test_mesh_and_cpu_learn_alike_and_jax_agrees(self, short):
+        said, (on_mesh, function, twin, on_cpu) = short
+        np.testing.assert_allclose(on_mesh.losses, on_cpu.losses, rtol=1e-4)
+        assert len(on_mesh.losses) == 3 and function.losses == twin.losses == []
+        apart = re.search(r"the losses of the .*steps, .*, are at most (\S+) apart", said)
+        assert float(apart[1]) < 1e-4
+        assert on_mesh.validation == pytest.approx(on_cpu.validation, rel=1e-4)
+        assert function.validation == pytest.approx(on_mesh.validation, rel=1e-5)
+
     def test_learning_rate_rises_then_falls_to_a_tenth(self):
         schedule = training.schedule(300)
         rates = [schedule(step) for step in range(301)]
@@ -124,24 +149,14 @@ class TestCommand:
         assert f"matplotlib, which is not installed. Fix: {install_command('demo')}" in said
         assert list(tmp_path.iterdir()) == []
 
-    def test_the_short_one_shows_what_the_full_one_does(self, tmp_path):
+    def test_the_short_one_shows_what_the_full_one_does(self, short):
         """A short run proves as much, in a new process without matplotlib: `make demo`."""
-        done = fresh.run(WITHOUT_MATPLOTLIB, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        said = " ".join(done.stdout.split())
+        said, runs = short
         assert "mesh data=2, model=4 of 8 virtual CPU devices" in said
         assert re.search(r"as a JAX function: [\d.]+, agrees", said)
-        assert re.search(r"as a Flax NNX twin: [\d.]+, agrees", said)
-        assert "136 of 136 parameter buffers have one address in torch" in said
-        apart = re.search(r"the losses of the .*steps, .*, are at most (\S+) apart", said)
-        assert float(apart[1]) < 1e-4
         assert "0 bytes copied between the frameworks" in said
         assert "isoshard demo --full trains" in said
-        runs = [Run(**one) for one in json.loads((tmp_path / "runs.json").read_text())]
-        assert [len(run.losses) for run in runs] == [3, 0, 0, 3]
-        np.testing.assert_allclose(runs[0].losses, runs[3].losses, rtol=1e-4)
-        for run, rtol in zip(runs, (0, 1e-5, 1e-5, 1e-4), strict=True):
-            assert run.validation == pytest.approx(runs[0].validation, rel=rtol)
+        for run in runs:
             assert run.speed > 0 and run.validation_speed > 0
 
     def test_the_full_one_is_longer_and_larger(self):

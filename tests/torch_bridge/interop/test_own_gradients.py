@@ -70,17 +70,21 @@ def test_values_and_gradients_are_those_of_torch():
 
 def test_under_vmap_scan_and_shard_map(mesh):
     f = iso.jax_function(model)
-    x, w = jnp.linspace(-1, 1, 24).reshape(8, 3), jnp.linspace(2, 3, 24).reshape(8, 3)
-    gradient = jax.jit(jax.grad(f, (0, 1)))
-    each = [gradient(a, b) for a, b in zip(x, w, strict=True)]
-    want = [jnp.stack(one) for one in zip(*each, strict=True)]
-    vmapped = jax.jit(jax.vmap(jax.grad(f, (0, 1))))(x, w)
-    _, scanned = jax.lax.scan(lambda c, v: (c, jax.grad(f, (0, 1))(*v)), 0, (x, w))
-    spec = jax.P(("x", "y"))
-    sharded = jax.shard_map(
-        jax.vmap(jax.grad(f, (0, 1))), mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec)
-    )(iso.shard(x, mesh, spec), iso.shard(w, mesh, spec))
-    for got in (vmapped, scanned, sharded):
+    x, w = (np.linspace(*ends, 24, dtype=np.float32).reshape(8, 3) for ends in ((-1, 1), (2, 3)))
+    each = (reference(*row)[1] for row in zip(x, w, strict=True))
+    want = [np.stack(one) for one in zip(*each, strict=True)]
+    gradient, spec = jax.grad(f, (0, 1)), jax.P(("x", "y"))
+    mapped = jax.shard_map(
+        jax.vmap(gradient), mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec)
+    )
+
+    @jax.jit
+    def alone(x, w):
+        scanned = jax.lax.scan(lambda c, v: (c, gradient(*v)), 0, (x, w))[1]
+        return jax.vmap(gradient)(x, w), scanned
+
+    sharded = jax.jit(mapped)(iso.shard(x, mesh, spec), iso.shard(w, mesh, spec))
+    for got in (*alone(x, w), sharded):
         for one, two in zip(got, want, strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-5)
 
