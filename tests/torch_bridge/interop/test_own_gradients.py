@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -271,29 +269,3 @@ def test_in_loops_that_write_to_buffers(device):
         assert module.mean.tolist() == [1, 1] and module.count.item() == 0
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), *found)
     assert found[1][1][1]["count"] == 6
-
-
-def test_a_name_given_to_apply_before_follows():
-    code = """
-import jax, torch
-is_python = hasattr(torch.autograd.Function.apply, "__func__")     # before torch 2.15
-class Turned(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 7
-early = Turned.apply
-import isoshard as iso
-assert jax.grad(iso.jax_function(lambda x: Turned.apply(x)))(1.0) == 7.0
-try:
-    assert jax.grad(iso.jax_function(early))(1.0) == 7.0
-    assert is_python
-except RuntimeError as error:
-    assert not is_python and "Turned.apply was given another name before" in str(error)
-x = torch.ones((), requires_grad=True)
-early(x).backward()
-assert x.grad == 7
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
