@@ -1,4 +1,4 @@
-"""Importing isoshard in an interpreter that has torch: what follows it, and what it leaves alone."""
+"""Importing isoshard where torch is imported already: what follows it, and what it leaves alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`drop_in.install`: what it changes, and that a process keeps what it had; scripts of torch_xla."""
+"""`drop_in.install`: what it changes, and what a process keeps; scripts of torch_xla."""
 
 from __future__ import annotations
 
