@@ -197,7 +197,8 @@ def _diffrax(device: str) -> Numbers:
     def loss(params: Any) -> tuple[jax.Array, jax.Array]:
         term = diffrax.ODETerm(lambda t, y, p: field(p, y))
         y = jnp.asarray(start.numpy())
-        found = diffrax.diffeqsolve(term, diffrax.Heun(), 0.0, 1.0, step, y, params, adjoint=diffrax.DirectAdjoint(), max_steps=4).ys[0]
+        how = {"adjoint": diffrax.DirectAdjoint(), "max_steps": 4}
+        found = diffrax.diffeqsolve(term, diffrax.Heun(), 0.0, 1.0, step, y, params, **how).ys[0]
         return (found**2).sum(), found
 
     gradient, found = jax.jit(jax.grad(loss, has_aux=True))(field.params)
