@@ -1,10 +1,10 @@
-"""What 2 and 8 processes ask of rank 0 and of the storage: no rank more, as they become more."""
+"""What 2, 4 and 8 processes ask of rank 0 and of the storage: no rank more, as they become more."""
 
 import pytest
 
 from benchmarks import cost_of_scale as bench
 
-SIZES = (2, 8)
+SIZES = (2, 4, 8)
 
 
 @pytest.fixture(scope="module")
