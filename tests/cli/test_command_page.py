@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from isoshard.cli import main
+from tests import fresh
 from tests.cli.command_page import EVERY, PAGE, examples, files, help_of, shown, written
 
 TEXT = PAGE.read_text()
@@ -40,6 +41,9 @@ ELSEWHERE = {
 """What test_doctor.py and test_demo.py run."""
 HERE = ("isoshard plan", "isoshard onnx check", "isoshard onnx show")
 """What runs in this process, after the rest."""
+FORKED = ("isoshard doctor --cluster", "isoshard onnx run", "python make_model.py")
+"""What runs in a fork, after what runs in a shell."""
+COMMAND = "import sys; from isoshard.cli import main; sys.exit(main(sys.argv[1:]))"
 EXAMPLES = [code for code in examples(TEXT) if not set(code.splitlines()) <= ELSEWHERE]
 
 
@@ -49,7 +53,7 @@ def test_an_example_runs(code, tmp_path, monkeypatch, capsys):
     for name, text in files(TEXT).items():
         (tmp_path / name).write_text(text)
     lines = [line for line in code.splitlines() if line not in ELSEWHERE]
-    if script := "\n".join(line for line in lines if not line.startswith(HERE)):
+    if script := "\n".join(line for line in lines if not line.startswith((*HERE, *FORKED))):
         environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
         path = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
         done = subprocess.run(
@@ -61,6 +65,12 @@ def test_an_example_runs(code, tmp_path, monkeypatch, capsys):
         )
         assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
         assert done.stdout or "config.json" in script
+    for line in lines:
+        if line.startswith(FORKED):
+            first, *words = shlex.split(line)
+            program = COMMAND if first == "isoshard" else tmp_path / words.pop(0)
+            done = fresh.run(program, words, cwd=tmp_path)
+            assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
     for line in lines:
         if line.startswith(HERE):
             assert main(shlex.split(line)[1:]) == 0, line

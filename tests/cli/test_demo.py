@@ -1,38 +1,42 @@
 """The demo: its data, its model in both frameworks, and the command on a small mesh."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import numpy as np
-import optax
 import pytest
-import torch
-from flax import nnx
 
 import isoshard as iso
 from isoshard.cli import main
 from isoshard.cli.demo import command, crossing, data, flax_twin, model, training
-from isoshard.cli.demo.training import Settings
+from isoshard.cli.demo.training import Run, Settings
 from isoshard.core.installation import install_command
+from tests import fresh
 
 SMALL = model.Config(layers=1, width=32, heads=4, length=16)
 
-NEW_PROCESS = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-NEW_PROCESS["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # which compiles faster
 WITHOUT_MATPLOTLIB = """
-import dataclasses, sys
+import dataclasses, json, sys
 sys.modules["matplotlib"] = None
 from isoshard.cli import main
 from isoshard.cli.demo import command
+
 settings, config = command.SHORT
 small = dataclasses.replace(config, layers=1, width=32, heads=4, length=16)
 command.SHORT = dataclasses.replace(settings, validation_batches=2), small
-sys.exit(main(sys.argv[1:]))
+results = command.Report.results
+
+
+def told(report, runs):
+    with open("runs.json", "w") as file:
+        json.dump([dataclasses.asdict(run) for run in runs], file)
+    results(report, runs)
+
+
+command.Report.results = told
+sys.exit(main(["demo", "--steps", "3"]))
 """
 
 
@@ -44,6 +48,16 @@ def corpus():
 @pytest.fixture(scope="module")
 def mesh():
     return iso.make_mesh((2, 4), ("data", "model"))
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """What the short demo says, and its runs, in a new process without matplotlib."""
+    folder = tmp_path_factory.mktemp("demo")
+    done = fresh.run(WITHOUT_MATPLOTLIB, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    runs = [Run(**one) for one in json.loads((folder / "runs.json").read_text())]
+    return " ".join(done.stdout.split()), runs
 
 
 def parameters(module):
@@ -79,16 +93,11 @@ class TestData:
 
 
 class TestTwin:
-    def test_computes_what_torch_computes_on_the_same_buffers(self, mesh):
-        module = training.new_model(SMALL)
-        params = iso.shard(parameters(module), mesh, model.PLAN)
-        twin = flax_twin.adopt(SMALL, params)
-        iso.shard(twin, mesh, model.PLAN, copy=False)
-        assert crossing.count_shared(params, flax_twin.named_parameters(twin)) == (17 * 8, 17 * 8)
-        tokens, targets = torch.randint(256, (2, 4, 16))
-        logits = nnx.jit(lambda twin, x: twin(x))(twin, tokens.numpy().astype(np.int32))
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets.numpy()).mean()
-        assert float(loss) == pytest.approx(model.loss_of(module, tokens, targets).item(), rel=1e-5)
+    def test_computes_what_torch_computes_on_the_same_buffers(self, short):
+        said, (on_mesh, _, twin, _) = short
+        assert re.search(r"as a Flax NNX twin: [\d.]+, agrees", said)
+        assert "136 of 136 parameter buffers have one address in torch" in said
+        assert twin.validation == pytest.approx(on_mesh.validation, rel=1e-5)
 
     def test_wrong_parameters_are_named(self):
         params = parameters(training.new_model(SMALL))
@@ -103,23 +112,14 @@ class TestTwin:
 
 
 class TestTraining:
-    def test_mesh_and_cpu_learn_alike_and_jax_agrees(self, corpus, mesh):
-        settings = Settings(steps=3, batch=4, validation_batches=2)
-        placed = model.place(training.new_model(SMALL), mesh)
-        on_mesh = training.train(
-            "mesh", placed, corpus, settings, lambda *_: None, **training.on_mesh(mesh)
-        )
-        on_cpu = training.train("CPU", training.new_model(SMALL), corpus, settings, lambda *_: None)
+    def test_mesh_and_cpu_learn_alike_and_jax_agrees(self, short):
+        said, (on_mesh, function, twin, on_cpu) = short
         np.testing.assert_allclose(on_mesh.losses, on_cpu.losses, rtol=1e-4)
+        assert len(on_mesh.losses) == 3 and function.losses == twin.losses == []
+        apart = re.search(r"the losses of the .*steps, .*, are at most (\S+) apart", said)
+        assert float(apart[1]) < 1e-4
         assert on_mesh.validation == pytest.approx(on_cpu.validation, rel=1e-4)
-
-        crossed = crossing.cross(placed, SMALL, mesh, corpus, settings)
-        for run in (crossed.function, crossed.twin):
-            assert run.validation == pytest.approx(on_mesh.validation, rel=1e-5)
-            assert run.speed > 0
-            assert run.validation_speed > 0
-        assert crossed.copied_bytes == 0
-        assert crossed.shared == crossed.buffers == 17 * 8
+        assert function.validation == pytest.approx(on_mesh.validation, rel=1e-5)
 
     def test_learning_rate_rises_then_falls_to_a_tenth(self):
         schedule = training.schedule(300)
@@ -149,26 +149,15 @@ class TestCommand:
         assert f"matplotlib, which is not installed. Fix: {install_command('demo')}" in said
         assert list(tmp_path.iterdir()) == []
 
-    def test_the_short_one_shows_what_the_full_one_does(self, tmp_path):
+    def test_the_short_one_shows_what_the_full_one_does(self, short):
         """A short run proves as much, in a new process without matplotlib: `make demo`."""
-        done = subprocess.run(
-            [sys.executable, "-c", WITHOUT_MATPLOTLIB, "demo", "--steps", "3"],
-            env=NEW_PROCESS,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=500,
-        )
-        assert done.returncode == 0, done.stderr
-        said = " ".join(done.stdout.split())
+        said, runs = short
         assert "mesh data=2, model=4 of 8 virtual CPU devices" in said
         assert re.search(r"as a JAX function: [\d.]+, agrees", said)
-        assert re.search(r"as a Flax NNX twin: [\d.]+, agrees", said)
-        assert "136 of 136 parameter buffers have one address in torch" in said
-        apart = re.search(r"the losses of the .*steps, .*, are at most (\S+) apart", said)
-        assert float(apart[1]) < 1e-4
         assert "0 bytes copied between the frameworks" in said
         assert "isoshard demo --full trains" in said
+        for run in runs:
+            assert run.speed > 0 and run.validation_speed > 0
 
     def test_the_full_one_is_longer_and_larger(self):
         (short, small), (full, large) = command.SHORT, command.FULL
@@ -176,12 +165,28 @@ class TestCommand:
         assert short.steps < full.steps and small.layers < large.layers
 
     def test_the_full_one_saves_curve_and_numbers(self, tmp_path, monkeypatch, capsys):
+        learned = Run("PyTorch", [5.5, 4.5], 1.0, 100.0, 4.6, 400.0)
+        evaluated = Run("JAX", validation=4.6)
+        crossed = crossing.Crossing(evaluated, evaluated, 0, 8, 8)
         monkeypatch.setattr(command, "FULL", (Settings(batch=8, validation_batches=2), SMALL))
+        monkeypatch.setattr(training, "train", lambda *_, **how: learned)
+        monkeypatch.setattr(crossing, "cross", lambda *_: crossed)
         out = tmp_path / "new"
         assert main(["demo", "--full", "--steps", "2", "--mesh", "2x4", "--out", str(out)]) == 0
         assert "loss.png" in "".join(capsys.readouterr().out.split())  # a long path is wrapped
         assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
         content = json.loads((out / "demo.json").read_text())
         assert content["seconds"] > 0 and content["settings"]["steps"] == 2
+        assert content["losses apart"] == 0 and content["buffers"] == content["shared"] == 8
         assert len(content["runs"][0]["losses"]) == 2
         assert content["runs"][1]["losses"] == [] and content["runs"][1]["validation"] > 0
+
+    def test_frameworks_that_disagree_are_its_failure(self, monkeypatch, capsys):
+        runs = [Run("PyTorch", [4.0], validation=4.0), Run("JAX", validation=4.1)]
+        crossed = crossing.Crossing(runs[1], runs[0], 0, 8, 8)
+        monkeypatch.setattr(command, "SHORT", (Settings(steps=1), SMALL))
+        monkeypatch.setattr(training, "train", lambda *_, **how: runs[0])
+        monkeypatch.setattr(crossing, "cross", lambda *_: crossed)
+        assert main(["demo"]) == 1
+        said = capsys.readouterr().out
+        assert "as a JAX: 4.1000000, DIFFERS by more than 1e-05 (2.5e-02)" in said

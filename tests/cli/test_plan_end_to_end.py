@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import transformers
 from isoshard.cli import main
 from isoshard.core.planner.reports.comparison import comparison_from_json
 from isoshard.core.planner.reports.report import Report
+from tests import fresh
 
 MIB = 1 << 20
 SCRIPT = """
@@ -92,20 +92,25 @@ def test_a_command_that_is_ended_leaves_no_compiler(folder, sent, status):
     )
     python.chmod(0o755)
     words = ("planned_steps.py:step", "--args", "planned_steps.py:make_args", "--mesh", "v5e:4x4")
-    command = subprocess.Popen(
-        [sys.executable, "-m", "isoshard", "plan", *words, "--depth", "compile"],
+    program, said = folder / "program.py", folder / "said"
+    program.write_text("import sys\nfrom isoshard.cli import main\nsys.exit(main(sys.argv[1:]))")
+    command = fresh.start(
+        (program, "plan", *words, "--depth", "compile"),
+        cwd=folder,
         env=os.environ | {"ISOSHARD_COMPILER_PYTHON": str(python)},
-        stderr=subprocess.PIPE,
-        text=True,
+        output=os.devnull,
+        errors=said,
     )
     try:
         assert within(120, lambda: child.exists() and child.read_text())
-        command.send_signal(sent)
-        said = command.communicate(timeout=60)[1]
+        os.kill(command.pid, sent)
+        assert command.wait(60) == status
     finally:
-        command.kill()
-    assert command.returncode == status and "Traceback" not in said
-    assert (said == "isoshard plan: interrupted\n") == (sent == signal.SIGINT)
+        if command.poll() is None:
+            os.kill(command.pid, signal.SIGKILL)
+    text = said.read_text()
+    assert "Traceback" not in text
+    assert (text == "isoshard plan: interrupted\n") == (sent == signal.SIGINT)
     assert within(10, lambda: not Path(f"/proc/{child.read_text()}").exists())
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.conformance import __main__ as command
-from tests.conformance import report
+from tests.conformance import report, stand_ins, worker
 from tests.conformance.cells import Cell
 
 RESULTS = {
@@ -74,11 +74,20 @@ def test_both_files_are_written(tmp_path, monkeypatch):
     assert "# Operator conformance" in (tmp_path / "table.md").read_text()
 
 
-def test_the_command_runs_an_entry_in_a_process_of_its_own(capsys):
+def test_the_command_runs_an_entry_in_a_process_of_its_own(capsys, monkeypatch):
+    monkeypatch.setattr(command, "start", stand_ins.quick)
     assert command.main(["--op", "add", "--columns", "forward,int64", "--jobs", "1"]) == 0
     out = capsys.readouterr().out
     assert "| forward | 1 | 1 | 100.0% |" in out
     assert out.endswith("conformance: 2 passed, 0 failed\n")
+
+
+def test_what_a_process_runs():
+    cells = worker.start(limit=2)("add", ("forward", "int64"))
+    assert {name: cell.status for name, cell in cells.items()} == {
+        "forward": "pass",
+        "int64": "pass",
+    }
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ class Case:
         line: the line that differs from a CPU program; empty for none.
         run: takes the device's name, and returns tensors, arrays and numbers.
         rtol: how far they may be from CPU torch's, relative to the largest of a tensor.
-        again: what another case, or a test elsewhere, does in another layout: in the suite it does
-            not run, and `python -m tests.ecosystem` runs both.
+        again: what it asks of isoshard is asked by another case, or a test elsewhere, as well: the
+            suite leaves it out, and `python -m tests.ecosystem` runs all.
     """
 
     library: str
@@ -134,7 +134,7 @@ def three_steps(
     plan: Callable[[torch.nn.Module], iso.Plan] | None = None,
     compiled: bool = True,
     rate: float = 1e-2,
-    on_a_mesh: bool = True,
+    on_a_mesh: bool | None = True,
 ) -> None:
     """Enter a model twice: on one device step by step, and on a mesh with the step compiled.
 
@@ -147,7 +147,8 @@ def three_steps(
         plan: of the layout; `Plan.fsdp` where it is None.
         compiled: whether the step can be captured as one program; else it is not on a mesh either.
         rate: of learning.
-        on_a_mesh: which of the two the suite runs; where XLA takes long to partition it, the other.
+        on_a_mesh: which of the two the suite runs; where XLA takes long to partition it, the other;
+            None for neither, where models like it are run.
     """
 
     def run(device: str, mesh: bool) -> Numbers:
@@ -160,7 +161,7 @@ def three_steps(
         return trained(model, lambda: loss_of(model, **given), in_one_program, rate)
 
     title = f"{name}: three training steps"
-    case(library, title, again=on_a_mesh)(lambda device: run(device, False))
+    case(library, title, again=on_a_mesh is not False)(lambda device: run(device, False))
     line = "iso.shard(model, mesh, plan)" if plan else ON_A_MESH
     line += ", xs.compile" * compiled
     case(library, f"{name} on a mesh", line, again=not on_a_mesh)(lambda device: run(device, True))

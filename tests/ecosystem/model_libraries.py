@@ -121,19 +121,19 @@ def _of_heads(model: torch.nn.Module) -> iso.Plan:
 
 for _name, _make, _batch, _options in (
     ("Llama", llama, WORDS, {}),
-    ("Qwen2", qwen2, WORDS, {"plan": _of_heads}),
+    ("Qwen2", qwen2, WORDS, {"plan": _of_heads, "on_a_mesh": None}),
     ("Gemma2", gemma2, WORDS, {"plan": _of_heads}),
-    ("OPT", opt, WORDS, {}),
-    ("DistilBERT", distilbert, WORDS, {}),
+    ("OPT", opt, WORDS, {"on_a_mesh": None}),
+    ("DistilBERT", distilbert, WORDS, {"on_a_mesh": None}),
     ("ModernBERT", modern_bert, WORDS, {}),
-    ("DeBERTa-v2", deberta, WORDS, {}),
+    ("DeBERTa-v2", deberta, WORDS, {"on_a_mesh": None}),
     ("Mamba", mamba, WORDS, {"on_a_mesh": False}),
-    ("Mamba2", mamba2, WORDS, {"on_a_mesh": False}),
-    ("SegFormer", segformer, AREAS, {"on_a_mesh": False}),
-    ("Swin", swin, PICTURES, {"on_a_mesh": False}),
-    ("CLIP", clip, PAIRS, {"on_a_mesh": False}),
+    ("Mamba2", mamba2, WORDS, {"on_a_mesh": None}),
+    ("SegFormer", segformer, AREAS, {"on_a_mesh": None}),
+    ("Swin", swin, PICTURES, {"on_a_mesh": None}),
+    ("CLIP", clip, PAIRS, {"on_a_mesh": None}),
     # looks at labels to shape its loss
-    ("Wav2Vec2", wav2vec2, SPEECH, {"compiled": False, "on_a_mesh": False}),
+    ("Wav2Vec2", wav2vec2, SPEECH, {"compiled": False, "on_a_mesh": None}),
 ):
     three_steps("transformers", _name, _make, _batch, _loss, **_options)
 
@@ -173,7 +173,7 @@ three_steps(
     unet,
     NOISE,
     lambda m, x, t: m(x, t).sample.square().mean(),
-    on_a_mesh=False,
+    on_a_mesh=None,
 )
 three_steps(
     "diffusers",
@@ -181,6 +181,7 @@ three_steps(
     dit,
     {**NOISE, "kind": torch.tensor([1, 5])},
     lambda m, x, t, kind: m(x, t, class_labels=kind).sample.square().mean(),
+    on_a_mesh=None,
 )
 
 
@@ -193,7 +194,7 @@ def decoder() -> torch.nn.Module:
     return AutoregressiveWrapper(model)
 
 
-three_steps("x-transformers", "Decoder", decoder, {"x": TOKENS}, lambda m, x: m(x), on_a_mesh=False)
+three_steps("x-transformers", "Decoder", decoder, {"x": TOKENS}, lambda m, x: m(x), on_a_mesh=None)
 
 
 def _graph(name: str) -> torch.nn.Module:
@@ -211,5 +212,6 @@ for _name in ("GCN", "GAT", "SAGE", "GIN"):
         lambda name=_name: _graph(name),
         GRAPH,
         lambda m, x, edges: m(x, edges).square().mean(),
+        on_a_mesh=None if _name in ("SAGE", "GIN") else True,
         compiled=_name in ("SAGE", "GIN"),  # the others add self loops, of no fixed number
     )

@@ -93,7 +93,9 @@ def chosen(device: str) -> Iterator[None]:
             os.environ["ACCELERATE_TORCH_DEVICE"] = before
 
 
-@case("accelerate", "prepare, accumulate, clip, gather", "ACCELERATE_TORCH_DEVICE=jax")
+@case(  # in torch_bridge/trainers
+    "accelerate", "prepare, accumulate, clip, gather", "ACCELERATE_TORCH_DEVICE=jax", again=True
+)
 def _accelerate(device: str) -> Numbers:
     from accelerate import Accelerator
 
@@ -117,7 +119,13 @@ def _accelerate(device: str) -> Numbers:
         return losses
 
 
-@case("accelerate", "save_state, load_state in bfloat16", "ACCELERATE_TORCH_DEVICE=jax", rtol=2e-2)
+@case(  # in torch_bridge/trainers
+    "accelerate",
+    "save_state, load_state in bfloat16",
+    "ACCELERATE_TORCH_DEVICE=jax",
+    rtol=2e-2,
+    again=True,
+)
 def _kept(device: str) -> Numbers:
     from accelerate import Accelerator
 
@@ -158,7 +166,7 @@ def _trainer(device: str) -> Numbers:
         return [*found, trainer.evaluate()["eval_loss"]]
 
 
-@case("lightning", "Trainer", 'Trainer(accelerator="jax")')
+@case("lightning", "Trainer", 'Trainer(accelerator="jax")', again=True)  # in torch_bridge/trainers
 def _lightning(device: str) -> Numbers:
     import lightning.pytorch as pl
 
@@ -185,7 +193,7 @@ def _lightning(device: str) -> Numbers:
     return losses
 
 
-@case("lightning", "Fabric", 'Fabric(accelerator="jax")')
+@case("lightning", "Fabric", 'Fabric(accelerator="jax")', again=True)  # in torch_bridge/trainers
 def _fabric(device: str) -> Numbers:
     from lightning.fabric import Fabric
 

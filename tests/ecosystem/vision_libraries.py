@@ -73,10 +73,10 @@ def resnet18() -> torch.nn.Module:
     return vision("torchvision").models.resnet18(num_classes=4)
 
 
-of_pictures("timm", "ConvNeXt atto", convnext)
-of_pictures("timm", "ViT tiny", tiny, on_a_mesh=False)
-of_pictures("vit-pytorch", "ViT", vit)
-of_pictures("torchvision", "resnet18", resnet18, side=64, rate=1e-4, on_a_mesh=False)
+of_pictures("timm", "ConvNeXt atto", convnext, on_a_mesh=None)
+of_pictures("timm", "ViT tiny", tiny, on_a_mesh=None)
+of_pictures("vit-pytorch", "ViT", vit, on_a_mesh=None)
+of_pictures("torchvision", "resnet18", resnet18, side=64, rate=1e-4, on_a_mesh=None)
 
 
 @case("torchvision", "v2 transforms of uint8 tensors", rtol=1e-6)

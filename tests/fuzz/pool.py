@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 from tools.harness.workers import Lost, answers
 from tools.harness.xla_flags import without_mlir
 
-from . import snippet
-
 if TYPE_CHECKING:
     from .search import Search
 
@@ -185,6 +183,7 @@ def _start(function: Function, optimized: bool) -> Function:
 
 
 def _task(seed: int, numbers: range, layouts: bool = False) -> Found:
+    from . import snippet
     from .search import run
 
     found: list[tuple[str, str]] = []
@@ -199,6 +198,7 @@ def _task(seed: int, numbers: range, layouts: bool = False) -> Found:
 
 def _text(seed: int, numbers: range, layouts: bool = False) -> str:
     """Programs that end the process in which they run."""
+    from . import snippet
     from .search import Fault
 
     search = _search(seed, numbers, layouts)

@@ -9,6 +9,21 @@ from tests.fuzz import pool
 from tests.fuzz.pool import FATAL, PART, Plan, _alone, _parts
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """Processes that import neither JAX nor torch, as their tasks need neither."""
+    monkeypatch.setattr(pool, "_start", at_once)
+    monkeypatch.setattr(pool, "_text", told)
+
+
+def at_once(function, optimized):
+    return function
+
+
+def told(seed, numbers, layouts=False):
+    return f"programs {[*numbers]} of seed {seed}"
+
+
 def ends_with_seven(seed, numbers):
     """A task whose process ends where it meets number 7."""
     if 7 in numbers:
@@ -23,13 +38,9 @@ def ends_in_company(seed, numbers):
     return len(numbers), []
 
 
-def test_a_program_that_ends_its_process_is_named():
-    ran, ((name, text),) = _alone(Plan(seed=3), range(6, 8), ends_with_seven)
-    assert ran == 2
-    assert name == f"seed_3_program_7{FATAL}"
-    assert "# seed 3, program 7:" in text
-    assert "it ends the process" in text
-    assert "def program(device):" in text
+def test_a_program_that_ends_its_process_is_named(quick):
+    found = _alone(Plan(seed=3), range(6, 8), ends_with_seven)
+    assert found == (2, [(f"seed_3_program_7{FATAL}", "programs [7] of seed 3")])
 
 
 def takes_too_much(seed, numbers):
@@ -44,12 +55,16 @@ def test_a_program_that_takes_all_memory_does_not_get_it():
     assert _alone(Plan(seed=1), range(7, 8), takes_too_much) == (0, ["refused"])
 
 
-def test_programs_that_end_it_together_are_named():
-    ran, ((name, text),) = _alone(Plan(seed=3), range(7, 9), ends_in_company)
-    assert ran == 2
-    assert name == f"seed_3_program_7{FATAL}"
-    assert "program 7:" in text
-    assert "program 8:" in text
+def test_programs_that_end_it_together_are_named(quick):
+    found = _alone(Plan(seed=3), range(7, 9), ends_in_company)
+    assert found == (2, [(f"seed_3_program_7{FATAL}", "programs [7, 8] of seed 3")])
+
+
+def test_programs_that_end_it_are_written_out():
+    text = pool._text(3, range(7, 9))
+    assert "# seed 3, program 7:\n#   it ends the process" in text
+    assert "# seed 3, program 8:" in text
+    assert "def program(device):" in text
 
 
 def test_a_number_names_a_program_wherever_a_run_starts():

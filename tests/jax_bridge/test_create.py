@@ -15,7 +15,7 @@ from isoshard.core.runtime import metrics
 from isoshard.jax_bridge import create
 
 PLAN = iso.Plan({"*kernel": P("data", "model"), "*bias": P("model")})
-WIDTH, LAYERS = 128, 10
+WIDTH, LAYERS = 128, 6
 
 
 class Tower(nnx.Module):

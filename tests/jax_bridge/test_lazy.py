@@ -1,7 +1,6 @@
 """The bridge needs Flax only for Flax objects, and notices it whenever it comes."""
 
-import subprocess
-import sys
+from tests import fresh
 
 PREAMBLE = """
 import sys, jax, numpy as np
@@ -26,12 +25,9 @@ CAN_BE_SEEN = 'assert {"flax", "optax"} & set(sys.modules)\n'
 FLAX_FIRST = "from flax import nnx\nmesh = isoshard.make_mesh((8,), ('x',))\n"
 
 
-def test_the_bridge_needs_no_flax_and_is_loaded_for_a_module_of_flax():
-    """Two processes, which share what they import: pytrees, then Flax; and Flax at once."""
-    code = f"{PREAMBLE}{WITHOUT_FLAX}{FLAX_LATER}{CAN_BE_SEEN}"
-    other = f"{FLAX_FIRST}{FLAX_LATER}"
-    fork = "import os, isoshard\nif os.fork():\n    assert os.wait()[1] == 0\n"
-    program = f"{PREAMBLE}{fork}    exec({other!r})\nelse:\n    exec({code!r})\n"
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_the_bridge_needs_no_flax_and_is_loaded_for_a_module_of_flax(tmp_path):
+    """Two processes, both with isoshard imported: pytrees, then Flax; and Flax at once."""
+    first = fresh.run(f"{PREAMBLE}{WITHOUT_FLAX}{FLAX_LATER}{CAN_BE_SEEN}", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    other = fresh.run(f"{PREAMBLE}import isoshard\n{FLAX_FIRST}{FLAX_LATER}", cwd=tmp_path)
+    assert other.returncode == 0, other.stderr

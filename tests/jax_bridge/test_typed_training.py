@@ -32,7 +32,7 @@ PLAN = iso.Plan(
     },
     activations={"up": P("data", "model")},
 )
-TX = optax.adamw(1e-2)
+TX = optax.sgd(0.1, momentum=0.9)
 
 
 class Annotated(nnx.Module):
@@ -106,6 +106,10 @@ MODELS = {
 }
 
 
+COMPARED = ("nnx", "boxes")
+"""Of these the programs are the same too; compiling for their text costs a second time."""
+
+
 def batches(mesh):
     random = np.random.default_rng(0)
     source = [random.standard_normal((16, 8)).astype(np.float32) for _ in range(2)]
@@ -123,7 +127,9 @@ def run(name, mesh, is_set=False):
         step = train_step(loss, TX, mesh, plan, **options)
         state, source = step.init(make), batches(mesh)
         told, losses = [described(state)], []
-        text = step.lower(state, source[0]).compile().as_text()
+        text = ""
+        if name in COMPARED:
+            text = step.lower(state, source[0]).compile().as_text()
         state, value = step(state, source[0])
         with counting() as compiled:
             for batch in source[1:]:
@@ -208,7 +214,7 @@ def axes(entry):
 
 
 def test_programs_that_differ_are_seen(on_auto):
-    texts = [same_program(on_auto(name)[3]) for name in ("nnx", "boxes")]
+    texts = [same_program(on_auto(name)[3]) for name in COMPARED]
     assert min(map(len, texts)) > 100
     assert texts[0] != texts[1]
 
@@ -251,7 +257,7 @@ class TestConstraintsOfTheUser:
     def test_shard_by_the_users_mesh_and_by_the_mesh_that_is_set(self):
         mesh = mesh_of(EXPLICIT, EXPLICIT)
         got = []
-        for on, is_set in ((mesh, False), (auto(mesh), False), (mesh, True), (auto(mesh), True)):
+        for on, is_set in ((mesh, False), (mesh, True), (auto(mesh), True)):
 
             def loss(params, x, on=() if is_set else (on,)):
                 hidden = iso.shard(x @ params["up"]["kernel"], *on, P("data", "model"))

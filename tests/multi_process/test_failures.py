@@ -30,8 +30,6 @@ def _fail(kind, size, culprit, scratch):
     ("kind", "size", "culprit", "code", "told"),
     [
         ("raise", 4, 2, 1, BOOM),
-        ("raise", 3, 0, 1, BOOM),
-        ("kill", 4, 1, -9, DIED),
         ("kill", 3, 0, -9, DIED),
         ("exit", 2, 1, 3, DIED),
     ],
@@ -85,14 +83,6 @@ four = ranks.launched("agreement", 4)
 @pytest.mark.parametrize("check", AGREEMENTS)
 def test_agreement_of_four(four, check):
     four.assert_passed(check, 4)
-
-
-two = ranks.launched("agreement", 2)
-
-
-@pytest.mark.parametrize("check", AGREEMENTS)
-def test_agreement_of_two(two, check):
-    two.assert_passed(check, 2)
 
 
 @pytest.mark.parametrize("subject", ["mesh", "shape"])

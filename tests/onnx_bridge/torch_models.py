@@ -53,13 +53,13 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Two blocks; the head is tied to the embedding."""
+    """Blocks; the head is tied to the embedding."""
 
-    def __init__(self, vocabulary=64, width=16, heads=2, length=16):
+    def __init__(self, blocks=2, vocabulary=64, width=16, heads=2, length=16):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.randn(length, width) * 0.1)
-        self.blocks = nn.ModuleList([Block(width, heads) for _ in range(2)])
+        self.blocks = nn.ModuleList([Block(width, heads) for _ in range(blocks)])
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight

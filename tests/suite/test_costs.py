@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tools.suite import costs
 
 COMPILES = """
@@ -19,12 +17,12 @@ def test_that_does_not():
 """
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_seconds_compilations_and_cases(tmp_path, workers):
+def test_seconds_compilations_and_cases(tmp_path):
+    """In a worker of pytest-xdist, which hands them on."""
     (tmp_path / "test_a.py").write_text(COMPILES)
     (tmp_path / "test_b.py").write_text("def test_nothing(): pass\n")
     file = tmp_path / "costs.json"
-    options = ["-p", "tools.suite.costs", f"--costs={file}", f"-n{workers}", "--rootdir=."]
+    options = ["-p", "tools.suite.costs", f"--costs={file}", "-n1", "--rootdir=."]
     command = [sys.executable, "-m", "pytest", "-q", *options, "test_a.py", "test_b.py"]
     root = str(costs.__file__).removesuffix("tools/suite/costs.py")
     environment = {"PYTHONPATH": root, "JAX_PLATFORMS": "cpu", "PATH": ""}

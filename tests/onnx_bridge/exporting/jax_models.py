@@ -63,6 +63,6 @@ class GPT(nnx.Module):
 
 
 def gpt(mesh):
-    model = GPT(mesh, nnx.Rngs(0))
+    model = nnx.jit(lambda: GPT(mesh, nnx.Rngs(0)))()
     model.eval()
     return model

@@ -1,8 +1,6 @@
 """Modules whose weights lie on devices already: of DTensors, and on the device `jax`."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +9,12 @@ import torch
 
 import isoshard as iso
 from isoshard.onnx_bridge import export_torch, layout
+from tests import fresh
 from tests.onnx_bridge.torch_models import MLP, MLP_PLAN, seeded
+from tests.python_path import python_path
 
 ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = Path(__file__).with_name("distributed_process.py")
 PARALLEL = {
     "up.weight": ["tp", "None"],
     "up.bias": ["tp"],
@@ -47,14 +48,8 @@ def wanted(x):
 def found(x, tmp_path_factory):
     folder = tmp_path_factory.mktemp("dtensor")
     np.save(folder / "x.npy", x)
-    module = "tests.onnx_bridge.exporting.distributed_process"
-    done = subprocess.run(
-        [sys.executable, "-m", module, folder / "x.npy", folder / "found.json"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-    )
+    files = [str(folder / name) for name in ("x.npy", "found.json")]
+    done = fresh.run(SCRIPT, files, cwd=folder, env={"PYTHONPATH": python_path(ROOT)})
     assert done.returncode == 0, done.stderr
     return json.loads((folder / "found.json").read_text())
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import isoshard.torch_bridge as xs
 from isoshard import P
-from isoshard.torch_bridge.spmd import Mesh, ShardingSpec, UnevenWarning, set_global_mesh
+from isoshard.torch_bridge.spmd import Mesh, ShardingSpec, UnevenWarning
 from isoshard.torch_bridge.torch_xla.distributed.fsdp import checkpoint_module
 from isoshard.torch_bridge.torch_xla.distributed.fsdp.wrap import (
     always_wrap_policy,
@@ -160,61 +160,6 @@ def test_stacked_layers_are_split_as_one_layer():
     assert stack.weight.partition_spec == stack.bias.partition_spec == P(None, "fsdp")
     got = wrapped(x.to("jax"))
     torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=1e-4, atol=1e-5)
-
-
-def test_the_usage_of_transformers():
-    """As its Trainer wraps a model: layers by class, checkpointed, with an output of its own."""
-    import transformers
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        attn_implementation="sdpa",
-        use_cache=False,
-    )
-    torch.manual_seed(0)
-    want = transformers.LlamaForCausalLM(config)
-    tokens = torch.randint(64, (8, 6), generator=torch.Generator().manual_seed(0))
-
-    def shard_output(output: Any, mesh: Mesh) -> None:
-        logits = output if isinstance(output, torch.Tensor) else output.logits
-        xs.mark_sharding(logits, mesh, ("fsdp", None, None))
-
-    def wrapper(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        return FSDPv2(checkpoint_module(module), *args, **kwargs)
-
-    set_global_mesh(FLAT)
-    policy = functools.partial(
-        transformer_auto_wrap_policy, transformer_layer_cls={LlamaDecoderLayer}
-    )
-    plain = FSDPv2(copy.deepcopy(want))  # without a shard_output, its logits are found as well
-    wrapped = FSDPv2(
-        copy.deepcopy(want),
-        auto_wrap_policy=policy,
-        shard_output=shard_output,
-        auto_wrapper_callable=wrapper,
-    )
-    assert all(isinstance(layer, FSDPv2) for layer in wrapped.model.layers)
-    losses: list[list[float]] = []
-    for each, batch in ((want, tokens), (wrapped, tokens.to("jax"))):
-        if each is wrapped:
-            xs.mark_sharding(batch, FLAT, ("fsdp", None))
-        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
-        losses.append([])
-        for _ in range(2):
-            optimizer.zero_grad()
-            output = each(input_ids=batch, labels=batch)
-            output.loss.backward()
-            optimizer.step()
-            losses[-1].append(output.loss.item())
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    for logits in (output.logits, plain(input_ids=tokens.to("jax")).logits):
-        assert logits.sharding_spec.startswith("{devices=[8,1,1]")
 
 
 # --- What is split --------------------------------------------------------------------------------

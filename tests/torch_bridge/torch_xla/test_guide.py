@@ -5,8 +5,6 @@ Their imports are unchanged. `guide/_models.py` has the models of the larger one
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,17 +31,13 @@ def test_an_example_that_is_wrong_fails(tmp_path, processes):
     assert "AssertionError" in done.stderr
 
 
-def test_arguments_and_modules_reach_the_script(tmp_path, monkeypatch):
-    """By the command itself, in a process that has imported nothing."""
+def test_arguments_and_modules_reach_the_script(tmp_path, processes):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     body = "import sys, torch_xla\nprint(sys.argv[1:], __name__, torch_xla.__name__)\n"
     (tmp_path / "package" / "train.py").write_text(body)
-    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
-    words = ["run-torch-xla", "-m", "package.train", "--steps", "3"]
-    done = subprocess.run(
-        [sys.executable, "-m", "isoshard", *words], capture_output=True, text=True, timeout=240
-    )
+    words, path = ("run-torch-xla", "-m", "package.train", "--steps", "3"), python_path(tmp_path)
+    done = processes.run(*words, PYTHONPATH=path)
     assert done.stdout == "['--steps', '3'] __main__ isoshard.torch_bridge.torch_xla\n", done.stderr
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import collections
 import gc
-import subprocess
-import sys
+import os
 import threading
 import time
 import traceback
@@ -21,12 +20,8 @@ from isoshard.torch_bridge.torch_xla.distributed.parallel_loader import (
     ParallelLoader,
 )
 from isoshard.torch_bridge.torch_xla.utils.utils import get_free_tcp_ports
-from tests.torch_bridge.torch_xla.loaders import (
-    Source,
-    loader_threads,
-    rows,
-    until,
-)
+from tests import fresh
+from tests.torch_bridge.torch_xla.loaders import Source, loader_threads, rows, until
 
 
 @pytest.fixture(autouse=True)
@@ -193,22 +188,15 @@ print("right")
 """
 
 
-def test_each_of_two_processes_gives_its_part():
+def test_each_of_two_processes_gives_its_part(tmp_path):
     """Meshes whose rows lie in one process, in both, and across: the parts make the whole."""
     (port,) = get_free_tcp_ports()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(rank), str(port)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
+    program = tmp_path / "program.py"
+    program.write_text(PROCESS)
+    files = [tmp_path / f"rank{rank}" for rank in range(2)]
+    ranks = [
+        fresh.start((program, str(rank), str(port)), cwd=tmp_path, env=os.environ, output=file)
+        for rank, file in enumerate(files)
     ]
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=240)
-            assert process.returncode == 0 and out == "right\n", err[-3000:]
-    finally:
-        for process in processes:
-            process.kill()
+    assert [rank.wait() for rank in ranks] == [0, 0], [file.read_text() for file in files]
+    assert [file.read_text() for file in files] == ["right\n"] * 2

@@ -36,7 +36,7 @@ def programs():
 
 
 tracing, whole, compiled, losses = [], [], [], []
-for _ in range(4):
+for _ in range(3):
     begin = time.perf_counter()
     loss = update()
     traced = time.perf_counter()
@@ -48,10 +48,10 @@ for _ in range(4):
     compiled.append(programs())
     losses.append(loss.item())
 assert all(0 < part < total for part, total in zip(tracing, whole, strict=True))
-assert compiled == [1] * 4  # the first step compiles, the others find its program
+assert compiled == [1] * 3  # the first step compiles, the others find its program
 assert min(whole[1:]) < whole[0]
 assert losses == sorted(losses, reverse=True)
-for rows in (4, 4, 6, 6):  # another shape is another program
+for rows in (4, 4, 6):  # another shape is another program
     with torch.no_grad():
         model(torch.randn(rows, 3, 8, 8).to(device))
     torch_xla.sync(wait=True)
@@ -63,8 +63,8 @@ assert not [name for name in met.counter_names() if name.startswith("aten::")]
 assert xp.start_server(port) is not None
 with tempfile.TemporaryDirectory() as folder:
     before = threading.active_count()
-    xp.trace_detached(f"localhost:{port}", folder, duration_ms=1000)
-    end = time.monotonic() + 1.2
+    xp.trace_detached(f"localhost:{port}", folder, duration_ms=300)
+    end = time.monotonic() + 0.4
     number = 0
     while time.monotonic() < end:
         with xp.StepTrace("train_resnet", step_num=number):

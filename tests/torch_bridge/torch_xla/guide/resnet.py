@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch_xla.amp import autocast, syncfree
 
 xr.use_spmd()
-STEPS = 3
+STEPS = 2
 chips = xr.global_runtime_device_count()
 mesh = xs.Mesh(np.arange(chips), (chips,), ("data",))
 batch = images(chips)
