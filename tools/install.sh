@@ -42,7 +42,7 @@ packages() {
   trap 'rm -f "$log"' EXIT
   echo "installing $what .."
   begun=$(date +%s)
-  if "$python" -m pip --disable-pip-version-check install --quiet "$@" >"$log" 2>&1; then
+  if "$python" -m pip --disable-pip-version-check install --quiet --no-compile "$@" >"$log" 2>&1; then
     cat "$log"
     echo "installed in $(($(date +%s) - begun)) s"
     return
