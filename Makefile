@@ -66,6 +66,7 @@ test-all: test test-torchrun test-clusters test-torch-xla docs-browser notebooks
 	$(BIN)/python -m tests.conformance
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tests.hidden_names
+	$(BIN)/python -m tests.ecosystem
 
 conformance: $(VENV)/.dev-installed  ## torch's operator database (ARGS="--op add"; all of it takes hours)
 	$(BIN)/python -m tests.conformance $(ARGS)

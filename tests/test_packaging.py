@@ -208,7 +208,7 @@ def test_a_users_program_holds_in_a_strict_checker(clean, tmp_path):
 
 
 def test_a_users_program_holds_in_mypy(clean, tmp_path):
-    """Strictly, by isoshard's own types: pyright reads those of JAX and torch, which take mypy long."""
+    """Strictly, by isoshard's own types: to read JAX's and torch's takes mypy half a minute."""
     shutil.copy(ROOT / "tests" / "typing" / "consumer.py", tmp_path)
     wrong = "import isoshard as iso\n\nx: int = iso.visualize([1])\n"
     (tmp_path / "wrong.py").write_text(wrong)
