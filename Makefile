@@ -20,6 +20,9 @@ WORKERS ?= 2
 TYPED := tests/core tests/jax_bridge tests/onnx_bridge $(addprefix tests/torch_bridge/,interop \
 	checkpoints models domain handlers spmd distributed dtensor)
 
+# Images of Docker set it. Then each process would compile isoshard's thousand modules, and the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check

@@ -128,7 +128,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     "| a model of `transformers` |": (
         "tests/torch_bridge/models/test_families.py::"
-        "test_ten_steps_are_those_of_cpu_torch_with_two_compilations",
+        "test_steps_are_those_of_cpu_torch_with_two_compilations",
         "tests/torch_bridge/models/test_families.py::test_a_compiled_step_is_one_program",
         "tests/torch_bridge/models/test_hf_families.py::test_its_plan_lays_out_its_model",
     ),
@@ -213,8 +213,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "| ShardTensor |": (
         "tests/torch_bridge/domain/test_table.py::test_operators_of_rows",
         "tests/core/domain/points/test_search.py::test_backward_goes_round_the_same_ring",
-        "tests/core/domain/attention/test_ring_attention.py::"
-        "test_causal_without_balance_and_in_zigzag_order",
+        "tests/core/domain/attention/test_ring_attention.py::test_zigzag_order_without_balance",
     ),
     "| JAX | nothing between": (
         "tests/core/plan/test_plan.py::test_one_plan_serves_torch_and_flax_names",

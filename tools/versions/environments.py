@@ -94,7 +94,15 @@ def pip(python: Path, *arguments: str) -> None:
         python: of the environment.
         *arguments: of `pip install`.
     """
-    command = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    command = (
+        python,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "--no-compile",
+    )
     subprocess.run([*command, *arguments], check=True)
 
 
