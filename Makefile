@@ -68,6 +68,7 @@ test-all: test test-torchrun test-clusters test-torch-xla docs-browser notebooks
 	AXIS_TYPES=Explicit $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TYPED)
 	$(BIN)/python -m tests.conformance
 	$(BIN)/python -m tests.fuzz
+	$(BIN)/python -m tools.device_check --device cpu
 	$(BIN)/python -m tests.hidden_names
 	$(BIN)/python -m tests.ecosystem
 

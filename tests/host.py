@@ -1,6 +1,6 @@
 """The rates of a host of two cores, which plans in tests are made for: measuring takes 15 seconds.
 
-tests/core/planner/machine/test_topologies.py measures the host it runs on.
+tests/core/planner/machine/test_topologies.py measures the one it runs on.
 """
 
 from __future__ import annotations
@@ -8,8 +8,6 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from isoshard.core.planner.machine import measured_cpu
-
-measured = measured_cpu.host_rates
 
 RATES = measured_cpu.HostRates(
     flops=1.2e11,

@@ -42,6 +42,7 @@ packages() {
   trap 'rm -f "$log"' EXIT
   echo "installing $what .."
   begun=$(date +%s)
+  # Without compiled files of modules that nobody imports: they take a minute. Python writes the others.
   if "$python" -m pip --disable-pip-version-check install --quiet --no-compile "$@" >"$log" 2>&1; then
     cat "$log"
     echo "installed in $(($(date +%s) - begun)) s"

@@ -6,6 +6,7 @@ import os
 import re
 import types
 
+import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
@@ -13,6 +14,7 @@ from jax.sharding import Mesh
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.planner.costs.collective_times import seconds
+from isoshard.core.planner.machine import measured_cpu
 from isoshard.core.planner.machine.links import links, links_of
 from isoshard.core.planner.machine.topologies import topology, topology_of
 from tests import host
@@ -77,16 +79,15 @@ def test_what_cannot_be_had_is_told_with_what_can(text, message):
         topology(text)
 
 
-def test_this_host_is_measured_once():
-    rates = host.measured()
-    assert host.measured() is rates and rates.cores == os.cpu_count()
+def test_a_host_is_measured():
+    """On two devices: all eight take four times as long."""
+    rates = measured_cpu._measured(jax.local_devices(backend="cpu")[:2])
+    assert rates.cores == os.cpu_count() and rates.memory > 2**30
     assert min(rates.flops, rates.bandwidth, rates.reordered, rates.between) > 0
-    assert 0 <= rates.fresh < float("inf") and rates.memory > 2**30
-    assert sorted(rates.meetings) == sorted(rates.waits) == [2, 4, 8]
+    assert 0 <= rates.fresh < float("inf")
+    assert sorted(rates.meetings) == sorted(rates.waits) == [2] and rates.meetings[2] > 0
     assert len(rates.copied) == 5
-    assert all(sorted(sizes) == [2, 4, 8] for sizes in rates.copied.values())
-    assert all(min(sizes.values()) > 0 for sizes in rates.copied.values())
-    assert 0 < rates.meetings[2] < rates.meetings[8]
+    assert all(list(sizes) == [2] and sizes[2] > 0 for sizes in rates.copied.values())
 
 
 def test_devices_that_are_here_have_the_rates_of_this_host():
