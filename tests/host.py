@@ -9,6 +9,8 @@ from types import MappingProxyType
 
 from isoshard.core.planner.machine import measured_cpu
 
+measured = measured_cpu.host_rates
+
 RATES = measured_cpu.HostRates(
     flops=1.2e11,
     bandwidth=2.0e10,

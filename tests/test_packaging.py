@@ -172,25 +172,26 @@ def _is_installed(python: Path, program: str) -> None:
     file, prefix = json.loads(_run([python, "-c", program]).splitlines()[-1])
     assert Path(file).is_relative_to(prefix)
     assert (Path(file).parent / "py.typed").exists()
+    version = PROJECT["project"]["version"]
+    assert _run([python.parent / "isoshard", "--version"]) == f"isoshard {version}\n"
 
 
 def test_the_wheel_works_in_a_clean_environment(clean, tmp_path):
-    """Every module imports, the first sample and the command run, torch finds the backend."""
+    """Torch finds the backend before isoshard is imported; all modules and a sample run."""
     _is_installed(
         clean,
         """
-import importlib, pkgutil, isoshard, torch
+import importlib, pkgutil, sys, torch
+assert "isoshard" in torch._dynamo.list_backends() and "isoshard" not in sys.modules
+import isoshard
 for module in pkgutil.walk_packages(isoshard.__path__, "isoshard."):
     if not module.name.endswith("__main__"):
         assert importlib.import_module(module.name).__file__.startswith(isoshard.__path__[0])
-assert "isoshard" in torch._dynamo.list_backends()
 """,
     )
     first, *_ = blocks((ROOT / "README.md").read_text())
     (tmp_path / "sample.py").write_text(first.code)
     assert "float32[64, 256]" in _run([clean, "sample.py"], tmp_path)
-    version = PROJECT["project"]["version"]
-    assert _run([clean.parent / "isoshard", "--version"]) == f"isoshard {version}\n"
 
 
 def test_a_users_program_holds_in_a_strict_checker(clean, tmp_path):

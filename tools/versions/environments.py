@@ -94,16 +94,8 @@ def pip(python: Path, *arguments: str) -> None:
         python: of the environment.
         *arguments: of `pip install`.
     """
-    command = (
-        python,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-        "--no-compile",
-    )
-    subprocess.run([*command, *arguments], check=True)
+    command = (python, "-m", "pip", "--disable-pip-version-check", "install")
+    subprocess.run([*command, "--quiet", "--no-compile", *arguments], check=True)
 
 
 def resolved(name: str) -> list[str]:

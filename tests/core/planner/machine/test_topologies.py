@@ -79,9 +79,13 @@ def test_what_cannot_be_had_is_told_with_what_can(text, message):
         topology(text)
 
 
-def test_a_host_is_measured():
+def test_a_host_is_measured_once_and_outside_of_what_is_traced(monkeypatch):
     """On two devices: all eight take four times as long."""
-    rates = measured_cpu._measured(jax.local_devices(backend="cpu")[:2])
+    monkeypatch.setattr(measured_cpu, "_AT_WORK", 2)
+    traced = []
+    jax.make_jaxpr(lambda x: (traced.append(host.measured()), x)[1])(1.0)
+    [rates] = traced
+    assert host.measured() is rates
     assert rates.cores == os.cpu_count() and rates.memory > 2**30
     assert min(rates.flops, rates.bandwidth, rates.reordered, rates.between) > 0
     assert 0 <= rates.fresh < float("inf")
