@@ -62,7 +62,7 @@ def _is_served(step: JaxprEqn) -> bool:
     key: Any = step.invars[0].aval
     default = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     return (
-        bool(jax.config.jax_threefry_partitionable)  # type: ignore[attr-defined]
+        bool(jax.config.jax_threefry_partitionable)
         and (key.shape, key.dtype) == ((), default.dtype)
         and math.prod(step.params["shape"]) < _MOST
     )

@@ -299,13 +299,10 @@ class TrainStep:
 
     def layouts(self, state: TrainState) -> TrainState:
         """The state with the plan's NamedSharding in place of each array."""
-        return TrainState(
-            NamedSharding(self._mesh, P()),  # type: ignore[arg-type]
-            plan_state(state.params, self._mesh, self._plan),
-            plan_state(state.rest, self._mesh, self._plan),
-            opt_state_layouts(state.opt_state, state.params, self._mesh, self._plan),
-            state.parts,
-        )
+        step: Any = NamedSharding(self._mesh, P())
+        params, rest = (plan_state(x, self._mesh, self._plan) for x in (state.params, state.rest))
+        moments = opt_state_layouts(state.opt_state, state.params, self._mesh, self._plan)
+        return TrainState(step, params, rest, moments, state.parts)
 
     def _first(self, parts: ModelParts, params: Any, rest: Any) -> TrainState:
         def layouts(shapes: Any) -> Any:

@@ -217,7 +217,7 @@ def _refuse(reason: str) -> None:
     Args:
         reason: the message.
     """
-    torch.utils.rename_privateuse1_backend("jax")  # pyright: ignore[reportPrivateImportUsage]
+    torch.utils.rename_privateuse1_backend("jax")
     device_slot.set_device_module("jax", DeviceModule)
     accelerator.register(DeviceModule)
 

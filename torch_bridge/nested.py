@@ -83,7 +83,8 @@ def with_items(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         for key, item in items.items():
             new[key] = item
         return new
-    return type(mapping)(items)  # pyright: ignore[reportCallIssue]
+    kind: Any = type(mapping)
+    return kind(items)
 
 
 class _Rewriter:
@@ -113,7 +114,7 @@ class _Rewriter:
             parts = {name: self.of(getattr(value, name), f"{path}.{name}") for name in names}
             return PackedSequence(**parts, batch_sizes=value.batch_sizes)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            names = value._fields  # pyright: ignore[reportAttributeAccessIssue]
+            names = value._fields
             return type(value)(*(self.of(getattr(value, n), f"{path}.{n}") for n in names))
         if isinstance(value, list):
             new = self._keep(value, copy.copy(value))  # a subclass keeps its attributes

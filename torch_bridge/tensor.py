@@ -26,7 +26,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 import torch
 
@@ -96,7 +95,7 @@ class XLAShardedTensor(LayoutMethods):
     @property
     def data(self) -> torch.Tensor:
         """The same memory, outside autograd: writes to it do not count as in-place changes."""
-        return torch.Tensor.data.__get__(self)  # pyright: ignore[reportAttributeAccessIssue]
+        return torch.Tensor.data.__get__(self)  # pyrefly: ignore[missing-attribute]
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
@@ -108,7 +107,7 @@ class XLAShardedTensor(LayoutMethods):
         lazy_tensor.adopt(self, new)
 
     @property
-    def grad(self) -> torch.Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def grad(self) -> torch.Tensor | None:
         """The gradient; None for one that a compiled step left out, which is then cleared."""
         found = dropped_gradients.held(self)
         if found is not None and dropped_gradients.is_dropped(found):
@@ -165,11 +164,12 @@ class XLAShardedTensor(LayoutMethods):
         options = {name: value for name, value in kwargs.items() if name != "copy"}
         device, dtype, _, memory_format = parse_to(*args, **options)
         naming.check_index(device)
+        plain: Any = super().to
         if device is not None and device.type not in naming.OURS:
-            return super().to(*args, **kwargs)
+            return plain(*args, **kwargs)
         wanted = {"copy": kwargs.get("copy", False), "memory_format": memory_format}
         given = {name: value for name, value in wanted.items() if value is not None}
-        return super().to(dtype or self.dtype, **given)
+        return plain(dtype or self.dtype, **given)
 
     def backward(self, gradient: torch.Tensor | None = None, *args: Any, **kwargs: Any) -> None:
         """As `torch.Tensor.backward`; a gradient on another device is refused, which torch forgets.
@@ -260,8 +260,7 @@ class XLAShardedTensor(LayoutMethods):
 
     def __dlpack_device__(self) -> tuple[Any, int]:
         """The DLPack device of the only buffer."""
-        array: Any = self._one_buffer()
-        return array.__dlpack_device__()
+        return self._one_buffer().__dlpack_device__()
 
     def __dlpack__(self, **options: Any) -> Any:
         """Export the buffer of a tensor that lies on one device.
@@ -273,7 +272,7 @@ class XLAShardedTensor(LayoutMethods):
             raise BufferError("a tensor that requires grad cannot be exported; use .detach()")
         return self._one_buffer().__dlpack__(**options)
 
-    def _one_buffer(self) -> jax.Array:
+    def _one_buffer(self) -> Any:
         value = lazy_tensor.read(self)
         array = input_placement.array_of(value)
         if len(array.sharding.device_set) > 1:

@@ -15,7 +15,7 @@ program, where the order of questions is the same in all processes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, cast
 
 import jax
@@ -109,7 +109,7 @@ class Placer:
         self._owners = owners if together else []
         self._agreed: set[Any] = set()
 
-    def run(self, source: Iterable[Any]) -> Iterator[DeviceBatch]:
+    def run(self, source: Iterable[Any]) -> Generator[DeviceBatch, None, None]:
         """Place each batch of a source.
 
         Args:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Literal
 
 from jax.sharding import Mesh
@@ -163,7 +163,8 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches of one epoch as the source counts them, one that is dropped included."""
-        return len(self.source)  # type: ignore[arg-type]
+        sized: Any = self.source
+        return len(sized)
 
     def __repr__(self) -> str:
         """What it reads, and where to."""
@@ -194,7 +195,7 @@ class Batches(Iterator[Any]):
         self._torch = require("torch") if framework == "torch" else None
         self._count = 0
         self._feed: Feed | None = None
-        self._items: Iterator[DeviceBatch] | None = None
+        self._items: Generator[DeviceBatch, None, None] | None = None
         self._ready = OrderedQueue(prefetch)
         items = placer.run(source)
         if prefetch:
@@ -235,7 +236,7 @@ class Batches(Iterator[Any]):
             self._feed.close()
         items, self._items = self._items, None
         if items is not None:
-            items.close()  # type: ignore[attr-defined]
+            items.close()
 
     def __enter__(self) -> Batches:
         """Itself."""

@@ -29,7 +29,7 @@ from isoshard.core.runtime._jax_internals import meshes
 from .virtual_devices import Device
 
 if not hasattr(Mesh, "__deepcopy__"):  # JAX 0.9, where nothing that names a mesh can be copied
-    Mesh.__deepcopy__ = lambda mesh, _: mesh  # pyright: ignore[reportAttributeAccessIssue]
+    Mesh.__deepcopy__ = lambda mesh, _: mesh
 
 
 def make_mesh(

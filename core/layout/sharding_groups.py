@@ -38,7 +38,7 @@ def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def _lower(context: Any, x: Any, y: Any) -> list[Any]:
-    if not jax.config.jax_use_shardy_partitioner:  # pyright: ignore[reportAttributeAccessIssue]
+    if not jax.config.jax_use_shardy_partitioner:
         raise ShardingError(
             "sharding two values alike needs the partitioner Shardy, and "
             "jax_use_shardy_partitioner is off; switch it on, or name the sharding of both"

@@ -135,7 +135,7 @@ class UnevenArray:
                    [ True,  True,  True, False]], dtype=bool)
         """
         padded = tuple(self.array.shape)
-        lines = [
+        lines: list[Any] = [
             _valid(extent, size).reshape((1,) * axis + (-1,) + (1,) * (self.ndim - axis - 1))
             for axis, (extent, size) in enumerate(zip(padded, self.sizes, strict=True))
             if size is not None

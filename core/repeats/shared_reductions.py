@@ -91,7 +91,7 @@ class _Same:
         if equation.effects or equation.primitive.name in _KEPT_APART:
             return None
         begin = block.first_operand(number)
-        read = []
+        read: list[Hashable] = []
         for place in range(begin, begin + len(self._flow.operands[time])):
             values: list[int] = block.operands[:, place].tolist()
             if self._flow.same_literals(values):

@@ -139,7 +139,7 @@ def to_torch(a: Any, *, copy: bool | None = None, device: Any = "jax") -> Any:
     if kind not in ("jax", "xla", "cpu"):
         raise ValueError(f"to_torch gives tensors on 'jax' or on 'cpu', and {device!r} was asked")
     if isinstance(a, np.ndarray):
-        with jax.enable_x64(kind == "cpu" or jax.config.jax_enable_x64):  # pyright: ignore[reportAttributeAccessIssue]
+        with jax.enable_x64(kind == "cpu" or jax.config.jax_enable_x64):
             a = host_to_jax(a, None, copy=copy)
     if isinstance(a, jax.Array | UnevenArray):
         return torch.on_cpu(a, copy=copy) if kind == "cpu" else torch.from_jax(a, copy=copy)

@@ -67,7 +67,7 @@ def host_to_jax(
     cuts = cuts_of(sharding, host.shape)
     if not sharding.is_fully_addressable:  # device_put would compare values in a collective
         return cuts_to_jax(host, sharding, host.shape, cuts, copy=copy, name=name)
-    private = not is_kept(host.dtype, jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]
+    private = not is_kept(host.dtype, jax.config.jax_enable_x64)
     if private:
         dtype = device_dtype(host.dtype, name)
         check_narrowing(host, dtype, copy, name)

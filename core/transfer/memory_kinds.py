@@ -42,7 +42,7 @@ def in_kind(spec: Any, mesh: Any, ndim: int | None, kind: str | None, name: str 
         return spec
     check_memory(mesh, kind, name=name)
     if isinstance(spec, Plan):
-        factors = [dataclasses.replace(one, memory={"*": kind}) for one in spec.factors]
+        factors = tuple(dataclasses.replace(one, memory={"*": kind}) for one in spec.factors)
         return dataclasses.replace(spec, product=factors) if spec.product else factors[0]
     if ndim is None:
         return Plan({"*": spec}, memory={"*": kind})

@@ -141,4 +141,4 @@ def placed(x: Any, sharding: NamedSharding, name: str) -> Any:
         return jax.device_put(under_auto(x), on_mesh(sharding, auto(sharding.mesh)))
     if isinstance(x, jax.Array) and x.sharding == sharding:
         return x
-    return shard(x, sharding.mesh, sharding, name=name)  # pyright: ignore[reportArgumentType]
+    return shard(x, sharding.mesh, sharding, name=name)

@@ -58,7 +58,7 @@ class Routes:
     ) -> None:
         """Read what the file says."""
         self._programs, self._held, self._jitted = programs, held, jitted
-        self._said = [
+        self._said: list[dict[str, Any]] = [
             {name: _said(programs, program, name) for name in program.inputs}
             for program in programs
         ]
@@ -74,7 +74,7 @@ class Routes:
             For each stage, the layout of each value that enters it.
         """
         if all(where is not None for route in self._said for where in route.values()):
-            return self._said  # pyright: ignore[reportReturnType]
+            return self._said
         shapes = abstract(given)
         key = tuple((name, x.shape, str(x.dtype)) for name, x in shapes.items())
         if key not in self._asked:

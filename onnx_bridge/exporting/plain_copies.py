@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jax.sharding import Mesh, NamedSharding
@@ -174,7 +174,7 @@ def mesh_for(module: torch.nn.Module) -> Mesh:
     """
     for name, tensor in named_tensors(module).items():
         if _is_dtensor(tensor):
-            mesh = tensor.device_mesh  # pyright: ignore[reportAttributeAccessIssue]
+            mesh = tensor.device_mesh
             return make_mesh(tuple(mesh.shape), _axis_names(mesh, name))
         known = None if _is_plain(tensor) else _known(tensor)
         if known is not None and isinstance(known.mesh, Mesh):
@@ -190,7 +190,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return own in ("torch", "torch.nn.parameter") and tensor.device.type != "jax"
 
 
-def _is_dtensor(tensor: torch.Tensor) -> bool:
+def _is_dtensor(tensor: torch.Tensor) -> TypeGuard[Any]:
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     return isinstance(tensor, kind)
 
@@ -200,7 +200,7 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
     if _is_dtensor(tensor):
         metrics.count("gathers")
-        return tensor.detach().full_tensor().cpu()  # pyright: ignore[reportAttributeAccessIssue]
+        return tensor.detach().full_tensor().cpu()
     return tensor.detach().cpu()
 
 

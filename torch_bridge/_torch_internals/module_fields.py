@@ -99,7 +99,7 @@ GROWTH = NAMES.state(
 
 scaler_states: Callable[[Any], dict[Any, Any]] = NAMES.field(
     "torch.amp.GradScaler._per_optimizer_states",
-    example=lambda: torch.amp.GradScaler("cpu"),  # pyright: ignore[reportPrivateImportUsage]
+    example=lambda: torch.amp.GradScaler("cpu"),
     why="tells which optimizers' gradients were unscaled",
     without="`xs.compile` of a step with a scaler raises",
 )

@@ -10,9 +10,7 @@ import dataclasses
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import (
-    DefaultLoadPlanner,  # pyright: ignore[reportPrivateImportUsage]
-)
+from torch.distributed.checkpoint import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list

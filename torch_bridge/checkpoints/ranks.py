@@ -73,7 +73,8 @@ class Ranks:
         Args:
             work: what only the first does.
         """
-        return self.each(lambda: work() if self.rank == 0 else None)[0]  # pyright: ignore
+        results: list[Any] = self.each(lambda: work() if self.rank == 0 else None)
+        return results[0]
 
 
 def groups_of(given: Any) -> tuple[Any, Any]:

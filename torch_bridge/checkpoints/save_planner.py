@@ -17,9 +17,7 @@ import threading
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import (
-    DefaultSavePlanner,  # pyright: ignore[reportPrivateImportUsage]
-)
+from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import StorageMeta, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 

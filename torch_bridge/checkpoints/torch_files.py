@@ -147,7 +147,7 @@ class Writer(FileSystemWriter):
     def __init__(self, files: Files, folder: str, threads: int, name: str):
         """See the class."""
         super().__init__(folder, sync_files=False, per_thread_copy_ahead=0)
-        self.fs = files
+        self.fs: Any = files
         self.path = folder
         self._threads = threads
         self._name = name
@@ -195,7 +195,7 @@ class Reader(FileSystemReader):
     def __init__(self, files: Files, folder: str):
         """See the class."""
         super().__init__(folder)
-        self.fs = files
+        self.fs: Any = files
         self.path = folder
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

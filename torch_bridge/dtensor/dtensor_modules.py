@@ -174,7 +174,7 @@ def held_on(name: str, tensor: torch.Tensor, whole: DeviceMesh) -> routes.RankSh
     if not is_dtensor(tensor):
         local = shard_memory.plain(tensor.detach(), name)
         return routes.RankShard(name, local, whole, (Replicate(),) * whole.ndim, tensor.shape)
-    own = routes.RankShard.of(tensor, name)  # pyright: ignore[reportArgumentType]
+    own = routes.RankShard.of(tensor, name)
     if own.mesh == whole:
         return own
     if not _is_slice(own.mesh, whole):

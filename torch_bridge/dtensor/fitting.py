@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from . import translation
 from .dtensor_exchange import is_dtensor
+from .meshes import cached_by_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -66,7 +66,7 @@ def _fault(leaf: torch.Tensor, mesh: DeviceMesh) -> str:
     return _fault_of_layout(leaf.device_mesh, leaf.placements, leaf.shape, mesh)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_by_mesh(4096)
 def _fault_of_layout(
     own: DeviceMesh, placements: tuple[Placement, ...], size: torch.Size, mesh: DeviceMesh
 ) -> str:

@@ -20,8 +20,8 @@ collectives put parts together by ascending rank, so `full_tensor()` is no inver
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -32,8 +32,16 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.runtime.bounded import Bounded
 from isoshard.torch_bridge.argument_types import MeshLike
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-@functools.lru_cache(maxsize=256)
+
+def cached_by_mesh(size: int) -> Callable[[_Function], _Function]:
+    """`functools.lru_cache` for functions of a `DeviceMesh`, whose hash torch leaves untyped."""
+    cache: Any = functools.lru_cache(maxsize=size)
+    return cache
+
+
+@cached_by_mesh(256)
 def jax_mesh(device_mesh: MeshLike) -> Mesh:
     """The mesh of the same devices for JAX, its axes Auto; one of JAX's own stays as it is.
 

@@ -177,7 +177,8 @@ def tell(error: Exception, device_mesh: DeviceMesh | None) -> None:
         device_mesh: whose ranks are told.
     """
     if jax.process_count() > 1:
-        tell_fault(FROM_JAX, error, device_mesh and device_mesh.mesh.flatten().tolist())
+        ranks = None if device_mesh is None else device_mesh.mesh.flatten().tolist()
+        tell_fault(FROM_JAX, error, ranks)
 
 
 def route_of(mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) -> Route:

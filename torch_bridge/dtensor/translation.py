@@ -49,8 +49,8 @@ from isoshard.torch_bridge.argument_types import MeshLike
 
 from .chunked_axes import block_sizes
 from .chunked_axes import local_shape_and_offset as local_shape_and_offset
+from .meshes import cached_by_mesh, jax_mesh, of_type
 from .meshes import device_mesh_of as device_mesh_of
-from .meshes import jax_mesh, of_type
 from .meshes import rank_mesh_of as rank_mesh_of
 from .placement_kinds import kind_of, orders_of, reduction_of
 
@@ -132,7 +132,7 @@ def placements_of(sharding: NamedSharding) -> tuple[Any, ...]:
     return tuple(found)
 
 
-@functools.lru_cache(maxsize=8192)
+@cached_by_mesh(8192)
 def placements_on(sharding: NamedSharding, device_mesh: MeshLike, ndim: int) -> tuple[Any, ...]:
     """The placements of a layout over another mesh of the same devices. Cached.
 

@@ -217,17 +217,16 @@ def load(folder: str | os.PathLike[str]) -> StableHLOModelBundle:
 
 def _load_function(path: pathlib.Path) -> StableHLOFunc:
     raw = json.loads(path.read_text())
-    meta = StableHLOFunctionMeta(
-        **{
-            **raw,
-            "input_signature": [VariableSignature(**one) for one in raw["input_signature"]],
-            "output_signature": [VariableSignature(**one) for one in raw["output_signature"]],
-            "input_locations": [_location(one) for one in raw["input_locations"]],
-            "unused_inputs": [
-                (_location(where), VariableSignature(**one)) for where, one in raw["unused_inputs"]
-            ],
-        }
-    )
+    fields: dict[str, Any] = {
+        **raw,
+        "input_signature": [VariableSignature(**one) for one in raw["input_signature"]],
+        "output_signature": [VariableSignature(**one) for one in raw["output_signature"]],
+        "input_locations": [_location(one) for one in raw["input_locations"]],
+        "unused_inputs": [
+            (_location(where), VariableSignature(**one)) for where, one in raw["unused_inputs"]
+        ],
+    }
+    meta = StableHLOFunctionMeta(**fields)
     text = path.with_suffix(".mlir")
     return StableHLOFunc(
         meta,

@@ -55,7 +55,7 @@ class Expected:
         try:
             with torch.no_grad():
                 found = self._function(*args, **kwargs)
-        except (RuntimeError, NotImplementedError, TypeError) as error:
+        except (RuntimeError, TypeError) as error:
             raise ShardingError(
                 f"{self._name} does not take these arguments, or cannot be run on meta tensors to "
                 f"find out the shapes of its results ({str(error).splitlines()[0]}); in the latter "

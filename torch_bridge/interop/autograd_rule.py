@@ -231,7 +231,8 @@ def called(cls: AutogradFunction, args: tuple[Any, ...], kwargs: dict[str, Any])
         bound.apply_defaults()
         args = bound.args
     call = _RuleCall(cls, args)
-    draw: Any = tapes.recorder().keys  # pyright: ignore[reportAttributeAccessIssue]
+    here: Any = tapes.recorder()
+    draw = here.keys
     given = [array_of(args[number]) for number in call.numbers]
     rng = next(draw) if draw is not None and call.draws(given) else None
     arrays = iter(call.rule(rng, given))

@@ -77,9 +77,9 @@ def _install() -> None:
     held = None
 
     def instead(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        from isoshard.torch_bridge.interop.own_gradients import applied
+        from isoshard.torch_bridge.interop import own_gradients
 
-        return applied(cls, args, kwargs, held)
+        return own_gradients.applied(cls, args, kwargs, held)
 
     if function is None:
         _ORIGINAL.append(functools.partial(_builtin, vars(Function)["apply"]))

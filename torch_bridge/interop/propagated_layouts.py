@@ -48,7 +48,7 @@ def propagated(function: Callable[..., Any], shapes: Sequence[Any], platform: st
     Raises:
         ShardingError: JAX is set to use another partitioner than Shardy.
     """
-    if not jax.config.jax_use_shardy_partitioner:  # pyright: ignore[reportAttributeAccessIssue]
+    if not jax.config.jax_use_shardy_partitioner:
         raise ShardingError(
             "the layouts of results are found by Shardy, and jax_use_shardy_partitioner is off; "
             "say them: iso.jax_function(.., out_sharding=..)"

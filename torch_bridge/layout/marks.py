@@ -33,7 +33,7 @@ from isoshard.core.layout.tiles import Tiles
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals.tensor_fields import PARAMETER_FIELD, gradient_hooks
-from isoshard.torch_bridge.argument_types import LayoutLike
+from isoshard.torch_bridge.argument_types import DeviceTensor, LayoutLike
 from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
@@ -111,7 +111,7 @@ def asked(tensor: lazy_tensor.LazyTensor) -> Sharding | None:
     return placed(tensor)
 
 
-def marked(tensor: lazy_tensor.LazyTensor) -> Sharding | None:
+def marked(tensor: DeviceTensor) -> Sharding | None:
     """The layout that a tensor's memory was marked with, None if nobody has."""
     if tensor._chain.ops:
         return None
@@ -285,9 +285,10 @@ def _is_leaf(tensor: lazy_tensor.LazyTensor) -> bool:
 
 
 def _lay_out_gradient(leaf: Any) -> None:
-    gradient: Any = leaf.grad
-    if not isinstance(gradient, lazy_tensor.LazyTensor):
+    held = leaf.grad
+    if not isinstance(held, lazy_tensor.LazyTensor):
         return
+    gradient: Any = held
     layout, meant = leaf._storage.value.layout, _ASKED.get(leaf._storage)
     if gradient._chain.ops:  # a view has no layout of its own
         marked = meant or leaf._storage.annotation is not None

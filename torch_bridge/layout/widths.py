@@ -22,20 +22,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from isoshard.core.errors import CopyError, no_sharing
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.torch_bridge.argument_types import DTypeLike, Leaf
+from isoshard.torch_bridge.argument_types import DeviceTensor, DTypeLike, Leaf
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 
-def array(tensor: torch.Tensor) -> Any:
+def array(tensor: DeviceTensor) -> Any:
     """The very array of a tensor on the `jax` device."""
-    return input_placement.held(lazy_tensor.read(tensor))  # pyright: ignore[reportArgumentType]
+    return input_placement.held(lazy_tensor.read(tensor))
 
 
 def jax_dtype(dtype: DTypeLike) -> np.dtype:

@@ -133,7 +133,7 @@ class StackedLayers(Looped):
             x = torch.func.functional_call(one, inside, (x, *args), kwargs)
         return x
 
-    def state_dict(  # pyright: ignore[reportIncompatibleMethodOverride] (positions are deprecated)
+    def state_dict(
         self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False
     ) -> Any:
         """The tensors of each layer, as the `ModuleList` of the layers would give them.

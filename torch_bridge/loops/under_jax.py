@@ -73,7 +73,7 @@ class Traced:
             with jax.enable_x64(True):  # the code's tensors may have 64 bits, whatever JAX has
                 return ([*map(strong, found[:carries])], [*map(strong, held)]), found[carries:]
 
-        step = jax.checkpoint(body) if recompute else body  # pyright: ignore[reportPrivateImportUsage]
+        step = jax.checkpoint(body) if recompute else body
         start = (arrays[:carries], held)
         try:
             (last, held), stacks = jax.lax.scan(step, start, (arrays[carries:], keys), length)

@@ -263,7 +263,7 @@ def _convolution_mode(
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
     pads = [halves(rows) for rows in total]
-    options = {"window_strides": stride, "padding": pads, "rhs_dilation": dilation}
+    options: dict[str, Any] = {"window_strides": stride, "padding": pads, "rhs_dilation": dilation}
     if bias is not None:
         options["preferred_element_type"] = wide_dtype(x.dtype)
     numbers: dict[str, Any] = {"padding": pads, "dilation": dilation, "groups": groups}

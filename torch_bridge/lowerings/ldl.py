@@ -60,7 +60,7 @@ def _step(hermitian: bool, state: _State) -> _State:
     k, rest, packed, pivots, info = state
     n = rest.shape[-1]
     places = jnp.arange(n)
-    flip = jnp.conj if hermitian else (lambda x: x)
+    flip: Callable[..., jax.Array] = jnp.conj if hermitian else (lambda x: x)
     chosen, double, singular = _choose(rest, k)
     last = k + double
     order = _exchanged(n, last, chosen)
@@ -138,7 +138,7 @@ def _solve_one(hermitian: bool, packed: jax.Array, pivots: jax.Array, b: jax.Arr
 
     f = lax.fori_loop(0, n, eliminate, jnp.eye(n, dtype=packed.dtype))
     off = jnp.where(opens[:-1], jnp.diagonal(packed, -1), 0)
-    adjoint = jnp.conj if hermitian else (lambda x: x)
+    adjoint: Callable[..., jax.Array] = jnp.conj if hermitian else (lambda x: x)
     d = jnp.diag(jnp.diagonal(packed)) + jnp.diag(off, -1) + jnp.diag(adjoint(off), 1)
     return adjoint(f).T @ jnp.linalg.solve(d, f @ b)
 

@@ -294,7 +294,7 @@ def standard_gamma(key: jax.Array, x: jax.Array) -> jax.Array:
 @lower("aten::_standard_gamma_grad")
 def standard_gamma_grad(x: jax.Array, output: jax.Array) -> jax.Array:
     """How a gamma draw moves with its parameter."""
-    return jax.lax.random_gamma_grad(wide(x), wide(output))  # pyright: ignore[reportCallIssue]
+    return jax.lax.random_gamma_grad(wide(x), wide(output))
 
 
 @lower("aten::_sample_dirichlet", random=True, meta=lambda x, *_: torch.empty_like(x))

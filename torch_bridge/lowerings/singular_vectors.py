@@ -33,7 +33,8 @@ def svd(a: jax.Array, *, full_matrices: bool) -> Factors:
     """
 
     def usual(a: jax.Array) -> Factors:
-        return tuple(jnp.linalg.svd(a, full_matrices=full_matrices))
+        u, s, vt = jnp.linalg.svd(a, full_matrices=full_matrices)
+        return u, s, vt
 
     if a.dtype != "float32" or 0 in a.shape:
         return usual(a)

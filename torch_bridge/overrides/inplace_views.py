@@ -51,7 +51,7 @@ def _method(in_place: Callable[..., Any], view: Callable[..., Any]) -> Callable[
         turned = view(self, *args, **kwargs)
         # A graph that holds the tensor as it was goes on with that: `turned` is it from now on.
         mine, other = self.__dict__, turned.__dict__
-        self.__dict__, turned.__dict__ = other, mine  # pyright: ignore[reportAttributeAccessIssue]
+        self.__dict__, turned.__dict__ = other, mine
         swap_contents(self, turned)
         return self
 

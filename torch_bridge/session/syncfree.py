@@ -39,7 +39,7 @@ class _SyncFree(torch.optim.Optimizer):
             ValueError: `found_inf` has axes, or the optimizer was made with `fused=False`.
         """
         if found_inf is None:
-            return super().step(closure)  # pyright: ignore[reportArgumentType]
+            return super().step(closure)
         if found_inf.dim():
             raise ValueError(f"found_inf is one number, and its shape is {tuple(found_inf.shape)}")
         if not all(group["fused"] for group in self.param_groups):
@@ -49,7 +49,7 @@ class _SyncFree(torch.optim.Optimizer):
             )
         self.grad_scale, self.found_inf = None, found_inf
         try:
-            return super().step(closure)  # pyright: ignore[reportArgumentType]
+            return super().step(closure)
         finally:
             del self.grad_scale, self.found_inf
 

@@ -147,7 +147,7 @@ class ManualTensor(XLAShardedTensor):
         """Take the shape that the stacked pieces have by now, as after `squeeze_`."""
         now = ManualTensor.of(self.stacked, self.home, self.axes, self.alike, self)
         with excluding(DispatchKeySet(DispatchKey.Python)):  # below `__torch_dispatch__`
-            torch.Tensor.data.__set__(self, now)  # pyright: ignore[reportAttributeAccessIssue]
+            torch.Tensor.data.__set__(self, now)  # pyrefly: ignore[missing-attribute]
 
     @property
     def alike(self) -> frozenset[str]:

@@ -88,7 +88,7 @@ class Filler:
             if id(old) in own and id(old) not in moved:
                 moved[id(old)] = self._new(old, value)
                 if old.grad is not None and not isinstance(value, np.ndarray):
-                    grad = self.place(old.grad, _layout(value), None, f"{name}.grad")  # pyright: ignore
+                    grad = self.place(old.grad, _layout(value), None, f"{name}.grad")
                     moved[id(old)].grad = grad
         if stacks:
             self._move_stacks(module, stacks)

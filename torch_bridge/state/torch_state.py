@@ -110,7 +110,7 @@ def stored(x: torch.Tensor) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
     if x.is_meta:
         raise ShardingError(f'a tensor of shape {tuple(x.shape)} on "meta" has no elements to save')
     if is_dtensor(x):
-        array = dtensors.to_jax(x.detach())  # pyright: ignore[reportArgumentType]
+        array = dtensors.to_jax(x.detach())
         return array, physical_dtype(x.dtype).name
     if not isinstance(x, lazy_tensor.LazyTensor):
         return to_numpy(x.detach().cpu()), physical_dtype(x.dtype).name
@@ -166,7 +166,7 @@ def _on_one_mesh(params: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 def _place(x: torch.Tensor) -> Place:
     if is_dtensor(x):
-        found = routes.route_of(x.device_mesh, x.placements, x.shape).layout  # pyright: ignore
+        found = routes.route_of(x.device_mesh, x.placements, x.shape).layout
         return found.sharding if found.is_even else found
     if not isinstance(x, lazy_tensor.LazyTensor):
         return Memory.HOST

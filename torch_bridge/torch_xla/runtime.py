@@ -81,7 +81,7 @@ def set_device_type(pjrt_device: str) -> None:
 
 def _has_started() -> bool:
     """Whether JAX has chosen its devices: then their number is fixed."""
-    before: Any = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+    before: Any = jax.config.jax_num_cpu_devices
     try:
         jax.config.update("jax_num_cpu_devices", max(before, 0) + 1)
     except RuntimeError:

@@ -62,7 +62,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
             f"{type(tensor).__name__} is {where}. Move it with t.to('xla')."
         )
     if isinstance(tensor, load("torch_xla.distributed.spmd").XLAShardedTensor):
-        tensor = tensor.global_tensor  # type: ignore[attr-defined]
+        tensor = tensor.global_tensor
     return tensor.detach()
 
 

@@ -73,9 +73,10 @@ def any_mesh(verb: Callable[Given, Made]) -> Callable[Given, Made]:
         border = _Border(callers, meshes, list(_traced_on(leaves)), [], [])
         given = [border.entered(x) for x in args]
         named = {name: border.entered(x) for name, x in kwargs.items()}
+        untyped: Callable[..., Any] = verb
         with telling(border.told):
             with _under(ambient):
-                made: Any = verb(*given, **named)  # pyright: ignore[reportCallIssue]
+                made = untyped(*given, **named)
             return jax.tree.map(border.left, made, is_leaf=is_uneven)
 
     return called

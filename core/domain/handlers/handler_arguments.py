@@ -177,10 +177,10 @@ def _layout(leaf: Any, mesh: Mesh | None, spec: Any, where: str, name: str, faul
     return whole(tuple(array.shape), mesh)
 
 
-def whole(shape: tuple[int, ...], mesh: Mesh | None) -> ArrayLayout:
+def whole(shape: tuple[int, ...], mesh: Any) -> ArrayLayout:
     """The layout of a replicated array, on a mesh or on none."""
     sizes = tuple((size,) for size in shape)
-    return ArrayLayout(mesh, ((),) * len(shape), sizes, shape, False)  # pyright: ignore[reportArgumentType]
+    return ArrayLayout(mesh, ((),) * len(shape), sizes, shape, False)
 
 
 def _laid(leaf: Any, sharding: NamedSharding, name: str, where: str) -> ArrayLayout:

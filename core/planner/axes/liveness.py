@@ -106,7 +106,8 @@ class _AliveKernels:
 
     def _inside(self, kernel: FusedKernel) -> Liveness | None:
         """The body of a loop or branch that needs most."""
-        fusion, found = self.fusion, []
+        fusion = self.fusion
+        found: list[Liveness] = []
         for body, kernels in zip(kernel.op.bodies, kernel.inside, strict=True):
             inside = {id(one): self._inside(one) for one in kernels if one.op.bodies}
             made = {one for inner in kernels for one in inner.writes}

@@ -52,7 +52,7 @@ def reshape(factors: Factors, params: Mapping[str, Any]) -> DimensionRule:
     after = [(n, s) for n, s in enumerate(factors.result_shapes[0]) if s != 1]
     if params.get("dimensions") is not None or 0 in factors.operand_shapes[0]:
         return factors.rule(rest_whole=True)
-    left = right = 1
+    axis, place, left, right = 0, 0, 1, 1
     while True:
         if left == 1 and before:
             axis, left = before.pop(0)

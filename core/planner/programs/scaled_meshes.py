@@ -76,9 +76,7 @@ def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
     )
     change = _OnOtherMesh(mesh.abstract_mesh, step.name)
 
-    def moved(layout: NamedSharding | None) -> NamedSharding | None:
-        if layout is None:
-            return None
+    def moved(layout: NamedSharding) -> NamedSharding:
         return NamedSharding(mesh, layout.spec, memory_kind=layout.memory_kind)
 
     return ScaledStep(
@@ -89,7 +87,8 @@ def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
                 dataclasses.replace(one, sharding=moved(one.sharding)) for one in step.inputs
             ),
             results=tuple(
-                dataclasses.replace(one, sharding=moved(one.sharding)) for one in step.results
+                dataclasses.replace(one, sharding=one.sharding and moved(one.sharding))
+                for one in step.results
             ),
             mesh=mesh,
         ),

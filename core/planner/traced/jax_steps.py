@@ -232,7 +232,7 @@ def _own_layouts(
         for argument, tree in given.items()
         for path, leaf in jax.tree.leaves_with_path(tree)
     }
-    found = []
+    found: list[NamedSharding | None] = []
     for leaf in leaves:
         inside = leaf.name.removeprefix(f"{leaf.argument}.") if leaf.role == "input" else leaf.name
         array = by_place.get((leaf.argument, inside), by_place.get((leaf.argument, "")))

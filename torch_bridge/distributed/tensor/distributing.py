@@ -172,7 +172,7 @@ def distribute_module(
     after = output_fn and with_module("output_fn", output_fn)
     given = device_mesh_of(None) if device_mesh is None else device_mesh
     mesh = device_mesh_of(given)
-    new: dict[torch.Tensor, torch.Tensor] = {}  # a tensor that two modules share stays one
+    new: dict[torch.Tensor, Any] = {}  # a tensor that two modules share stays one
     for name, child in list(module.named_modules()):
         if partition_fn is not None:
             partition_fn(name, child, given)
@@ -181,18 +181,18 @@ def distribute_module(
         module.register_forward_pre_hook(lambda mod, inputs: before(mod, inputs, given))
     if after is not None:
         module.register_forward_hook(lambda mod, inputs, outputs: after(mod, outputs, given))
-    module._distribute_module_applied = True  # pyright: ignore[reportArgumentType]
+    module._distribute_module_applied = True  # pyrefly: ignore[bad-argument-type]
     return module
 
 
-def _replicate(module: torch.nn.Module, mesh: Any, new: dict[torch.Tensor, torch.Tensor]) -> None:
+def _replicate(module: torch.nn.Module, mesh: Any, new: dict[torch.Tensor, Any]) -> None:
     """Make what is not laid out yet whole on every device."""
     for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
         if not _is_laid_out(parameter):
             if parameter not in new:
                 whole = distribute_tensor(parameter.detach(), mesh)
                 new[parameter] = torch.nn.Parameter(whole, parameter.requires_grad)
-            module.register_parameter(key, new[parameter])  # pyright: ignore[reportArgumentType]
+            module.register_parameter(key, new[parameter])
     for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
         if not _is_laid_out(buffer):
             if buffer not in new:

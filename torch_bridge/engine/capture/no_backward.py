@@ -47,4 +47,4 @@ class _Sealed(torch.autograd.Function):
 def sealed(tensor: lazy_tensor.LazyTensor) -> lazy_tensor.LazyTensor:
     """Let a result require a gradient, as it did when the step was captured."""
     anchor = torch.empty(0, requires_grad=True)
-    return _Sealed.apply(anchor, tensor)  # pyright: ignore[reportReturnType]
+    return _Sealed.apply(anchor, tensor)

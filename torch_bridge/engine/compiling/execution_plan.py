@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from isoshard.core.domain import BlockLayout
-from isoshard.torch_bridge.engine.recording import compile_settings as settings
+from isoshard.torch_bridge.engine.recording.compile_settings import Settings, current
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -54,7 +54,7 @@ class CompileRequest:
     draws: int
     lifted: int
     recipes: frozenset[Recipe]
-    settings: settings.Settings = dataclasses.field(default_factory=settings.current)
+    settings: Settings = dataclasses.field(default_factory=current)
     blocks: Blocks = ()
     calls_host: bool = False
     options: dict[str, Any] = dataclasses.field(default_factory=dict[str, Any])

@@ -94,7 +94,7 @@ def _keep_handler(func: Any) -> Handler:
     return handler
 
 
-def around(func: OpOverload, wrap: Callable[[Handler], Handler]) -> None:
+def around(func: OpOverload, wrap: Callable[[Any], Handler]) -> None:
     """Let an overload be handled by what `wrap` makes of how it is handled now.
 
     Args:

@@ -36,7 +36,7 @@ def is_noted(tensor: torch.Tensor) -> bool:
 
 def install() -> None:
     """Give CPU tensors that were read from a mesh the attribute `global_tensor`."""
-    torch.Tensor.global_tensor = property(_global_tensor)  # pyright: ignore
+    torch.Tensor.global_tensor = property(_global_tensor)
 
 
 def _global_tensor(tensor: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def content(dtype: torch.dtype) -> float | int | bool:
 
 @depends_on
 def _is_to_fill() -> bool:
-    return deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
+    return deterministic.fill_uninitialized_memory  # pyrefly: ignore[missing-attribute]
 
 
 def fill(made: torch.Tensor) -> torch.Tensor:

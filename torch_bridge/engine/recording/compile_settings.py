@@ -43,7 +43,7 @@ class Settings(NamedTuple):
 
 def current() -> Settings:
     """The present settings."""
-    precision = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    precision = jax.config.jax_default_matmul_precision
     return Settings(precision, _EXCESS.get())
 
 

@@ -121,7 +121,7 @@ def fresh(aval: Aval, value: Value, here: Recorder | None = None) -> LazyTensor:
 def adopt(tensor: LazyTensor, other: LazyTensor) -> None:
     """Make `tensor` view what `other` views (`set_`, `.data = ..`, `resize_`)."""
     # `.data = ..` also sets the sizes and strides that C++ keeps.
-    torch.Tensor.data.__set__(tensor, other)  # pyright: ignore[reportAttributeAccessIssue]
+    torch.Tensor.data.__set__(tensor, other)  # pyrefly: ignore[missing-attribute]
     tensor._storage = other._storage
     tensor._chain = other._chain
     tensor._aval = other._aval

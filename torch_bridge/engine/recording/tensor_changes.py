@@ -69,7 +69,7 @@ class TrackedTensor(torch.Tensor):
         changes.tell()
 
     @property
-    def __dict__(self) -> dict[str, Any]:  # pyright: ignore[reportGeneralTypeIssues]
+    def __dict__(self) -> dict[str, Any]:
         """What Python keeps of the tensor; the caller may change it."""
         changes.tell()
         return namespace(self)

@@ -18,6 +18,7 @@ A Python branch on such a number would freeze one of its outcomes, so it raises 
 
 from __future__ import annotations
 
+import builtins
 import math
 import operator
 import threading
@@ -210,19 +211,19 @@ class SymbolicNode:
 
     wrap_int = wrap_float
 
-    def guard_float(self, file: str, line: int) -> float:
+    def guard_float(self, file: builtins.str, line: int) -> float:
         """Python asked for the number itself."""
         if self.table.is_foreign():
             return float(self.value)
         raise CaptureError(_frozen(self.value, "converted to a Python float"))
 
-    def guard_int(self, file: str, line: int) -> int:
+    def guard_int(self, file: builtins.str, line: int) -> int:
         """Python asked for the number itself."""
         if self.table.is_foreign():
             return int(self.value)
         raise CaptureError(_frozen(self.value, "converted to a Python int"))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: builtins.str) -> Any:
         """Arithmetic and comparisons, by torch's names for them."""
         if name in _OPERATORS:
             return lambda *others: self.table.compute(_OPERATORS[name], (self, *others))
@@ -232,7 +233,7 @@ class SymbolicNode:
             )
         raise AttributeError(name)
 
-    def str(self) -> str:
+    def str(self) -> builtins.str:
         """For messages."""
         return f"{self.value}"
 
@@ -248,11 +249,11 @@ class Outcome:
         self.value = value
         self._table = table
 
-    def expect_true(self, file: str, line: int) -> bool:
+    def expect_true(self, file: builtins.str, line: int) -> bool:
         """A check that raises if it fails: let it pass or fail now."""
         return self.holds
 
-    def guard_bool(self, file: str, line: int) -> bool:
+    def guard_bool(self, file: builtins.str, line: int) -> bool:
         """A Python branch."""
         if self._table.is_foreign():
             return self.holds
@@ -276,7 +277,7 @@ class Outcome:
 
     is_float = is_nested_int = is_constant = has_hint = is_int
 
-    def str(self) -> str:
+    def str(self) -> builtins.str:
         """For messages."""
         return f"{self.holds}"
 

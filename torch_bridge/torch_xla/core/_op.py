@@ -87,8 +87,8 @@ class Op:
     __mod__, __and__, __or__, __xor__ = map(_binary, ("Rem", "And", "Or", "Xor"))
     __le__, __lt__, __ge__, __gt__ = map(_binary, ("Le", "Lt", "Ge", "Gt"))
     __lshift__, __rshift__ = _binary("ShiftLeft"), _binary("ShiftRight")
-    __eq__, __ne__ = _binary("Eq"), _binary("Ne")  # type: ignore[assignment]
-    __hash__ = None  # type: ignore[assignment]
+    __eq__, __ne__ = _binary("Eq"), _binary("Ne")
+    __hash__ = None
     __neg__, __not__, __invert__ = _unary("Neg"), _unary("Not"), _unary("Not")
 
     max, min, atan2 = _binary("Max"), _binary("Min"), _binary("Atan2")

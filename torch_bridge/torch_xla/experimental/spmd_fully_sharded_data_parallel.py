@@ -105,11 +105,11 @@ class SpmdFullyShardedDataParallel(torch.nn.Module):
                 only_wrap_children=True,
                 **options,
             )
-        self._orig_module = module.to(naming.current())
+        self._orig_module: Any = module.to(naming.current())
         self._mesh = mesh
         layouts, automatic = _layouts(module, mesh), auto_spmd()
         for name, parameter in module.named_parameters():
-            if marks.marked(parameter) is None:  # pyright: ignore[reportArgumentType]
+            if marks.marked(parameter) is None:
                 mark = mark_for_now if automatic else mark_sharding
                 mark(parameter, mesh, layouts[name].spec)
         if automatic:
@@ -141,7 +141,7 @@ class SpmdFullyShardedDataParallel(torch.nn.Module):
 
     def __getitem__(self, key: Any) -> Any:
         """An item of the wrapped module, if it is a `Sequential` or the like."""
-        return self.module.__getitem__(key)  # pyright: ignore[reportCallIssue]
+        return self._orig_module.__getitem__(key)
 
 
 def shard_first(output: Any, mesh: Any, extra_data_axis: str | None = None) -> None:

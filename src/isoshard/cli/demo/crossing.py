@@ -152,6 +152,7 @@ class _Task:
 
         size = {"batch": self.settings.batch, "length": self.length}
         held = jax.block_until_ready((params, optimizer.init(params)))
+        started = time.perf_counter()
         for number in range(SETTLING + TIMED_STEPS):
             if number == SETTLING:
                 started = time.perf_counter()

@@ -111,14 +111,14 @@ def _chosen(
 
 def _to_device(module: torch.nn.Module) -> None:
     """Move a module to the `jax` device; what is on `meta` becomes `empty` there."""
-    made: dict[torch.Tensor, torch.Tensor] = {}  # a tensor that two modules share stays one
+    made: dict[torch.Tensor, Any] = {}  # a tensor that two modules share stays one
     for child in module.modules():
         for name, tensor in list(child.named_parameters(recurse=False, remove_duplicate=False)):
             if tensor.is_meta:
                 if tensor not in made:
                     empty = torch.empty_like(tensor, device=naming.current())
                     made[tensor] = torch.nn.Parameter(empty, tensor.requires_grad)
-                child.register_parameter(name, made[tensor])  # pyright: ignore[reportArgumentType]
+                child.register_parameter(name, made[tensor])
         for name, tensor in list(child.named_buffers(recurse=False, remove_duplicate=False)):
             if tensor.is_meta:
                 if tensor not in made:

@@ -7,7 +7,7 @@ sees a world of one.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -45,8 +45,8 @@ def apply_xla_patch_to_nn_linear(
     Returns:
         `module` itself.
     """
-    layer: Any
-    for layer in module.modules():
+    layers: Iterable[Any] = module.modules()
+    for layer in layers:
         for name in ("forward", "_xla_checkpointed_forward_original"):
             method = getattr(layer, name, None)
             if getattr(method, "__func__", None) is torch.nn.Linear.forward:

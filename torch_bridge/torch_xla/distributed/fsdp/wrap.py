@@ -189,5 +189,5 @@ class _Walk:
             module=module, recurse=False, unwrapped_params=rest
         ):
             return module, wrapped
-        options = {**self._kwargs, **getattr(module, "_wrap_overrides", {})}
-        return self._wrapper(module, **options), count
+        overrides: Any = getattr(module, "_wrap_overrides", {})
+        return self._wrapper(module, **{**self._kwargs, **overrides}), count
