@@ -122,7 +122,8 @@ lint: $(VENV)/.dev-installed  ## ruff: format and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: wheel  ## pyright on the installed wheel
+types: wheel  ## pyrefly on the installed wheel, and pyright on a user's program
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # build/lib is setuptools' own folder: what an earlier build left there would end up in the wheel.
