@@ -13,8 +13,10 @@ import fnmatch
 import os
 import sys
 import time
+from importlib.metadata import version
 
 from tools.harness import results as files
+from tools.harness.xla_flags import quick_variables
 
 from .cells import Cell
 from .columns import COLUMNS, columns_of
@@ -34,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     cells = {name: columns_of(entries()[name], columns) for name in names}
     tasks = [Task(name, tuple(some)) for name, some in cells.items() if some]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # for the workers: XLA's remarks on layouts
+    if options.quick:
+        os.environ.update(quick_variables(version("jax"), os.environ.get("XLA_FLAGS", "")))
     started = time.monotonic()
     seen = {key: reason for key, reason in EXPECTED.items() if key[1] in columns}
     results = run_all(
@@ -64,6 +68,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--op", action="append", help="only this entry; a name or a pattern")
     parser.add_argument("--columns", help=f"some of {','.join(COLUMNS)}")
     parser.add_argument("--samples", type=int, help="at most so many samples per cell")
+    parser.add_argument(
+        "--quick", action="store_true", help="compile as the tests do, not as users"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one entry")
     parser.add_argument("--write", action="store_true", help="write docs/conformance.md")
@@ -72,8 +79,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     unknown = set((options.columns or "forward").split(",")) - set(COLUMNS)
     if unknown:
         parser.error(f"unknown columns {sorted(unknown)}; possible are {', '.join(COLUMNS)}")
-    if options.write and (options.op or options.columns or options.samples):
-        parser.error("--write is for a whole run: leave out --op, --columns and --samples")
+    if options.write and (options.op or options.columns or options.samples or options.quick):
+        parser.error("--write is for a whole run: leave out all but --jobs, --limit and --verbose")
     return options
 
 
