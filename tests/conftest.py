@@ -4,7 +4,7 @@ A test runs its programs once or twice, so LLVM is told not to work hard on them
 its kernels without MLIR and in one piece (a third less processor time for small programs), and JAX
 to give an operation its own line and not the stack (a tenth less); XLA's own passes, the
 partitioner among them, are those of users. `JAX_DISABLE_MOST_OPTIMIZATIONS=0 make
-test` runs the code of users; `make conformance` and `make test-torchrun` always do.
+test` runs the code of users; `make conformance` does without `--quick`.
 """
 
 import gc

@@ -21,11 +21,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
 from tests import fresh
+from tools.harness.xla_flags import quick_variables
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -186,6 +188,7 @@ def _run(
         key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "XLA_"))
     }
     base |= {
+        **quick_variables(version("jax")),
         "OMP_NUM_THREADS": "1",
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "1",

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tests import fresh
 from tests.multi_process import ranks
+from tools.harness.xla_flags import quick_variables
 
 SCRIPT = ranks.ROOT / "examples" / "clusters" / "train.py"
 NEAR = 1e-5
@@ -26,7 +28,8 @@ def environment(**more: str) -> dict[str, str]:
     """This process's, for one device each, and the clone's own isoshard."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     path = os.pathsep.join(filter(None, [str(ranks.ROOT), os.environ.get("PYTHONPATH", "")]))
-    fixed = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, "XLA_FLAGS": ""}
+    fixed = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    fixed |= quick_variables(version("jax"))
     return {**kept, "TF_CPP_MIN_LOG_LEVEL": "1", **fixed, **more}
 
 
