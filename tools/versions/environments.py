@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from .pairs import LATEST, ROOT, pair
 
@@ -175,13 +176,16 @@ def unpacked_wheel(python: Path) -> Path:
     return WHEEL
 
 
-def run(name: str, arguments: Sequence[str], extras: str = FEW) -> int:
+def run(
+    name: str, arguments: Sequence[str], extras: str = FEW, output: IO[str] | None = None
+) -> int:
     """Run Python of a pair's environment with isoshard's wheel, on the CPU.
 
     Args:
         name: of the pair.
         arguments: for Python.
         extras: as for `python_of`.
+        output: the file for what it prints; None for this process's own.
 
     Returns:
         The exit status.
@@ -191,4 +195,5 @@ def run(name: str, arguments: Sequence[str], extras: str = FEW) -> int:
     wheel = unpacked_wheel(python)  # its bin has the command isoshard
     path = {"PYTHONPATH": str(wheel), "PATH": f"{wheel / 'bin'}:{os.environ['PATH']}"}
     environ = {**os.environ, **cpu, **path}
-    return subprocess.run([python, *arguments], cwd=ROOT, env=environ, check=False).returncode
+    command = [python, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environ, stdout=output, stderr=output).returncode
