@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from isoshard.core.layout.mesh import hybrid_mesh, make_mesh
-from tests.host import use_recorded_rates
+from tests.host import seed_the_cpu_alone, use_recorded_rates
 from tools.harness.xla_flags import ONE_MODULE, without_mlir
 
 DEVICES = 8
@@ -59,6 +59,7 @@ def _what_is_there_stays():
     """
     gc.collect()
     gc.freeze()
+    seed_the_cpu_alone()
 
 
 @pytest.fixture(autouse=True)

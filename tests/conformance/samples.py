@@ -52,9 +52,8 @@ def choose(
     """
     source = info.reference_inputs if reference else info.sample_inputs
     made = source("cpu", dtype, requires_grad=requires_grad)
-    found = [
-        sample for sample in itertools.islice(made, 1500 if reference else 200) if takes(sample)
-    ]
+    tried = filter(takes, itertools.islice(made, 1500 if reference else 200))
+    found = list(itertools.islice(tried, 1 if limit == 1 else None))
     first: dict[Any, SampleInput] = {}
     for sample in found:
         first.setdefault(_structure(sample), sample)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 
+from tests.host import seed_the_cpu_alone
+
 from .cells import Cell
 
 DEVICES = 8
@@ -29,6 +31,7 @@ def start(limit: int | None = None) -> Callable[[str, Sequence[str]], dict[str, 
     from .database import entries
 
     torch.set_num_threads(1)
+    seed_the_cpu_alone()
     warnings.simplefilter("ignore")
     known = entries()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tools.harness.workers import Lost, answers
-from tools.harness.xla_flags import without_mlir
+from tools.harness.xla_flags import quick_variables
 
 if TYPE_CHECKING:
     from .search import Search
@@ -40,15 +40,6 @@ Found = tuple[int, list[tuple[str, str]]]
 Function = Callable[[int, range], Any]
 MEMORY = 8 << 30
 """Bytes that a process may take; a program that wants more ends it, not the machine."""
-QUICK = " ".join(
-    (
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
-        without_mlir(importlib.metadata.version("jax")),
-    )
-)
-"""XLA compiles with less care for the speed of the result. What it computes should be the same; a
-program that differs is run again as users compile it, and counts if it differs there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,12 +157,17 @@ def _save(folder: Path, name: str, text: str) -> None:
 
 
 def _start(function: Function, optimized: bool) -> Function:
-    """Prepare a process: its memory, and 8 virtual CPU devices before JAX's backend starts."""
+    """Prepare a process: its memory, and 8 virtual CPU devices before JAX's backend starts.
+
+    XLA compiles with less care for the speed of the result. What it computes should be the same; a
+    program that differs is run again as users compile it, and counts if it differs there.
+    """
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     if not optimized:
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ |= quick_variables(importlib.metadata.version("jax"), flags)
     import jax
 
     jax.config.update("jax_platforms", "cpu")
