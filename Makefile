@@ -175,8 +175,9 @@ $(VENV)/.clusters-installed: $(VENV)/.dev-installed
 
 # Apart, for tests/ecosystem: torchvision does not load beside torch's CPU build, and transformers
 # and others import it wherever they find it.
-$(VENV)/.dev-installed: $(VENV)/.demo-installed
-	$(INSTALL) "what the tests need" $(PINNED) --editable '.[dev]'
+$(VENV)/.dev-installed: $(VENV)/.created pyproject.toml $(CONSTRAINTS)
+	$(INSTALL) "setuptools, which builds isoshard" $(PINNED) setuptools
+	$(INSTALL) "isoshard, jax, torch and what the tests need: two minutes, by the network" $(PINNED) --editable '.[torch,flax,dev]'
 	$(INSTALL) "torchvision, timm and vit-pytorch, into a folder of their own" $(PINNED) --no-deps --upgrade \
 	  --target $(VENV)/vision timm torchvision vit-pytorch
-	@touch $@
+	@touch $(VENV)/.demo-installed $@
