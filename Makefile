@@ -104,7 +104,7 @@ bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` meas
 	$(BIN)/python -m benchmarks.environments torchax torch-xla
 
 test-torchrun: $(VENV)/.dev-installed  ## DTensor ranks and JAX's runtime, in 2 and 4 processes
-	$(BIN)/pytest tests/multi_process $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile tests/multi_process $(PYTEST_ARGS)
 
 test-clusters: $(VENV)/.clusters-installed  ## the training script under torchrun, SLURM, Open MPI and Ray
 	CLUSTERS_PYTHON=$(CURDIR)/$(VENV)-clusters/bin/python $(BIN)/pytest tests/clusters $(PYTEST_ARGS)

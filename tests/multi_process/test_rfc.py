@@ -1,4 +1,4 @@
-"""The RFC's examples under torchrun on four ranks, beside the same on one process's mesh."""
+"""The RFC's examples on four ranks, beside the same on one process's mesh."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def scratch(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def four(scratch):
-    return ranks.torchrun(JOB, 4, scratch)
+    return ranks.processes(JOB, 4, scratch, ranks.as_torchrun(4))
 
 
 @pytest.fixture

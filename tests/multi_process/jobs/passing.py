@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 
@@ -45,12 +46,12 @@ def left_behind(world, culprit, told, call):
 
 
 def each(world, cases):
-    for culprit in (1, 0):
-        for name, (told, call) in cases.items():
-            try:
-                left_behind(world, culprit, told, lambda call=call, me=culprit: call(me))
-            except BaseException as error:
-                raise AssertionError(f"{name}, rank {culprit}: {error}") from error
+    """Ranks 1 and 0 are left behind in turns."""
+    for (name, (told, call)), culprit in zip(cases.items(), itertools.cycle((1, 0))):
+        try:
+            left_behind(world, culprit, told, lambda call=call, me=culprit: call(me))
+        except BaseException as error:
+            raise AssertionError(f"{name}, rank {culprit}: {error}") from error
 
 
 def check_exchange(world):
