@@ -74,7 +74,7 @@ def test_when_numbers_are_computed_changes_none():
 def test_numbers_do_not_depend_on_the_mesh(mesh):
     torch.manual_seed(1)
     want = torch.randn(8, 8, device="jax").tolist()
-    for spec in (("x", "y"), (("y", "x"), None)):
+    for spec in ((("y", "x"), None),):
         torch.manual_seed(1)
         drawn = xs.mark_sharding(torch.randn(8, 8, device="jax"), mesh, spec)
         torch.manual_seed(1)

@@ -121,8 +121,8 @@ def test_a_model_with_dropout_trains_and_repeats():
         optimizer.zero_grad()
         return loss
 
-    got = [step(**batch).item() for _ in range(10)]
-    assert got[-1] < 0.7 * got[0]
+    got = [step(**batch).item() for _ in range(6)]
+    assert got[-1] < 0.8 * got[0]
     evaluate = xs.compile(lambda **batch: module(**batch).loss.detach())
 
     def losses(seed: int) -> list[float]:
