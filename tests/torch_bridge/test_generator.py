@@ -39,8 +39,6 @@ DRAWS: dict[str, Draw] = {
     "poisson": lambda g: torch.poisson(full(50), generator=g),
     "multinomial": lambda g: torch.multinomial(full(1), 16, generator=g),
     "a view": lambda g: torch.zeros(4, 8, device="jax").t()[2:].normal_(generator=g),
-    "init trunc": lambda g: torch.nn.init.trunc_normal_(full(0), generator=g),
-    "init orthogonal": lambda g: torch.nn.init.orthogonal_(full(0).view(4, 8), generator=g),
 }
 
 

@@ -1,5 +1,7 @@
-"""Hyperparameters of optimizers, as floats and as other kinds: with options of every type, and those
-that compiled steps refuse. That each optimizer is compiled is in `training/test_optimizers.py`.
+"""Hyperparameters of optimizers, as floats and as other kinds.
+
+They have options of every type, or are refused by compiled steps; that each one is compiled is in
+`training/test_optimizers.py`.
 """
 
 from __future__ import annotations
