@@ -59,34 +59,6 @@ def test_no_two_draws_are_alike_and_none_depends_on_the_mesh(mesh):
         assert any(not torch.equal(eighths[0], other) for other in eighths[1:]), name
 
 
-# --- State that a step changes -------------------------------------------------------------------
-
-
-def test_batch_norm_statistics_are_updated():
-    """Running mean, variance and count advance in training, and stay in evaluation."""
-
-    def program(device: str) -> Any:
-        torch.manual_seed(0)
-        norm = torch.nn.BatchNorm1d(4).to(device)
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            loss = norm(x).square().sum()
-            loss.backward()
-            norm.zero_grad()
-            return loss.detach()
-
-        run = xs.compile(step) if device == "jax" else step
-        found = []
-        for seed in range(3):
-            run((draw(16, 4, seed=seed) * 2 + 1).to(device))
-            found.append([b.clone() for b in norm.buffers()])
-        norm.eval()
-        norm(draw(16, 4).to(device))
-        return found, list(norm.buffers())
-
-    same(program("jax"), program("cpu"))
-
-
 # --- Saving --------------------------------------------------------------------------------------
 
 
