@@ -167,7 +167,7 @@ def streams_of_the_cpu():
 @idiom
 def compiled_eagerly():
     torch._dynamo.reset()
-    return step(torch.compile(learner(), backend="aot_eager", fullgraph=True))
+    return step(torch.compile(learner(), backend="eager", fullgraph=True))
 
 
 @idiom
@@ -233,14 +233,6 @@ def idioms_beside_the_bridge():
     return idioms()
 
 
-def loads_dynamo():
-    """Whether the bridge loads it; and a checkpoint is written for `loaded_without_the_bridge`."""
-    importlib.import_module("isoshard.torch_bridge")
-    loaded = "torch._dynamo" in sys.modules
-    torch.save(nn.Linear(3, 2).to("jax").state_dict(), CHECKPOINT)
-    return loaded
-
-
 CHECKPOINT = Path(tempfile.mkdtemp()) / "model.pt"
 
 
@@ -263,7 +255,7 @@ class Turned(torch.autograd.Function):
 
 
 def first_import():
-    """What importing isoshard after torch leaves alone, and what follows it."""
+    """What importing isoshard after torch leaves alone, and what follows it; saves `CHECKPOINT`."""
     from torch import distributed
 
     sys.path.pop(0)  # this folder has one named torch_xla
@@ -271,6 +263,7 @@ def first_import():
     early, backend = Turned.apply, distributed.Backend
     isoshard = importlib.import_module("isoshard")
     importlib.import_module("isoshard.torch_bridge")
+    loads_dynamo = "torch._dynamo" in sys.modules
     importlib.import_module("isoshard.torch_bridge.drop_in")
     assert not any("torch_bridge.torch_xla" in name for name in sys.modules)
     assert "xla" not in backend.backend_list
@@ -302,7 +295,8 @@ def first_import():
     of_early = told(lambda: float(jax.grad(isoshard.jax_function(early))(1.0)))
     x = torch.ones((), requires_grad=True)
     early(x).backward()
-    return refused, is_python, of_early, x.grad.item()
+    torch.save(nn.Linear(3, 2).to("jax").state_dict(), CHECKPOINT)
+    return loads_dynamo, refused, is_python, of_early, x.grad.item()
 
 
 def backend_by_its_name():
@@ -357,9 +351,8 @@ def with_narrow_integers():
 
 
 APART = (
-    loads_dynamo,
-    loaded_without_the_bridge,
     first_import,
+    loaded_without_the_bridge,
     with_an_old_torch,
     idioms,
     with_narrow_integers,
@@ -395,6 +388,6 @@ if __name__ == "__main__":
             for name in ("distributed.fsdp", "distributed.tensor"):
                 importlib.import_module(f"torch.{name}")
             with torch.no_grad():  # a backward pass may start threads, which no fork has
-                torch.compile(learner(), backend="aot_eager")(data())
+                torch.compile(learner(), backend="eager")(data())
         results[function.__name__] = apart(function)
     print(json.dumps(results))

@@ -134,9 +134,11 @@ def test_no_optimizer_of_torch_is_left_out():
 
 
 def test_every_optimizer_equals_the_cpu():
-    """As loops and by lists, in turn."""
+    """As loops and by lists, in turn; of those that compiled steps take every third."""
     models, step = together(
-        (name, ("single", "foreach")[number % 2]) for number, name in enumerate(OPTIMIZERS)
+        (name, ("single", "foreach")[number % 2])
+        for number, name in enumerate(OPTIMIZERS)
+        if name in REFUSED or number % 3 == 0
     )
     x, y = X.to("jax"), Y.to("jax")
     for _ in range(STEPS):

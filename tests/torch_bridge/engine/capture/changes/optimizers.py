@@ -24,7 +24,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Adam": {"lr": 0.1, "amsgrad": True, "weight_decay": 0.01},
     "LBFGS": {"lr": 0.1, "max_iter": 3},
     "NAdam": {"lr": 0.1, "weight_decay": 0.01},
-    "Rprop": {"lr": 0.1},
     "SGD": {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.01, "dampening": 0.0, "nesterov": True},
 }
 """Options that make the numbers that are changed below matter."""
@@ -46,8 +45,6 @@ CHANGED: dict[str, Any] = {
     "momentum": 0.2,
     "nesterov": False,
     "momentum_decay": 0.3,
-    "etas": (0.2, 2.0),
-    "step_sizes": (1e-3, 0.05),
     "dampening": 0.0,
     "max_iter": 1,
     "tolerance_grad": 1e3,
