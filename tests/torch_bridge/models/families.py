@@ -61,7 +61,7 @@ DECODER = {
     "vocab_size": VOCAB,
     "hidden_size": WIDTH,
     "intermediate_size": 64,
-    "num_hidden_layers": 1,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "max_position_embeddings": 64,
@@ -71,7 +71,7 @@ DECODER = {
 }
 
 
-def gpt2(dropout: float = 0.0, layers: int = 1) -> torch.nn.Module:
+def gpt2(dropout: float = 0.0, layers: int = 2) -> torch.nn.Module:
     config = transformers.GPT2Config(
         vocab_size=VOCAB,
         n_positions=64,
@@ -98,7 +98,7 @@ def mixtral(**changes: Any) -> torch.nn.Module:
     return transformers.MixtralForCausalLM(config)
 
 
-def bert(layers: int = 1) -> torch.nn.Module:
+def bert(layers: int = 2) -> torch.nn.Module:
     config = transformers.BertConfig(
         vocab_size=VOCAB,
         hidden_size=WIDTH,
@@ -112,7 +112,7 @@ def bert(layers: int = 1) -> torch.nn.Module:
     return transformers.BertForMaskedLM(config)
 
 
-def vit(layers: int = 1) -> torch.nn.Module:
+def vit(layers: int = 2) -> torch.nn.Module:
     config = transformers.ViTConfig(
         hidden_size=WIDTH,
         num_hidden_layers=layers,
@@ -141,7 +141,7 @@ def t5(**changes: Any) -> torch.nn.Module:
         "d_kv": 8,
         "d_ff": 64,
         "num_layers": 1,
-        "num_decoder_layers": 1,
+        "num_decoder_layers": 2,
         "num_heads": 4,
         "dropout_rate": 0.0,
         "decoder_start_token_id": 0,

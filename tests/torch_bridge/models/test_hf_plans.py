@@ -44,7 +44,7 @@ def specs(plan: Plan, module: torch.nn.Module, mesh) -> dict[str, P]:
 
 @pytest.mark.parametrize(("name", "golden"), [("llama", LLAMA), ("mixtral", MIXTRAL)])
 def test_the_table_of_specs(name, golden, mesh):
-    module = build(name, num_hidden_layers=2)
+    module = build(name)
     second = {key.replace("layers.0", "layers.1"): spec for key, spec in golden.items()}
     assert specs(Plan.from_hf_tp_plan(module), module, mesh) == {**golden, **second}
 

@@ -36,7 +36,7 @@ def to_jax(batch: Batch) -> Batch:
 
 
 def small_mixtral(experts: str) -> torch.nn.Module:
-    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    sizes = {"num_hidden_layers": 1, "num_local_experts": 2, "num_experts_per_tok": 1}
     return build("mixtral", experts_implementation=experts, **sizes)
 
 
