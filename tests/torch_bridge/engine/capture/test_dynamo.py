@@ -185,11 +185,13 @@ class Language(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words = torch.nn.Embedding(16, 8)
-        self.layer = torch.nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0, batch_first=True)
-        self.register_buffer("mask", torch.nn.Transformer.generate_square_subsequent_mask(4))
+        self.qkv = torch.nn.Linear(8, 24)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        y = self.layer(self.words(ids), src_mask=self.mask, is_causal=True)
+        x = self.words(ids)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = x + attended.transpose(1, 2).flatten(2)
         scores = y @ self.words.weight.t()
         return torch.nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
