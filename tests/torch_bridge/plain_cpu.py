@@ -11,12 +11,15 @@ import contextlib
 import importlib
 import io
 import json
+import operator
 import os
 import sys
+import tempfile
 import traceback
 import warnings
+from pathlib import Path
 
-import jax  # noqa: F401  (once for all forks)
+import jax  # once for all forks
 import torch
 from torch import nn
 
@@ -164,7 +167,7 @@ def streams_of_the_cpu():
 @idiom
 def compiled_eagerly():
     torch._dynamo.reset()
-    return step(torch.compile(learner(), backend="aot_eager", fullgraph=True))
+    return step(torch.compile(learner(), backend="eager", fullgraph=True))
 
 
 @idiom
@@ -230,9 +233,70 @@ def idioms_beside_the_bridge():
     return idioms()
 
 
-def loads_dynamo():
+CHECKPOINT = Path(tempfile.mkdtemp()) / "model.pt"
+
+
+def loaded_without_the_bridge():
+    sys.modules["isoshard"] = sys.modules["jax"] = None
+    state = torch.load(CHECKPOINT, map_location="cpu", weights_only=True)
+    return {name: list(value.shape) for name, value in state.items()}
+
+
+class Turned(torch.autograd.Function):
+    """The identity, with seven times its gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 7
+
+
+def first_import():
+    """What importing isoshard after torch leaves alone, and what follows it; saves `CHECKPOINT`."""
+    from torch import distributed
+
+    sys.path.pop(0)  # this folder has one named torch_xla
+    is_python = hasattr(Turned.apply, "__func__")  # before torch 2.15
+    early, backend = Turned.apply, distributed.Backend
+    isoshard = importlib.import_module("isoshard")
     importlib.import_module("isoshard.torch_bridge")
-    return "torch._dynamo" in sys.modules
+    loads_dynamo = "torch._dynamo" in sys.modules
+    importlib.import_module("isoshard.torch_bridge.drop_in")
+    assert not any("torch_bridge.torch_xla" in name for name in sys.modules)
+    assert "xla" not in backend.backend_list
+    torch_xla = importlib.import_module("isoshard.torch_bridge.torch_xla")
+    assert "isoshard.torch_bridge.torch_xla.runtime" not in sys.modules
+    assert "xla" in backend.backend_list
+    assert backend.default_device_backend_map["cpu"] == "gloo"
+    for path in (
+        *("runtime.world_size", "core.xla_model.mark_step", "debug.metrics.metrics_report"),
+        *("distributed.xla_multiprocessing.spawn", "utils.utils.timed", "amp.autocast"),
+        *("tpu.num_available_chips", "_XLAC._get_xla_sharding_spec"),
+    ):
+        operator.attrgetter(path)(torch_xla)
+    assert torch.ones(1, device="jax").device.type == "jax"
+    assert "torch_xla" not in sys.modules
+
+    def told(function):
+        try:
+            return repr(function())
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    refused = [
+        told(lambda: torch_xla.nothing),
+        told(lambda: __import__("torch_xla")),
+        told(lambda: torch.ones(1).to("xla")),
+    ]
+    assert jax.grad(isoshard.jax_function(lambda x: Turned.apply(x)))(1.0) == 7.0
+    of_early = told(lambda: float(jax.grad(isoshard.jax_function(early))(1.0)))
+    x = torch.ones((), requires_grad=True)
+    early(x).backward()
+    torch.save(nn.Linear(3, 2).to("jax").state_dict(), CHECKPOINT)
+    return loads_dynamo, refused, is_python, of_early, x.grad.item()
 
 
 def backend_by_its_name():
@@ -287,7 +351,8 @@ def with_narrow_integers():
 
 
 APART = (
-    loads_dynamo,
+    first_import,
+    loaded_without_the_bridge,
     with_an_old_torch,
     idioms,
     with_narrow_integers,
@@ -323,6 +388,6 @@ if __name__ == "__main__":
             for name in ("distributed.fsdp", "distributed.tensor"):
                 importlib.import_module(f"torch.{name}")
             with torch.no_grad():  # a backward pass may start threads, which no fork has
-                torch.compile(learner(), backend="aot_eager")(data())
+                torch.compile(learner(), backend="eager")(data())
         results[function.__name__] = apart(function)
     print(json.dumps(results))

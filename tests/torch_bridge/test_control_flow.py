@@ -49,13 +49,9 @@ def halved(x):
 
 
 PROGRAMS = {
-    "cond, true": (
+    "cond": (
         lambda x: torch.cond(x.sum() > 1, lambda x: (x.sin(),), lambda x: (x * 3,), (x,)),
         lambda x: (x.sin(),),
-    ),
-    "cond, false": (
-        lambda x: torch.cond(x.sum() > 99, lambda x: (x.sin(),), lambda x: (x * 3,), (x,)),
-        lambda x: (x * 3,),
     ),
     "while": (
         lambda x: while_loop(lambda n, x: n < 4, lambda n, x: (n + 1, x.sin() * 2), (n_of(x), x)),
@@ -119,12 +115,8 @@ def test_it_is_one_program_that_is_soon_known(counted):
 def test_several_sizes_are_several_programs(counted):
     for size in (2, 3):
         x = data(size)
-        on_device, zero = x.to("jax"), torch.tensor(0.0, device="jax")
-        _, grown = while_loop(
-            lambda n, x: n < 5, lambda n, x: (n + 1, x * x.shape[0]), (zero.clone(), on_device)
-        )
-        _, summed = scan(lambda sum, row: (sum + row, sum * row), zero, on_device)
-        torch.testing.assert_close(grown.cpu(), x * size**5)
+        zero = torch.tensor(0.0, device="jax")
+        _, summed = scan(lambda sum, row: (sum + row, sum * row), zero, x.to("jax"))
         want = scanned(lambda sum, row: (sum + row, sum * row), torch.tensor(0.0), x)[1]
         torch.testing.assert_close(summed.cpu(), want)
     assert counted("fallbacks") == 0
@@ -219,8 +211,6 @@ def test_torch_xlas_names():
     left, value = fori_loop(zero, ten, lambda x: x + 1, torch.tensor(3, device="jax"))
     assert (left.item(), value.item()) == (0, 13)
     assert fori_loop(ten, zero, lambda x: x + 1, zero)[1].item() == 0
-    left, a, b = fori_loop(zero, ten, lambda a, b: (b, a + b), zero, zero + 1)
-    assert (a.item(), b.item()) == (55, 89)
     _, got = their_while_loop(
         lambda n, x, step: n > 0, lambda n, x, step: (n - 1, x + step), (ten, zero), (ten,)
     )

@@ -28,7 +28,7 @@ def test_the_idioms_of_plain_torch_stay(found):
 
 
 def test_dynamo_finds_the_backend_by_its_name_and_the_bridge_does_not_load_dynamo(found):
-    assert found["loads_dynamo"] is False
+    assert found["first_import"][0] is False
     assert found["backend_by_its_name"] == [True, False, True, [2.0, 2.0]]
 
 
@@ -51,3 +51,17 @@ def test_an_old_torch_gets_no_device_and_is_told_what_is_missing(found):
         assert what in said[use]
         assert "this is torch 2.9.0. Install a newer torch" in said[use]
     assert "'isoshard.torch_bridge' has no attribute 'compilee'" in said[unknown]
+
+
+def test_a_checkpoint_is_loaded_where_isoshard_is_not_installed(found):
+    assert found["loaded_without_the_bridge"] == {"weight": [2, 3], "bias": [2]}
+
+
+def test_the_import_after_torch_installs_nothing_and_what_is_there_follows(found):
+    _, refused, is_python, of_early, gradient = found["first_import"]
+    attribute, module, device = refused
+    assert attribute.endswith("'isoshard.torch_bridge.torch_xla' has no attribute 'nothing'")
+    assert module == "ModuleNotFoundError: No module named 'torch_xla'" and "xla" in device
+    assert gradient == 7
+    renamed = "Turned.apply was given another name before"
+    assert of_early == "7.0" if is_python else renamed in of_early

@@ -139,35 +139,6 @@ def test_a_module_moves_and_keeps_its_parameters():
     assert model.to("jax").bfloat16()[0].weight.device.type == "jax"
 
 
-DTYPES = [
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
-    torch.bfloat16, torch.float32, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2,
-]  # fmt: skip
-
-
-def test_every_dtype_goes_to_the_device_and_back():
-    for dtype in DTYPES:
-        want = torch.tensor([0.0, 1.0, 2.0, 3.0]).to(dtype)
-        got = want.to("jax")
-        assert got.dtype == dtype and got.element_size() == want.element_size()
-        back = got.cpu()
-        assert back.dtype == dtype
-        assert torch.equal(back.view(torch.uint8), want.view(torch.uint8)), dtype
-
-
-def test_conversions_equal_the_cpu():
-    data = torch.tensor([0.0, 1.0, 1.75, 3.0])
-    found = {
-        (source, target): data.to(source).to("jax").to(target).to(torch.float32)
-        for source in (torch.float32, torch.int64, torch.bfloat16, torch.bool)
-        for target in DTYPES
-        if not target.is_complex
-    }
-    for (source, target), got in found.items():
-        want = data.to(source).to(target).to(torch.float32)
-        assert torch.equal(got.cpu(), want), (source, target)
-
-
 def test_promotion_equals_the_cpu():
     makers = [
         lambda d: torch.ones(2, dtype=torch.bfloat16, device=d),

@@ -80,7 +80,6 @@ TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
         lambda a: jvp(torch.sin, (a,), (torch.ones_like(a),))[1], (x,), (x,)
     ),
     "jacrev": lambda x: jacrev(pair)(x[0]),
-    "jacrev chunked": lambda x: jacrev(pair, chunk_size=2)(x[0]),
     "jacfwd": lambda x: jacfwd(pair)(x[0]),
     "jacfwd of jacrev": lambda x: jacfwd(jacrev(smooth))(x[0]),
     "hessian": lambda x: hessian(smooth)(x[0]),

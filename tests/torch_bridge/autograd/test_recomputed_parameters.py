@@ -93,7 +93,7 @@ def trained(model: nn.Module, x: torch.Tensor, how: str) -> list[torch.Tensor]:
             return (f({**f.params, **params}, x) ** 2).mean()
 
         params = {name: f.params[name] for name in wanted}
-        value, gradients = jax.value_and_grad(loss_of)(params, iso.to_jax(x))
+        value, gradients = jax.jit(jax.value_and_grad(loss_of))(params, iso.to_jax(x))
         found = [value, *[gradients[n] for n, _ in model.named_parameters() if n in wanted]]
         return [torch.tensor(one.tolist()) for one in found]
 

@@ -100,13 +100,12 @@ def test_from_torch_on_one_mesh_to_flax_on_another_and_on_one_device_and_back(tr
         same(dict(model.state_dict()), dict(back.state_dict()))
 
 
-@pytest.mark.parametrize("shape", [(4, 2), (1, 1)])
-def test_a_module_and_its_optimizer_come_back_on_another_mesh(trained, tmp_path, shape):
+def test_a_module_and_its_optimizer_come_back_on_another_mesh(trained, tmp_path):
     model, optimizer = trained
     iso.save(tmp_path, {"model": model, "optimizer": optimizer})
     expected = step(model, optimizer)
 
-    other, names = iso.make_mesh(shape, ("x", "y")), {}
+    other, names = iso.make_mesh((4, 2), ("x", "y")), {}
     again = make_torch()
     names = {name: id(parameter) for name, parameter in again.named_parameters()}
     fresh = torch.optim.AdamW(again.named_parameters(), lr=1.0)  # has no state yet
@@ -116,7 +115,7 @@ def test_a_module_and_its_optimizer_come_back_on_another_mesh(trained, tmp_path,
     assert {name: id(parameter) for name, parameter in again.named_parameters()} == names
     moment = fresh.state[again[0].weight]["exp_avg"]
     assert moment.named_sharding.spec == again[0].weight.named_sharding.spec
-    assert moment.named_sharding.mesh.devices.shape == shape
+    assert moment.named_sharding.mesh.devices.shape == (4, 2)
     assert fresh.param_groups[0]["lr"] == 1e-2 and fresh.param_groups[0]["betas"] == (0.9, 0.999)
     assert step(again, fresh) == pytest.approx(expected, rel=1e-6)
     for name, parameter in again.named_parameters():

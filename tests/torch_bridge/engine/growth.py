@@ -7,6 +7,7 @@ another table.
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import sys
@@ -84,10 +85,9 @@ def _inside(thing: Any) -> Iterator[tuple[str, Any]]:
 def instances() -> dict[str, int]:
     """How many objects there are of each class of the bridge."""
     found: dict[str, int] = {}
-    for thing in gc.get_objects():
-        kind = type(thing)
+    for kind, count in collections.Counter(map(type, gc.get_objects())).items():
         if str(getattr(kind, "__module__", "")).startswith(PACKAGE):
-            found[kind.__qualname__] = found.get(kind.__qualname__, 0) + 1
+            found[kind.__qualname__] = found.get(kind.__qualname__, 0) + count
     return found
 
 

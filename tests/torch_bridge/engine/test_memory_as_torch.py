@@ -185,8 +185,9 @@ def test_the_default_dtype_counts_whenever_it_is_changed():
 
 
 def test_exponential_numbers_are_never_zero():
-    torch.manual_seed(0)
-    assert torch.empty(2**24, device="jax").exponential_().min().item() > 0
+    torch.manual_seed(17)  # the least uniform number is among them
+    drawn = torch.empty(2**19, device="jax").exponential_()
+    assert 0 < drawn.min().item() and drawn.max().item() < 88
 
 
 def test_both_parts_of_complex_numbers_are_drawn():

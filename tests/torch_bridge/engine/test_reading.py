@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -65,43 +63,6 @@ def test_copies_by_the_copy_module():
         copy.deepcopy(p * 2)
     model = copy.deepcopy(torch.nn.Linear(2, 2).to("jax"))
     assert isinstance(model.weight, torch.nn.Parameter) and model.weight.device.type == "jax"
-
-
-def test_pickle_and_torch_save():
-    t = split(torch.arange(8.0))
-    p = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16, device="jax"))
-    for original in (t, p, t[2:4], torch.arange(3).to("jax")):
-        loaded = pickle.loads(pickle.dumps(original))
-        same(loaded.detach(), original.detach().cpu())
-        assert loaded.requires_grad == original.requires_grad
-        assert isinstance(loaded, torch.nn.Parameter) == isinstance(original, torch.nn.Parameter)
-    model = torch.nn.Linear(3, 2).to("jax")
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "t": t, "n": 3}, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    same(loaded["t"], t.cpu())
-    other = torch.nn.Linear(3, 2).to("jax")
-    other.load_state_dict(loaded["model"])
-    assert torch.equal(other.weight, model.weight) and loaded["n"] == 3
-
-
-def test_state_dicts_cross_devices():
-    cpu, dev = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).to("jax")
-    dev.load_state_dict(cpu.state_dict())
-    assert torch.equal(dev.weight.detach().cpu(), cpu.weight)
-    with torch.no_grad():
-        dev.weight.add_(1)
-    cpu.load_state_dict(dev.state_dict())
-    assert torch.equal(dev.weight.detach().cpu(), cpu.weight)
-    mesh = xs.Mesh(range(8), (8,), ("x",))
-    wide = torch.nn.Linear(3, 8).to("jax")
-    xs.mark_sharding(wide.weight, mesh, ("x", None))
-    wide.load_state_dict(torch.nn.Linear(3, 8).state_dict())
-    xs.sync()
-    assert tuple(wide.weight.partition_spec) == ("x",)
-    wide.load_state_dict(torch.nn.Linear(3, 8).to("jax").state_dict(), assign=True)
-    assert wide(torch.ones(1, 3, device="jax")).shape == (1, 8)
 
 
 def test_the_data_setter():

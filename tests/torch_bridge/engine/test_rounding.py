@@ -80,7 +80,7 @@ def assert_as_one_by_one(chains, x, y):
 def test_chains_are_as_one_by_one(size, first, dtype):
     """XLA hands larger reductions on CPUs to a library, with what is computed before them."""
     x, y = (draw(size, size, dtype=dtype, seed=seed).to("jax") for seed in (1, 2))
-    assert_as_one_by_one([chain(seed) for seed in range(first, first + 6)], x, y)
+    assert_as_one_by_one([chain(seed) for seed in range(first, first + 3)], x, y)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -91,7 +91,9 @@ def test_pairs_are_as_one_by_one(dtype):
     x, y = (draw(16, 16, dtype=dtype, seed=seed).abs().to("jax") for seed in (1, 2))
     first = HALVES.index(dtype)
     chains = [
-        [(call, 1), (readers[(n + first) % len(readers)], 1)] for n, call in enumerate(makers)
+        [(call, 1), (readers[n % len(readers)], 1)]
+        for n, call in enumerate(makers)
+        if n % 2 == first
     ]
     assert_as_one_by_one(chains, x, y)
 
@@ -128,8 +130,7 @@ def test_sums_are_rounded_once(dtype):
         assert (found[name].cpu() != exact).sum() <= 2, name
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_muon_is_as_on_the_cpu(compiled):
+def test_muon_is_as_on_the_cpu():
     weights = []
     for device in ("cpu", "jax"):
         weight = torch.nn.Parameter(draw(16, 8, dtype=torch.float32).to(device))
@@ -141,8 +142,7 @@ def test_muon_is_as_on_the_cpu(compiled):
             optimizer.step()
             optimizer.zero_grad()
 
-        step = xs.compile(step) if compiled and device == "jax" else step
-        for _ in range(4):
+        for _ in range(2):
             step(x)
         weights.append(weight.detach().cpu())
     torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=1e-5)
@@ -164,7 +164,7 @@ def test_freedom_by_name_is_another_program():
     torch.testing.assert_close(free, rounded, rtol=2e-2, atol=2e-2)  # of bfloat16's 8 bits
 
 
-@pytest.mark.parametrize("size", [(8, 9), (64, 65), (5, 1001)])
+@pytest.mark.parametrize("size", [(8, 9), (5, 1001)])
 def test_what_is_reduced_was_rounded(size):
     """XLA's library for reductions on CPUs leaves such roundings out, and makes NaN of some."""
     x = draw(*size, dtype=torch.float32).bfloat16()

@@ -107,17 +107,9 @@ def test_marking_executes_nothing_and_moves_nothing(counted, grid):
 # --- One program per step, and no recompilation --------------------------------------------------
 
 
-OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
-}
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_training_step_is_one_program_that_donates_its_state(name, counted, grid):
+def test_a_training_step_is_one_program_that_donates_its_state(counted, grid):
     model = iso.shard(mlp(), grid, PLAN, copy=True)
-    optimizer = OPTIMIZERS[name](model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
     losses, compiled = [], []
     for number in range(5):
@@ -132,7 +124,7 @@ def test_a_training_step_is_one_program_that_donates_its_state(name, counted, gr
     assert compiled[2:] == compiled[1:2] * 3, metrics.report()
     assert counted("fallbacks") == 0
     weights = sum(p.numel() * 4 for p in model.parameters())
-    assert counted("donated_bytes") - donated >= {"adamw": 3}.get(name, 1) * weights
+    assert counted("donated_bytes") - donated >= 3 * weights
     assert all(np.isfinite(loss.item()) for loss in losses)
 
 

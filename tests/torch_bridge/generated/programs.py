@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import isoshard as iso
 import isoshard.torch_bridge as xs
 
-CALLS = 4
+CALLS = 3
 SIZE = 8
 
 HOMES = {

@@ -24,7 +24,7 @@ class Net(nnx.Module):
         self.first = nnx.Linear(4, 8, rngs=rngs)
         self.norm = nnx.BatchNorm(8, momentum=0.9, rngs=rngs)
         self.drop = nnx.Dropout(rate, rngs=rngs)
-        self.layers = nnx.List([nnx.Linear(8, 8, rngs=rngs) for _ in range(2)])
+        self.layers = nnx.List([nnx.Linear(8, 8, rngs=rngs)])
 
     def __call__(self, x: Any, scale: float = 1.0) -> Any:
         x = self.drop(jax.nn.relu(self.norm(self.first(x))))
@@ -58,8 +58,8 @@ def test_names_kinds_and_shared_buffers():
     net = Net(nnx.Rngs(0), 0.5)
     module = iso.torch_module(net)
     assert [name for name, _ in module.named_parameters()] == [
-        "first.bias", "first.kernel", "layers.0.bias", "layers.0.kernel", "layers.1.bias",
-        "layers.1.kernel", "norm.bias", "norm.scale",
+        "first.bias", "first.kernel", "layers.0.bias", "layers.0.kernel", "norm.bias",
+        "norm.scale",
     ]  # fmt: skip
     assert {name for name, _ in module.named_buffers()} == {
         "norm.mean", "norm.var", "drop.rngs.key", "drop.rngs.count",
@@ -67,8 +67,8 @@ def test_names_kinds_and_shared_buffers():
     assert set(module.state_dict()) == {n for n, _ in module.named_parameters()} | {
         n for n, _ in module.named_buffers()
     }
-    kernel = iso.to_jax(module.get_parameter("layers.1.kernel").detach())
-    held = net.layers[1].kernel[...]
+    kernel = iso.to_jax(module.get_parameter("layers.0.kernel").detach())
+    held = net.layers[0].kernel[...]
     assert kernel.unsafe_buffer_pointer() == held.unsafe_buffer_pointer()
     assert "computed by JAX: Net" in repr(module)
 
@@ -207,7 +207,7 @@ def test_in_a_compiled_step(counted):
         return step
 
     plain, compiled = make(reference), xs.compile(make(module))
-    for _ in range(4):
+    for _ in range(3):
         close(compiled(x), plain(x).item(), 1e-4)
     for (name, one), (_, two) in zip(
         module.state_dict().items(), reference.state_dict().items(), strict=True

@@ -62,7 +62,6 @@ def check(run: Any) -> None:
 def test_values_and_gradients_are_those_of_torch():
     f = iso.jax_function(model)
     check(jax.value_and_grad(f, (0, 1)))
-    check(jax.jit(jax.value_and_grad(f, (0, 1))))
     check(jax.jit(jax.value_and_grad(jax.checkpoint(f), (0, 1))))
 
 
@@ -129,7 +128,7 @@ def test_random_numbers_are_those_of_the_key():
         return jax.value_and_grad(lambda v: (f(v, rng=key) ** 2 / 2).sum())(x)
 
     value, gradient = run(jax.random.key(0))
-    out = f(x, rng=jax.random.key(0))
+    out = jax.jit(lambda: f(x, rng=jax.random.key(0)))()
     np.testing.assert_allclose(gradient, out * out)  # the same masks in both passes
     assert set(np.unique(out)) == {0, 1, 10, 11}
     np.testing.assert_allclose(value, (out**2).sum() / 2)
@@ -257,12 +256,11 @@ class Counting(torch.nn.Module):
         return carry.sum() + ys.sum()
 
 
-@pytest.mark.parametrize("device", ["cpu", "jax"])
-def test_in_loops_that_write_to_buffers(device):
+def test_in_loops_that_write_to_buffers():
     c, x = jnp.array([0.3, -0.2]), jnp.arange(1, 13.0).reshape(3, 2, 2) / 5
     found = []
     for by_scan in (False, True):
-        module = Counting(by_scan).to(device)
+        module = Counting(by_scan).to("jax")
         f = iso.jax_function(module)
         gradient = jax.jit(jax.grad(lambda c, f=f: f(f.params, c, x)))(c)
         found.append((gradient, jax.jit(f.with_buffers)(f.parameters, f.buffers, c, x)))

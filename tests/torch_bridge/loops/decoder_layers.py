@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-WIDTH, HEADS = 16, 4
+WIDTH, HEADS = 8, 2
 
 
 class Block(nn.Module):

@@ -80,5 +80,5 @@ def test_rules_that_tell_layers_apart_or_forget_them_are_refused():
     with pytest.raises(ShardingError, match=match):
         iso.shard(blocks, MESH, plan)
     assert blocks.layers.qkv.weight.device.type == "cpu"
-    with pytest.raises(PlanError, match=r"\n  3\.qkv\.weight: shape \(48, 16\)"):
+    with pytest.raises(PlanError, match=r"\n  3\.qkv\.weight: shape \(24, 8\)"):
         iso.shard(blocks, MESH, iso.Plan({"*.bias": None}, replicate_below=8))

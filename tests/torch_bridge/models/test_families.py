@@ -19,7 +19,7 @@ from isoshard import P, make_mesh
 from isoshard.core.runtime import metrics
 from tests.torch_bridge.models.families import FAMILIES, Batch, small
 
-STEPS = 3
+STEPS = 2
 RTOL, ATOL = 1e-4, 1e-5
 
 Named = dict[str, torch.Tensor | None]
@@ -96,7 +96,7 @@ def assert_close(got: Named, want: Named) -> None:
 
 
 PLAIN = [("resnet", "mesh"), ("vit", "one device")]
-COMPILED = [("bert", "mesh"), ("llama", "mesh"), ("mixtral", "mesh"), ("t5", "one device")]
+COMPILED = [("mixtral", "mesh"), ("t5", "one device")]
 
 
 @pytest.mark.parametrize(("name", "where"), PLAIN)

@@ -10,7 +10,7 @@ from isoshard import P, make_mesh
 from isoshard.core.runtime import metrics
 from tests.torch_bridge.models.families import FAMILIES, build, small, speech, tokens
 
-NEW = 5
+NEW = 3
 
 
 def on_jax(name: str, where: str) -> torch.nn.Module:

@@ -36,7 +36,8 @@ def to_jax(batch: Batch) -> Batch:
 
 
 def small_mixtral(experts: str) -> torch.nn.Module:
-    return build("mixtral", experts_implementation=experts, num_hidden_layers=1)
+    sizes = {"num_hidden_layers": 1, "num_local_experts": 2, "num_experts_per_tok": 1}
+    return build("mixtral", experts_implementation=experts, **sizes)
 
 
 @pytest.mark.parametrize("experts", ["eager", "batched_mm"])
@@ -45,8 +46,8 @@ def test_every_implementation_of_experts_is_right(experts, counted):
     got = gradients(small_mixtral(experts).to("jax"), to_jax(language(0)))
     for name, tensor in want.items():
         torch.testing.assert_close(got[name], tensor, rtol=RTOL, atol=ATOL)
-    # Only "eager" asks which experts were chosen: once, and once more for each of the four.
-    assert counted("fallbacks") == (5 if experts == "eager" else 0)
+    # Only "eager" asks which experts were chosen: once, and once more for each of the two.
+    assert counted("fallbacks") == (3 if experts == "eager" else 0)
 
 
 def test_experts_of_static_shapes_are_captured(counted):
@@ -121,8 +122,8 @@ def test_a_model_with_dropout_trains_and_repeats():
         optimizer.zero_grad()
         return loss
 
-    got = [step(**batch).item() for _ in range(10)]
-    assert got[-1] < 0.7 * got[0]
+    got = [step(**batch).item() for _ in range(6)]
+    assert got[-1] < 0.8 * got[0]
     evaluate = xs.compile(lambda **batch: module(**batch).loss.detach())
 
     def losses(seed: int) -> list[float]:

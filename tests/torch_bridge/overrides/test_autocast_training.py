@@ -165,7 +165,8 @@ def test_inside_a_jax_function():
     f = iso.jax_function(Model())
     x = jax.numpy.ones((2, 4))
     assert jax.jit(f)(f.params, x).dtype == "bfloat16"
-    gradients = jax.grad(lambda params: f(params, x).astype("float32").sum())(f.params)
+    loss = lambda params: f(params, x).astype("float32").sum()  # noqa: E731
+    gradients = jax.jit(jax.grad(loss))(f.params)
     assert {gradient.dtype.name for gradient in gradients.values()} == {"float32"}
 
 
@@ -216,7 +217,7 @@ def train(model: torch.nn.Module, x: torch.Tensor, device: str) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     target = (torch.arange(len(x)) % 5).to(device)
     losses = []
-    for _ in range(8):
+    for _ in range(4):
         optimizer.zero_grad()
         with torch.autocast(device, torch.bfloat16):
             loss = functional.cross_entropy(model(x), target)
@@ -238,17 +239,17 @@ def test_training_follows_the_cpus_autocast(name):
     with torch.backends.mkldnn.flags(enabled=name != "lstm"):  # some CPUs have none in bfloat16
         losses.append(train(want, x, "cpu"))
     torch.testing.assert_close(*map(torch.tensor, losses), rtol=3e-2, atol=3e-2)
-    assert losses[0][-1] < losses[0][0] - 0.05
+    assert losses[0][-1] < losses[0][0] - 0.02
 
 
 def test_training_on_a_mesh_gives_the_same_losses():
     torch.manual_seed(0)
-    plain = Vision()
+    plain = mlp()
     sharded = copy.deepcopy(plain)
     mesh = make_mesh((2, 4), ("data", "model"))
-    iso.shard(sharded, mesh, iso.Plan({"head.0.weight": P("model", None), "*": P()}))
-    x = MODELS["vision"][1]
+    iso.shard(sharded, mesh, iso.Plan({"0.weight": P("model", None), "*": P()}))
+    x = MODELS["mlp"][1]
     one = train(plain.to("jax"), x.to("jax"), "jax")
-    many = train(sharded, iso.shard(x, mesh, P("data", None, None, None)), "jax")
+    many = train(sharded, iso.shard(x, mesh, P("data", None)), "jax")
     torch.testing.assert_close(torch.tensor(many), torch.tensor(one), rtol=2e-2, atol=2e-2)
-    assert sharded.head[0].weight.partition_spec == P("model")
+    assert sharded[0].weight.partition_spec == P("model")

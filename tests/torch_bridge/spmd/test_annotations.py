@@ -1,15 +1,14 @@
-"""Marks hold: through writes, training and views; and the RFC's examples."""
+"""Marks hold: through writes, training and views."""
 
 from __future__ import annotations
 
 import jax
-import numpy as np
 import pytest
 import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard import P, make_mesh, metrics
+from isoshard import P
 from tests.torch_bridge.engine.test_sync import batch, mlp, train_step
 
 
@@ -137,122 +136,3 @@ def test_results_are_laid_out_by_the_partitioner(grid):
     xs.sync()
     assert real_spec(product) == P("x", "y")
     assert spec(product) == ("x", "y")
-
-
-SHARDING_STRINGS = {
-    ("x", "y"): (xs.ShardingType.TILED, "{devices=[2,4]0,1,2,3,4,5,6,7}"),
-    (1, 0): (xs.ShardingType.TILED, "{devices=[4,2]0,4,1,5,2,6,3,7}"),
-    (0, None): (
-        xs.ShardingType.PARTIAL,
-        "{devices=[2,1,4]0,1,2,3,4,5,6,7 last_tile_dim_replicate}",
-    ),
-    (None, 1): (
-        xs.ShardingType.PARTIAL,
-        "{devices=[1,4,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}",
-    ),
-    ((0, 1), None): (xs.ShardingType.TILED, "{devices=[8,1]0,1,2,3,4,5,6,7}"),
-    ((1, 0), None): (xs.ShardingType.TILED, "{devices=[8,1]0,4,1,5,2,6,3,7}"),
-    (None, (0, 1)): (xs.ShardingType.TILED, "{devices=[1,8]0,1,2,3,4,5,6,7}"),
-    (None, None): (xs.ShardingType.REPLICATED, "{replicated}"),
-}
-
-
-def test_types_and_strings_are_torch_xlas(grid):
-    """Observed on torch_xla 2.9."""
-    marked = []
-    for partition, wanted in SHARDING_STRINGS.items():
-        t = xs.mark_sharding(torch.arange(64.0).to("jax").reshape(8, 8) + 0, grid, partition)
-        assert (t.sharding_type, t.sharding_spec) == wanted
-        marked.append(t)
-    xs.sync()
-    for t in marked:
-        for shard in t.local_shards:
-            where = ... if shard.indices is ... else tuple(shard.indices)
-            assert torch.equal(t.cpu()[where], shard.data)
-            assert shard.shard_device == f"CPU:{shard.rank}"
-
-
-def test_clear_sharding_makes_whole(grid):
-    t = xs.mark_sharding(torch.arange(8.0).to("jax"), grid, ("y",))
-    xs.sync()
-    xs.clear_sharding(t)
-    xs.sync()
-    assert all(shard.data.shape == (8,) for shard in t.local_shards)
-    assert t.tolist() == list(range(8))
-
-
-def test_a_spec_waits_for_its_tensor(grid):
-    waiting = xs.ShardingSpec(grid, (0, None))
-    t = torch.ones(8, 4, device="jax")
-    assert waiting.can_apply(t) and not waiting.can_apply(t[0])
-    assert str(waiting.xla_spec(t)).startswith("{devices=[2,1,4]")
-    assert waiting.xla_spec(t[0]) is None
-    assert tuple(waiting.apply(t).partition_spec) == ("x",)
-
-
-# --- The RFC -------------------------------------------------------------------------------------
-
-
-def test_the_example_of_the_rfc_runs_with_its_imports_changed(capsys):
-    import isoshard.torch_bridge as xs
-    import isoshard.torch_bridge.torch_xla.core.xla_model as xm
-    import isoshard.torch_bridge.torch_xla.runtime as xr
-    from isoshard.torch_bridge import Mesh, XLAShardedTensor
-
-    # fmt: off
-    mesh_shape = (2, 4) # device mesh
-    num_devices = xr.global_runtime_device_count() # the RFC: len(xm.get_xla_supported_devices())
-    device_ids = np.array(range(num_devices))
-    mesh = Mesh(device_ids, mesh_shape, ('x', 'y'))
-    t = torch.randn(8, 4).to(xm.xla_device())
-
-    # Mesh partitioning, each device holds 1/8-th of the input
-    partition_spec = (0, 1)
-    m1_sharded = xs.mark_sharding(t, mesh, partition_spec)
-
-    # XLAShardedTensor behaves like a unpartitioned native tensor:
-    # - we can apply native torch.Tensor ops and nn.layers
-    # - print the unpartitioned tensor when sent to CPU
-    # - provides access to the list of local shards after lazy execution
-    assert isinstance(m1_sharded, XLAShardedTensor) == True  # noqa: E712
-    # fmt: on
-
-    assert (m1_sharded + 1).local_shards is None  # before execution
-    layer = torch.nn.Linear(4, 2).to(xm.xla_device())
-    out = layer(torch.relu(m1_sharded) + m1_sharded.t().t())
-    assert isinstance(out, XLAShardedTensor) and out.local_shards is None
-    xs.sync()
-    assert [s.data.shape for s in m1_sharded.local_shards] == [(4, 1)] * 8
-    assert [s.rank for s in m1_sharded.local_shards] == list(range(8))
-    print(m1_sharded.cpu())
-    whole = capsys.readouterr().out
-    assert whole.count("[") == 9 and "device" not in whole
-    assert torch.equal(m1_sharded.global_tensor.cpu(), m1_sharded.cpu())
-    np.testing.assert_array_equal(mesh.get_logical_mesh(), [[0, 1, 2, 3], [4, 5, 6, 7]])
-    assert dict(mesh.shape()) == {"x": 2, "y": 4}
-
-
-def test_the_other_examples_of_the_rfc():
-    mesh_shape = (4, 2)
-    device_ids = np.array(range(len(jax.devices())))
-    mesh = xs.Mesh(device_ids, mesh_shape, ("x", "y"))
-    np.testing.assert_array_equal(mesh.get_logical_mesh(), [[0, 1], [2, 3], [4, 5], [6, 7]])
-    assert list(mesh.shape().items()) == [("x", 4), ("y", 2)]
-    data = torch.randn(8, 32)
-    inputs = data.to(xs.xla_device())
-    xs.mark_sharding(inputs, mesh, (0, None))  # 4-way data parallel
-    linear = torch.nn.Linear(32, 10).to(xs.xla_device())
-    xs.mark_sharding(linear.weight, mesh, (None, 1))  # 2-way model parallel
-    want = data @ linear.weight.detach().cpu().t() + linear.bias.detach().cpu()
-    torch.testing.assert_close(linear(inputs).detach().cpu(), want, rtol=1e-5, atol=1e-5)
-    assert [s.data.shape for s in linear.weight.local_shards] == [(10, 16)] * 8
-
-
-def test_program_text_shows_the_collectives_of_a_marked_program():
-    """`sync` compiles the whole tape, so the partitioner sees forward and backward at once."""
-    mesh = make_mesh((8,), ("x",))
-    before = metrics.counters()["executions"]
-    w = iso.shard(torch.ones(16, 16), mesh, P(None, "x"))
-    x = iso.shard(torch.ones(8, 16), mesh, P(None, "x"))
-    assert (x @ w.t()).sum().item() == 8 * 16 * 16
-    assert metrics.counters()["executions"] == before + 1

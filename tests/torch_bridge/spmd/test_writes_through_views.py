@@ -24,9 +24,7 @@ COMPUTE = {
 def test_what_lies_behind_a_slice_stays():
     mesh = iso.make_mesh((4,), ("x",))
     base, found = torch.arange(8.0), []
-    for count, (name, compute), start in itertools.product(
-        (1, 3, 5, 6, 7), COMPUTE.items(), (0, 1)
-    ):
+    for count, (name, compute), start in itertools.product((1, 3, 6), COMPUTE.items(), (0, 1)):
         want, part = base.clone(), slice(start, min(start + count, 8))
         want[part] = compute(want[part])
         memory = xs.mark_sharding(base.to("jax"), mesh, ("x",))
@@ -70,7 +68,7 @@ def _part(draw, tensor):
 
 
 @pytest.mark.parametrize(
-    ("mesh", "seed"), [*itertools.product(("4", "2 x 4"), range(8)), ("8", 8), ("8", 9)]
+    ("mesh", "seed"), [*itertools.product(("4", "2 x 4"), range(5)), ("8", 8), ("8", 9)]
 )
 def test_random_writes_through_marked_views(mesh, seed):
     draw = random.Random(seed)

@@ -44,7 +44,7 @@ class Block(torch.nn.Module):
 
 
 def train(model, x, wrap):
-    """Three steps; gradients, losses, and everything the model holds."""
+    """Two steps; gradients, losses, and everything the model holds."""
     call = wrap(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     losses = []
@@ -63,7 +63,6 @@ def train(model, x, wrap):
 WRAPS = {
     "module": PureModule,
     "closure": lambda model: assume_pure(lambda x, **kw: model(x, **kw)),
-    "method": lambda model: assume_pure(model.forward),
     "torch": lambda model: assume_pure_torch(model, use_cache=True),
 }
 

@@ -30,13 +30,13 @@ DATA = [{"input_ids": row, "labels": row} for row in ROWS]
 
 @dataclasses.dataclass
 class Run:
-    """What training gave: without a stop, and stopped in the first epoch and resumed."""
+    """What training gave: without a stop, and on the device, resumed from the first epoch."""
 
-    weight: torch.Tensor
     losses: list[float]
     evaluated: float
-    resumed: list[float]
-    reloaded: float
+    weight: Any = None
+    resumed: Any = None
+    reloaded: Any = None
 
 
 def trainer(output: Path, layout: str) -> Any:
@@ -79,6 +79,8 @@ def run(folder: Path, device: str, layout: str = "none") -> Run:
             first.train()
             evaluated = first.evaluate()["eval_loss"]
             first.save_model(str(folder / "saved"))
+            if device == "cpu":
+                return Run(losses(first), evaluated)
             second = trainer(folder / "run", layout)
             second.train(resume_from_checkpoint=str(folder / "run" / "checkpoint-3"))
         finally:
@@ -87,7 +89,7 @@ def run(folder: Path, device: str, layout: str = "none") -> Run:
     with torch.no_grad():
         reloaded = plain(input_ids=ROWS[32:], labels=ROWS[32:]).loss.item()
     weight = first.model.model.layers[0].mlp.up_proj.weight
-    return Run(weight, losses(first), evaluated, losses(second)[3:], reloaded)
+    return Run(losses(first), evaluated, weight, losses(second)[3:], reloaded)
 
 
 def forget() -> None:
@@ -104,7 +106,7 @@ def on_the_cpu(tmp_path_factory):
 @pytest.mark.parametrize("layout", ["none", "tensor-parallel"])
 def test_losses_checkpoints_and_resuming(tmp_path, on_the_cpu, layout):
     found = run(tmp_path, "jax", layout)
-    assert found.weight.device.type == "jax" and on_the_cpu.weight.device.type == "cpu"
+    assert found.weight.device.type == "jax"
     assert any(getattr(found.weight, "partition_spec", None) or ()) == (layout != "none")
     assert len(found.losses) == len(on_the_cpu.losses) == 8
     assert found.losses == pytest.approx(on_the_cpu.losses, rel=2e-4)

@@ -22,7 +22,7 @@ WORDS = torch.tensor([[1, 2, 0], [4, 0, 3]])
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...]]] = {
-    "CrossMapLRN2d": (lambda: nn.CrossMapLRN2d(2), (IMAGE,)),
+    "CrossMapLRN2d": (lambda: nn.CrossMapLRN2d(2), (draw(1, 3, 2, 2),)),
     "SyncBatchNorm in evaluation": (lambda: nn.SyncBatchNorm(4).eval(), (IMAGE,)),
     "TransformerDecoder": (
         lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0), 1),

@@ -19,7 +19,7 @@ from tests.torch_bridge.training.test_training import draw
 Options = dict[str, Any]
 
 
-STEPS = 4
+STEPS = 3
 X, Y = draw(8, 4), draw(8, 3, seed=1)
 
 # Each optimizer with hyperparameters that reach its less trodden branches.
@@ -134,9 +134,11 @@ def test_no_optimizer_of_torch_is_left_out():
 
 
 def test_every_optimizer_equals_the_cpu():
-    """As loops and by lists, in turn."""
+    """As loops and by lists, in turn; of those that compiled steps take every third."""
     models, step = together(
-        (name, ("single", "foreach")[number % 2]) for number, name in enumerate(OPTIMIZERS)
+        (name, ("single", "foreach")[number % 2])
+        for number, name in enumerate(OPTIMIZERS)
+        if name in REFUSED or number % 3 == 0
     )
     x, y = X.to("jax"), Y.to("jax")
     for _ in range(STEPS):
@@ -163,11 +165,11 @@ def is_refused(name: str, form: str) -> bool:
 
 
 def compiled_cases() -> Iterator[Case]:
-    """One form of each optimizer, in turn; of every other the last as well."""
+    """One form of each optimizer, in turn; of every fourth the last as well."""
     for number, name in enumerate(OPTIMIZERS):
         forms = [form for form in forms_of(name)[1:] if not is_refused(name, form)]
         if forms:
-            for form in dict.fromkeys((forms[number % len(forms)], forms[-(number % 2)])):
+            for form in dict.fromkeys((forms[number % len(forms)], forms[-(number % 4 == 1)])):
                 yield name, form
 
 
@@ -237,7 +239,7 @@ def test_lbfgs():
     models = []
     for device in ("cpu", "jax"):
         model = Model("cpu").double().to(device)
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2, line_search_fn="strong_wolfe")
 
         def closure(model=model, optimizer=optimizer, device=device):
             optimizer.zero_grad()
@@ -312,7 +314,7 @@ def test_state_moves_between_devices(name, first, second):
         if made:
             model.load_state_dict(copy.deepcopy(made[0][0].state_dict()))
             optimizer.load_state_dict(copy.deepcopy(made[0][1].state_dict()))
-        for _ in range(STEPS // 2):
+        for _ in range(1 + len(made)):
             optimizer.zero_grad()
             model(X.to(device), Y.to(device)).backward()
             optimizer.step()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -139,20 +137,6 @@ def test_a_checkpoint_is_loaded_with_weights_only():
             other.state[fresh.table.weight]["exp_avg"].cpu(),
             optimizer.state[model.table.weight]["exp_avg"].cpu(),
         )
-
-
-def test_a_checkpoint_is_loaded_where_isoshard_is_not_installed(tmp_path):
-    path = tmp_path / "model.pt"
-    torch.save(tied().to("jax").state_dict(), path)
-    script = (
-        "import sys, torch; sys.modules['isoshard'] = None; sys.modules['jax'] = None;"
-        f"state = torch.load({str(path)!r}, map_location='cpu', weights_only=True);"
-        "print(sorted(state), state['table.weight'].shape)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert "head.weight" in done.stdout and "torch.Size([8, 16])" in done.stdout
 
 
 def test_tied_weights_are_written_once():
@@ -305,7 +289,7 @@ def test_a_parametrization_is_made_on_the_device():
         for layer in layers.values():
             layer.load_state_dict(weight)
         parametrizations.weight_norm(layers["n"])
-        parametrizations.spectral_norm(layers["s"], n_power_iterations=50)
+        parametrizations.spectral_norm(layers["s"], n_power_iterations=20)
         layer = torch.nn.Linear(4, 4).to(device)
         parametrizations.orthogonal(layer, orthogonal_map="householder")
         assert torch.dist(layer.weight.mT @ layer.weight, torch.eye(4, device=device)) < 1e-4

@@ -112,34 +112,6 @@ def test_results_that_share_memory_share_it_again():
         constant.zero_()
 
 
-def test_another_tensor_put_into_a_variable_or_attribute_is_seen():
-    class Holder:
-        def __init__(self):
-            self.table = ones()
-            self.last: Any = None
-
-        def step(self, x: torch.Tensor) -> torch.Tensor:
-            return x * self.table + GLOBAL[0] + local
-
-    local = ones(10.0)
-    GLOBAL[:] = [ones(100.0)]
-    holder = Holder()
-    step = xs.compile(holder.step)
-    assert step(ones()).tolist() == [111.0] * 3
-    holder.table = ones(2.0)
-    assert step(ones()).tolist() == [112.0] * 3
-    GLOBAL[0] = ones(200.0)
-    assert step(ones()).tolist() == [212.0] * 3
-    local = ones(20.0)
-    for _ in range(3):
-        holder.last = step(ones())  # what the step does not read is no reason to capture
-    assert holder.last.tolist() == [222.0] * 3
-    assert len(step.replays) == 1
-
-
-GLOBAL: list[torch.Tensor] = []
-
-
 class Trainer:
     """A trainer with compiled methods."""
 
@@ -215,25 +187,3 @@ def test_objects_that_are_refused_with_the_way_out():
 
     with pytest.raises(TypeError, match=r"Slotted has __slots__.*compile\(instance.method\)"):
         Slotted().step(ones())
-
-
-def test_batch_norm_in_training_then_evaluation():
-    def run(device: str, compiled: bool) -> Any:
-        model = net(norm=True).to(device)
-        step = make_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-        def evaluate(x: torch.Tensor) -> torch.Tensor:
-            with torch.no_grad():
-                return model(x)
-
-        if compiled:
-            step, evaluate = xs.compile(step), xs.compile(evaluate)
-        seen = []
-        for x, y in batches(3):
-            model.train()
-            step(x.to(device), y.to(device))
-            model.eval()
-            seen.append(evaluate(x.to(device)).cpu())
-        return torch.stack(seen)
-
-    torch.testing.assert_close(run("jax", True), run("cpu", False), rtol=1e-4, atol=1e-5)

@@ -97,12 +97,11 @@ def test_dropout_differs_from_call_to_call_and_follows_the_seed():
     assert {value for row in rows for value in row} == {0.0, 2.0}
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
-def test_other_shapes_are_other_programs(dynamic):
+def test_other_shapes_are_other_programs():
     model = net().to("jax")
     plain = copy.deepcopy(model).to("cpu")
-    fast = compiled(model, dynamic=dynamic)
-    for rows in (8, 5, 3):
+    fast = compiled(model)
+    for rows in (8, 5, 3):  # the second makes the size a symbol
         x = batches(1, rows)[0][0]
         torch.testing.assert_close(fast(x.to("jax")).cpu(), plain(x), rtol=1e-4, atol=1e-5)
 
@@ -185,12 +184,14 @@ class Language(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words = torch.nn.Embedding(32, 16)
-        self.layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-        self.register_buffer("mask", torch.nn.Transformer.generate_square_subsequent_mask(8))
+        self.words = torch.nn.Embedding(16, 8)
+        self.qkv = torch.nn.Linear(8, 24)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        y = self.layer(self.words(ids), src_mask=self.mask, is_causal=True)
+        x = self.words(ids)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = x + attended.transpose(1, 2).flatten(2)
         scores = y @ self.words.weight.t()
         return torch.nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
 
@@ -199,7 +200,7 @@ def test_attention_and_loss():
     torch.manual_seed(0)
     plain = Language()
     model = copy.deepcopy(plain).to("jax")
-    ids = torch.randint(0, 32, (2, 8))
+    ids = torch.randint(0, 16, (2, 4))
     want, got = plain(ids), compiled(model)(ids.to("jax"))
     want.backward(), got.backward()
     assert got.item() == pytest.approx(want.item(), rel=1e-5)

@@ -32,7 +32,6 @@ def said() -> str:
 
 SGD = torch.optim.SGD
 WAYS = {
-    "adamw": {"optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.05)},
     "momentum, clipped over all layers": {
         "optimizer": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9, nesterov=True),
         "before": lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1),
@@ -171,7 +170,7 @@ def test_gradients_that_stay():
 
         gather = xs.compile(gather, repeat=repeat)
         x, found = X.to("jax"), []
-        for number in range(4):
+        for number in range(3):
             found.append(gather(x).cpu().clone())
             found += [one.grad.cpu().clone() for one in model.parameters()]
             if number % 2:
@@ -189,7 +188,7 @@ def test_frozen_layers_and_shared_weights():
             layer.up.weight.requires_grad_(False)
             layer.norm = model.layers[0].norm
 
-    compare(3, place=place)
+    compare(2, place=place)
 
 
 def test_two_models_of_one_step():
@@ -208,7 +207,7 @@ def test_two_models_of_one_step():
             return loss.detach()
 
         step, x = xs.compile(step, repeat=repeat), X.to("jax")
-        return [step(x).cpu().clone() for _ in range(3)]
+        return [step(x).cpu().clone() for _ in range(2)]
 
     torch.testing.assert_close(trained("auto"), trained(None), rtol=1e-4, atol=1e-6)
 
@@ -256,7 +255,7 @@ def test_reasons_not_to_take_loops():
     assert said().startswith("repeat: not rolled: it calls Python while it runs")
 
 
-def wide(repeat, rows, width=256):
+def wide(repeat, rows, width=256, steps=2):
     """Wide layers trained on few or many rows; gives losses."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -272,7 +271,7 @@ def wide(repeat, rows, width=256):
         return loss.detach()
 
     step, x = xs.compile(step, repeat=repeat), torch.ones(rows, width).to("jax")
-    return [step(x).item() for _ in range(2)]
+    return [step(x).item() for _ in range(steps)]
 
 
 def test_loops_that_copy_too_much_are_none():
@@ -290,5 +289,5 @@ def test_loops_that_copy_too_much_are_none():
 
 def test_with_many_rows_the_same_loops_copy_little():
     metrics.reset()
-    wide("auto", 4096, width=768)
+    wide("auto", 4096, width=640, steps=1)
     assert "layers as" in said()

@@ -36,7 +36,7 @@ def momentum(parameters):
 
 def test_stacks_have_the_layouts_of_their_layers(mesh):
     metrics.reset()
-    rolled = compare(3, place=placed(mesh, BOTH), optimizer=momentum)
+    rolled = compare(2, place=placed(mesh, BOTH), optimizer=momentum)
     assert "3 layers as" in said()
     assert len(stacks(rolled)) >= 12
     weights = [layer.up.weight._storage for layer in rolled.model.layers]
@@ -60,8 +60,9 @@ def test_training_on_a_mesh_with_checkpoints_and_a_layer_that_is_laid_out_otherw
             iso.restore(path, state)
             xs.clear_sharding(training.model.layers[1].up.weight)
             xs.mark_sharding(training.model.layers[1].up.weight, mesh, ("x", None))
-        x = iso.shard(torch.ones(8, 3).to("jax"), mesh, P("x"))
-        return training.evaluate(x).cpu().clone()
+            x = iso.shard(torch.ones(8, 3).to("jax"), mesh, P("x"))
+            return training.evaluate(x).cpu().clone()
+        return None
 
     rolled = compare(3, between, dropout=0.2, place=placed(mesh, FSDP))
     moved = rolled.model.layers[1].up.weight
@@ -73,7 +74,7 @@ def test_training_on_a_mesh_with_checkpoints_and_a_layer_that_is_laid_out_otherw
 @pytest.fixture(scope="module")
 def wanted():
     """What two steps give on one device."""
-    return Training(None, layers=2, optimizer=momentum).run(2)
+    return Training(None, layers=1, optimizer=momentum).run(2)
 
 
 def uneven(mesh):
@@ -109,7 +110,7 @@ def explicit(_mesh):
 )
 def test_a_reason_not_to_take_loops(mesh, wanted, place, reason):
     metrics.reset()
-    found = Training("auto", layers=2, optimizer=momentum, place=place(mesh)).run(2)
+    found = Training("auto", layers=1, optimizer=momentum, place=place(mesh)).run(2)
     torch.testing.assert_close(found, wanted, rtol=2e-4, atol=1e-5)
     assert said().startswith(f"repeat: not rolled: it has {reason}")
 
@@ -118,7 +119,7 @@ def test_a_reason_not_to_take_loops(mesh, wanted, place, reason):
 def test_offloaded_state_is_a_reason(mesh, wanted):
     plan = iso.Plan({"*.weight": ("y",), "*": P()}, memory={"state.*": "pinned_host"})
     metrics.reset()
-    training = Training("auto", layers=2, optimizer=momentum, place=placed(mesh, plan))
+    training = Training("auto", layers=1, optimizer=momentum, place=placed(mesh, plan))
     iso.shard(training.optimizer, mesh, plan)
     torch.testing.assert_close(training.run(2), wanted, rtol=2e-4, atol=1e-5)
     assert said().startswith("repeat: not rolled: it has arrays that rest in host memory")

@@ -99,9 +99,9 @@ assert means.tolist() == [[2.0], [3.0], [5.0]]
 means.sum().backward()
 assert torch.allclose(numbers.grad.cpu(), torch.tensor([1 + 1 / 2 + 1 / 3, 1 / 2 + 1 / 3, 1 / 3]))
 
-theirs, ours = torch.nn.GRU(5, 8, num_layers=2), GRU(5, 8, num_layers=2)
+theirs, ours = torch.nn.GRU(5, 4, num_layers=2), GRU(5, 4, num_layers=2)
 ours.load_state_dict(theirs.state_dict())
-steps, first = torch.randn(12, 3, 5), torch.randn(2, 3, 8)
+steps, first = torch.randn(3, 2, 5), torch.randn(2, 2, 4)
 want, got = theirs(steps, first), ours.to(device)(steps.to(device), first.to(device))
 for one, other in zip(got, want, strict=True):
     torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-5)

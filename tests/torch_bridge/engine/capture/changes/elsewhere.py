@@ -21,11 +21,6 @@ def shifted(x: torch.Tensor) -> torch.Tensor:
     return x * TENSOR
 
 
-def through_another(x: torch.Tensor) -> torch.Tensor:
-    """Reads globals one call further away."""
-    return scaled(x) + 1
-
-
 def replaced(x: torch.Tensor) -> torch.Tensor:
     """Is patched by a case."""
     return torch.relu(x)

@@ -181,8 +181,6 @@ for title, values in SEQUENCES.items():
 
 table(
     r"""
-an attribute at depth eight | warmth | a = nested('bcdefgh', $) | x * a.b.c.d.e.f.g.h.warmth |
-    a.b.c.d.e.f.g.h.warmth = $ | ! kinds=BOTH
 an object replaced in the middle of the path | warmth, d | a = nested('bcdef', 2.0)\n
     old, new = a.b.c.d, Box(e=Box(f=Box(warmth=5.0))) | x * a.b.c.d.e.f.warmth | a.b.c.d = new |
     a.b.c.d = old
@@ -195,8 +193,6 @@ an attribute that a tensor is given | heated | scale = two |
     del scale.heated
 an attribute of a tensor | scale | weight = torch.ones(4, 4, device=device)\nweight.scale = $ |
     x * weight * weight.scale | weight.scale = $
-an attribute deleted | warmth | holder = Box(warmth=2.0) |
-    x * holder.warmth if hasattr(holder, 'warmth') else -x | del holder.warmth | holder.warmth = 2.0
 an attribute with a default by getattr | warmth | holder = Box() |
     x * getattr(holder, 'warmth', 2.0) | holder.warmth = 5.0 | del holder.warmth
 the computed name of getattr | which, warmth, cold |
@@ -211,14 +207,14 @@ attributes unpacked as keywords | warmth, vars | holder = Box(warmth=$)\n
 a frozen dataclass replaced | warmth, config | holder = Box(config=Frozen($)) |
     x * holder.config.warmth | holder.config = Frozen($)
 a namedtuple replaced | warmth, config | holder = Box(config=Pair($, 1)) |
-    x * holder.config.warmth | holder.config = Pair($, 1) | ! kinds=BOTH
+    x * holder.config.warmth | holder.config = Pair($, 1)
 state behind a property | _kept, warmth | holder = WithProperty($) | x * holder.warmth |
-    holder._kept[0] = $ | ! kinds=BOTH
+    holder._kept[0] = $
 a cached property cleared | cached, base | holder = WithProperty($) | x * holder.cached |
     holder.base = $\nvars(holder).pop('cached', None)
 a slot | warmth | a = Slotted($) | x * a.warmth | a.warmth = $ | ! kinds=BOTH
 a class attribute | warmth | class Here:\n\twarmth = $\nholder = Here() | x * holder.warmth |
-    Here.warmth = $ | ! kinds=BOTH
+    Here.warmth = $
 an attribute of the base class | warmth | class Base:\n\twarmth = $\nclass Derived(Base): pass\n
     holder = Derived() | x * holder.warmth | Base.warmth = $
 an attribute of the class, through the class | warmth | class Base:\n\twarmth = $\n
@@ -291,8 +287,7 @@ a chain map | warmth, table, maps | own = {}\ntable = collections.ChainMap(own, 
 an item of an ordered dict | warmth, table | table = collections.OrderedDict(warmth=$) |
     x * table['warmth'] | table['warmth'] = $
 what is appended to a list | factors | factors = [two] | for factor in factors:\n\tx = x * factor\n
-    return x | factors.append($) | factors.pop() | ! kinds=BOTH
-the length of a list | f | f = [0, 0] | x * len(f) | f.append(0) | f.pop()
+    return x | factors.append($) | factors.pop()
 the order of a list | f | f = [2.0, 5.0] | x * f[0] + f[1] | f.reverse()
 the sum of a list | f | f = [2.0, $] | x * sum(f) | f[1] = 7.0 | f[1] = 2.0
 a list emptied that the step asks for | f | f = [2.0] | x * f[0] if f else -x | f.clear() |
@@ -300,12 +295,12 @@ a list emptied that the step asks for | f | f = [2.0] | x * f[0] if f else -x | 
 a comprehension over a list | f | f = [$, 5.0] | torch.stack([x * one for one in f]).sum(0) |
     f[0] = $
 a tuple replaced | factors | holder = Box(factors=($, 1)) | x * holder.factors[0] |
-    holder.factors = ($, 1) | ! kinds=BOTH
+    holder.factors = ($, 1)
 a list in a tuple | f | f = ([$], 1) | x * f[0][0] | f[0][0] = $
 the elements of a set | chosen | chosen = {'relu'} |
     torch.relu(x) if 'relu' in chosen else torch.tanh(x) | chosen.clear() | chosen.add('relu')
 an item of a deque | window | window = collections.deque([$], maxlen=1) | x * window[0] |
-    window.append($) | ! kinds=BOTH
+    window.append($)
 the sum of a deque | window | window = collections.deque([$, $], maxlen=2) | x * sum(window) |
     window.append($) | ! kinds=BOTH
 an element of array.array | numbers, array | numbers = array.array('d', [$]) | x * numbers[0] |

@@ -48,12 +48,8 @@ UNSEEN = (
 )
 SEEN = (
     "a buffer replaced, and changed in place",
-    "a device tensor of no axes changed in place",
     "a function handler",
     "a list that the step appends its result to",
-    "a namedtuple replaced: tensor",
-    "an object replaced in the middle of the path",
-    "the shape of a tensor replaced",
 )
 """What `torch.compile` runs: its guards are dynamo's own."""
 

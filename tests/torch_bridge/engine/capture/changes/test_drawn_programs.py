@@ -64,14 +64,14 @@ DEEP = drawn.Program(
 )
 
 
-@bounded(30)
+@bounded(22)
 @example(DEEP)
 @given(drawn.programs())
 def test_a_compiled_step_follows_its_edits(program):
     check(program, compiled=True)
 
 
-@bounded(10)
+@bounded(6)
 @given(drawn.programs())
 def test_a_recorded_step_follows_its_edits(program):
     check(program, compiled=False)

@@ -277,10 +277,8 @@ a GradScaler's scale without fused | scale, item, GradScaler | adam | t.scaler.u
 # --- Hooks, and optimizers of users --------------------------------------------------------------
 
 for title, hook in {
-    "pre": "t.optimizer.register_step_pre_hook(doubles)",
     "post": "t.optimizer.register_step_post_hook(shrinks)",
     "global pre": "of_torch.register_optimizer_step_pre_hook(doubles)",
-    "global post": "of_torch.register_optimizer_step_post_hook(shrinks)",
 }.items():
     trains(f"a {title} hook of an optimizer", "hook", "sgd", f"handle = {hook}", "handle.remove()")
 table(
