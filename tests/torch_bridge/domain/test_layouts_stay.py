@@ -166,9 +166,8 @@ def test_a_view_tells_how_it_lies(mesh):
 # Optimizers
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-def test_loaded_state_lies_in_the_blocks_of_its_parameter(mesh, kind):
-    options = {"lr": 0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {})}
+def test_loaded_state_lies_in_the_blocks_of_its_parameter(mesh):
+    kind, options = torch.optim.AdamW, {"lr": 0.1}
     start, c = torch.randn(18, 6), torch.randn(18, 6)
 
     def stepped(weight, optimizer):
@@ -209,10 +208,8 @@ WINDOWS = {
     "max dilated": lambda x: F.max_pool2d(x, 3, 1, padding=1, dilation=(2, 1)),
     "avg 3/1/1": lambda x: F.avg_pool2d(x, 3, 1, 1),
     "avg 3/2/1 of real rows": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-    "avg 2 by a divisor": lambda x: F.avg_pool2d(x, 2, divisor_override=3),
     "bilinear, corners": lambda x: F.interpolate(x, (32, 8), mode="bilinear", align_corners=True),
     "bicubic": lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
-    "adaptive max": lambda x: F.adaptive_max_pool2d(x, (16, 4)),
     "adaptive avg, overlapping": lambda x: F.adaptive_avg_pool2d(x, (16, 5)),
 }
 OUT_OF_STEP = {"max dilated"}  # 62 outputs
@@ -245,10 +242,8 @@ def test_windows_of_an_even_split_send_rows(mesh):
 
 CONVOLUTIONS = {
     "dilated": ((6, 4, 3, 3), lambda x, w: F.conv2d(x, w, padding=2, dilation=2)),
-    "grouped": ((6, 2, 3, 3), lambda x, w: F.conv2d(x, w, padding=1, groups=2)),
     "depthwise": ((4, 1, 7, 7), lambda x, w: F.conv2d(x, w, padding=3, groups=4)),
     "grouped 2": ((8, 1, 3, 3), lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=4)),
-    "transposed": ((4, 6, 2, 2), lambda x, w: F.conv_transpose2d(x, w, stride=2)),
     "transposed 3": (
         (4, 3, 3, 3),
         lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, groups=2),
@@ -311,13 +306,12 @@ def test_a_convolution_over_several_mesh_axes():
 def test_halves_and_three_axes(mesh):
     x = torch.randn(1, 2, 16, 4, 4)
     field = laid(x, mesh, ROWS)
-    for function in (lambda t: F.avg_pool3d(t, 3, 1, 1), lambda t: F.max_pool3d(t, 3, 2, 1)):
-        plain = x.double().requires_grad_()
-        close(function(field), function(plain))
-        field.grad = None
-        function(field).square().sum().backward()
-        function(plain).square().sum().backward()
-        close(field.grad, plain.grad)
+    plain = x.double().requires_grad_()
+    results = [F.max_pool3d(F.avg_pool3d(t, 3, 1, 1), 3, 2, 1) for t in (field, plain)]
+    close(*results)
+    for one in results:
+        one.square().sum().backward()
+    close(field.grad, plain.grad)
     wide = torch.randn(1, 2, 16, 8, dtype=torch.float64)  # 64 bits
     plain, field = wide.clone().requires_grad_(), laid(wide, mesh, ROWS)
     for one in (plain, field):
@@ -370,11 +364,9 @@ def test_blocks_of_a_merged_axis(mesh):
 # Attention
 
 
-@pytest.mark.parametrize(("batch_first", "sizes"), [(False, None), (True, SIZES)])
-def test_multihead_attention_goes_round_a_ring_in_both_orders(mesh, batch_first, sizes):
-    torch.manual_seed(0)
-    ours = torch.nn.MultiheadAttention(16, 2, batch_first=batch_first)
-    plain = torch.nn.MultiheadAttention(16, 2, batch_first=batch_first).double()
+def test_multihead_attention_goes_round_a_ring(mesh):
+    ours = torch.nn.MultiheadAttention(16, 2)
+    plain = torch.nn.MultiheadAttention(16, 2).double()
     plain.load_state_dict(ours.state_dict())
     ours.to("jax")
 
@@ -382,10 +374,8 @@ def test_multihead_attention_goes_round_a_ring_in_both_orders(mesh, batch_first,
         y = module(x, x, x, need_weights=False)[0]
         return y, torch.autograd.grad(y.square().sum(), [x, *module.parameters()])
 
-    x = torch.randn(2, 64, 16) if batch_first else torch.randn(64, 2, 16)
-    spec = P(None, "x") if batch_first else P("x")
-    per_axis = (None, sizes, None) if batch_first else (sizes, None, None)
-    tokens = laid(x, mesh, spec, sizes and per_axis)
+    x = torch.randn(64, 2, 16)
+    tokens = laid(x, mesh, P("x"), (SIZES, None, None))
     want = step(plain, x.double().requires_grad_())
     compiled = xs.compile(step)
     for _ in range(2):
@@ -404,8 +394,6 @@ def test_multihead_attention_goes_round_a_ring_in_both_orders(mesh, batch_first,
 TRANSFORMS = {
     "rfft2": lambda t: torch.fft.rfft2(t),
     "irfft2": lambda t: torch.fft.irfft2(torch.fft.rfft2(t)),
-    "rfftn": lambda t: torch.fft.rfftn(t),
-    "by hand": lambda t: torch.fft.fft(torch.fft.rfft(t, dim=-1), dim=-2),
     "back by hand": lambda t: torch.fft.irfft(torch.fft.ifft(torch.fft.rfft2(t), dim=-2), dim=-1),
 }
 
@@ -426,16 +414,3 @@ def test_real_transforms_of_two_axes_over_uneven_rows(mesh):
 
 
 # Lengths
-
-
-def test_lengths_of_ctc_may_be_on_the_cpu():
-    reduction = "mean"
-    scores, labels = torch.randn(12, 3, 5), torch.randint(1, 5, (3, 4))
-    spans, lengths = torch.tensor([12, 10, 11]), torch.tensor([4, 3, 2])
-    plain, ours = scores.double().requires_grad_(), scores.to("jax").requires_grad_()
-    want = F.ctc_loss(plain.log_softmax(2), labels, spans, lengths, reduction=reduction)
-    found = F.ctc_loss(ours.log_softmax(2), labels.to("jax"), spans, lengths, reduction=reduction)
-    close(found, want)
-    found.sum().backward()
-    want.sum().backward()
-    close(ours.grad, plain.grad)

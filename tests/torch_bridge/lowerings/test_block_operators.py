@@ -11,7 +11,7 @@ import isoshard as iso
 from isoshard import P
 from isoshard.torch_bridge.lowerings import channels_last, registry
 from tests.core.domain.blocks import in_blocks
-from tests.core.domain.traffic import compiled, gathered
+from tests.core.domain.traffic import gathered
 
 RNG = np.random.default_rng(0)
 X = torch.tensor(RNG.normal(size=(2, 4, 18, 7)))
@@ -112,11 +112,11 @@ def test_no_rows_are_gathered(function):
     mesh = iso.make_mesh((4,), ("x",))
     x = X.numpy().astype(np.float32)
     u = in_blocks(x, mesh, P(None, None, "x"), (None, None, SIZES, None))
-    lifted = iso.domain.lift(function)
-    results = lifted(u, WEIGHT.numpy().astype(np.float32))
-    want = jax.jit(function)(x, WEIGHT.numpy().astype(np.float32))
+    weight = WEIGHT.numpy().astype(np.float32)
+    program = jax.jit(iso.domain.lift(function)).lower(u, weight).compile()
+    results, want = program(u, weight), jax.jit(function)(x, weight)
     for found, other in zip(results, want, strict=True):
         np.testing.assert_allclose(iso.full(found), other, rtol=1e-3, atol=1e-3)
         if isinstance(found, iso.UnevenArray):
             assert SIZES in found.sizes
-    assert gathered(compiled(lifted, u, WEIGHT.numpy().astype(np.float32))) == 0
+    assert gathered(program.as_text()) == 0

@@ -24,7 +24,7 @@ SMALL: Mapping[str, Callable[[], Family]] = {
     "Mixtral": lambda: models.mixtral(layers=2, **_GROUPED),
     "ViT": lambda: models.vit(layers=2, width=256, heads=8, image=64, batch=256),
     "U-Net": lambda: models.unet(widths=(32, 64, 128), image=64, batch=16),
-    "DLRM": lambda: models.dlrm(rows=(1 << 20, 1 << 18, 4096), width=32, batch=4096),
+    "DLRM": lambda: models.dlrm(rows=(1 << 20, 4096), width=32, batch=4096),
 }
 
 

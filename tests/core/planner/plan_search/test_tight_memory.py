@@ -30,7 +30,7 @@ def outputs_of(found: SearchResult, step: SearchedStep) -> dict[str, NamedShardi
 
 
 def test_what_the_leanest_hand_plan_needs_is_enough():
-    family = llama(layers=3, **GROUPED)
+    family = llama(layers=2, **GROUPED)
     step = searched(traced_jax_step(family.step, family.args, {}, MESH))
     hand = []  # what each hand plan costs, with the most memory that a check of it finds
     for one in hand_plans(step.written, [MESH]):
