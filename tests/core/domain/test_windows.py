@@ -110,7 +110,6 @@ CONVOLUTIONS = {
     "even kernel": (
         convolved(stride=(2, 1), padding=(1, 1), groups=2), "empty", (2, 4, 18, 4), (2, 2, 4, 2),
     ),
-    "dilated": (convolved(dilation=2), "chunk", (2, 2, 18), (3, 2, 3)),
     "stride beyond kernel": (convolved(stride=3), "any", (2, 4, 18), (2, 4, 1)),
     "even, by the compiler": (
         convolved(stride=(2, 1), padding=(1, 1), method="xla"), "even", (2, 2, 16, 4), (3, 2, 4, 3),
@@ -141,7 +140,6 @@ WINDOWS = {
     "linear, one row": (resized("linear", 1, align_corners=True), "any"),
     "area": (resized("area", 7), "any"),
     "cubic, corners": (resized("cubic", (40, 7), align_corners=True), "any", 4),
-    "nearest, scaled": (resized("nearest", scale=(1.7, 0.6)), "any", 4),
     "linear, scaled": (resized("linear", scale=(1.7, 0.6)), "empty", 4),
     "pad, wrap": (padded("wrap", "circular"), "empty", 4),
     "rows taken away": (padded("zero", "constant", (-6, 2), value=3), "any"),

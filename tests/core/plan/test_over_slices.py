@@ -172,6 +172,5 @@ def test_a_whole_axis_of_fsdp_over_slices_is_told(reference):
     plan = Plan.fsdp("data", min_bytes=0) * Plan(dcn={"data": "all-reduce"})
     losses, program, _ = run_torch(mesh, plan)
     np.testing.assert_allclose(losses, reference[0], rtol=2e-6)
-    line = "" if jax.config.jax_traceback_in_locations_limit < 100 else ", test_"  # JAX 0.9: 10
-    with pytest.raises(PlanError, match=rf"all-gather over data, 2 slices: .* a device{line}"):
+    with pytest.raises(PlanError, match=r"all-gather over data, 2 slices: .* a device"):
         iso.planner.check_crossings(program, mesh, plan, slices=2)

@@ -15,8 +15,6 @@ FLAT = {
         "prod": lambda x, w: x.prod(0),
         "log_softmax": lambda x, w: F.log_softmax(x, 1),
         "layer_norm": lambda x, w: F.layer_norm(x, (COLUMNS,), w[0], w[1]),
-        "layer_norm of all": lambda x, w: F.layer_norm(x, x.shape),
-        "quantile": lambda x, w: torch.quantile(x, 0.3, 0),
         "argmax": lambda x, w: x.argmax(0),
         "cross_entropy": lambda x, w: F.cross_entropy(
             x, torch.arange(len(x), device=x.device) % COLUMNS
@@ -32,12 +30,9 @@ FLAT = {
     },
     "shapes": {
         "flat": lambda x, w: x.flatten(),
-        "split the columns": lambda x, w: x.reshape(-1, 2, 3) * 2,
         "unbind": lambda x, w: [row * 2 for row in x[:2].unbind(0)],
-        "select": lambda x, w: x[:, 2] * 2,
         "select a row": lambda x, w: x[7] * 2,
         "index": lambda x, w: x[torch.tensor([0, 15, 3], device=x.device)],
-        "index_select": lambda x, w: x.index_select(1, torch.tensor([0, 3, 3], device=x.device)),
         "gather": lambda x, w: x.gather(0, x.argsort(0)),
         "set a row": lambda x, w: x.index_fill(0, torch.tensor([4], device=x.device), 1.0),
         "chunk": lambda x, w: [part * 2 for part in x.chunk(3, 0)],
@@ -46,7 +41,6 @@ FLAT = {
         "unfold": lambda x, w: x.unfold(0, 4, 2) * 2,
     },
     "products": {
-        "einsum": lambda x, w: torch.einsum("ij,nj->in", w, x),
         "cdist": lambda x, w: torch.cdist(x, x + 1),
         "cross": lambda x, w: torch.linalg.cross(x[:, :3], x[:, 3:]),
         "embedding": lambda x, w: F.embedding((x[:, 0].abs() * 2).long(), w),
@@ -61,13 +55,11 @@ FLAT = {
 SPATIAL = {
     "convolutions": {
         "conv2d": lambda x, w: F.conv2d(x, w, w[:, 0, 0, 0], padding=1),
-        "conv3d": lambda x, w: F.conv3d(x[:, :, None], w[:, :, None], padding=(0, 1, 1)),
         "conv_transpose2d, odd": lambda x, w: F.conv_transpose2d(
             x, w, stride=2, padding=1, output_padding=1
         ),
     },
     "windows": {
-        "pad, circular": lambda x, w: F.pad(x, (1, 1, 2, 1), mode="circular"),
         "pixel_shuffle": lambda x, w: F.pixel_shuffle(x, 2),
         "unfold": lambda x, w: F.unfold(x, 3, padding=1),
         "group_norm": lambda x, w: F.group_norm(x, 2, w[0, :, 0, 0]),
