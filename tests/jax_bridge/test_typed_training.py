@@ -17,7 +17,7 @@ from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.leaf_paths import named_leaves
 from isoshard.jax_bridge import train_step
 from tests.jax_bridge.compiling import counting
-from tests.jax_bridge.models import AUTO, EXPLICIT, Model, mesh_of, pointers
+from tests.jax_bridge.models import AUTO, EXPLICIT, Model, mesh_of
 from tests.jax_faults import OF_JAX_11
 
 KINDS = {"explicit": (EXPLICIT, EXPLICIT), "mixed": (EXPLICIT, AUTO), "other": (AUTO, EXPLICIT)}
@@ -199,15 +199,6 @@ def test_programs_that_differ_are_seen(on_auto):
 
 
 class TestBuffers:
-    def test_what_is_donated_is_used_again(self):
-        mesh = mesh_of(EXPLICIT, EXPLICIT)
-        step = train_step(of_tree, optax.sgd(0.1, momentum=0.9), mesh, SILENT)
-        state = step.init(tree)
-        before = {pointer for leaf in jax.tree.leaves(state.params) for pointer in pointers(leaf)}
-        after, _ = step(state, batches(mesh)[0])
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
-        assert before == {p for leaf in jax.tree.leaves(after.params) for p in pointers(leaf)}
-
     def test_a_state_from_the_same_grid_of_another_type(self):
         mesh = mesh_of(EXPLICIT, EXPLICIT)
         step = train_step(of_tree, TX, mesh, SILENT, donate=False)

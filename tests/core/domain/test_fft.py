@@ -76,7 +76,6 @@ def test_along_whole_axes_nothing_is_sent(grid, spec, shape, axes, norm, odd):
 @pytest.mark.parametrize(
     ("grid", "spec", "shape", "axes"),
     [
-        ((2, 4), P("x", "y"), (4, 8, 3), (0, 1, 2)),
         ((2, 4), P(None, ("x", "y")), (3, 16, 5), (1, 2)),  # lines that 8 does not divide
     ],
 )

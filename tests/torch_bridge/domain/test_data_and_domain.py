@@ -1,6 +1,6 @@
 """A batch split over one mesh axis, space in uneven blocks over another, in torch.
 
-What a device sends is what it would for its own samples on a mesh of space alone.
+A device sends what it would for its own samples on a mesh of space alone: rows.
 """
 
 import torch
@@ -39,15 +39,14 @@ def step(model, x):
     return loss, y, torch.autograd.grad(loss, [x, *model.parameters()])
 
 
-def trained(mesh, spec, samples):
+def trained(mesh):
     """What a compiled step gives, and its program; the same in float64 on the CPU."""
-    torch.manual_seed(0)
     model = UNet()
-    x = torch.randn(samples, 4, 18, 8)
+    x = torch.randn(2, 4, 18, 8)
     plain = UNet().double()
     plain.load_state_dict(model.state_dict())
     want = step(plain, x.double().requires_grad_())
-    field = iso.shard(x, mesh, spec, uneven="pad", sizes=SIZES).requires_grad_()
+    field = iso.shard(x, mesh, SPEC, uneven="pad", sizes=SIZES).requires_grad_()
     compiled = xs.compile(step)
     model = model.to("jax")
     found = compiled(model, field)
@@ -55,11 +54,12 @@ def trained(mesh, spec, samples):
 
 
 def test_a_unet_sends_what_one_sample_does():
-    found, want, text = trained(iso.make_mesh((2, 4), ("data", "x")), SPEC, 2)
+    found, want, text = trained(iso.make_mesh((2, 4), ("data", "x")))
     assert found[1].named_sharding.spec == found[2][0].named_sharding.spec == SPEC
     assert found[1].block_sizes[2] and found[2][0].block_sizes[2]
     for one, other in zip((*found[:2], *found[2]), (*want[:2], *want[2]), strict=True):
         torch.testing.assert_close(one.detach().cpu().double(), other, rtol=1e-3, atol=1e-4)
     assert gathered(text) == 0
     assert summed(text) <= max(weight.numel() for weight in UNet().parameters())
-    assert 0 < sent(text) <= 1
+    row = 4 * 8  # of one sample, of which a device has no more
+    assert 0 < sent(text) <= 27 * row

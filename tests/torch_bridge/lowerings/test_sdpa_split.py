@@ -72,7 +72,6 @@ CASES = {
         operands(keys=24, heads=4, key_heads=2),
         {"enable_gqa": True, "is_causal": True, "scale": 0.3},
     ),
-    "mask of keys": lambda: (operands(), {"attn_mask": keep(4, 1, 1, 16)}),
     "float mask with a gradient": lambda: (
         operands(),
         {"attn_mask": draw(1, 2, 16, 16).requires_grad_()},
