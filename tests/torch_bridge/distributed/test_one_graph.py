@@ -89,10 +89,6 @@ VERBS = {
         lambda x, m: DTensor.from_local(x.to_local().cumsum(0), m, SPLIT),
         lambda x: piecewise(x, lambda part: part.cumsum(0)),
     ),
-    "products of pieces": (
-        lambda x, m: DTensor.from_local(x.to_local().sin() @ x.to_local().T, m, SPLIT),
-        lambda x: piecewise(x, lambda part: part.sin() @ part.T),
-    ),
     "sums of pieces": (
         lambda x, m: DTensor.from_local(x.to_local().sum(0), m, [Partial(), R]) * x,
         lambda x: x.sum(0) * x,
@@ -145,7 +141,6 @@ RULES = {
     "several": lambda x, m: DTensor.from_local(
         [x.full_tensor() * n for n in range(8)], m, [S0, S1]
     ),
-    "mixed": lambda x, m: DTensor.from_local(x.to_local() * x.full_tensor()[:4], m, SPLIT),
     "sum of gradients": lambda x, m: DTensor.from_local(
         x.to_local(grad_placements=[S0, Partial()]).sin(), m, SPLIT
     ),

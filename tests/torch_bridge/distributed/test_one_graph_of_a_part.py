@@ -50,7 +50,6 @@ PROGRAMS = {
         [S1],
         lambda x, w, m: DTensor.from_local(x.to_local().cumsum(1), m["tp"], [S1]) @ w,
     ),
-    "open": ("tp", [S1], lambda x, w, m: x.redistribute(m["tp"], [R]).to_local() @ w),
     "moved while open": (
         "tp",
         [S0],
@@ -60,7 +59,6 @@ PROGRAMS = {
             .to_local()
         ),
     ),
-    "copies": ("tp", [R], lambda x, w, m: x.to_local() @ w),
     "sum of copies": (
         "tp",
         [R],

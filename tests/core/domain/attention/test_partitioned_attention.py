@@ -69,13 +69,10 @@ SPLIT = {
     "keys only": (P(), *(P(None, "x", ("y", "z")),) * 2),
     "by different axes": (P(None, None, "x"), *(P(None, None, ("y", "z")),) * 2),
     "by some axes in common": (P(None, None, ("x", "y")), *(P(None, None, "x"),) * 2),
-    "neither": (P("x", "y"),) * 3,
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["heads as well", "queries only", "by some axes in common", "neither"]
-)
+@pytest.mark.parametrize("name", ["heads as well", "queries only", "by some axes in common"])
 def test_wherever_the_operands_lie(name):
     x = arrays(2, key_heads=2, values=5)
     causal = name == "heads as well"

@@ -30,11 +30,10 @@ def run(mesh, spec, x, dense_seen, factor=1.0, places=None, **given):
     return found
 
 
-@pytest.mark.parametrize("devices", [1, 3])
-def test_one_ring(devices):
-    x = dense.arrays(batch=1, queries=12, keys=6 if devices == 3 else 12)
+def test_one_ring():
+    x = dense.arrays(batch=1, queries=12, keys=6)
     seen = dense.visible(*x[:2], True)
-    run(make_mesh((devices,), ("s",)), (None, "s"), x, seen, causal=True, tile=2)
+    run(make_mesh((3,), ("s",)), (None, "s"), x, seen, causal=True, tile=2)
 
 
 def test_key_heads_that_no_device_has_whole():

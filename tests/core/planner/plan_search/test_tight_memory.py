@@ -34,8 +34,8 @@ def test_what_the_leanest_hand_plan_needs_is_enough():
     step = searched(traced_jax_step(family.step, family.args, {}, MESH))
     hand = []  # what each hand plan costs, with the most memory that a check of it finds
     for one in hand_plans(step.written, [MESH]):
-        if one.name in ("data", "tensor"):
-            continue  # the others need less
+        if "FSDP" not in one.name:
+            continue  # these need the least
         for cost, outputs in costs_by_hand(step, one, 10**12, "trace"):
             hand.append(step.as_written(cost, one.layouts, MESH, outputs))
     most = int(1.02 * min(one.memory for one in hand))
