@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import isoshard as iso
 from isoshard import P
 
-from .blocks import dense, in_blocks, in_torch, out_of_blocks, with_loss
+from .blocks import dense, in_blocks, out_of_blocks, with_loss
 from .traffic import compiled, gathered, summed
 
 KERNEL = np.random.default_rng(1).normal(size=(6, 4, 3, 3))
@@ -53,11 +53,6 @@ TOTALS = {  # one number of each device, for each row of the other axes
     "cumprod": lambda x, k: jnp.cumprod(x, 2),
     "cummax": lambda x, k: lax.cummax(x, 2, reverse=True),
 }
-OPERATORS = {
-    "conv": lambda x, k: iso.domain.conv(x, k.astype(x.dtype), padding=1, mode="edge"),
-    "max_pool": lambda x, k: iso.domain.max_pool(x, 3, stride=1, dilation=2),
-    "interpolate": lambda x, k: iso.domain.interpolate(x, size=(25, 7), mode="linear"),
-}
 LAYOUTS = {
     "given": ((4,), ("x",), P(None, None, "x"), (5, 2, 7, 4)),
     "empty": ((4,), ("x",), P(None, None, "x"), (0, 3, 9, 6)),
@@ -94,20 +89,6 @@ def test_by_halos_and_totals(layout, functions, most):
         return {name: function(x, k) for name, function in functions.items()}
 
     check(run, lambda: dense(run, X, KERNEL), layout, most)
-
-
-def test_operators_inside_need_no_layout():
-    def run(x, k):
-        return {name: function(x, k) for name, function in OPERATORS.items()}
-
-    def whole(x, k):
-        return {
-            "conv": F.conv2d(F.pad(x, (1,) * 4, "replicate"), k),
-            "max_pool": F.max_pool2d(x, 3, stride=1, dilation=2),
-            "interpolate": F.interpolate(x, (25, 7), mode="bilinear"),
-        }
-
-    check(run, lambda: in_torch(whole, X, KERNEL), "chunk of 8", 2 * 4 * 8 * 6)
 
 
 def test_a_gradient_inside_is_that_of_the_operator():

@@ -156,12 +156,3 @@ def test_a_table_split_along_its_features_moves_rows_from_slice_to_slice():
         iso.planner.check_crossings(
             program, mesh, Plan(dcn={"replica": ("all-reduce", "all-gather")}), slices=2
         )
-
-
-def test_a_whole_axis_of_fsdp_over_slices_is_told(reference):
-    mesh = iso.hybrid_mesh((4,), (2,), ("data",))
-    plan = Plan.fsdp("data", min_bytes=0) * Plan(dcn={"data": "all-reduce"})
-    losses, program, _ = run_torch(mesh, plan)
-    np.testing.assert_allclose(losses, reference[0], rtol=2e-6)
-    with pytest.raises(PlanError, match=r"all-gather over data, 2 slices: .* a device"):
-        iso.planner.check_crossings(program, mesh, plan, slices=2)

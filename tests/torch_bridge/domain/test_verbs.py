@@ -88,24 +88,6 @@ def test_verbs_on_images(mesh):
         iso.domain.conv(t, torch.ones(2, 3, 3, 3).to("jax"))
 
 
-def test_neighbours_have_gradients(mesh):
-    points, queries = (laid(x, mesh, "uneven") for x in (sample(18, 3), sample(18, 3) + 0.1))
-    told = []
-
-    def ours(x):
-        told.append(iso.domain.knn(x, queries, 3))
-        return told[0].distances
-
-    def right(x):
-        return torch.cdist(queries.cpu().double(), x).topk(3, largest=False).values
-
-    gradients(on_device(ours, right), points)
-    (found,) = told
-    assert isinstance(found, iso.domain.Neighbors)
-    want = torch.cdist(queries.cpu(), points.cpu()).topk(3, largest=False).indices
-    assert torch.equal(found.indices.cpu().long(), want)
-
-
 def test_messages_on_a_graph(mesh):
     nodes = laid(sample(18, 3), mesh, "even")
     count = len(nodes)

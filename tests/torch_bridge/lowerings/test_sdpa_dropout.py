@@ -91,20 +91,6 @@ def test_split_queries(mesh):
     check(have, expected(tensors, causal=True))
 
 
-def test_blocks_of_unequal_sizes():
-    mesh = iso.make_mesh((2,), ("y",))
-    tensors = operands()
-    sizes = (None, None, (5, 11), None)
-    spec = P(None, None, "y")
-    given = [iso.shard(x, mesh, spec, uneven="pad", sizes=sizes) for x in tensors]
-    step = xs.compile(lambda *given: attend(*given, dropout_p=RATE, is_causal=True))
-    torch.manual_seed(5)
-    out = step(*given)
-    times = factors(5, (2, 4, 16, 16))
-    check([out], [dense([x.double() for x in tensors], times, causal=True)])
-    assert "collective-permute" in xs.program_text(step) and out.block_sizes == sizes
-
-
 def test_in_a_ring_a_mask_has_a_gradient_and_nothing_is_gathered():
     mesh = iso.make_mesh((2, 2), ("x", "y"))
     tensors, mask = operands(), draw(2, 1, 1, 16, seed=3)

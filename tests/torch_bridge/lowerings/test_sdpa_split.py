@@ -194,17 +194,6 @@ def test_a_transformer_is_trained_by_its_marked_activations(mesh):
     assert found["all-gather"][0] == 1
 
 
-@torch.no_grad()
-def test_a_transformer_of_fields_that_lie_split(mesh):
-    model, x = Model(), draw(2, 64, 2)
-    want = model(x, lambda x: x)
-    model = iso.shard(model, mesh, iso.Plan([], default=P()))
-    step = xs.compile(lambda x: model(x, lambda x: x))
-    torch.testing.assert_close(step(iso.shard(x, mesh, P("x", "y"))).cpu(), want)
-    found = collectives.summarize(xs.program_text(step))
-    assert "collective-permute" in found and "all-gather" not in found
-
-
 PROGRAM = """
     import sys
     import isoshard as iso

@@ -31,8 +31,8 @@ def found(name: str) -> SearchResult:
     return search(traced(name), None, "v5e:2x4" if name == "MLP" else MESH, depth="kinds")
 
 
-@pytest.mark.parametrize("name", ["Llama", "DLRM"])
-def test_every_parameter_has_a_rule_and_what_is_printed_is_short(name):
+def test_every_parameter_has_a_rule_and_what_is_printed_is_short():
+    name = "Llama"
     result = found(name)
     params, _, batch = SMALL[name]().args
     resolved = result.plan.resolve(params, result.mesh, strict=True)
