@@ -19,7 +19,6 @@ from tests.core.plan.test_twins import LENGTH, VOCABULARY, FlaxGPT2, TorchGPT2
 
 RATE, BATCH, STEPS = 0.1, 16, 2
 HSDP = Plan.data_parallel("replica") * Plan.fsdp("data", min_bytes=0)
-BOTH = HSDP * Plan.tensor_parallel("model") * Plan.batch_activations(("replica", "data"))
 PLANS = {
     "HSDP": ((1, 4), (2, 1), ("replica", "data"), HSDP),
     "HSDP, minor slices": ((4, 1), (1, 2), ("data", "replica"), HSDP),
@@ -144,15 +143,4 @@ def what_was_saved_goes_on_without_slices(folder, model, parameters):
     for name, one in other.named_parameters():
         np.testing.assert_allclose(
             np.asarray(iso.full(one).detach()), parameters[name], atol=2e-6, err_msg=name
-        )
-
-
-def test_a_table_split_along_its_features_moves_rows_from_slice_to_slice():
-    mesh = iso.hybrid_mesh((1, 2, 2), (2, 1, 1), ("replica", "data", "model"))
-    step = train_step(flax_loss, optax.sgd(RATE), mesh, BOTH)
-    batch = iso.shard({"ids": tokens()}, mesh, BOTH.for_inputs())["ids"]
-    program = step.lower(step.start(flax_from(torch_model())), batch).compile()
-    with pytest.raises(PlanError, match=r"collective-permute over replica\+data\+model, 2 slices"):
-        iso.planner.check_crossings(
-            program, mesh, Plan(dcn={"replica": ("all-reduce", "all-gather")}), slices=2
         )

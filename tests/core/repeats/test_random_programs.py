@@ -130,7 +130,7 @@ def _program(seed: int, depth: int):
 
 def test_rolled_programs_give_the_same_and_most_are_rolled():
     results = []
-    for seed in range(4):
+    for seed in range(3):
         program, inputs = _program(seed, depth=5)
         found = rolled(program, at_least=2 + seed % 2)
         assert_equal(program, found, inputs)

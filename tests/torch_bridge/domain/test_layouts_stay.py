@@ -366,28 +366,4 @@ def test_multihead_attention_goes_round_a_ring(mesh):
         close(one, other, 1e-3)
 
 
-# Fourier transforms
-
-TRANSFORMS = {
-    "rfft2": lambda t: torch.fft.rfft2(t),
-    "irfft2": lambda t: torch.fft.irfft2(torch.fft.rfft2(t)),
-    "back by hand": lambda t: torch.fft.irfft(torch.fft.ifft(torch.fft.rfft2(t), dim=-2), dim=-1),
-}
-
-
-def test_real_transforms_of_two_axes_over_uneven_rows(mesh):
-    x = torch.randn(4, 18, 6)
-    fields = {name: laid(x, mesh, P(None, "x"), (None, (5, 2, 7, 4), None)) for name in TRANSFORMS}
-    found = {name: TRANSFORMS[name](field) for name, field in fields.items()}
-    sum(one.abs().square().sum() for one in found.values()).backward()
-    for name, field in fields.items():
-        plain = x.double().requires_grad_()
-        want = TRANSFORMS[name](plain)
-        have = found[name].detach().cpu().to(want.dtype)
-        torch.testing.assert_close(have, want.detach(), rtol=1e-4, atol=1e-4)
-        want.abs().square().sum().backward()
-        lies_as(field.grad, field)
-        close(field.grad, plain.grad)
-
-
 # Lengths
