@@ -183,19 +183,15 @@ class Perceptron(torch.nn.Module):
         return self.last(hidden.view(2, -1, hidden.shape[-1]).relu().reshape(hidden.shape))
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "backend"),
-    [(True, False, "eager"), (False, True, "isoshard")],
-)
-def test_styles_of_pieces(first, last, backend, mesh):
+def test_styles_of_pieces(mesh):
     torch.manual_seed(0)
     plan = {
-        "first": parallel.ColwiseParallel(use_local_output=first),
-        "last": parallel.RowwiseParallel(use_local_output=last),
+        "first": parallel.ColwiseParallel(use_local_output=False),
+        "last": parallel.RowwiseParallel(),
     }
     plain = Perceptron().double()
     model = parallel.parallelize_module(copy.deepcopy(plain).to("jax"), mesh["tp"], plan)
-    run, counter = compiled(model, backend)
+    run, counter = compiled(model, "isoshard")
     x = DTensor.from_local(data(4, 8).to("jax"), mesh["tp"], [R])
     for given in (x.to_local(), x):
         results = []

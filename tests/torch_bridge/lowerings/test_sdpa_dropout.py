@@ -16,7 +16,6 @@ from isoshard import P
 from isoshard.core.domain.attention.dropout import gains
 
 RATE = 0.3
-SHAPE = (2, 4, 16, 8)
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
 
 

@@ -62,10 +62,6 @@ def run(mesh, specs, tensors, **options):
     return xs.program_text(step)
 
 
-def keep(*shape):
-    return draw(*shape) > -0.5
-
-
 CASES = {
     "plain": lambda: (operands(), {}),
     "grouped, causal, scaled, more keys": lambda: (
