@@ -21,7 +21,7 @@ def mesh():
 def boxed(wrap):
     init = linen.initializers.lecun_normal()
     dense = linen.Dense(32, kernel_init=wrap(init, ("embed", "mlp")))
-    return dense.init(jax.random.key(0), jnp.ones((1, 8)))
+    return jax.jit(dense.init)(jax.random.key(0), jnp.ones((1, 8)))
 
 
 WRAPS = [linen.with_partitioning, linen.with_logical_partitioning]
@@ -30,7 +30,7 @@ LOGICAL = iso.Plan({"params.bias": P("model")}, axes={"embed": "data", "mlp": "m
 
 
 def test_variables_are_laid_out_by_name(mesh):
-    variables = linen.Dense(32).init(jax.random.key(0), jnp.ones((1, 8)))
+    variables = jax.jit(linen.Dense(32).init)(jax.random.key(0), jnp.ones((1, 8)))
     placed = iso.shard(variables, mesh, PLAN)
     assert placed["params"]["kernel"].sharding == NamedSharding(mesh, P("data", "model"))
     np.testing.assert_array_equal(placed["params"]["kernel"], variables["params"]["kernel"])
@@ -66,7 +66,7 @@ def test_names_in_boxes_are_followed_where_no_rule_matches(wrap, mesh):
 
 
 def test_every_fault_of_the_variables_at_once(mesh):
-    variables = linen.Dense(30).init(jax.random.key(0), jnp.ones((1, 9)))
+    variables = jax.jit(linen.Dense(30).init)(jax.random.key(0), jnp.ones((1, 9)))
     with pytest.raises(iso.PlanError, match=r"(?s)params\.bias.*params\.kernel"):
         iso.shard(variables, mesh, PLAN)
     with pytest.raises(iso.PlanError, match=r"(?s)params\.bias.*params\.kernel"):

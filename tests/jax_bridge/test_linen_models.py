@@ -1,7 +1,6 @@
 """Linen models described to a plan: the rows are those that a run constrains."""
 
 import jax
-import jax.numpy as jnp
 import pytest
 from flax import linen, nnx
 from jax.sharding import PartitionSpec as P
@@ -56,17 +55,16 @@ def test_rows_are_those_of_a_run(mesh):
     assert rows == [(f"block_{n}.{name}", side) for n in range(2) for name, side in per_block]
     assert found.unused == ("*.gone (activation)",)
 
-    x = jnp.ones(INPUT.shape)
-    variables = Model().init(KEY, x)
+    variables = jax.eval_shape(Model().init, KEY, INPUT)
     with constrain_activations(mesh, PLAN) as seen:
-        Model().apply(variables, x)
+        jax.eval_shape(Model().apply, variables, INPUT)
     assert [*seen.modules] == list(dict.fromkeys(module for module, _ in rows))
 
 
 def test_leaves_are_those_of_the_variables(mesh):
     described = linen_model(Model(), KEY, INPUT, scale=2.0)
     assert described.modules[:3] == ("", "block_0", "block_0.up")
-    variables = Model().init(KEY, jnp.ones(INPUT.shape))
+    variables = jax.eval_shape(Model().init, KEY, INPUT)
     assert PLAN.resolve(described, mesh).leaves == PLAN.resolve(variables, mesh).leaves
     assert PLAN.resolve(described, mesh).specs["params.block_1.up.kernel"] == P(None, "model")
 

@@ -55,10 +55,15 @@ def kinds(tree):
     return {jax.tree_util.keystr(path): leaf.sharding.memory_kind for path, leaf in leaves}
 
 
+@pytest.fixture(scope="module")
+def on_devices():
+    return trained(jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2), {})
+
+
 @host_memory_of_the_cpu
-def test_state_on_the_host_gives_the_same_training(typed):
+def test_state_on_the_host_gives_the_same_training(typed, on_devices):
     memory = {"*.mu.*": HOST}
-    plain, losses = trained(typed, {})
+    plain, losses = on_devices
     state, found = trained(typed, memory)
     assert found == losses
     jax.tree.map(np.testing.assert_array_equal, state.params, plain.params)
@@ -72,8 +77,8 @@ def test_state_on_the_host_gives_the_same_training(typed):
 
 @host_memory_of_the_cpu
 @pytest.mark.parametrize("typed", [AxisType.Explicit], indirect=True)
-def test_parameters_on_the_host_and_their_slots_with_them(typed):
-    plain, losses = trained(typed, {})
+def test_parameters_on_the_host_and_their_slots_with_them(typed, on_devices):
+    plain, losses = on_devices
     state, found = trained(typed, {"up.*": HOST})
     assert found == losses
     jax.tree.map(np.testing.assert_array_equal, state.params, plain.params)

@@ -82,7 +82,6 @@ def test_the_step_that_isoshard_makes():
     layouts = {one.name: one.sharding.spec for one in found.inputs}
     assert layouts["0.nu.down.kernel"] == P(None, "model")
     state = step.init(made)
-    state, _ = step(state, np.ones((16, 32), np.float32))  # planning left the step as it was
     again = traced_step(step, (state, X), {}, MESH, None)
     assert [one.name for one in again.inputs] == [one.name for one in found.inputs]
 
@@ -183,13 +182,12 @@ def test_a_search_does_not_depend_on_the_plan_that_a_step_has():
     real, found = jax.make_mesh((8,), ("data",)), []
     for plan in (whole, split):
         step = train_step(loss, optax.sgd(0.1), real, plan)
-        found.append(search(step, (lambda: Chain(2), X), "v5e:2x4"))
+        found.append(search(step, (lambda: Chain(2), X), MESH))
     first, second = ([(one.cost, one.plan) for one in (each, *each.runners_up)] for each in found)
     assert first == second
 
 
-@pytest.mark.parametrize("around", [jax.jit, jax.checkpoint])
-def test_marks_compute_nothing(around):
+def test_marks_compute_nothing():
     def plain(w, x):
         return (jnp.tanh(jnp.tanh(x @ w) @ w) ** 2).sum()
 
@@ -200,11 +198,10 @@ def test_marks_compute_nothing(around):
 
     w, x = jnp.eye(4) / 2, jnp.ones((3, 4))
     takes = (jax.grad, jax.hessian, lambda f: f)
+    both = jax.checkpoint(noted), jax.checkpoint(plain)
     with marked_gradients():
-        got, want = jax.jit(
-            lambda w, x: [[take(around(of))(w, x) for take in takes] for of in (noted, plain)]
-        )(w, x)
+        got, want = jax.jit(lambda w, x: [[take(of)(w, x) for take in takes] for of in both])(w, x)
         for one, other in zip(got, want, strict=True):
             np.testing.assert_array_equal(one, other)
-        many = jax.vmap(jax.grad(around(noted)), (None, 0))(w, x[:, None])
+        many = jax.vmap(jax.grad(jax.checkpoint(noted)), (None, 0))(w, x[:, None])
         np.testing.assert_array_equal(many, jax.vmap(jax.grad(plain), (None, 0))(w, x[:, None]))

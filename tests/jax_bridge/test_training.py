@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import linen, nnx
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
@@ -280,26 +280,3 @@ class TestOptimizers:
     def test_what_is_no_nnx_module(self, mesh):
         with pytest.raises(TypeError, match=r"of an NNX module, not of a dict; .*create_opt_state"):
             create_optimizer({}, optax.sgd(0.1), mesh, P())
-
-    def test_nnx_jit_keeps_layouts_and_compiles_once(self, batches):
-        # On Auto axes: the model leaves the layouts of its values open.
-        mesh = iso.make_mesh((2, 4), ("data", "model"), axis_types=AxisType.Auto)
-        batch = iso.shard(batches[0][0], mesh, P("data"))
-        model = iso.create_sharded(make_nnx, mesh, PLAN)
-        optimizer = create_optimizer(model, optax.adamw(1e-2), mesh, PLAN)
-        before = specs(nnx.state((model, optimizer)))
-
-        @nnx.jit
-        def step(model, optimizer, x):
-            loss, grads = nnx.value_and_grad(nnx_loss)(model, x)
-            optimizer.update(model, grads)
-            iso.shard(model, mesh, PLAN)
-            iso.shard(optimizer, mesh, PLAN.for_state(nnx.state(model, nnx.Param)))
-            return loss
-
-        losses = [step(model, optimizer, batch)]
-        with counting() as compiled:
-            losses += [step(model, optimizer, batch) for _ in range(2)]
-            assert compiled() == 0
-        assert losses[-1] < losses[0]
-        assert specs(nnx.state((model, optimizer))) == before

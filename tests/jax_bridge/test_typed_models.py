@@ -65,7 +65,6 @@ def orthogonal():
 CREATED = {
     "nnx": (lambda key: Spoken(nnx.Rngs(0)), PLAN),
     "logical": (lambda key: Boxed().init(key, X), PLAN),
-    "equinox": (make_equinox, iso.Plan({"layers.*.weight": P("model")})),
     "orthogonal": (lambda key: orthogonal(), iso.Plan({"up.kernel": P("data", "model")})),
 }
 
@@ -102,7 +101,6 @@ class TestCreated:
         [
             ("nnx", EXPLICIT),
             ("logical", EXPLICIT),
-            ("equinox", AUTO),
             ("orthogonal", EXPLICIT),
         ],
     )

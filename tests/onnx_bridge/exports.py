@@ -26,21 +26,10 @@ class Case(NamedTuple):
     options: Mapping[str, Any] = MappingProxyType({})
 
 
-def _tokens(rng, shape=(4, 16)):
-    return rng.integers(0, 64, shape)
-
-
 def _floats(*shape):
     return lambda rng: {"x": rng.standard_normal(shape).astype(np.float32)}
 
 
-_GPT = Case(
-    models.GPT,
-    lambda rng: {"ids": _tokens(rng)},
-    models.GPT_PLAN,
-    {"tokens": 0, "blocks.0*": 0, "blocks.1*": 1, "head": 1},
-    [{"all-reduce": 2}, {"all-reduce": 2}],
-)
 CASES = {
     "mlp": Case(
         models.MLP,
@@ -57,12 +46,13 @@ CASES = {
         {"re:(first|norm|pool)": 0, "re:(second|head)": 1},
         [{}, {"all-reduce": 1}],
     ),
-    "gpt": _GPT,
-    "gpt-23": _GPT._replace(
-        module=functools.partial(models.GPT, blocks=1),
-        stages={"tokens": 0, "blocks.0*": 0, "head": 1},
-        collectives=[{"all-reduce": 2}, {}],
-        options={"opset": 23},
+    "gpt": Case(
+        functools.partial(models.GPT, blocks=1),
+        lambda rng: {"ids": rng.integers(0, 64, (4, 16))},
+        models.GPT_PLAN,
+        {"tokens": 0, "blocks.0*": 0, "head": 1},
+        [{"all-reduce": 2}, {}],
+        {"opset": 23},  # attention as one operator
     ),
 }
 

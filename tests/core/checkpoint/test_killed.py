@@ -143,7 +143,7 @@ def test_killed_processes(tmp_path):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, start_new_session=True, **pipes) as child:
         try:
-            for _ in range(3):
+            for _ in range(2):
                 ready, pid = child.stdout.readline().split()
                 assert ready == "ready"
                 done = [int(child.stdout.readline())]

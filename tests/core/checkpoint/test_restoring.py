@@ -121,10 +121,6 @@ def test_flax_modules_states_and_variables(tmp_path, mesh):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
     kernel = other.layers[0].kernel[...]
     assert kernel.sharding.spec == P("x", "y") and kernel.sharding.mesh.shape == {"x": 4, "y": 2}
-    x = jnp.ones((2, 8))
-    one, two = np.asarray(model(x)), np.asarray(other(x))
-    assert ((one == 0) == (two == 0)).all()  # the same drops
-    np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
 def test_maps_of_any_kind(saved, mesh):

@@ -22,12 +22,10 @@ ROWS = RNG.standard_normal((18, 33)).astype(np.float32)
 LAYOUTS = {
     "whole": None,
     "even": (iso.make_mesh((3, 2), ("x", "y"), devices=jax.devices()[:6]), P("x"), None),
-    "chunk": (LINE, P("x"), None),
     "any": (LINE, P("x"), {0: (5, 2, 7, 4)}),
     "empty": (LINE, P("x"), {0: (0, 3, 9, 6)}),
     "columns": (LINE, P(None, "x"), {1: (1, 20, 0, 12)}),
     "both": (GRID, P("y", "x"), {0: (7, 0, 1, 10), 1: (30, 3)}),
-    "replicated": (GRID, P("x", None), {0: (13, 5)}),
     "two names": (GRID, P(("x", "y")), {0: (1, 2, 3, 0, 4, 5, 3, 0)}),
 }
 

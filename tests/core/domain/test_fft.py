@@ -76,7 +76,6 @@ def test_along_whole_axes_nothing_is_sent(grid, spec, shape, axes, norm, odd):
 @pytest.mark.parametrize(
     ("grid", "spec", "shape", "axes"),
     [
-        ((2, 4), P("x", "y"), (4, 8, 3), (0, 1, 2)),
         ((2, 4), P(None, ("x", "y")), (3, 16, 5), (1, 2)),  # lines that 8 does not divide
     ],
 )
@@ -90,7 +89,6 @@ def test_along_split_axes_lines_are_exchanged(grid, spec, shape, axes):
     ("spec", "shape", "axes"),
     [
         (P(None, "x"), (6, 8), (0, 1)),  # half a spectrum of a split axis
-        (P("x"), (16,), (0,)),  # a single line
         (P("x", None), (4, 1), (0, 1)),  # fewer lines than devices, and a single element
     ],
 )

@@ -65,7 +65,6 @@ INSIDE = {
     "cond of shapes": lambda x: jax.lax.cond(x.sum() > 0, lambda x: x.sum(0), lambda x: x[0], x),
     "vmap": lambda x: jax.vmap(lambda row: row / (1 + (row**2).sum()))(x),
     "grad": lambda x: jax.grad(lambda x: (jnp.sin(x) * x.mean(0)).sum())(x),
-    "solve": lambda x: jnp.linalg.solve(x.T @ x + jnp.eye(3, dtype=x.dtype), x.T),
 }
 
 

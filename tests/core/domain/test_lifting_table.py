@@ -15,10 +15,8 @@ from .blocks import dense, in_blocks, out_of_blocks, padding_of, with_loss
 
 ROWS, COLUMNS = 18, 6
 SPLITS = {
-    "empty": ((4,), ("x",), P("x"), ((0, 3, 9, 6), None)),
     "eight": ((8,), ("x",), P("x"), ((3, 0, 1, 4, 2, 5, 0, 3), None)),
     "two mesh axes": ((2, 4), ("x", "y"), P(("x", "y")), ((1, 4, 0, 4, 2, 2, 5, 0), None)),
-    "both": ((2, 4), ("x", "y"), P("y", "x"), ((5, 2, 7, 4), (1, 5))),
 }
 
 OPERATORS = {
@@ -26,33 +24,16 @@ OPERATORS = {
         "sum": lambda x, w: x.sum(0),
         "var": lambda x, w: x.var(0),
         "max": lambda x, w: x.max(0),
-        "min": lambda x, w: x.min(),
         "prod": lambda x, w: x.prod(0),
         "softmax": lambda x, w: jax.nn.softmax(x, 0),
         "logsumexp": lambda x, w: jax.nn.logsumexp(x),
         "all": lambda x, w: (x < 100).all(0),
-        "any": lambda x, w: (x > 100).any(1),
         "argmax": lambda x, w: x.argmax(0),
-    },
-    "order": {
-        "cumsum": lambda x, w: jnp.cumsum(x, 0),
-        "cumprod": lambda x, w: jnp.cumprod(x, 1),
-        "cummax": lambda x, w: jax.lax.cummax(x, 0),
-        "sort": lambda x, w: jnp.sort(x, 0),
-        "argsort": lambda x, w: jnp.argsort(x, 0),
-        "slice": lambda x, w: x[3:11, 1:],
-        "stride": lambda x, w: x[::2],
-        "cat": lambda x, w: jnp.concatenate([x, 2 * x], 0),
-        "top_k": lambda x, w: jax.lax.top_k(x.T, 3)[0],
-        "fft": lambda x, w: jnp.abs(jnp.fft.fft(x, axis=0)),
     },
     "shapes": {
         "flat": lambda x, w: x.reshape(-1),
         "split the rows": lambda x, w: x.reshape(3, 6, COLUMNS),
-        "split the columns": lambda x, w: x.reshape(ROWS, 2, 3),
         "unsqueeze": lambda x, w: x[None, :, None] * 2,
-        "transpose": lambda x, w: x.T,
-        "select": lambda x, w: x[:, 2],
         "index": lambda x, w: x[jnp.array([0, 17, 3])],
         "index columns": lambda x, w: x[:, jnp.array([0, 3, 3])],
         "set a row": lambda x, w: x.at[4].set(1.0),
@@ -62,17 +43,6 @@ OPERATORS = {
         "stack": lambda x, w: jnp.stack([x, x + 1], 1),
         "halves": lambda x, w: jnp.split(x, 2, 0)[1],
         "conv of each": lambda x, w: jax.lax.conv(x[:, None], w[:1, None, :3], (1,), "SAME"),
-    },
-    "products": {
-        "gram": lambda x, w: x.T @ x,
-        "outer": lambda x, w: x @ x.T,
-        "batched": lambda x, w: jnp.einsum("ni,nj->nij", x, x),
-        "cdist": lambda x, w: jnp.sqrt(1 + ((x[None] - x[:, None]) ** 2).sum(-1)),
-        "where": lambda x, w: jnp.where(x > 0, x, w[0]),
-        "position": lambda x, w: x * jnp.arange(ROWS)[:, None],
-        "look up": lambda x, w: w[(jnp.abs(x[:, 0]) * 2).astype(int)],
-        "conv": lambda x, w: jax.lax.conv(x[:, None], w[:1, None, :3], (1,), "SAME"),
-        "conv of the rows": lambda x, w: jax.lax.conv(x.T[:, None], w[:2, None, :3], (1,), "SAME"),
     },
 }
 
@@ -93,9 +63,7 @@ def all_of(family):
 
 
 PAIRS = {
-    "both": "products",
     "eight": "reductions",
-    "empty": "order",
     "two mesh axes": "shapes",
 }
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import isoshard as iso
 from isoshard import P
 
-from .blocks import dense, in_blocks, in_torch, out_of_blocks, with_loss
+from .blocks import dense, in_blocks, out_of_blocks, with_loss
 from .traffic import compiled, gathered, summed
 
 KERNEL = np.random.default_rng(1).normal(size=(6, 4, 3, 3))
@@ -34,19 +34,14 @@ def put(x, y, begin):
 
 LOCAL = {
     "conv": lambda x, k: conv(x, k),
-    "conv, wide steps": lambda x, k: conv(x, k, (2, 3), ((1, 2), (0, 1)), rhs_dilation=(2, 1)),
-    "conv, transposed": lambda x, k: conv(x, k, padding=((1, 2), (0, 1)), lhs_dilation=(3, 2)),
     "conv, channels last": lambda x, k: conv(
         x.transpose(0, 2, 3, 1), k.transpose(2, 3, 1, 0), dimension_numbers=LAST
     ),
-    "largest of windows": lambda x, k: windows(-np.inf, lax.max, x),
     "sums of windows": lambda x, k: windows(0.0, lax.add, x),
     "pad, traced value": lambda x, k: lax.pad(x, k.sum(), ((0, 0, 0),) * 2 + ((2, 3, 0),) * 2),
-    "pad, less": lambda x, k: lax.pad(x, x[0, 0, 0, 0] * 0, ((0, 0, 0),) * 2 + ((-3, 2, 0),) * 2),
     "pad, wrapped": lambda x, k: jnp.pad(x, ((0, 0), (0, 0), (2, 5), (1, 0)), mode="wrap"),
     "roll": lambda x, k: jnp.roll(x, (5, 1), (2, 3)),
     "flip": lambda x, k: x[:, :, ::-1, ::-1],
-    "slice": lambda x, k: jnp.sin(x[:, :, 3:14]),
     "three parts": lambda x, k: [jnp.sin(part) for part in jnp.split(x, 3, 2)],
     "put together": lambda x, k: jnp.concatenate([x[:, :, :4], x * 2, x, x[:, :, 17:]], 2),
     "written into": lambda x, k: put(x, 2 * x[:, :, 4:13], 6),
@@ -55,16 +50,6 @@ LOCAL = {
 TOTALS = {  # one number of each device, for each row of the other axes
     "cumprod": lambda x, k: jnp.cumprod(x, 2),
     "cummax": lambda x, k: lax.cummax(x, 2, reverse=True),
-}
-OPERATORS = {
-    "conv": lambda x, k: iso.domain.conv(x, k.astype(x.dtype), padding=1, mode="edge"),
-    "conv_transpose": lambda x, k: iso.domain.conv_transpose(
-        x, k.astype(x.dtype).swapaxes(0, 1), stride=2, padding=1
-    ),
-    "max_pool": lambda x, k: iso.domain.max_pool(x, 3, stride=1, dilation=2),
-    "interpolate": lambda x, k: iso.domain.interpolate(x, size=(25, 7), mode="linear"),
-    "pad": lambda x, k: iso.domain.pad(x, {2: (2, 3), 3: (1, 1)}, "wrap"),
-    "roll": lambda x, k: iso.domain.roll(x, 5, 2),
 }
 LAYOUTS = {
     "given": ((4,), ("x",), P(None, None, "x"), (5, 2, 7, 4)),
@@ -102,23 +87,6 @@ def test_by_halos_and_totals(layout, functions, most):
         return {name: function(x, k) for name, function in functions.items()}
 
     check(run, lambda: dense(run, X, KERNEL), layout, most)
-
-
-def test_operators_inside_need_no_layout():
-    def run(x, k):
-        return {name: function(x, k) for name, function in OPERATORS.items()}
-
-    def whole(x, k):
-        return {
-            "conv": F.conv2d(F.pad(x, (1,) * 4, "replicate"), k),
-            "conv_transpose": F.conv_transpose2d(x, k.swapaxes(0, 1), stride=2, padding=1),
-            "max_pool": F.max_pool2d(x, 3, stride=1, dilation=2),
-            "interpolate": F.interpolate(x, (25, 7), mode="bilinear"),
-            "pad": F.pad(x, (1, 1, 2, 3), "circular"),
-            "roll": x.roll(5, 2),
-        }
-
-    check(run, lambda: in_torch(whole, X, KERNEL), "chunk of 8", 2 * 4 * 8 * 6)
 
 
 def test_a_gradient_inside_is_that_of_the_operator():

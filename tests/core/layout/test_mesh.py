@@ -1,6 +1,4 @@
 import copy
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -11,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import DeviceError, ShardingError
 from isoshard.core.layout.mesh import as_mesh, describe_mesh, hybrid_mesh, make_mesh, mesh_of
 from isoshard.core.layout.virtual_devices import simulate_devices
+from tests import fresh
 
 
 def _ids(mesh):
@@ -115,12 +114,10 @@ class TestSimulateDevices:
                 simulate_devices(n)
         assert jax.config.values["jax_num_cpu_devices"] == 8
 
-    def test_before_the_start(self):
+    def test_before_the_start(self, tmp_path):
         program = (
             "import isoshard as iso\n"
             "print(len(iso.simulate_devices(5)), iso.make_mesh((5,), ('x',)).size)"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
-        )
+        done = fresh.run(program, cwd=tmp_path)
         assert done.stdout.split() == ["5", "5"], done.stderr

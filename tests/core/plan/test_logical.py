@@ -140,7 +140,7 @@ class Mlp(nn.Module):
 
 
 def test_linen_boxes_are_laid_out_by_their_names(mesh):
-    variables = Mlp().init(jax.random.key(0), jnp.ones((2, 16)))
+    variables = jax.jit(Mlp().init)(jax.random.key(0), jnp.ones((2, 16)))
     resolved = Plan.from_logical_axis_rules(MAXTEXT).resolve(variables, mesh)
     assert resolved.specs["params.up.kernel"] == P("fsdp", "tensor")
     assert resolved.specs["params.down.kernel"] == P("tensor", "fsdp")

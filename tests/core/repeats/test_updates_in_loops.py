@@ -15,7 +15,7 @@ from isoshard.core.repeats.rolled_program import rolled
 from isoshard.core.runtime.jaxprs import scan_counts
 from tests.core.repeats.rolled_values import both
 
-DEPTH, WIDTH = 5, 128
+DEPTH, WIDTH = 4, 128
 STACK = f"{DEPTH},{WIDTH},{WIDTH}"
 
 MOMENTS = {
@@ -91,7 +91,7 @@ def test_moments_are_replaced_row_by_row_and_no_gradient_is_stacked(name):
     found = rolled(program, replaces=replaces, updates=True)
     assert _stacks(found) == (moments, 0)
     assert _stacks(rolled(program, replaces=replaces)) == (0, 1)
-    if name != "amsgrad":
+    if name == "adamw":
         _assert_close(program, found, inputs)
 
 

@@ -1,4 +1,4 @@
-"""Run in a process of its own: every model of a folder, on eight devices, without torch.
+"""Run by `tests/fresh.py`: every model of a folder, on eight devices, without torch.
 
 For each `NAME.onnx` with inputs `NAME.npz`: the outputs, the pieces of every parameter and the
 compiled programs are left beside it.
@@ -14,6 +14,8 @@ import isoshard as iso
 
 
 def main(folder):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        del sys.modules[name]
     iso.simulate_devices(8)
     for path in sorted(folder.glob("*.onnx")):
         compiled = iso.onnx.compile(path)

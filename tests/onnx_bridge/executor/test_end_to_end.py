@@ -1,8 +1,6 @@
 """torch to a file with DP x TP and two stages; from the file, in a new process, to 8 devices."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 
 from benchmarks import collectives
 from isoshard.onnx_bridge import validate
+from tests import fresh
 from tests.onnx_bridge.exports import CASES
 
 SCRIPT = Path(__file__).with_name("fresh_process.py")
@@ -18,15 +17,13 @@ SCRIPT = Path(__file__).with_name("fresh_process.py")
 
 @pytest.fixture(scope="module")
 def ran(exported, tmp_path_factory):
-    """Every case, saved, loaded and run by a process that never saw torch."""
+    """Every case, saved, loaded and run by a process from which torch was taken."""
     folder = tmp_path_factory.mktemp("models")
     for name in CASES:
         one = exported(name)
         onnx.save_model(one.model, folder / f"{name}.onnx")
         np.savez(folder / f"{name}.npz", **one.inputs)
-    done = subprocess.run(
-        [sys.executable, SCRIPT, folder], capture_output=True, text=True, timeout=300
-    )
+    done = fresh.run(SCRIPT, [str(folder)], cwd=folder)
     assert done.returncode == 0, done.stderr
     return lambda name: (
         np.load(folder / f"{name}.npy"),

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -87,13 +88,13 @@ class TestDTensor:
 class TestTheDeviceJax:
     def test_it_exports_as_the_plain_module_does(self, x):
         mesh = iso.make_mesh((2, 2), ("dp", "tp"))
-        args = (torch.from_numpy(x),)
         placed = iso.shard(seeded(MLP), mesh, MLP_PLAN)
-        planned = export_torch(placed, args, mesh, MLP_PLAN)
-        assert planned == export_torch(seeded(MLP), args, mesh, MLP_PLAN)
-        held = layout(export_torch(placed, args)).parameters  # its own mesh, its own layout
-        said = layout(planned).parameters
-        assert {n: h[0].spec for n, h in held.items()} == {n: h[0].spec for n, h in said.items()}
+        model = export_torch(placed, (torch.from_numpy(x),))  # its own mesh, its own layout
+        specs = {name: held[0].spec for name, held in layout(model).parameters.items()}
+        planned = MLP_PLAN.resolve(placed, mesh).specs
+        assert specs == {name: planned[name] for name in specs} and len(specs) == 4
+        weights = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+        np.testing.assert_array_equal(weights["up.weight"], seeded(MLP).up.weight.detach())
         assert placed.up.weight.device.type == "jax"
 
     def test_another_mesh_gets_the_same_pieces(self, x):

@@ -146,7 +146,7 @@ def test_an_equinox_and_a_linen_module():
     assert iso.sharding_of(made)["weight"].spec == P("tp")
     np.testing.assert_allclose(compile(made)(X[0]), module(X[0]), rtol=1e-5, atol=1e-5)
     dense = linen.Dense(8)
-    variables = dense.init(jax.random.key(0), X)
+    variables = jax.jit(dense.init)(jax.random.key(0), X)
     plan = Plan({"params.kernel": P(None, "tp")}, inputs=P("dp"), default=P())
     made = export_jax(dense.apply, (X,), mesh, plan, params=variables)
     assert layout(made).inputs["input_0"].spec == P("dp")

@@ -162,7 +162,7 @@ PLAIN = [placements for placements, grads in WAYS if grads is None]
 
 def test_one_tensor_per_device(mesh):
     found = []
-    for placements in PLAIN:
+    for placements in PLAIN[::2]:
         parts = copies([data(2, 4, seed=seed) for seed in range(4)], placements)
         with oracle.ranks(SHAPE, NAMES) as torch_mesh:
             there = TorchDTensor.from_local(oracle.local(parts), torch_mesh, placements)
@@ -176,7 +176,7 @@ def test_one_tensor_per_device(mesh):
 
 def test_one_tensor_for_every_device(mesh):
     part, found = data(2, 4), []
-    for number, placements in enumerate(PLAIN):
+    for number, placements in enumerate(PLAIN[1::2]):
         with oracle.ranks(SHAPE, NAMES) as torch_mesh:
             theirs = oracle.local([part.clone() for _ in range(4)]).requires_grad_()
             there = TorchDTensor.from_local(theirs, torch_mesh, placements).full_tensor()

@@ -50,7 +50,6 @@ PROGRAMS = {
         [S1],
         lambda x, w, m: DTensor.from_local(x.to_local().cumsum(1), m["tp"], [S1]) @ w,
     ),
-    "open": ("tp", [S1], lambda x, w, m: x.redistribute(m["tp"], [R]).to_local() @ w),
     "moved while open": (
         "tp",
         [S0],
@@ -60,7 +59,6 @@ PROGRAMS = {
             .to_local()
         ),
     ),
-    "copies": ("tp", [R], lambda x, w, m: x.to_local() @ w),
     "sum of copies": (
         "tp",
         [R],
@@ -117,7 +115,7 @@ def test_extents_may_be_symbols(mesh):
         return DTensor.from_local(x, mesh["tp"], [R]).redistribute(mesh["tp"], [S0]).to_local() * 2
 
     run, counter = compiled(program, "aot_eager", dynamic=True)
-    for rows in (8, 16, 24):
+    for rows in (8, 16):
         x = data(rows, 4).to("jax").requires_grad_()
         run(x).sum().backward()
         torch.testing.assert_close(x.grad.cpu(), torch.full((rows, 4), 2.0, dtype=x.dtype))
@@ -185,19 +183,15 @@ class Perceptron(torch.nn.Module):
         return self.last(hidden.view(2, -1, hidden.shape[-1]).relu().reshape(hidden.shape))
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "backend"),
-    [(True, False, "eager"), (False, True, "aot_eager"), (True, True, "isoshard")],
-)
-def test_styles_of_pieces(first, last, backend, mesh):
+def test_styles_of_pieces(mesh):
     torch.manual_seed(0)
     plan = {
-        "first": parallel.ColwiseParallel(use_local_output=first),
-        "last": parallel.RowwiseParallel(use_local_output=last),
+        "first": parallel.ColwiseParallel(use_local_output=False),
+        "last": parallel.RowwiseParallel(),
     }
     plain = Perceptron().double()
     model = parallel.parallelize_module(copy.deepcopy(plain).to("jax"), mesh["tp"], plan)
-    run, counter = compiled(model, backend)
+    run, counter = compiled(model, "isoshard")
     x = DTensor.from_local(data(4, 8).to("jax"), mesh["tp"], [R])
     for given in (x.to_local(), x):
         results = []

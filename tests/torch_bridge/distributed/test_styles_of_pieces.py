@@ -182,7 +182,7 @@ LAYERS = {
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [*((name, "part") for name in LAYERS), ("columns", "mesh"), ("rows of an embedding", "mesh")],
+    [*((name, "part") for name in LAYERS), ("columns", "mesh")],
     indirect=["place"],
 )
 def test_a_layer(name, place):
@@ -335,11 +335,6 @@ PLANS = {
     "gathered columns": (mlp, {"net*": ColwiseParallel(output_layouts=R)}, R),
     "rows": (lambda: nn.Linear(16, 10), {"": RowwiseParallel()}, Shard(-1)),
     "rows of copies": (lambda: nn.Linear(16, 10), {"": ROWWISE_OF_COPIES}, R),
-    "wildcards": (
-        lambda: nn.Sequential(mlp(), mlp()),
-        {"*.net1": ColwiseParallel(), "*.net2": RowwiseParallel()},
-        R,
-    ),
 }
 
 

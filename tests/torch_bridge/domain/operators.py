@@ -1,7 +1,6 @@
 """What torch users do with a split sample: ShardTensor's table, and what it refuses or gets wrong.
 
-Each takes the sample `x` and a weight `w`, both two-dimensional, or (`SPATIAL`) an image and a
-kernel; and gives a tensor, or several.
+Each takes the sample `x` and a weight `w`, both two-dimensional, and gives a tensor, or several.
 """
 
 import torch
@@ -10,88 +9,21 @@ from torch.nn import functional as F
 COLUMNS = 6
 
 FLAT = {
-    "reductions": {
-        "var": lambda x, w: x.var(0),
-        "std": lambda x, w: x.std(1, correction=0),
-        "prod": lambda x, w: x.prod(0),
-        "log_softmax": lambda x, w: F.log_softmax(x, 1),
-        "layer_norm": lambda x, w: F.layer_norm(x, (COLUMNS,), w[0], w[1]),
-        "layer_norm of all": lambda x, w: F.layer_norm(x, x.shape),
-        "quantile": lambda x, w: torch.quantile(x, 0.3, 0),
-        "argmax": lambda x, w: x.argmax(0),
-        "count": lambda x, w: (x > 0).sum(0),
-        "cross_entropy": lambda x, w: F.cross_entropy(
-            x, torch.arange(len(x), device=x.device) % COLUMNS
-        ),
-    },
     "order": {
         "cumprod": lambda x, w: x.cumprod(1),
         "topk": lambda x, w: x.topk(3, 0).values,
         "slice": lambda x, w: x[3:11, 1:],
-        "stride": lambda x, w: x[::2],
-        "cat beside": lambda x, w: torch.cat([x, 2 * x], 1),
-        "flip": lambda x, w: x.flip(0),
-        "roll": lambda x, w: x.roll(5, 0),
         "tril": lambda x, w: x.tril(),
         "diff": lambda x, w: x.diff(dim=0),
-        "fft": lambda x, w: torch.fft.fft(x, dim=1).abs(),
         "fft of the rows": lambda x, w: torch.fft.fft(x, dim=0).abs(),
     },
-    "shapes": {
-        "flat": lambda x, w: x.flatten(),
-        "split the columns": lambda x, w: x.reshape(-1, 2, 3) * 2,
-        "unbind": lambda x, w: [row * 2 for row in x[:2].unbind(0)],
-        "select": lambda x, w: x[:, 2] * 2,
-        "select a row": lambda x, w: x[7] * 2,
-        "index": lambda x, w: x[torch.tensor([0, 15, 3], device=x.device)],
-        "index_select": lambda x, w: x.index_select(1, torch.tensor([0, 3, 3], device=x.device)),
-        "gather": lambda x, w: x.gather(0, x.argsort(0)),
-        "set a row": lambda x, w: x.index_fill(0, torch.tensor([4], device=x.device), 1.0),
-        "chunk": lambda x, w: [part * 2 for part in x.chunk(3, 0)],
-        "repeat": lambda x, w: x.repeat(2, 1),
-        "expand": lambda x, w: x[None].expand(3, -1, -1) * w[0],
-        "unfold": lambda x, w: x.unfold(0, 4, 2) * 2,
-    },
     "products": {
-        "linear": lambda x, w: F.linear(x, w, w[0]),
-        "einsum": lambda x, w: torch.einsum("ij,nj->in", w, x),
         "cdist": lambda x, w: torch.cdist(x, x + 1),
-        "differences": lambda x, w: (x[None] - x[:, None]).square().sum(-1),
         "cross": lambda x, w: torch.linalg.cross(x[:, :3], x[:, 3:]),
-        "clamp": lambda x, w: x.clamp(-1.0, 2.0),
         "embedding": lambda x, w: F.embedding((x[:, 0].abs() * 2).long(), w),
         "mlp": lambda x, w: F.gelu(F.relu(F.linear(x, w)) @ w),
-        "attention": lambda x, w: F.scaled_dot_product_attention(x[None], x[None] * 2, x[None] + 1),
         "causal attention": lambda x, w: F.scaled_dot_product_attention(
             *[(x @ w).view(1, -1, 2, 3).transpose(1, 2)] * 3, is_causal=True
-        ),
-    },
-}
-
-# An image [2, 4, rows, 6] and a kernel [4, 4, 3, 3]; the split axis is the third.
-SPATIAL = {
-    "convolutions": {
-        "conv2d": lambda x, w: F.conv2d(x, w, w[:, 0, 0, 0], padding=1),
-        "conv2d, stride 2": lambda x, w: F.conv2d(x, w, stride=2, padding=1),
-        "conv2d, groups": lambda x, w: F.conv2d(x, w[:, :2], padding=1, groups=2),
-        "conv3d": lambda x, w: F.conv3d(x[:, :, None], w[:, :, None], padding=(0, 1, 1)),
-        "conv_transpose2d, odd": lambda x, w: F.conv_transpose2d(
-            x, w, stride=2, padding=1, output_padding=1
-        ),
-    },
-    "windows": {
-        "max_pool2d, overlapping": lambda x, w: F.max_pool2d(x, 3, 2, 1),
-        "avg_pool2d, uncounted": lambda x, w: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-        "adaptive_avg_pool2d": lambda x, w: F.adaptive_avg_pool2d(x, (5, 2)),
-        "nearest": lambda x, w: F.interpolate(x, scale_factor=2),
-        "bilinear, size": lambda x, w: F.interpolate(x, size=(25, 7), mode="bilinear"),
-        "pad, circular": lambda x, w: F.pad(x, (1, 1, 2, 1), mode="circular"),
-        "pixel_shuffle": lambda x, w: F.pixel_shuffle(x, 2),
-        "unfold": lambda x, w: F.unfold(x, 3, padding=1),
-        "batch_norm": lambda x, w: F.batch_norm(x, None, None, training=True),
-        "group_norm": lambda x, w: F.group_norm(x, 2, w[0, :, 0, 0]),
-        "grid_sample": lambda x, w: F.grid_sample(
-            x, torch.tanh(x[:, :2, :5].permute(0, 2, 3, 1)), align_corners=False
         ),
     },
 }

@@ -17,7 +17,6 @@ from tests.core.domain.traffic import gathered, sent, summed
 
 SIZES = (20, 8, 28, 8)
 ROWS = P(None, None, "x")
-SPLITS = {"even": None, "uneven": (None, None, SIZES, None)}
 ROW = 2 * 4 * 16  # elements of a row of the field
 
 
@@ -58,10 +57,9 @@ LINEAR = {
 }
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_a_constant_gradient_lies_as_its_tensor(mesh, split):
+def test_a_constant_gradient_lies_as_its_tensor(mesh):
     x = torch.randn(2, 4, 64, 16)
-    fields = {name: laid(x, mesh, ROWS, SPLITS[split]) for name in LINEAR}
+    fields = {name: laid(x, mesh, ROWS, (None, None, SIZES, None)) for name in LINEAR}
     sum(LINEAR[name](field) for name, field in fields.items()).backward()
     for name, field in fields.items():
         plain = x.double().requires_grad_()
@@ -166,9 +164,8 @@ def test_a_view_tells_how_it_lies(mesh):
 # Optimizers
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
-def test_loaded_state_lies_in_the_blocks_of_its_parameter(mesh, kind):
-    options = {"lr": 0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {})}
+def test_loaded_state_lies_in_the_blocks_of_its_parameter(mesh):
+    kind, options = torch.optim.AdamW, {"lr": 0.1}
     start, c = torch.randn(18, 6), torch.randn(18, 6)
 
     def stepped(weight, optimizer):
@@ -206,16 +203,12 @@ def test_loaded_state_lies_in_the_blocks_of_its_parameter(mesh, kind):
 
 WINDOWS = {
     "max 3/2/1": lambda x: F.max_pool2d(x, 3, 2, 1),
-    "max dilated": lambda x: F.max_pool2d(x, 3, 1, padding=1, dilation=(2, 1)),
     "avg 3/1/1": lambda x: F.avg_pool2d(x, 3, 1, 1),
     "avg 3/2/1 of real rows": lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-    "avg 2 by a divisor": lambda x: F.avg_pool2d(x, 2, divisor_override=3),
     "bilinear, corners": lambda x: F.interpolate(x, (32, 8), mode="bilinear", align_corners=True),
     "bicubic": lambda x: F.interpolate(x, scale_factor=2, mode="bicubic"),
-    "adaptive max": lambda x: F.adaptive_max_pool2d(x, (16, 4)),
     "adaptive avg, overlapping": lambda x: F.adaptive_avg_pool2d(x, (16, 5)),
 }
-OUT_OF_STEP = {"max dilated"}  # 62 outputs
 
 
 def slopes(functions, fields):
@@ -228,11 +221,9 @@ def test_windows_of_an_even_split_send_rows(mesh):
     x = torch.randn(2, 4, 64, 16)
     want = slopes(WINDOWS, {name: x.double().requires_grad_() for name in WINDOWS})
     fields = {name: laid(x, mesh, ROWS) for name in WINDOWS}
-    inside = {name: field for name, field in fields.items() if name not in OUT_OF_STEP}
     compiled = xs.compile(lambda fields: slopes(WINDOWS, fields))
     for _ in range(2):
-        found = compiled(inside)
-    found |= slopes(WINDOWS, {name: fields[name] for name in OUT_OF_STEP})
+        found = compiled(fields)
     for name, right in want.items():
         close(found[name], right)
         lies_as(found[name], fields[name])
@@ -240,15 +231,13 @@ def test_windows_of_an_even_split_send_rows(mesh):
     assert gathered(text) == 0
     assert summed(text) == 0
     # Of each, both sides: forward, and backward the field and the slopes.
-    assert sent(text) <= len(inside) * 8 * ROW
+    assert sent(text) <= len(fields) * 8 * ROW
 
 
 CONVOLUTIONS = {
     "dilated": ((6, 4, 3, 3), lambda x, w: F.conv2d(x, w, padding=2, dilation=2)),
-    "grouped": ((6, 2, 3, 3), lambda x, w: F.conv2d(x, w, padding=1, groups=2)),
     "depthwise": ((4, 1, 7, 7), lambda x, w: F.conv2d(x, w, padding=3, groups=4)),
     "grouped 2": ((8, 1, 3, 3), lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=4)),
-    "transposed": ((4, 6, 2, 2), lambda x, w: F.conv_transpose2d(x, w, stride=2)),
     "transposed 3": (
         (4, 3, 3, 3),
         lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, groups=2),
@@ -291,33 +280,15 @@ def test_convolutions_of_an_even_split_send_rows(mesh):
     assert text.count("feature_group_count") <= count  # forward
 
 
-def test_a_convolution_over_several_mesh_axes():
-    mesh = iso.make_mesh((2, 2, 2), ("d", "x", "y"))
-    size, function = CONVOLUTIONS["depthwise"]
-    x, w, c = torch.randn(2, 4, 16, 8), torch.randn(size), torch.randn(size)
-
-    def step(x, w, c):
-        y = function(x, w)
-        slopes = torch.autograd.grad(y.pow(3).sum(), (x, w), create_graph=True)
-        return y, *slopes, *torch.autograd.grad((slopes[1] * c).sum(), (x, w))
-
-    want = step(x.double().requires_grad_(), w.double().requires_grad_(), c.double())
-    field = laid(x, mesh, P("y", "d", "x"))
-    found = step(field, w.to("jax").requires_grad_(), c.to("jax"))
-    for one, other in zip(found, want, strict=True):
-        close(one, other, 1e-3)
-
-
 def test_halves_and_three_axes(mesh):
     x = torch.randn(1, 2, 16, 4, 4)
     field = laid(x, mesh, ROWS)
-    for function in (lambda t: F.avg_pool3d(t, 3, 1, 1), lambda t: F.max_pool3d(t, 3, 2, 1)):
-        plain = x.double().requires_grad_()
-        close(function(field), function(plain))
-        field.grad = None
-        function(field).square().sum().backward()
-        function(plain).square().sum().backward()
-        close(field.grad, plain.grad)
+    plain = x.double().requires_grad_()
+    results = [F.max_pool3d(F.avg_pool3d(t, 3, 1, 1), 3, 2, 1) for t in (field, plain)]
+    close(*results)
+    for one in results:
+        one.square().sum().backward()
+    close(field.grad, plain.grad)
     wide = torch.randn(1, 2, 16, 8, dtype=torch.float64)  # 64 bits
     plain, field = wide.clone().requires_grad_(), laid(wide, mesh, ROWS)
     for one in (plain, field):
@@ -370,11 +341,9 @@ def test_blocks_of_a_merged_axis(mesh):
 # Attention
 
 
-@pytest.mark.parametrize(("batch_first", "sizes"), [(False, None), (True, SIZES)])
-def test_multihead_attention_goes_round_a_ring_in_both_orders(mesh, batch_first, sizes):
-    torch.manual_seed(0)
-    ours = torch.nn.MultiheadAttention(16, 2, batch_first=batch_first)
-    plain = torch.nn.MultiheadAttention(16, 2, batch_first=batch_first).double()
+def test_multihead_attention_goes_round_a_ring(mesh):
+    ours = torch.nn.MultiheadAttention(16, 2)
+    plain = torch.nn.MultiheadAttention(16, 2).double()
     plain.load_state_dict(ours.state_dict())
     ours.to("jax")
 
@@ -382,10 +351,8 @@ def test_multihead_attention_goes_round_a_ring_in_both_orders(mesh, batch_first,
         y = module(x, x, x, need_weights=False)[0]
         return y, torch.autograd.grad(y.square().sum(), [x, *module.parameters()])
 
-    x = torch.randn(2, 64, 16) if batch_first else torch.randn(64, 2, 16)
-    spec = P(None, "x") if batch_first else P("x")
-    per_axis = (None, sizes, None) if batch_first else (sizes, None, None)
-    tokens = laid(x, mesh, spec, sizes and per_axis)
+    x = torch.randn(64, 2, 16)
+    tokens = laid(x, mesh, P("x"), (SIZES, None, None))
     want = step(plain, x.double().requires_grad_())
     compiled = xs.compile(step)
     for _ in range(2):
@@ -399,43 +366,4 @@ def test_multihead_attention_goes_round_a_ring_in_both_orders(mesh, batch_first,
         close(one, other, 1e-3)
 
 
-# Fourier transforms
-
-TRANSFORMS = {
-    "rfft2": lambda t: torch.fft.rfft2(t),
-    "irfft2": lambda t: torch.fft.irfft2(torch.fft.rfft2(t)),
-    "rfftn": lambda t: torch.fft.rfftn(t),
-    "by hand": lambda t: torch.fft.fft(torch.fft.rfft(t, dim=-1), dim=-2),
-    "back by hand": lambda t: torch.fft.irfft(torch.fft.ifft(torch.fft.rfft2(t), dim=-2), dim=-1),
-}
-
-
-def test_real_transforms_of_two_axes_over_uneven_rows(mesh):
-    x = torch.randn(4, 18, 6)
-    fields = {name: laid(x, mesh, P(None, "x"), (None, (5, 2, 7, 4), None)) for name in TRANSFORMS}
-    found = {name: TRANSFORMS[name](field) for name, field in fields.items()}
-    sum(one.abs().square().sum() for one in found.values()).backward()
-    for name, field in fields.items():
-        plain = x.double().requires_grad_()
-        want = TRANSFORMS[name](plain)
-        have = found[name].detach().cpu().to(want.dtype)
-        torch.testing.assert_close(have, want.detach(), rtol=1e-4, atol=1e-4)
-        want.abs().square().sum().backward()
-        lies_as(field.grad, field)
-        close(field.grad, plain.grad)
-
-
 # Lengths
-
-
-def test_lengths_of_ctc_may_be_on_the_cpu():
-    reduction = "mean"
-    scores, labels = torch.randn(12, 3, 5), torch.randint(1, 5, (3, 4))
-    spans, lengths = torch.tensor([12, 10, 11]), torch.tensor([4, 3, 2])
-    plain, ours = scores.double().requires_grad_(), scores.to("jax").requires_grad_()
-    want = F.ctc_loss(plain.log_softmax(2), labels, spans, lengths, reduction=reduction)
-    found = F.ctc_loss(ours.log_softmax(2), labels.to("jax"), spans, lengths, reduction=reduction)
-    close(found, want)
-    found.sum().backward()
-    want.sum().backward()
-    close(ours.grad, plain.grad)

@@ -10,21 +10,18 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 
-from .operators import COLUMNS, FLAT, SPATIAL
+from .operators import COLUMNS, FLAT
 
 ROWS = 18
 SPLITS = {
     "given": ((4,), ("x",), P("x"), {0: (5, 2, 7, 4)}),
     "empty": ((4,), ("x",), P("x"), {0: (0, 3, 9, 6)}),
-    "eight": ((8,), ("x",), P("x"), {0: (3, 0, 1, 4, 2, 5, 0, 3)}),
-    "both": ((2, 4), ("x", "y"), P("y", "x"), {0: (5, 2, 7, 4), 1: (1, 5)}),
 }
 
 
-def lay_out(x, split, *, first):
+def lay_out(x, split):
     shape, names, spec, sizes = SPLITS[split]
-    spec = P(*[None] * first, *spec)
-    per_axis = [sizes.get(axis - first) for axis in range(x.ndim)]
+    per_axis = [sizes.get(axis) for axis in range(x.ndim)]
     mesh = iso.make_mesh(shape, names)
     return iso.shard(x, mesh, spec, uneven="pad", sizes=per_axis).requires_grad_()
 
@@ -51,9 +48,9 @@ def loss_of(found):
     )
 
 
-def check(operators, split, shapes, first):
+def check(operators, split, shapes):
     x, w = samples(*shapes)
-    laid = {name: (lay_out(x, split, first=first), w.to("jax")) for name in operators}
+    laid = {name: (lay_out(x, split), w.to("jax")) for name in operators}
     for _, weight in laid.values():
         weight.requires_grad_()
     found = {name: results(operators[name], *laid[name]) for name in operators}
@@ -86,20 +83,10 @@ def close(ours, right, name):
     )
 
 
-FAMILIES = {
-    "given": "products",
-    "empty": "order",
-    "eight": "shapes",
-    "both": "reductions",
-}
-IMAGES = {"empty": "windows", "both": "convolutions"}
+FAMILIES = {"given": "products", "empty": "order"}
+"""Reductions and shapes: tests/core/domain/test_lifting_table.py; images: test_block_operators."""
 
 
 @pytest.mark.parametrize(("split", "family"), FAMILIES.items())
 def test_operators_of_rows(split, family):
-    check(FLAT[family], split, [(ROWS, COLUMNS), (COLUMNS, COLUMNS)], first=0)
-
-
-@pytest.mark.parametrize(("split", "family"), IMAGES.items())
-def test_operators_of_images(split, family):
-    check(SPATIAL[family], split, [(2, 4, ROWS, COLUMNS), (4, 4, 3, 3)], first=2)
+    check(FLAT[family], split, [(ROWS, COLUMNS), (COLUMNS, COLUMNS)])

@@ -12,7 +12,6 @@ from isoshard import P
 from isoshard.core.errors import ShardingError
 
 SIZES = (5, 2, 7, 4)
-KINDS = ("even", "uneven")
 
 
 @pytest.fixture
@@ -58,10 +57,6 @@ def on_device(ours, right):
 
 VERBS = {
     "conv": (lambda x, w: iso.domain.conv(x, w, padding=1), lambda x, w: F.conv2d(x, w, padding=1)),
-    "conv, stride 2": (
-        lambda x, w: iso.domain.conv(x, w, stride=2),
-        lambda x, w: F.conv2d(x, w, stride=2),
-    ),
     "conv_transpose": (
         lambda x, w: iso.domain.conv_transpose(x, w, stride=2),
         lambda x, w: F.conv_transpose2d(x, w, stride=2),
@@ -76,15 +71,14 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_verbs_on_images(mesh, kind):
+def test_verbs_on_images(mesh):
     w = sample(2, 2, 3, 3)
-    t = laid(sample(2, 2, 18, 5), mesh, kind, axis=2)
+    t = laid(sample(2, 2, 18, 5), mesh, "uneven", axis=2)
 
     def all_of_them(x):
         own = w.to("jax") if x.device.type == "jax" else w.double()
         found = [verb[x.device.type != "jax"](x, own) for verb in VERBS.values()]
-        if kind == "uneven" and x.device.type == "jax":
+        if x.device.type == "jax":
             xs.sync()
             assert all(y.block_sizes is not None for y in found)
         return torch.cat([y.flatten() for y in found])
@@ -94,26 +88,8 @@ def test_verbs_on_images(mesh, kind):
         iso.domain.conv(t, torch.ones(2, 3, 3, 3).to("jax"))
 
 
-@pytest.mark.parametrize("kind", ["uneven"])
-def test_neighbours_have_gradients(mesh, kind):
-    points, queries = laid(sample(18, 3), mesh, kind), laid(sample(18, 3) + 0.1, mesh, kind)
-
-    def ours(x):
-        return iso.domain.knn(x, queries, 3).distances
-
-    def right(x):
-        return torch.cdist(queries.cpu().double(), x).topk(3, largest=False).values
-
-    gradients(on_device(ours, right), points)
-    found = iso.domain.knn(points, queries, 3)
-    assert isinstance(found, iso.domain.Neighbors)
-    want = torch.cdist(queries.cpu(), points.cpu()).topk(3, largest=False).indices
-    assert torch.equal(found.indices.cpu().long(), want)
-
-
-@pytest.mark.parametrize("kind", ["even"])
-def test_messages_on_a_graph(mesh, kind):
-    nodes = laid(sample(18, 3), mesh, kind)
+def test_messages_on_a_graph(mesh):
+    nodes = laid(sample(18, 3), mesh, "even")
     count = len(nodes)
     senders = np.arange(2 * count) % count
     receivers = (senders * 5 + 3) % count
@@ -127,20 +103,6 @@ def test_messages_on_a_graph(mesh, kind):
         return torch.zeros_like(x).scatter_add(0, index, torch.tanh(x[senders]))
 
     gradients(on_device(ours, right), nodes)
-
-
-@pytest.mark.parametrize("kind", ["uneven"])
-def test_ring_attention(mesh, kind):
-    t = laid(sample(2, 18, 2, 4), mesh, kind, axis=1)
-
-    def ours(x):
-        return iso.domain.ring_attention(x, x * 2, x + 1, mesh=mesh, axis="x", causal=True)
-
-    def right(x):
-        q, k, v = (y.transpose(1, 2) for y in (x, x * 2, x + 1))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-
-    gradients(on_device(ours, right), t)
 
 
 def test_a_recorded_tensor_and_a_captured_step(mesh):
@@ -183,7 +145,7 @@ def test_meshes_that_differ(mesh):
 
 def test_keys_of_jax_are_constants():
     mesh = iso.make_mesh((1,), ("x",))
-    t = iso.shard(sample(2, 18, 2, 4), mesh, P())
+    t = iso.shard(sample(1, 8, 1, 4), mesh, P())
     options = {"mesh": mesh, "axis": "x", "dropout": 0.5}
     one, two = (
         iso.domain.ring_attention(t, t, t, key=jax.random.key(n), **options).cpu() for n in (0, 1)

@@ -51,7 +51,7 @@ def test_distances_and_their_gradients():
     for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")):
         cdist = lambda a, b, p=p: torch.cdist(a, b, p)  # noqa: E731
         cases[f"between {p}"] = (cdist, points(4, 2), points(5, 2))
-    for p in (0.0, 0.5, 2.0, float("inf")):
+    for p in (0.0, 2.0, float("inf")):
         cases[f"within {p}"] = (lambda x, p=p: torch.pdist(x, p), points(5))
     for way, rows in ((ways[0], 4), (ways[1], 4), (ways[1], 30), (ways[2], 30)):
         cdist = lambda a, b, way=way: torch.cdist(a, b, compute_mode=way)  # noqa: E731

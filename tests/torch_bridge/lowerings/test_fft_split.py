@@ -43,12 +43,10 @@ def as_complex(x):
 
 
 TRANSFORMS = {
-    "fft, odd": (lambda x: torch.fft.fft(as_complex(x)), BATCH, (8, 2, 7)),
     "ifft of channels": (lambda x: torch.fft.ifft(x, dim=1, norm="ortho"), P("x", None, "y"),
                          (2, 3, 8)),
     "rfft2": (lambda x: torch.fft.rfft2(x, norm="forward"), BOTH, (2, 4, 6, 5)),
     "irfft2, odd": (lambda x: torch.fft.irfft2(as_complex(x), s=(6, 7)), BOTH, (2, 4, 6, 4)),
-    "fftn of four": (lambda x: torch.fft.fftn(x, dim=(1, 2, 3, 4)), BATCH, (8, 2, 3, 2, 3)),
     "hfft": (lambda x: torch.fft.hfft(as_complex(x), norm="ortho"), BOTH, (2, 4, 5)),
     "padded and cut": (lambda x: torch.fft.rfftn(x, s=(4, 8), dim=(1, 2)), BATCH, (8, 5, 6)),
 }  # fmt: skip
@@ -61,11 +59,6 @@ def test_along_whole_axes_nothing_is_sent(mesh):
         return [function(x) for function, x in zip(functions, xs, strict=True)]
 
     assert run(mesh, all_of_them, specs, *(draw(*shape) for shape in shapes)) == {}
-
-
-def test_along_split_axes_lines_are_exchanged(mesh):
-    sent = run(mesh, lambda x: torch.fft.rfft2(x), [P("x", "y")], draw(2, 8, 6))
-    assert set(sent) == {"all-to-all"}
 
 
 def test_half_a_spectrum_of_a_split_axis(mesh):

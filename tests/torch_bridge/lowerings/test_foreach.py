@@ -40,7 +40,8 @@ def test_unary():
     with together(**PRECISE) as check:
         for name in UNARY:
             if name not in ("copy", "max", "mm"):
-                check(op(name), tensors())
+                check(op(name), tensors()[1::2])
+        check(op("exp"), tensors())
         for name in ("exp", "sqrt", "neg", "abs"):
             check(op(name), [torch.arange(1, 5)], rtol=2e-5, atol=2e-5)
         check(op("max"), filled())
@@ -57,9 +58,8 @@ def test_binary():
     mixed = [torch.arange(3), torch.rand(2), torch.rand(2).bfloat16()]
     with together(**PRECISE) as check:
         for name in BINARY:
-            check(op(name, "Scalar"), tensors(), 2.5)
-            check(op(name, "Scalar"), tensors(), 2)
-            check(op(name, "ScalarList"), tensors(), [0.5, 2.0, 1.0, 3.0])
+            check(op(name, "Scalar"), tensors()[1::2], 2.5)
+            check(op(name, "ScalarList"), tensors()[1::2], [0.5, 3.0])
             check(op(name, "List"), tensors(), tensors(1))
         for name in ("add", "mul", "div", "sub"):  # a float number makes integers float
             check(op(name, "Scalar"), [torch.arange(4)], 0.5)

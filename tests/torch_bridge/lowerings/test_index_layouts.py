@@ -94,9 +94,8 @@ def test_any_layouts():
 
 def test_diagonals_of_axes_that_are_split():
     grid = iso.make_mesh((2, 4), ("x", "y"))
-    cases = itertools.product(
-        ("copy", "view"), [(None, None, "x"), (None, "y", "x"), (None, "y", None)]
-    )
+    lasts = (None, None, "x"), (None, "y", "x"), (None, "y", None)
+    cases = [*zip(("copy", "view", "copy"), lasts, strict=True)]
 
     def run(device, marked, last):
         x = torch.arange(5 * 8 * 6.0).reshape(5, 8, 6).to(device)

@@ -183,7 +183,7 @@ def test_ctc_of_padded_and_joined_targets():
     joined = torch.cat([row[:size] for row, size in zip(LABELS, TARGETS, strict=True)])
     for want, got in (
         ctc(scores(), joined, LENGTHS, TARGETS, tensors=True, reduction="none"),
-        ctc(scores(), LABELS, LENGTHS, (3, 0, 3), blank=4),
+        ctc(scores(), LABELS, torch.tensor(LENGTHS), torch.tensor((3, 0, 3)), blank=4),
     ):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 

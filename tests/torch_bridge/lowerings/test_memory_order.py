@@ -86,8 +86,9 @@ _OF_TWO = {
 
 def test_strides_of_two_operands():
     columns, pairs = torch.ones(5, 10).t(), []
-    for other in (torch.tensor(2.0), torch.ones(10, 5, 1).transpose(1, 2), torch.ones(5)):
-        for name, function in _OF_TWO.items():
+    others = torch.tensor(2.0), torch.ones(10, 5, 1).transpose(1, 2), torch.ones(5)
+    for number, other in enumerate(others):
+        for name, function in [*_OF_TWO.items()][number % 2 :: 2]:
             want, got = function(columns, other), function(columns.to("jax"), other.to("jax"))
             assert got.stride() == want.stride(), name
             pairs.append((got, want))
@@ -106,7 +107,7 @@ _SIGNALS = {
 }
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize("order", [(0, 2, 1), (2, 1, 0), (1, 2, 0)])
 def test_strides_of_transforms_and_norms(order):
     x = torch.randn(5, 6, 7).permute(order)
     there = x.to("jax")

@@ -90,7 +90,6 @@ def test_averages_adaptive_and_fractional_pools_and_their_gradients():
         ((2, 3, 6, 8), [2, 2], [], [0, 0], False, True, None),
         ((2, 3, 7, 7), [3, 3], [2, 1], [1, 1], False, False, None),
         ((2, 3, 6, 7), [3, 2], [2, 2], [1, 1], True, True, None),
-        ((2, 3, 6, 7), [3, 2], [2, 2], [1, 1], True, False, None),
         ((3, 6, 7), [3, 2], [2, 2], [1, 1], False, True, 5),
         ((2, 2, 5, 4, 6), [2, 3, 2], [2, 1, 2], [1, 1, 0], True, False, None),
     ):
@@ -101,9 +100,8 @@ def test_averages_adaptive_and_fractional_pools_and_their_gradients():
             cases[f"mean of halves {shape} {options}"] = (mean, randn(*shape).bfloat16())
     for shape, size in (
         ((2, 3, 5, 4), [1, 1]),
-        ((2, 3, 6, 4), [3, 2]),  # divides
-        ((2, 3, 7, 5), [3, 2]),
-        ((2, 3, 3, 2), [5, 4]),  # larger
+        ((1, 2, 6, 4), [3, 2]),  # divides
+        ((1, 2, 3, 2), [5, 4]),  # larger
         ((3, 7, 5), [2, 5]),
         ((2, 2, 5, 4, 6), [2, 3, 4]),
         ((2, 2, 5, 4, 6), [1, 1, 1]),
@@ -118,8 +116,7 @@ def test_averages_adaptive_and_fractional_pools_and_their_gradients():
     nan = randn(2, 3, 5, 5)
     nan[0, 0, 1:3, 1:3] = NAN
     for x, *options in (
-        *((randn(*lead, 7, 9), [2, 3], out) for lead, out in (((2, 3), [3, 4]), ((3,), [1, 5]))),
-        (randn(2, 3, 7, 9), [2, 3], [2, 1]),
+        (randn(3, 7, 9), [2, 3], [1, 5]),
         (nan, [3, 3], [2, 2]),
         (randn(2, 3, 5, 6, 7), [2, 3, 2], [3, 2, 4]),
     ):
@@ -140,9 +137,9 @@ def test_averages_adaptive_and_fractional_pools_and_their_gradients():
             assert torch.equal(one.cpu().nan_to_num(9.0), other.nan_to_num(9.0))
 
 
-@pytest.mark.parametrize("spec", [P(None, None, "y"), P(None, None, "x", "y")])
-def test_pooling_of_an_image_that_is_split(mesh, spec):
+def test_pooling_of_an_image_that_is_split(mesh):
     """Two kinds in one program in either order; a gradient lies as the split image."""
+    spec = P(None, None, "y")
     x = -torch.rand(2, 2, 8, 8, generator=torch.Generator().manual_seed(0)) - 1
     kinds = [F.avg_pool2d, F.max_pool2d]
 
@@ -159,13 +156,12 @@ def test_pooling_of_an_image_that_is_split(mesh, spec):
             found += torch.autograd.grad(y.square().sum(), x)
         return found
 
-    if spec == P(None, None, "y"):
-        got = gradients(iso.shard(x.to("jax"), mesh, spec))
-        xs.sync()
-        for one, other in zip(got, gradients(x.clone()), strict=True):
-            assert one.partition_spec == spec
-            torch.testing.assert_close(one.cpu(), other)
-    for order in (kinds, kinds[::-1]) if spec == P(None, None, "y") else (kinds,):
+    got = gradients(iso.shard(x.to("jax"), mesh, spec))
+    xs.sync()
+    for one, other in zip(got, gradients(x.clone()), strict=True):
+        assert one.partition_spec == spec
+        torch.testing.assert_close(one.cpu(), other)
+    for order in (kinds, kinds[::-1]):
         got = both(iso.shard(x.to("jax"), mesh, spec), order)
         xs.sync()
         for one, other in zip(got, both(x.clone(), order), strict=True):

@@ -59,16 +59,19 @@ def test_equal_keys_give_equal_numbers():
 
 
 def test_bounds_of_draws():
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        (got,) = draw(aten.rand.default, [N], dtype=dtype)
+    floats = torch.float32, torch.bfloat16, torch.float16
+    calls = [(aten.rand.default, ([N],), {"dtype": dtype}) for dtype in floats]
+    for dtype in (torch.uint8, torch.bool):
+        calls.append((aten.random.default, (torch.zeros(N, dtype=dtype),), {}))
+    calls.append((aten.randperm.default, (50,), {}))
+    found = evaluate_all(calls, key=jax.random.key(0))
+    *shares, whole, bits, order = (np.asarray(one) for (one,) in found)
+    for got, dtype in zip(shares, floats, strict=True):
         assert got.dtype.name == str(dtype).removeprefix("torch.")
         assert got.min() >= 0 and got.max() < 1
-    (got,) = draw(aten.random.default, torch.zeros(N, dtype=torch.uint8))
-    assert set(got.tolist()) <= set(range(256)) and got.max() > 240
-    (bits,) = draw(aten.random.default, torch.zeros(N, dtype=torch.bool))
+    assert set(whole.tolist()) <= set(range(256)) and whole.max() > 240
     assert 0.4 < bits.mean() < 0.6
-    (got,) = draw(aten.randperm.default, 50)
-    assert sorted(got.tolist()) == list(range(50)) != got.tolist()
+    assert sorted(order.tolist()) == list(range(50)) != order.tolist()
 
 
 def test_multinomial_follows_the_weights():

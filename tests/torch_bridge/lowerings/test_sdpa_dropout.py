@@ -16,7 +16,6 @@ from isoshard import P
 from isoshard.core.domain.attention.dropout import gains
 
 RATE = 0.3
-SHAPE = (2, 4, 16, 8)
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention
 
 
@@ -83,50 +82,22 @@ def check(have, want):
         torch.testing.assert_close(own.cpu().double(), one, rtol=1e-5, atol=2e-5)
 
 
-SPECS = {
-    "ring": (P("x", None, "y"),) * 3,
-    "ring of all devices": (P(None, None, ("x", "y")),) * 3,
-    "batch and heads": (P("x", "y"),) * 3,
-    "queries": (P(None, "x", "y"), P(None, "x"), P(None, "x")),
-    "keys": (P("x"), P("x", None, "y"), P("x", None, "y")),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "causal"), [*zip([*SPECS][1:], [False, False, True, False], strict=True)]
-)
-def test_wherever_the_operands_lie(name, causal, mesh):
-    """In a ring nothing is gathered."""
+def test_split_queries(mesh):
     tensors = operands()
-    if name == "ring of all devices":  # of four, as they take turns
-        mesh = iso.make_mesh((2, 2), ("x", "y"))
-    given = [iso.shard(x, mesh, s).requires_grad_() for x, s in zip(tensors, SPECS[name], strict=True)]  # fmt: skip # noqa: E501
-    have, text = found(given, is_causal=causal)
-    check(have, expected(tensors, causal=causal))
-    if "ring" in name:
-        sent = collectives.summarize(text)
-        assert "collective-permute" in sent and "all-gather" not in sent
+    specs = (P(None, "x", "y"), P(None, "x"), P(None, "x"))
+    given = [iso.shard(x, mesh, s).requires_grad_() for x, s in zip(tensors, specs, strict=True)]
+    have, _ = found(given, is_causal=True)
+    check(have, expected(tensors, causal=True))
 
 
-def test_blocks_of_unequal_sizes():
-    mesh = iso.make_mesh((2, 3), ("x", "y"))
-    tensors = operands(length=18)
-    sizes = (None, None, (5, 2, 11), None)
-    spec = P("x", None, "y")
-    given = [iso.shard(x, mesh, spec, uneven="pad", sizes=sizes) for x in tensors]
-    step = xs.compile(lambda *given: attend(*given, dropout_p=RATE, is_causal=True))
-    torch.manual_seed(5)
-    out = step(*given)
-    times = factors(5, (2, 4, 18, 18))
-    check([out], [dense([x.double() for x in tensors], times, causal=True)])
-    assert "collective-permute" in xs.program_text(step) and out.block_sizes == sizes
-
-
-def test_a_mask_with_a_gradient(mesh):
+def test_in_a_ring_a_mask_has_a_gradient_and_nothing_is_gathered():
+    mesh = iso.make_mesh((2, 2), ("x", "y"))
     tensors, mask = operands(), draw(2, 1, 1, 16, seed=3)
-    given = [iso.shard(x, mesh, SPECS["ring"][0]).requires_grad_() for x in tensors]
-    have, _ = found([*given, mask.to("jax").requires_grad_()])
+    given = [iso.shard(x, mesh, P(None, None, ("x", "y"))).requires_grad_() for x in tensors]
+    have, text = found([*given, mask.to("jax").requires_grad_()])
     check(have, expected([*tensors, mask]))
+    sent = collectives.summarize(text)
+    assert "collective-permute" in sent and "all-gather" not in sent
 
 
 def test_gradients_of_gradients_drop_the_same():

@@ -62,18 +62,12 @@ def run(mesh, specs, tensors, **options):
     return xs.program_text(step)
 
 
-def keep(*shape):
-    return draw(*shape) > -0.5
-
-
 CASES = {
     "plain": lambda: (operands(), {}),
     "grouped, causal, scaled, more keys": lambda: (
         operands(keys=24, heads=4, key_heads=2),
         {"enable_gqa": True, "is_causal": True, "scale": 0.3},
     ),
-    "bool mask": lambda: (operands(), {"attn_mask": keep(4, 1, 16, 16)}),
-    "mask of keys": lambda: (operands(), {"attn_mask": keep(4, 1, 1, 16)}),
     "float mask with a gradient": lambda: (
         operands(),
         {"attn_mask": draw(1, 2, 16, 16).requires_grad_()},
@@ -104,13 +98,13 @@ def test_one_query_of_each_sample_for_keys_on_all_devices(mesh):
 
 def test_blocks_of_unequal_sizes():
     """The same ring; results and gradients lie as the operands do, that of a mask is whole."""
-    mesh = iso.make_mesh((3,), ("y",))
-    tensors, mask = operands(length=18), draw(4, 1, 18, 18).requires_grad_()
+    mesh = iso.make_mesh((2,), ("y",))
+    tensors, mask = operands(), draw(4, 1, 16, 16).requires_grad_()
     grad = torch.linspace(-1, 2, tensors[0].numel()).reshape(tensors[0].shape)
     wide = [x.double().requires_grad_() for x in tensors]
     exact = mask.detach().double().requires_grad_()
     want = gradients(wide, {"attn_mask": exact}, grad.double())
-    sizes = (None, None, (5, 2, 11), None)
+    sizes = (None, None, (5, 11), None)
     spec = P(None, None, "y")
     given = [iso.shard(x, mesh, spec, uneven="pad", sizes=sizes) for x in (*tensors, grad)]
     given = [*(x.requires_grad_() for x in given[:3]), given[3]]
@@ -194,17 +188,6 @@ def test_a_transformer_is_trained_by_its_marked_activations(mesh):
     assert "collective-permute" in found
     # The first layer's input is not split where tokens are marked: one gradient comes to it whole.
     assert found["all-gather"][0] == 1
-
-
-@torch.no_grad()
-def test_a_transformer_of_fields_that_lie_split(mesh):
-    model, x = Model(), draw(2, 64, 2)
-    want = model(x, lambda x: x)
-    model = iso.shard(model, mesh, iso.Plan([], default=P()))
-    step = xs.compile(lambda x: model(x, lambda x: x))
-    torch.testing.assert_close(step(iso.shard(x, mesh, P("x", "y"))).cpu(), want)
-    found = collectives.summarize(xs.program_text(step))
-    assert "collective-permute" in found and "all-gather" not in found
 
 
 PROGRAM = """

@@ -85,7 +85,7 @@ def test_pads():
         for size in (1, 3):
             x = torch.arange(1.0, 2 * size + 1).reshape(size, 2)
             for low in range(-size, 4):
-                for high in range(-size - min(0, low), 4):
+                for high in range(-size - min(0, low), 4, 2):
                     check(constant, x, [0, 0, low, high], 9.0)
         for rank, values, padding in (
             (1, CUBE, [2, 1]),

@@ -34,8 +34,7 @@ def test_transforms_of_split_axes(mesh):
         lambda x: torch.fft.hfft2(x, s=(4, 6)),
     )
     for number, transform in enumerate(transforms):
-        for one in (split[number % 4], split[(number + 1) % 4]):
-            pairs.append((transform(one), transform(x)))
+        pairs.append((transform(split[number % 4]), transform(x)))
     for got, want in pairs:
         torch.testing.assert_close(got.cpu(), want, rtol=1e-4, atol=1e-4)
 

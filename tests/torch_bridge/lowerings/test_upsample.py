@@ -29,9 +29,9 @@ def test_resizing_and_its_gradients():
         cases[f"{name} {options}"] = (lambda x: F.interpolate(x, **options), x)
 
     for kinds, x, sizes in (
-        ("nearest nearest-exact linear", randn(2, 3, 5), ([7], [3], [1])),
-        ("nearest nearest-exact bilinear bicubic", randn(2, 3, 4, 5), ([8, 10], [6, 3], [1, 9])),
-        ("nearest nearest-exact trilinear", randn(1, 2, 3, 4, 2), ([6, 8, 4], [5, 2, 3])),
+        ("nearest linear", randn(1, 2, 5), ([7], [3])),
+        ("nearest nearest-exact bilinear bicubic", randn(1, 2, 4, 5), ([8, 10], [6, 3], [1, 9])),
+        ("nearest trilinear", randn(1, 1, 3, 4, 2), ([5, 2, 3],)),
     ):
         for mode in kinds.split():
             chosen = sizes if mode == "bilinear" else sizes[::2] if "linear" in mode else sizes[-2:]
@@ -41,14 +41,13 @@ def test_resizing_and_its_gradients():
     for mode, size, align in (("bilinear", [8, 10], False), ("bicubic", [6, 3], True)):
         options = {"mode": mode, "size": size, "align_corners": align, "antialias": True}
         resized("smooth", randn(1, 2, 7, 9), **options)
-    for scale, mode in ((1.7, "nearest"), (1.7, "bilinear"), (0.6, "nearest"), (0.6, "bicubic")):
+    for scale, mode in ((1.7, "nearest"), (0.6, "bicubic")):
         options = {"scale_factor": scale, "mode": mode, "recompute_scale_factor": False}
         resized("scale", randn(2, 3, 5, 6), **options)
     options = {"scale_factor": (0.4, 0.45), "antialias": True, "recompute_scale_factor": False}
     resized("smooth scale", randn(1, 1, 8, 8), mode="bilinear", **options)
-    for mode in ("nearest", "bilinear"):
-        half = lambda x, mode=mode: F.interpolate(x.detach(), [8, 7], mode=mode)  # noqa: E731
-        cases[f"halves {mode}"] = (half, randn(2, 3, 4, 5).bfloat16())
+    half = lambda x: F.interpolate(x.detach(), [8, 7], mode="bilinear")  # noqa: E731
+    cases["halves"] = (half, randn(2, 3, 4, 5).bfloat16())
     as_cpu(cases)
 
 
@@ -68,8 +67,8 @@ def test_positions_of_float64_are_float64(antialias):
         for device in ("cpu", "jax"):
             results = []
             for mode, size, align_corners in (
-                *(("bilinear", (13, 22), False), ("bilinear", (3, 4), True)),
-                *(("bicubic", (13, 22), True), ("bicubic", (3, 4), False)),
+                ("bilinear", (13, 22), False),
+                ("bicubic", (3, 4), True),
             ):
                 options = {"mode": mode, "align_corners": align_corners, "antialias": antialias}
                 x = randn(2, 3, 7, 9).double().to(device).requires_grad_()
@@ -92,8 +91,7 @@ def images(*shape: int) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=source)
 
 
-@pytest.mark.parametrize("antialias", [False, True])
-@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("mode", "antialias"), [("bilinear", True), ("bicubic", False)])
 def test_images_of_bytes_are_those_of_the_cpu(mode, antialias):
     last = images(1, 5, 16, 12).contiguous(memory_format=torch.channels_last)
     pairs = []
@@ -120,7 +118,7 @@ def test_grid_samplers_and_their_gradients(mode):
     cases = {}
     for padding, align, shape, out in (
         ("zeros", False, (2, 3, 4, 5), (3, 6)),
-        ("border", True, (2, 3, 4, 5), (3, 6)),
+        ("border", True, (1, 1, 4, 5), (3, 2)),
         ("reflection", False, (1, 2, 3, 4, 5), (2, 3, 2)),
         ("zeros", True, (1, 2, 3, 4, 5), (2, 3, 2)),
     )[:: {"bicubic": 4, "bilinear": 2, "nearest": 1}[mode]]:

@@ -15,9 +15,7 @@ def mesh():
     return iso.make_mesh((2, 4), ("data", "model"))
 
 
-@pytest.mark.parametrize(
-    ("make", "plan"), [(Mlp, "data"), (Mlp, "fsdp"), (llama, "fsdp x tensor"), (Mlp, "tensor")]
-)
+@pytest.mark.parametrize(("make", "plan"), [(Mlp, "data"), (llama, "fsdp x tensor")])
 def test_collectives_are_those_of_training(make, plan, mesh):
     plan = PLANS[plan]
     with torch.device("meta"):
@@ -30,7 +28,6 @@ def test_collectives_are_those_of_training(make, plan, mesh):
     iso.shard(real, mesh, plan)
     real_step = xs.compile(training(real, torch.optim.AdamW(real.parameters(), lr=1e-3)))
     batch = batch_layout(plan, batch_for(real, "cpu"), mesh)
-    for _ in range(2):
-        real_step(batch)
+    real_step(batch)
     assert planned == traffic(xs.program_text(real_step))
     assert planned

@@ -30,7 +30,7 @@ def training():
 
 def test_a_plan_is_found_and_costs_what_estimate_tells(training):
     model, step, args = training
-    mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
+    mesh = topology("v5e:2x4").mesh((8,), ("data",))
     found = search(step, args, mesh, candidates=1)
     assert not found.plan.resolve(model, mesh, strict=True).unmatched
     report = estimate(step, args, mesh, found.plan)

@@ -36,7 +36,6 @@ def run(attend, x, added, **given):
     ("attend", "shape", "causal"),
     [
         (ulysses_attention, (2, 4, 32, 32), False),  # whole
-        (ring_attention, (1, 4, 32, 32), True),  # a position bias by head
         (ring_attention, (2, 1, 1, 32), True),  # which goes round, and is moved for balance
     ],
 )
@@ -44,8 +43,7 @@ def test_shapes(attend, shape, causal):
     """Sums over the devices that have the same part of the mask are in the gradient."""
     mesh = make_mesh((2, 2, 2), SPEC)
     x = dense.arrays(key_heads=4 if attend is ulysses_attention else 2)
-    tile = 5 if shape == (1, 4, 32, 32) else 16
-    run(attend, x, drawn(shape), mesh=mesh, causal=causal, tile=tile, **AXES)
+    run(attend, x, drawn(shape), mesh=mesh, causal=causal, tile=5, **AXES)
 
 
 def test_the_lowest_finite_number_is_no_infinity():

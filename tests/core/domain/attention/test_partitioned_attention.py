@@ -16,7 +16,6 @@ from isoshard.core.domain.attention.dropout import gains, words_of
 from isoshard.core.domain.attention.partitioned_attention import Attention
 from isoshard.core.transfer.place import shard
 from tests.core.domain.attention import dense
-from tests.core.domain.attention.test_moves import moved
 
 # The compiler lays out such an operator, which programs of the engine have under Auto axes.
 make_mesh = functools.partial(iso.make_mesh, axis_types=AxisType.Auto)
@@ -70,13 +69,10 @@ SPLIT = {
     "keys only": (P(), *(P(None, "x", ("y", "z")),) * 2),
     "by different axes": (P(None, None, "x"), *(P(None, None, ("y", "z")),) * 2),
     "by some axes in common": (P(None, None, ("x", "y")), *(P(None, None, "x"),) * 2),
-    "neither": (P("x", "y"),) * 3,
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["heads as well", "queries only", "by some axes in common", "neither"]
-)
+@pytest.mark.parametrize("name", ["heads as well", "queries only", "by some axes in common"])
 def test_wherever_the_operands_lie(name):
     x = arrays(2, key_heads=2, values=5)
     causal = name == "heads as well"
@@ -92,7 +88,6 @@ def test_wherever_the_operands_lie(name):
     ("name", "shape"),
     [
         ("ring", (2, 1, 1, 16)),
-        ("by different axes", (2, 4, 16, 16)),
         ("by different axes", (4, 16, 1)),
     ],
 )
@@ -118,10 +113,7 @@ def test_masks_that_hide():
     assert not np.asarray(found[0])[:, :, 3].any()
 
 
-@pytest.mark.parametrize(
-    ("name", "queries", "keys"), [("ring", 3, 18), ("by different axes", 17, 18)]
-)
-def test_lengths_that_do_not_divide(name, queries, keys):
+def test_lengths_that_do_not_divide(name="ring", queries=3, keys=18):
     """As with a class token among the patches: the compiler pads, and nothing of it is read."""
     x = arrays(2, queries=queries, keys=keys)
     static = Attention(True, 8**-0.5, tile=16)
@@ -174,11 +166,3 @@ def test_jax_differentiates_it_and_its_logarithms():
     ((out * torch.tensor(x[3])).sum() + scores.logsumexp(-1).square().sum()).backward()
     for have, want in zip(found, tensors, strict=True):
         np.testing.assert_allclose(have, want.grad, rtol=1e-4, atol=1e-4)
-
-
-def test_a_ring_moves_the_least():
-    """Keys and values n - 1 times; in the gradient as often, and their gradients too."""
-    mesh = make_mesh((4,), ("s",))
-    x = arrays(1, queries=24, heads=2)
-    _, text = run(x, (P(None, None, "s"),) * 3, mesh=mesh)
-    assert moved(text) == {"collective-permute": 9 * (2 * x[1].nbytes // 4)}

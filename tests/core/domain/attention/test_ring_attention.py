@@ -30,11 +30,10 @@ def run(mesh, spec, x, dense_seen, factor=1.0, places=None, **given):
     return found
 
 
-@pytest.mark.parametrize("devices", [1, 3])
-def test_one_ring(devices):
-    x = dense.arrays(queries=24, keys=12 if devices == 3 else 24)
+def test_one_ring():
+    x = dense.arrays(batch=1, queries=12, keys=6)
     seen = dense.visible(*x[:2], True)
-    run(make_mesh((devices,), ("s",)), (None, "s"), x, seen, causal=True, tile=3)
+    run(make_mesh((3,), ("s",)), (None, "s"), x, seen, causal=True, tile=2)
 
 
 def test_key_heads_that_no_device_has_whole():
@@ -51,7 +50,7 @@ def test_key_heads_that_no_device_has_whole():
 
 def test_zigzag_order_without_balance():
     x = dense.arrays(queries=16)
-    mesh = make_mesh((4,), ("s",))
+    mesh = make_mesh((2,), ("s",))
     given = {"mesh": mesh, "axis": "s"}
     placed = [zigzag(shard(a, mesh, (None, "s")), **given) for a in x]
     function = functools.partial(ring_attention, causal=True, order="zigzag", balance=False)
@@ -60,21 +59,8 @@ def test_zigzag_order_without_balance():
     dense.check(found, dense.attention(*x, dense.visible(*x[:2], True)))
 
 
-def test_a_mask_of_keys_goes_round_and_is_moved_for_balance():
-    """It blinds a few rows, whose result and gradient are 0."""
-    x = dense.arrays(queries=16)
-    mask = np.random.default_rng(1).random((2, 1, 1, 16)) < 0.6
-    mask[0, ..., :2] = False
-    seen = dense.visible(*x[:2], True, mask)
-    mesh = make_mesh((2, 4), ("data", "seq"))
-    found = run(mesh, ("data", "seq"), x, seen, mask=mask, causal=True)
-    blind = ~seen.any(-1).transpose(0, 2, 1)
-    assert blind.any()
-    assert not np.asarray(found[0])[blind].any() and not np.asarray(found[1])[blind].any()
-
-
 def test_lengths_dropout_and_groups_of_heads_over_three_mesh_axes():
-    """What is dropped depends on the places in the whole."""
+    """What is dropped depends on the places in the whole; a blind row gives 0, as its gradient."""
     x = dense.arrays(batch=4, queries=24, key_heads=2, width=5, values=3)
     lengths = {
         "query_seq_lengths": np.array([24, 15, 1, 0]),
@@ -85,7 +71,10 @@ def test_lengths_dropout_and_groups_of_heads_over_three_mesh_axes():
     assert abs((factor > 0).mean() - 0.7) < 0.01
     seen = dense.visible(*x[:2], True, None, *lengths.values())
     more = {"causal": True, "scale": 0.3, "dropout": 0.3, "key": key}
-    run(make_mesh((2, 2, 2), SPEC), SPEC, x, seen, factor, **more, **lengths)
+    found = run(make_mesh((2, 2, 2), SPEC), SPEC, x, seen, factor, **more, **lengths)
+    blind = ~seen.any(-1).transpose(0, 2, 1)
+    assert blind.any()
+    assert not np.asarray(found[0])[blind].any() and not np.asarray(found[1])[blind].any()
 
 
 def test_a_raw_key_drops_the_same_as_a_typed_one():

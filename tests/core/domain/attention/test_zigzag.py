@@ -20,13 +20,20 @@ def test_order(devices):
     mesh = make_mesh((devices,), ("s",))
     length = 6 * devices
     x = shard(np.arange(length), mesh, ("s",))
-    found = zigzag(x, mesh=mesh, axis="s", dim=0)
+    line = Positions(length, devices, zigzag=True)
+
+    @jax.jit
+    def there_and_back(x):
+        found = zigzag(x, mesh=mesh, axis="s", dim=0)
+        positions = line.positions(jnp.arange(length))
+        return found, positions, unzigzag(found, mesh=mesh, axis="s", dim=-1)
+
+    found, positions, back = there_and_back(x)
     parts = np.arange(length).reshape(2 * devices, 3)
     wanted = [[parts[i], parts[2 * devices - 1 - i]] for i in range(devices)]
     np.testing.assert_array_equal(found, np.ravel(wanted))
-    line = Positions(length, devices, zigzag=True)
-    np.testing.assert_array_equal(found, line.positions(jnp.arange(length)))
-    np.testing.assert_array_equal(unzigzag(found, mesh=mesh, axis="s", dim=-1), x)
+    np.testing.assert_array_equal(found, positions)
+    np.testing.assert_array_equal(back, x)
 
 
 def test_moves_half_a_shard_twice_and_leaves_other_axes(mesh):
@@ -40,7 +47,7 @@ def test_moves_half_a_shard_twice_and_leaves_other_axes(mesh):
 def test_gradient_goes_back():
     mesh = make_mesh((4,), ("s",))
     weight = jnp.arange(16.0)
-    slope = jax.grad(lambda x: (zigzag(x, mesh=mesh, axis="s", dim=0) * weight).sum())
+    slope = jax.jit(jax.grad(lambda x: (zigzag(x, mesh=mesh, axis="s", dim=0) * weight).sum()))
     with jax.set_mesh(mesh):
         found = slope(jnp.zeros(16))
     np.testing.assert_array_equal(found, unzigzag(weight, mesh=mesh, axis="s", dim=0))

@@ -34,4 +34,3 @@ def test_heads_that_devices_do_not_divide():
 
 def test_heads_that_stay_whole_are_not_spoken_of():
     assert not [one for one in report(8, 8, (2, 8)).advice if "heads" in one]
-    assert not [one for one in report(8, 2, (8, 2)).advice if "heads" in one]

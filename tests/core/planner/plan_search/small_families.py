@@ -18,13 +18,8 @@ _GROUPED = _DECODER | {"inner": 1536, "kv_heads": 4, "vocabulary": 4096}
 
 SMALL: Mapping[str, Callable[[], Family]] = {
     "MLP": lambda: models.mlp(layers=4, width=1024, batch=2048),
-    "GPT-2": lambda: models.gpt2(layers=2, vocabulary=8192, **_DECODER),
     "Llama": lambda: models.llama(layers=2, **_GROUPED),
-    "Llama, stacked": lambda: models.llama(layers=2, stacked=True, **_GROUPED),
     "Mixtral": lambda: models.mixtral(layers=2, **_GROUPED),
-    "ViT": lambda: models.vit(layers=2, width=256, heads=8, image=64, batch=256),
-    "U-Net": lambda: models.unet(widths=(32, 64, 128), image=64, batch=16),
-    "DLRM": lambda: models.dlrm(rows=(1 << 20, 1 << 18, 4096), width=32, batch=4096),
 }
 
 

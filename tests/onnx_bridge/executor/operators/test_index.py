@@ -39,7 +39,7 @@ CASES = [
         Case("ScatterElements", (X, integers(8, 3, 4, high=5), floats(8, 3, 4)),
              {"axis": 1, "reduction": reduction}, opset=18, split=ALL, note=reduction,
              gradient=reduction == "add")
-        for reduction in ("add", "mul", "max", "min")
+        for reduction in ("add", "max")
     ),
     Case("ScatterElements", (floats(8), ints(-1), floats(1)), split=ROWS, note="single"),
     Case("ScatterND", (X, np.array([[[1, 2], [3, 0]]]), floats(1, 2, 4)), split=ROWS),
@@ -48,8 +48,8 @@ CASES = [
          opset=18, note="single add"),
     *(
         Case("ScatterND", (X, integers(6, 2, low=0, high=2), floats(6, 4)),
-             {"reduction": reduction}, split=ROWS, note=reduction, gradient=reduction == "add")
-        for reduction in ("add", "mul", "max", "min")
+             {"reduction": reduction}, split=ROWS, note=reduction, gradient=False)
+        for reduction in ("mul", "min")
     ),
     Case("Compress", (X, np.array([1, 0, 1], bool)), {"axis": 1}, (1,), split=ROWS),
     Case("Compress", (X, np.array([0, 1, 1], bool)), known=(1,), note="flat"),
