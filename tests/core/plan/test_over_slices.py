@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -144,3 +145,22 @@ def what_was_saved_goes_on_without_slices(folder, model, parameters):
         np.testing.assert_allclose(
             np.asarray(iso.full(one).detach()), parameters[name], atol=2e-6, err_msg=name
         )
+
+
+@pytest.fixture
+def stacks():
+    """Programs that know the stack of each operation, as those of users do."""
+    before = jax.config.jax_include_full_tracebacks_in_locations
+    jax.config.update("jax_include_full_tracebacks_in_locations", True)
+    yield
+    jax.config.update("jax_include_full_tracebacks_in_locations", before)
+
+
+def test_a_whole_axis_of_fsdp_over_slices_is_told(reference, stacks):
+    mesh = iso.hybrid_mesh((4,), (2,), ("data",))
+    plan = Plan.fsdp("data", min_bytes=0) * Plan(dcn={"data": "all-reduce"})
+    losses, program, _ = run_torch(mesh, plan)
+    np.testing.assert_allclose(losses, reference[0], rtol=2e-6)
+    line = "" if jax.config.jax_traceback_in_locations_limit < 100 else ", test_"  # JAX 0.9: 10
+    with pytest.raises(PlanError, match=rf"all-gather over data, 2 slices: .* a device{line}"):
+        iso.planner.check_crossings(program, mesh, plan, slices=2)
