@@ -15,6 +15,7 @@ from isoshard.torch_bridge import _torch_internals
 from isoshard.torch_bridge.trainers import _lightning_internals
 
 from . import private_names
+from .sources import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "src/isoshard")
@@ -61,11 +62,9 @@ THEIRS = {name for one in _OBJECTS for name in dir(one) if private_names.is_priv
 @pytest.fixture(scope="module")
 def sources():
     """The source of each file of the package."""
-    return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text())
-        for room in ROOMS
-        for path in sorted((ROOT / room).rglob("*.py"))
-    }
+    paths = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+    with parsed(paths) as trees:
+        yield {str(path.relative_to(ROOT)): tree for path, tree in trees.items()}
 
 
 @pytest.fixture(scope="module")
