@@ -188,6 +188,7 @@ def _forked(names: Sequence[str], planted: Mapping[str, str] | None) -> Outcome:
         os.dup2(log, 1)
         os.dup2(log, 2)
         signal.alarm(_SECONDS)
+        gc.disable()
         began, outcome = time.process_time(), Outcome()
         try:
             _try(outcome, names, planted)

@@ -136,7 +136,7 @@ def clean(built, tmp_path_factory) -> Path:
     [packages] = folder.glob("lib/python*/site-packages")
     (packages / "beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
     python = folder / "bin" / "python"
-    install = ["install", *_OFFLINE, str(_only(built, "*.whl"))]
+    install = ["install", *_OFFLINE, "--no-compile", str(_only(built, "*.whl"))]
     _run([sys.executable, "-m", "pip", "--python", str(python), *install])
     return python
 
@@ -185,7 +185,7 @@ def test_a_users_program_holds_in_mypy(clean, tmp_path):
         "[mypy]\nstrict = True\n"
         "[mypy-torch.*,jax.*,jaxlib.*,flax.*,optax.*,numpy.*]\nfollow_imports = skip\n"
     )
-    options = ["--no-error-summary"]
+    options = ["--no-error-summary", "--cache-dir", os.devnull]
     command = [sys.executable, "-m", "mypy", "--python-executable", str(clean), *options, "."]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=500)
     [fault] = done.stdout.splitlines()
