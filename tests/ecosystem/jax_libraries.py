@@ -177,7 +177,10 @@ def _haiku(device: str) -> Numbers:
 
 
 @case(
-    "diffrax", "an ODE whose field is a torch module, and its gradient", "iso.jax_function(module)"
+    "diffrax",
+    "an ODE whose field is a torch module, and its gradient",
+    "iso.jax_function(module)",
+    again=True,
 )
 def _diffrax(device: str) -> Numbers:
     import diffrax
