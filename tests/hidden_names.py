@@ -26,6 +26,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import gc
 import importlib
 import inspect
 import itertools
@@ -48,7 +49,10 @@ if TYPE_CHECKING:
     from isoshard.core.runtime.private_names import PrivateName
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("torch", "jax", "jaxlib", "flax.linen", "flax.nnx", "optax", "numpy", "onnx", "rich")
+PACKAGES = (
+    *("torch", "jax", "jaxlib", "flax.linen", "flax.nnx", "optax", "numpy", "onnx", "rich"),
+    *("accelerate", "lightning.pytorch", "transformers"),
+)
 """Imported before the first fork, whose process reports what else isoshard imports."""
 
 FIRST = (
@@ -161,11 +165,13 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for name in PACKAGES:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     first = _forked([], None)
     for name in first.loaded:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.freeze()
     first = dataclasses.replace(first, loaded=[])
     print(json.dumps(dataclasses.asdict(first)), file=answers, flush=True)
     for line in sys.stdin:
@@ -182,6 +188,7 @@ def _forked(names: Sequence[str], planted: Mapping[str, str] | None) -> Outcome:
         os.dup2(log, 1)
         os.dup2(log, 2)
         signal.alarm(_SECONDS)
+        gc.disable()
         began, outcome = time.process_time(), Outcome()
         try:
             _try(outcome, names, planted)

@@ -131,14 +131,15 @@ class Search:
 
     def found(self, tree: ast.Module) -> list[tuple[int, str]]:
         """Every private name of others in a source: its line, and how it is written."""
-        modules = dict(_modules(tree))
+        nodes = [*ast.walk(tree)]
+        modules = dict(_modules(nodes))
         foreign = _foreign_classes(tree, modules)
-        paths = {*_imported(tree), *_attributes(tree, modules)}
+        paths = {*_imported(nodes), *_attributes(nodes, modules)}
         return sorted(
             {
                 *((line, path) for line, path in paths if self._is_private_path(path)),
-                *self._taken(tree, modules, foreign),
-                *_written(tree),
+                *self._taken(nodes, modules, foreign),
+                *_written(nodes),
             }
         )
 
@@ -151,9 +152,9 @@ class Search:
         return any(".".join(parts[:end]) in self.paths for end in range(2, len(parts) + 1))
 
     def _taken(
-        self, tree: ast.Module, modules: dict[str, str], foreign: dict[ast.AST, bool]
+        self, nodes: list[ast.AST], modules: dict[str, str], foreign: dict[ast.AST, bool]
     ) -> Iterator[tuple[int, str]]:
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Attribute) and is_private(node.attr):
                 path = _path(node, modules)
                 if path and path.partition(".")[0] != "isoshard":
@@ -178,9 +179,9 @@ def _is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def _modules(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _modules(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
     """What names of a source stand for that were imported."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield (
@@ -201,18 +202,18 @@ def _path(node: ast.AST, modules: dict[str, str]) -> str:
     return modules.get(node.id, "") if isinstance(node, ast.Name) else ""
 
 
-def _imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def _imported(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """The names that a source imports."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def _attributes(tree: ast.Module, modules: dict[str, str]) -> Iterator[tuple[int, str]]:
+def _attributes(nodes: list[ast.AST], modules: dict[str, str]) -> Iterator[tuple[int, str]]:
     """The attributes that are taken of what a source imports, by their paths."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and (path := _path(node, modules)):
             yield node.lineno, path
 
@@ -238,9 +239,9 @@ def _foreign_classes(tree: ast.Module, modules: dict[str, str]) -> dict[ast.AST,
     return found
 
 
-def _written(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def _written(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """Dotted paths in strings; sentences are none."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if _DOTTED.fullmatch(node.value):
                 yield node.lineno, node.value

@@ -31,16 +31,12 @@ def run(program):
     return done.stdout.strip() or done.stderr
 
 
-def test_importing_loads_no_framework_and_changes_nothing():
-    assert run("import isoshard") == "[] []"
-
-
 @pytest.mark.parametrize(
     ("program", "found"),
     [
         (
-            "import torch, flax; jax.config.update('jax_enable_x64', True)",
-            "['flax', 'torch'] ['jax_enable_x64']",
+            "import onnx; jax.config.update('jax_enable_x64', True)",
+            "['onnx'] ['jax_enable_x64']",
         ),
         ("jax.devices()", "before backends are initialized"),
     ],
@@ -49,12 +45,12 @@ def test_that_test_can_fail(program, found):
     assert found in run(program)
 
 
-def test_importing_loads_no_part_that_is_not_used():
+def test_importing_loads_no_framework_and_no_part_and_changes_nothing():
     """Nor Pallas, which `jax.extend` brings: a third of what the import would take."""
     parts = {"isoshard.core.weights", "isoshard.core.data", "isoshard.core.domain", "jax.extend"}
     parts |= {"isoshard.core.planner", "isoshard.core.checkpoint", "jax._src.pallas"}
-    program = f"import isoshard; print(sorted({parts!r} & set(sys.modules))); sys.exit()"
-    assert run(program) == "[]"
+    program = f"import isoshard; print(sorted({parts!r} & set(sys.modules)))"
+    assert run(program) == "[]\n[] []"
     assert "core.weights" in run(program.replace("isoshard;", "isoshard; isoshard.weights;"))
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import parsed
+
 ROOT = Path(__file__).resolve().parents[1]
 HOUSES = ("core", "jax_bridge", "torch_bridge", "onnx_bridge")
 OF_OTHERS = ("torch_bridge/torch_xla/",)
@@ -115,7 +117,20 @@ def imports(name: str, tree: ast.Module, known: Mapping[str, Path], *, inside: b
 @functools.cache
 def trees() -> dict[str, ast.Module]:
     """The source of each module."""
-    return {name: ast.parse(path.read_text()) for name, path in FILES.items()}
+    return {name: _READ[path] for name, path in FILES.items()}
+
+
+_READ: dict[Path, ast.Module] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _read() -> Iterator[None]:
+    """Read the sources once, and forget them behind these tests."""
+    with parsed(FILES.values()) as found:
+        _READ.update(found)
+        yield
+        _READ.clear()
+        trees.cache_clear()
 
 
 @functools.cache

@@ -104,11 +104,12 @@ def test_another_reason_is_pips_own(tmp_path):
 
 
 def test_each_step_is_a_line(tmp_path):
-    made = install("environment", sys.executable, ".venv", folder=tmp_path)
-    assert made.returncode == 0, made.stderr
-    assert re.fullmatch(r"making \.venv with Python 3\.\d+\.\d+ \.\.\n", made.stdout)
-    python = tmp_path / ".venv" / "bin" / "python"
-    done = install("packages", str(python), "nothing new", "--no-index", "pip", folder=tmp_path)
+    code = 'case "$*" in --version) echo Python 3.11.2;; -m*) mkdir -p .venv;; esac'
+    python = program(tmp_path / "python3", code)
+    made = install("environment", python, ".venv", folder=tmp_path)
+    assert made.returncode == 0 and (tmp_path / ".venv").is_dir(), made.stderr
+    assert made.stdout == "making .venv with Python 3.11.2 ..\n"
+    done = install("packages", python, "nothing new", "pip", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"installing nothing new \.\.\ninstalled in \d+ s\n", done.stdout)
 

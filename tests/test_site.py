@@ -59,12 +59,11 @@ def site(tmp_path_factory, worker_id) -> Path:
 
 
 def build(out: Path) -> None:
+    """Without a search for garbage, of which there is little: a third less time."""
+    program = "import gc, sys; gc.disable(); from tools.site.__main__ import main; "
+    program += f"sys.exit(main(['--out', {str(out)!r}]))"
     done = subprocess.run(
-        [sys.executable, "-m", "tools.site", "--out", str(out)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
 

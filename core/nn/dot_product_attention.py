@@ -6,7 +6,7 @@ than in queries (grouped queries), those of the queries are taken as `(heads of 
 products, and nothing is repeated:
 
 >>> q, k = jnp.ones((1, 4, 2, 8)), jnp.ones((1, 2, 3, 8))
->>> scores(q, k).shape, attend(q, k, k, scale=1.0)[0].shape
+>>> scores(q, k).shape, jax.jit(attend)(q, k, k, scale=1.0)[0].shape
 ((1, 4, 2, 3), (1, 4, 2, 8))
 
 What a query sees is said by masks: of bool, True is visible; of floats, they are added. A causal
@@ -125,7 +125,7 @@ def softmax(scores: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Array]:
     Where all scores are minus infinity the weights are zeros and the logarithm is that; no gradient
     is NaN there.
 
-    >>> softmax(jnp.full(2, -jnp.inf))
+    >>> jax.jit(softmax)(jnp.full(2, -jnp.inf))
     (Array([0., 0.], dtype=float32), Array(-inf, dtype=float32))
     """
     top = jnp.max(jax.lax.stop_gradient(scores), axis=axis, keepdims=True, initial=-jnp.inf)
@@ -164,7 +164,8 @@ def attend(
 
     Example:
         >>> x = jnp.arange(3.0)[:, None]
-        >>> attend(0 * x, x, x, scale=1.0, causal=True)[0][:, 0].tolist()
+        >>> causal = jax.jit(functools.partial(attend, scale=1.0, causal=True))
+        >>> causal(0 * x, x, x)[0][:, 0].tolist()
         [0.0, 0.5, 1.0]
     """
     weights, log = softmax(_masked_scores(q, k, mask, scale, causal))

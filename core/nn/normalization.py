@@ -32,7 +32,7 @@ def statistics(
         eps: added to the variance.
         mean_of: takes the means: `averaged`, or `jnp.mean`.
 
-    >>> print(*statistics(jnp.array([1.0, 3.0]), (0,), 0.0))
+    >>> print(*jax.jit(statistics, static_argnums=1)(jnp.array([1.0, 3.0]), (0,), 0.0))
     [2.] [1.] [1.]
     """
     mean = mean_of(x, axes, keepdims=True)

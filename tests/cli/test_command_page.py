@@ -41,7 +41,10 @@ ELSEWHERE = {
 """What test_doctor.py and test_demo.py run."""
 HERE = ("isoshard plan", "isoshard onnx check", "isoshard onnx show")
 """What runs in this process, after the rest."""
-FORKED = ("isoshard doctor --cluster", "isoshard onnx run", "python make_model.py")
+FORKED = (
+    *("isoshard doctor --cluster", "isoshard onnx run", "python make_model.py"),
+    "CPU_NUM_DEVICES=8 isoshard run-torch-xla",
+)
 """What runs in a fork, after what runs in a shell."""
 COMMAND = "import sys; from isoshard.cli import main; sys.exit(main(sys.argv[1:]))"
 EXAMPLES = [code for code in examples(TEXT) if not set(code.splitlines()) <= ELSEWHERE]
@@ -67,9 +70,11 @@ def test_an_example_runs(code, tmp_path, monkeypatch, capsys):
         assert done.stdout or "config.json" in script
     for line in lines:
         if line.startswith(FORKED):
-            first, *words = shlex.split(line)
+            words = shlex.split(line)
+            variables = dict(word.split("=") for word in words if "=" in word)
+            first, *words = words[len(variables) :]
             program = COMMAND if first == "isoshard" else tmp_path / words.pop(0)
-            done = fresh.run(program, words, cwd=tmp_path)
+            done = fresh.run(program, words, cwd=tmp_path, env=variables)
             assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
     for line in lines:
         if line.startswith(HERE):

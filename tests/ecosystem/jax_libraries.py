@@ -43,7 +43,7 @@ def halves(*arrays: jax.Array) -> None:
             raise AssertionError(f"{one.sharding} splits nothing")
 
 
-@case("flax", "Linen: a TrainState, its step included", WHOLE)
+@case("flax", "Linen: a TrainState, its step included", WHOLE, again=True)
 def _train_state(device: str) -> Numbers:
     from flax import linen
     from flax.training.train_state import TrainState
@@ -111,7 +111,7 @@ def _chex(device: str) -> Numbers:
     return [state.weight, state.step]
 
 
-@case("equinox", "optax.multi_transform, serialised leaves", ON_A_MESH)
+@case("equinox", "optax.multi_transform, serialised leaves", ON_A_MESH, again=True)
 def _equinox(device: str) -> Numbers:
     import equinox as eqx
 
@@ -139,7 +139,7 @@ def _equinox(device: str) -> Numbers:
     return [*losses, *jax.tree.leaves(eqx.filter(model, eqx.is_array))]
 
 
-@case("orbax-checkpoint", "saves and restores arrays as they lie", "", rtol=0)
+@case("orbax-checkpoint", "saves and restores arrays as they lie", "", rtol=0, again=True)
 def _orbax(device: str) -> Numbers:
     import orbax.checkpoint as ocp
 
@@ -153,7 +153,7 @@ def _orbax(device: str) -> Numbers:
     return list(again.values())
 
 
-@case("safetensors", "safetensors.flax: arrays on a mesh", "", rtol=0)
+@case("safetensors", "safetensors.flax: arrays on a mesh", "", rtol=0, again=True)
 def _safetensors_flax(device: str) -> Numbers:
     from safetensors.flax import load_file, save_file
 
@@ -164,7 +164,7 @@ def _safetensors_flax(device: str) -> Numbers:
     return [again["kernel"], again["bias"]]
 
 
-@case("dm-haiku", "an MLP: a gradient", "iso.shard(params, mesh, plan)")
+@case("dm-haiku", "an MLP: a gradient", "iso.shard(params, mesh, plan)", again=True)
 def _haiku(device: str) -> Numbers:
     import haiku
 
@@ -177,7 +177,10 @@ def _haiku(device: str) -> Numbers:
 
 
 @case(
-    "diffrax", "an ODE whose field is a torch module, and its gradient", "iso.jax_function(module)"
+    "diffrax",
+    "an ODE whose field is a torch module, and its gradient",
+    "iso.jax_function(module)",
+    again=True,
 )
 def _diffrax(device: str) -> Numbers:
     import diffrax
@@ -205,7 +208,7 @@ def _diffrax(device: str) -> Numbers:
     return [found, *(gradient[name] for name in sorted(gradient))]
 
 
-@case("jaxopt", "LBFGS", "iso.shard(params, mesh, plan)", rtol=1e-3)
+@case("jaxopt", "LBFGS", "iso.shard(params, mesh, plan)", rtol=1e-3, again=True)
 def _jaxopt(device: str) -> Numbers:
     import jaxopt
 
@@ -224,7 +227,7 @@ def _jaxopt(device: str) -> Numbers:
     return [found["weight"], state.value]
 
 
-@case("numpyro", "SVI of a regression", 'iso.shard(x, mesh, P("data"))')
+@case("numpyro", "SVI of a regression", 'iso.shard(x, mesh, P("data"))', again=True)
 def _numpyro(device: str) -> Numbers:
     import numpyro
     from numpyro.infer import SVI, Trace_ELBO

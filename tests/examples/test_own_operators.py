@@ -17,7 +17,7 @@ def test_the_tutorial():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_operators.md").read_text(), re.S)
     assert len(blocks) == 6
     names = {}
-    exec("\n".join(blocks), names)
+    exec("\n".join(blocks[number] for number in (0, 3, 4)), names)  # test_doc_blocks.py runs all
 
     # What is said of the ring: nothing but its blocks is sent, three times.
     mesh, spec = names["mesh"], P("x")

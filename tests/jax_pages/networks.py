@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 from tests.jax_pages.blocks import Words
@@ -48,10 +49,12 @@ def loss(by: Words, params: list[Layer], batch: Any) -> jax.Array:
 
 def numbers(sizes: tuple[int, ...] = SIZES) -> tuple[list[Layer], Any]:
     """Parameters and a batch, on no mesh."""
-    keys = jax.random.split(jax.random.key(7), 2 * len(sizes))
-    normal = jax.random.normal
+    rng = np.random.default_rng(7)
+
+    def normal(*shape: int, scale: float = 1.0) -> jax.Array:
+        return jnp.asarray(rng.normal(scale=scale, size=shape).astype(np.float32))
+
     params = [
-        (normal(keys[2 * n], shape) / shape[0] ** 0.5, normal(keys[2 * n + 1], shape[1:]))
-        for n, shape in enumerate(pairwise(sizes))
+        (normal(*shape, scale=shape[0] ** -0.5), normal(shape[1])) for shape in pairwise(sizes)
     ]
-    return params, (normal(keys[-2], (BATCH, sizes[0])), normal(keys[-1], (BATCH, sizes[-1])))
+    return params, (normal(BATCH, sizes[0]), normal(BATCH, sizes[-1]))

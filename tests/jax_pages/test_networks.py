@@ -105,7 +105,7 @@ class TestBoth:
         _close(got, _on_one_device())
 
 
-STAGES, PIECES, EACH = 2, 4, 8
+STAGES, PIECES, EACH = 2, 2, 16
 """Stages of the pipeline, pieces of the batch, samples of a piece."""
 
 

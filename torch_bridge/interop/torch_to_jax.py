@@ -12,7 +12,7 @@ compositions:
 >>> x = jax.numpy.ones((4, 3))
 >>> jax.jit(f)(f.params, x).shape
 (4, 2)
->>> gradients = jax.grad(lambda params: f(params, x).sum())(f.params)
+>>> gradients = jax.jit(jax.grad(lambda params: f(params, x).sum()))(f.params)
 >>> gradients["bias"].tolist()
 [4.0, 4.0]
 

@@ -4,6 +4,7 @@ A tensor's buffers have all its bits. JAX in 32 bits takes such an array for one
 operation, and wraps integers that do not fit, without a word. So what is given to JAX has JAX's
 dtype, with the same values, or says why it cannot.
 
+>>> import torch
 >>> wide = torch.tensor([1, 2], device="jax")
 >>> for_jax(array(wide))
 Array([1, 2], dtype=int32)

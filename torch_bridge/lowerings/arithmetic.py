@@ -2,7 +2,7 @@
 
 >>> from isoshard.torch_bridge.lowerings import registry
 >>> floor_divide = registry.find(torch.ops.aten.floor_divide.default).function
->>> floor_divide(jnp.array([7.0, -7.0, 1.0]), jnp.array([2.0, 2.0, 0.0]))
+>>> jax.jit(floor_divide)(jnp.array([7.0, -7.0, 1.0]), jnp.array([2.0, 2.0, 0.0]))
 Array([ 3., -4., inf], dtype=float32)
 
 Operands arrive in their common dtype. Numbers that scale a term (`alpha`, `value`, `weight`) or

@@ -1,6 +1,6 @@
 """Bessel functions and the Airy function, by Moshier's (Cephes) approximations, as torch does.
 
->>> print(_bessel_j0(jnp.array([0.0, 2.4048256])).round(5))
+>>> print(jax.jit(_bessel_j0)(jnp.array([0.0, 2.4048256])).round(5))
 [ 1. -0.]
 """
 

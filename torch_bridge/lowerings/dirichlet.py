@@ -6,8 +6,9 @@ has no closed form. As in torch there are four approximations, good to about a t
 series near the ends, a saddle point expansion where alpha and beta are large, and a fitted rational
 function between. Source: ATen/native/Distributions.h, also of the coefficients.
 
->>> x, alpha, total = jnp.float32(0.5), jnp.float32(1), jnp.float32(2)
->>> print(f"{dirichlet_grad(x, alpha, total):.3f}")           # cdf x**alpha: -x log(x) / (1 - x)
+>>> import numpy as np
+>>> x, alpha, total = np.float32([0.5, 1, 2])
+>>> print(f"{jax.jit(dirichlet_grad)(x, alpha, total):.3f}")  # cdf x**alpha: -x log(x) / (1 - x)
 0.693
 """
 

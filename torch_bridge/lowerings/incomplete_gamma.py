@@ -7,7 +7,7 @@ x**a * exp(-x) / gamma(a). There, the uniform expansion of Temme (DLMF 8.12) tak
     S = c_0(eta) + c_1(eta) / a + c_2(eta) / a**2 + ...
     eta**2 / 2 = mu - log(1 + mu),  mu = (x - a) / a,  eta with the sign of mu
 
->>> round(float(lower_part(jnp.float32(2000), jnp.float32(2010))), 4)
+>>> round(float(jax.jit(lower_part)(2000.0, 2010.0)), 4)
 0.5912
 """
 

@@ -4,7 +4,7 @@ The logarithm of a complex number is known up to multiples of 2 pi i. torch give
 operand whose real part is larger (ATen/native/cpu/LogAddExp.h), so the imaginary part may lie
 beyond pi, and depends on the order in which several numbers are added.
 
->>> round(float(log_add_exp(jnp.array(1 - 4.5j), jnp.array(1 - 4.5j)).imag), 5)
+>>> round(float(jax.jit(log_add_exp)(1 - 4.5j, 1 - 4.5j).imag), 5)
 -4.5
 """
 

@@ -6,8 +6,10 @@ such product. So for TPUs the same is done by hand, with the same functions: `a 
 orthogonal and `h` symmetric, and `h = v s v'`, so `a = (q v) s v'`. Other dtypes compile as they
 are.
 
+>>> import numpy as np
 >>> from isoshard.torch_bridge.lowerings.singular_vectors import by_polar_form
->>> u, s, vh = by_polar_form(jnp.array([[0.0, 2.0], [3.0, 0.0], [0.0, 0.0]]), False)
+>>> a = np.array([[0, 2], [3, 0], [0, 0]], np.float32)
+>>> u, s, vh = jax.jit(by_polar_form, static_argnums=1)(a, False)
 >>> print(s, u.shape)
 [3. 2.] (3, 2)
 """

@@ -3,11 +3,13 @@
 The bits of a weight are a hash of the key, the sample, the head and the two positions. So no device
 needs what another drew, and a ring, an all-to-all and one device drop the same weights.
 
->>> one = jnp.arange(1)
->>> keep(jax.random.key(0), 0.5, one, one, jnp.arange(2), jnp.arange(6))[0, 0]
+>>> import numpy as np
+>>> drawn = jax.jit(keep, static_argnums=1)
+>>> key, one = jax.random.key(0), np.arange(1)
+>>> drawn(key, 0.5, one, one, np.arange(2), np.arange(6))[0, 0]
 Array([[False, False, False,  True, False, False],
        [False, False, False, False, False,  True]], dtype=bool)
->>> keep(jax.random.key(0), 0.5, one, one, jnp.array([1]), jnp.arange(3, 6))[0, 0]
+>>> drawn(key, 0.5, one, one, np.array([1]), np.arange(3, 6))[0, 0]
 Array([[False, False,  True]], dtype=bool)
 """
 
@@ -89,7 +91,7 @@ def gains(
         dropout.
 
     Example:
-        >>> gains(words_of(jax.random.key(0)), 0.5, (2, 3))
+        >>> jax.jit(lambda key: gains(words_of(key), 0.5, (2, 3)))(jax.random.key(0))
         Array([[2., 2., 0.],
                [2., 0., 0.]], dtype=float32)
     """

@@ -12,7 +12,7 @@
 >>> attend = jax.shard_map(part.forward, mesh=mesh, in_specs=(*specs[:2], specs[1], None),
 ...                        out_specs=(specs[0], specs[2]), check_vma=False)
 >>> k = jnp.arange(8.0)[:, None]
->>> attend(jnp.zeros((2, 1)), k, k, None)[0].tolist()     # no score differs: the mean of the values
+>>> jax.jit(attend)(jnp.zeros((2, 1)), k, k, None)[0].tolist()  # scores are equal: the mean of v
 [[3.5], [3.5]]
 """
 

@@ -3,7 +3,7 @@
 A sequence of eight over two devices, in order, in zigzag order, and with three and one valid
 elements in blocks of four:
 
->>> Positions(8, 2).positions(jnp.arange(8)).tolist()
+>>> Positions(8, 2).positions(np.arange(8)).tolist()
 [0, 1, 2, 3, 4, 5, 6, 7]
 >>> Positions(8, 2, zigzag=True).positions(jnp.arange(8)).tolist()
 [0, 1, 6, 7, 2, 3, 4, 5]

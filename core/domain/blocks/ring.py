@@ -74,7 +74,7 @@ def ring(
         ...     body = lambda carry, block, source: carry + block
         ...     return ring(block, body, "x", carry=jnp.zeros_like(block))
         >>> x = shard([0.0, 1.0, 2.0, 3.0], jax.make_mesh((4,), ("x",)), jax.P("x"))
-        >>> jax.shard_map(total, mesh=x.sharding.mesh, out_specs=jax.P("x"))(x)
+        >>> jax.jit(jax.shard_map(total, mesh=x.sharding.mesh, out_specs=jax.P("x")))(x)
         Array([6., 6., 6., 6.], dtype=float32)
     """
     axis_name = _in_mesh_order(axis_name)

@@ -6,8 +6,10 @@ with the least then hold the `k` nearest points, and only those are sorted. (A p
 no nearer than its group's least, and `k` groups have a point at least as near and, at equal
 distance, a lower index.) So the matrix of distances is never made, not even that of a tile.
 
->>> points = jnp.array([[0.0], [1.0], [2.0], [5.0]])
->>> found, _ = nearest(points, 0, 4, jnp.array([[1.8]]), 2, (8, 8))
+>>> import numpy as np
+>>> points, queries = np.float32([[0], [1], [2], [5]]), np.float32([[1.8]])
+>>> found, _ = jax.jit(lambda points, queries: nearest(points, 0, 4, queries, 2, (8, 8)))(
+...     points, queries)
 >>> found.index.tolist()
 [[2, 1]]
 

