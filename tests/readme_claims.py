@@ -112,12 +112,12 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/torch_bridge/training/test_state_dicts.py::test_every_dtype_is_saved",
     ),
     "| a Flax or Equinox module |": (
-        "tests/jax_bridge/test_modules.py::test_a_sharded_module_trains",
+        "tests/jax_bridge/test_training.py::",
         "tests/jax_bridge/test_linen.py::test_variables_are_laid_out_by_name",
         "tests/jax_bridge/test_equinox.py::test_a_step_trains",
     ),
     "| a PyTorch training step |": (
-        f"{_COMPILE}test_every_optimizer_with_a_schedule_gives_the_results_of_the_cpu",
+        "tests/torch_bridge/training/test_schedulers.py::test_a_scheduled_run_equals_the_cpu",
         f"{_COMPILE}test_clipping_accumulation_and_batch_norm_give_the_results_of_the_cpu",
         f"{_COMPILE}test_dropout_draws_what_the_plain_step_draws",
         "tests/torch_bridge/overrides/test_autocast_training.py::",
@@ -168,7 +168,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     "| one sample too large for a device |": (
         "tests/core/domain/test_lifting_table.py::test_operators_on_any_split",
-        "tests/torch_bridge/domain/test_table.py::test_operators_of_images",
+        "tests/torch_bridge/domain/test_verbs.py::test_verbs_on_images",
     ),
     "| a machine that you do not have |": (
         "tests/cli/test_plan_end_to_end.py::test_a_step_of_jax",
@@ -212,7 +212,8 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "| TorchTPU |": ("tests/torch_bridge/spmd/test_annotations.py::",),
     "| ShardTensor |": (
         "tests/torch_bridge/domain/test_table.py::test_operators_of_rows",
-        "tests/core/domain/points/test_search.py::test_backward_goes_round_the_same_ring",
+        "tests/core/domain/points/test_neighbors.py::"
+        "test_a_point_on_a_query_and_second_derivatives",
         "tests/core/domain/attention/test_ring_attention.py::test_zigzag_order_without_balance",
     ),
     "| JAX | nothing between": (

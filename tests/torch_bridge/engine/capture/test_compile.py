@@ -109,6 +109,28 @@ def test_clipping_accumulation_and_batch_norm_give_the_results_of_the_cpu():
     same(got, train("cpu", OPTIMIZERS["momentum"], **options), rtol=1e-4)
 
 
+def test_dropout_draws_what_the_plain_step_draws():
+    found = []
+    for compiled in (False, True):
+        options = {"dropout": 0.5, "steps": 3, "compiled": compiled}
+        found.append((train("jax", OPTIMIZERS["momentum"], **options), torch.rand(4, device="jax")))
+    (plain, after), (compiled, same_stream) = found
+    same(compiled, plain)
+    assert same_stream.tolist() == after.tolist()
+
+
+def test_random_numbers_advance_from_call_to_call_and_follow_the_seed():
+    dropout = torch.nn.Dropout(0.5)
+    step = xs.compile(lambda x: dropout(x))
+    x = torch.ones(64, device="jax")
+    first = [step(x).tolist() for _ in range(4)]
+    assert len({tuple(values) for values in first}) == 4
+    torch.manual_seed(3)
+    second = [step(x).tolist() for _ in range(2)]
+    torch.manual_seed(3)
+    assert [step(x).tolist() for _ in range(2)] == second
+
+
 def test_a_step_on_a_mesh_is_one_program_and_keeps_layouts(counted):
     mesh = make_mesh((2, 4), ("x", "y"))
     plan = Plan({"first.weight": P("y", None), "last.weight": P(None, "y"), "*": P()})
