@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         start,
         jobs=options.jobs,
         limit=options.limit,
+        each=1000 if options.samples == 1 else 120,
         options={"limit": options.samples},
         report=Progress(len(tasks), options.verbose),
     )

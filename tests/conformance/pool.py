@@ -33,6 +33,7 @@ def run_all(
     *,
     jobs: int,
     limit: float,
+    each: int = 120,
     options: dict[str, Any] | None = None,
     report: Callable[[str, dict[str, Cell]], None] = lambda entry, cells: None,
 ) -> dict[str, dict[str, Cell]]:
@@ -43,6 +44,7 @@ def run_all(
         start: called in each worker with `options`; returns `(entry, columns) -> cells`.
         jobs: number of processes.
         limit: seconds after which a task's process is ended.
+        each: tasks after which a process is replaced, as XLA keeps what it compiled.
         options: see `start`.
         report: told of each entry's cells when they come in.
 
@@ -50,7 +52,9 @@ def run_all(
         The cells of each entry; those of a process that ended are `crash` or `timeout`.
     """
     results: dict[str, dict[str, Cell]] = collections.defaultdict(dict)
-    found = answers(tasks, start, jobs=jobs, limit=limit, options=options, parts=by_column)
+    found = answers(
+        tasks, start, jobs=jobs, limit=limit, each=each, options=options, parts=by_column
+    )
     for task, answer in found:
         if isinstance(answer, Lost):
             answer = {task.columns[0]: Cell(answer.status, reason=answer.reason)}

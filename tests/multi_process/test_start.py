@@ -42,10 +42,10 @@ def _numbers(size):
 
 
 def test_torchrun(tmp_path):
-    outcome = ranks.torchrun("start", 4, tmp_path, nodes=2)
+    outcome = ranks.torchrun("start", 2, tmp_path, nodes=2)
     for check in CHECKS:
-        outcome.assert_passed(check, 4)
-    _assert_quiet_end(outcome, tmp_path, 4)
+        outcome.assert_passed(check, 2)
+    _assert_quiet_end(outcome, tmp_path, 2)
 
 
 @pytest.mark.parametrize(
