@@ -97,3 +97,12 @@ def strict_promotion():
     """No implicit dtype promotion in jax.numpy for one test."""
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture
+def stacks():
+    """Programs that know the stack of each operation, as those of users do."""
+    before = jax.config.jax_include_full_tracebacks_in_locations
+    jax.config.update("jax_include_full_tracebacks_in_locations", True)
+    yield
+    jax.config.update("jax_include_full_tracebacks_in_locations", before)

@@ -88,6 +88,7 @@ class Process:
             os.killpg(self.pid, signal.SIGKILL)
             self._answers.close()
             self._lines.close()
+            self.returncode = -signal.SIGKILL
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         found = self.poll()
         assert found is not None

@@ -32,7 +32,7 @@ STEPS = {
     "demo": ("-m", "isoshard", "demo"),
     "tests": ("-m", "pytest", "-p", "no:cacheprovider", *TESTS),
 }
-BESIDE = (("tests",), ("imports", "doctor", "demo"))
+BESIDE = (("tests", "doctor"), ("imports", "demo"))
 """Steps one after the other, for each of two cores."""
 
 

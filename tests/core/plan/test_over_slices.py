@@ -147,15 +147,6 @@ def what_was_saved_goes_on_without_slices(folder, model, parameters):
         )
 
 
-@pytest.fixture
-def stacks():
-    """Programs that know the stack of each operation, as those of users do."""
-    before = jax.config.jax_include_full_tracebacks_in_locations
-    jax.config.update("jax_include_full_tracebacks_in_locations", True)
-    yield
-    jax.config.update("jax_include_full_tracebacks_in_locations", before)
-
-
 def test_a_whole_axis_of_fsdp_over_slices_is_told(reference, stacks):
     mesh = iso.hybrid_mesh((4,), (2,), ("data",))
     plan = Plan.fsdp("data", min_bytes=0) * Plan(dcn={"data": "all-reduce"})

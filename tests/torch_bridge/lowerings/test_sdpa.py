@@ -72,6 +72,7 @@ CASES: dict[str, Any] = {
     "scale": lambda: (usual(), {"scale": 0.3}),
     "scale of zero": lambda: (usual(), {"scale": 0.0}),
     "bool mask of all": lambda: (usual(), {"attn_mask": keep(B, H, L, S)}),
+    "bool mask of two axes": lambda: (usual(), {"attn_mask": keep(L, S)}),
     "padding mask": lambda: (usual(), {"attn_mask": draw(B, 1, 1, S) > 0}),
     "float mask": lambda: (usual(), {"attn_mask": draw(B, H, L, S)}),
     "float mask that broadcasts": lambda: (usual(), {"attn_mask": draw(1, H, L, 1)}),

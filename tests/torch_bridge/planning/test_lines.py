@@ -95,7 +95,7 @@ def test_a_users_own_backward_has_its_line():
     assert lines(found, "cosh") == {at("backward of my own", "backward"): 1}
 
 
-def test_compiled_programs_carry_the_lines():
+def test_compiled_programs_carry_the_lines(stacks):
     with torch.device("meta"):
         model = Mlp()
     step = training(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -78,7 +78,7 @@ def test_a_step_for_4096_devices_is_exported_by_eight():
     assert len(found.data) < 100_000
 
 
-def test_lines_survive_and_nothing_else_of_the_stack_does():
+def test_lines_survive_and_nothing_else_of_the_stack_does(stacks):
     def from_here():
         return exported(layers(MESH), "tpu")
 
