@@ -30,6 +30,10 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     jax.config.update("jax_include_full_tracebacks_in_locations", False)
     os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}".strip()
 
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # a core of its own, and XLA's threads with it
+    shares = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[int(worker[2:]) :: shares] or {0})
+
 use_recorded_rates()
 
 if jax.__version_info__ < (0, 10):  # prints "PartitionSpec('x')" where later ones print "P('x')"
