@@ -38,10 +38,12 @@ NOT_HEART = (
 )
 HEART_TOO = ("core/domain/blocks/",)
 SEED, NUMBER = 46, 300
-MOST_SECONDS = 120
+MOST_SECONDS = 60
 """Of tests that a mutant is given, as long as they took on the package as it is."""
 
 TIMEOUT = 120
+LIMIT = 15 * MOST_SECONDS
+"""Seconds after which a run is ended, and the mutant counts as killed."""
 _PROBE = """
 import os
 file, seen, process = None, set(), 0
@@ -197,7 +199,44 @@ def chosen(tests: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
     return result
 
 
-def kill(mutant: Mapping[str, Any], tests: Sequence[str], package: Path) -> str:
+class Runs:
+    """One run of pytest after the other, each on the unpacked wheel of this checkout.
+
+    Attributes:
+        package: the folder of the wheel.
+    """
+
+    def __init__(self, package: Path) -> None:
+        """Make the wheel, and start the process that forks (`preloaded.py`)."""
+        self.package = wheel(package)
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tools.suite.preloaded"],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def pytest(self, arguments: Sequence[str]) -> int:
+        """The exit status of a run; minus a signal where one ended it."""
+        assert self._server.stdin is not None and self._server.stdout is not None
+        request = {
+            "package": str(self.package),
+            "arguments": ["-q", "-p", "no:cacheprovider", *arguments],
+            "output": str(self.package / "last.txt"),
+            "limit": LIMIT,
+        }
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def end(self) -> None:
+        """End the process."""
+        self._server.communicate()
+
+
+def kill(mutant: Mapping[str, Any], tests: Sequence[str], runs: Runs) -> str:
     """Run tests on a mutant.
 
     Returns:
@@ -208,17 +247,17 @@ def kill(mutant: Mapping[str, Any], tests: Sequence[str], package: Path) -> str:
     site = site_of(mutant, source)
     if site is None or not tests:
         return ""
-    wheel(package, [(name, changed(source, site))])
+    wheel(runs.package, [(name, changed(source, site))])
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as ids:
         ids.write("\n".join(tests))
         ids.flush()
-        code = pytest_on(package, ["-x", "-rfE", f"--timeout={TIMEOUT}", f"@{ids.name}"])
-    wheel(package, [(name, source)])
+        code = runs.pytest(["-x", "-rfE", f"--timeout={TIMEOUT}", f"@{ids.name}"])
+    wheel(runs.package, [(name, source)])
     if code == 0:
         return ""
     if code in (4, 5):  # a test that is not there kills nothing
         raise SystemExit(f"pytest found not all tests for {name}: run the probes anew")
-    lines = (package / "last.txt").read_text(errors="replace").splitlines()
+    lines = (runs.package / "last.txt").read_text(errors="replace").splitlines()
     failed = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
     return failed[0].split(" - ")[0] if failed else f"pytest ended with {code}"
 
@@ -238,18 +277,17 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
     # What fails on the package as it is would kill every mutant.
     seen = {number: tests.difference(told["failed"]) for number, tests in visits(report).items()}
     mutants = kept()
-    free = [scratch / f"wheel{number}" for number in range(workers)]
-    for package in free:
-        wheel(package)
+    every = [Runs(scratch / f"wheel{number}") for number in range(workers)]
+    free = list(every)
 
     def one(number: int) -> None:
-        package = free.pop()
+        runs = free.pop()
         try:
             tests = chosen(seen.get(number, ()), seconds)
             if site_of(mutants[number], (ROOT / mutants[number]["file"]).read_text()) is None:
                 mutants[number][column] = {"gone": True}
                 return keep(mutants)
-            killer = kill(mutants[number], tests, package)
+            killer = kill(mutants[number], tests, runs)
             mutants[number][column] = {
                 "killed": bool(killer),
                 "by": killer,
@@ -259,11 +297,13 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
             keep(mutants)
             print(number, mutants[number]["file"], mutants[number][column], flush=True)
         finally:
-            free.append(package)
+            free.append(runs)
 
     with futures.ThreadPoolExecutor(workers) as pool:
         left = [number for number, mutant in enumerate(mutants) if column not in mutant]
         list(pool.map(one, left))
+    for runs in every:
+        runs.end()
 
 
 def table(mutants: Sequence[Mapping[str, Any]]) -> str:
