@@ -93,26 +93,9 @@ def group(**options):
 
 
 @idiom
-def data_parallel():
-    return step(nn.DataParallel(learner()))
-
-
-@idiom
 def distributed_data_parallel():
     with group():
         return step(nn.parallel.DistributedDataParallel(learner()))
-
-
-@idiom
-def fully_sharded():
-    from torch.distributed.fsdp import fully_shard
-
-    with group():
-        model = learner()
-        fully_shard(model)
-        loss = model(data()).square().mean()
-        loss.backward()
-        return loss.item(), str(model[0].weight.device_mesh)
 
 
 @idiom
@@ -385,8 +368,7 @@ if __name__ == "__main__":
     results = {}
     for function in APART:
         if function is idioms:  # what the others take seconds to import
-            for name in ("distributed.fsdp", "distributed.tensor"):
-                importlib.import_module(f"torch.{name}")
+            importlib.import_module("torch.distributed.tensor")
             with torch.no_grad():  # a backward pass may start threads, which no fork has
                 torch.compile(learner(), backend="eager")(data())
         results[function.__name__] = apart(function)

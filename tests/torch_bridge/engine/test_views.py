@@ -33,13 +33,11 @@ def equal(got: torch.Tensor, want: torch.Tensor) -> None:
 
 
 VIEWS = """
-    x.view(12); x.reshape(2, 6); x.t(); x.transpose(0, 1); x.permute(1, 0); x[1:3]; x[:, ::2]
-    x[::2, 1:4:2]; x[1]; x[2, 3]; x.narrow(1, 1, 2); x.chunk(2, 1)[1]; x.split(3, 1)[1]
-    x.tensor_split(3, 1)[2]; x.unbind(1)[2]; list(x)[1]; x.unsqueeze(1); x[:, :1].squeeze()
-    x.diagonal(); x.diagonal(1); x.t().diagonal(-1); x.unfold(1, 2, 2)
-    x.as_strided((2, 3), (4, 1), 1); x.as_strided((2, 2), (5, 3), 2)
-    x[1:].as_strided((2, 2), (2, 1)); x.detach(); x.data; x.flatten(); x.unflatten(1, (2, 2))
-    x.view_as(torch.empty(4, 3)); x.expand(3, 4); x[..., 1]; x[:, None, 1:]
+    x.view(12); x.t(); x.permute(1, 0); x[::2, 1:4:2]; x[2, 3]; x.narrow(1, 1, 2)
+    x.chunk(2, 1)[1]; x.split(3, 1)[1]; x.tensor_split(3, 1)[2]; x.unbind(1)[2]; list(x)[1]
+    x.unsqueeze(1); x[:, :1].squeeze(); x.t().diagonal(-1); x.unfold(1, 2, 2)
+    x.as_strided((2, 2), (5, 3), 2); x[1:].as_strided((2, 2), (2, 1)); x.detach(); x.data
+    x.unflatten(1, (2, 2)); x.expand(3, 4); x[:, None, 1:]
     x.t()[1:].reshape(3, 3).t()[::2]; x.view(torch.int32); x.view(torch.uint8)
 """
 
@@ -156,8 +154,7 @@ def test_one_copy_in_an_expanded_tensor_can_be_written():
 
 
 OVERLAPPING = """
-    x.unfold(0, 2, 1)[1]; x.unfold(1, 3, 1).split(1, 1)[1]; x.as_strided((5, 2), (1, 1))[0]
-    x.as_strided((4, 3), (2, 1), 1)[:, 2]; x[:, :1].expand(4, 6)[1:3, 4]
+    x.unfold(1, 3, 1).split(1, 1)[1]; x.as_strided((4, 3), (2, 1), 1)[:, 2]
     x[0].expand(2, 6).unsqueeze(0).expand(3, 2, 6)[1, 1, 2:]
 """
 
@@ -280,7 +277,7 @@ def test_as_strided_of_another_width():
     for device in ("cpu", "jax"):
         results[device] = []
         for n, (memory, seen) in enumerate(OTHER_WIDTHS.values()):
-            for turned in (False, True) if n == 0 else (n % 2 == 1,):
+            for turned in (n % 2 == 1,):
                 x = numbers.to(memory).to(device)
                 if turned:  # memory in another order than the axes
                     x = x.t().contiguous().t()
@@ -339,10 +336,8 @@ def test_the_offset_of_a_view_counts_elements_of_its_own_dtype():
 
 
 OF_ANOTHER_DTYPE = {
-    "x.view(int32).as_strided((3, 2), (2, 1), 2)": torch.float32,
     "x.view(uint8).unfold(0, 8, 2)[1]": torch.float32,
     "torch.view_as_real(x.unfold(0, 3, 1))[1]": torch.complex64,
-    "torch.view_as_complex(x.unfold(0, 4, 2)[1].view(2, 2))": torch.float32,
     "x.view(int8).unfold(0, 2, 3)[:, 2:]": torch.uint8,
 }
 

@@ -14,7 +14,6 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, Plan, make_mesh
-from tests.jax_faults import erf_in_shard_map
 
 functional = torch.nn.functional
 
@@ -232,11 +231,9 @@ def test_keys_under_vmap_and_scan():
     np.testing.assert_array_equal(scanned, split)
 
 
-@pytest.mark.parametrize("name", [pytest.param("mlp", marks=erf_in_shard_map), "cnn"])
-def test_under_shard_map_and_its_gradient(x64, mesh, name):
-    build, shape = MODELS[name]
-    model = build().double().eval()
-    f, x = iso.jax_function(copy.deepcopy(model)), data(8, *shape[1:]).double()
+def test_under_shard_map_and_its_gradient(x64, mesh):
+    model = cnn().double().eval()
+    f, x = iso.jax_function(copy.deepcopy(model)), data(8, 2, 6, 6).double()
 
     def local(params, x):
         return jax.lax.pmean(jnp.mean(f(params, x) ** 2), ("x", "y"))
@@ -424,7 +421,6 @@ def test_marks_inside_become_constraints():
 
 
 OPERATORS = {
-    "max_pool2d": lambda x: functional.max_pool2d(x[None], 2),
     "adaptive_max_pool2d": lambda x: functional.adaptive_max_pool2d(x[None], 2),
     "kthvalue": lambda x: x.kthvalue(2, 1).values,
     "gather": lambda x: x.gather(1, x.argsort(1)),

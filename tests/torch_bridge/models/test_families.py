@@ -95,7 +95,7 @@ def assert_close(got: Named, want: Named) -> None:
         )
 
 
-PLAIN = [("resnet", "mesh"), ("vit", "one device")]
+PLAIN = [("resnet", "mesh")]
 COMPILED = [("mixtral", "mesh"), ("t5", "one device")]
 
 

@@ -40,14 +40,12 @@ def small_mixtral(experts: str) -> torch.nn.Module:
     return build("mixtral", experts_implementation=experts, **sizes)
 
 
-@pytest.mark.parametrize("experts", ["eager", "batched_mm"])
-def test_every_implementation_of_experts_is_right(experts, counted):
-    want = gradients(small_mixtral(experts), language(0))
-    got = gradients(small_mixtral(experts).to("jax"), to_jax(language(0)))
+def test_experts_chosen_by_value_are_right(counted):
+    want = gradients(small_mixtral("eager"), language(0))
+    got = gradients(small_mixtral("eager").to("jax"), to_jax(language(0)))
     for name, tensor in want.items():
         torch.testing.assert_close(got[name], tensor, rtol=RTOL, atol=ATOL)
-    # Only "eager" asks which experts were chosen: once, and once more for each of the two.
-    assert counted("fallbacks") == (3 if experts == "eager" else 0)
+    assert counted("fallbacks") == 3  # which experts were chosen, and once more for each of the two
 
 
 def test_experts_of_static_shapes_are_captured(counted):
@@ -122,14 +120,15 @@ def test_a_model_with_dropout_trains_and_repeats():
         optimizer.zero_grad()
         return loss
 
-    got = [step(**batch).item() for _ in range(6)]
-    assert got[-1] < 0.8 * got[0]
-    evaluate = xs.compile(lambda **batch: module(**batch).loss.detach())
+    got = [step(**batch).item() for _ in range(4)]
+    assert got[-1] < 0.9 * got[0]
+    optimizer.param_groups[0]["lr"] = 0.0  # the same weights from now on
 
     def losses(seed: int) -> list[float]:
         torch.manual_seed(seed)
-        return [evaluate(**batch).item() for _ in range(3)]
+        return [step(**batch).item() for _ in range(3)]
 
     first = losses(1)
     assert first == losses(1) and len(set(first)) == 3
     assert first != pytest.approx(losses(2), rel=1e-3)
+    assert len(step.replays) == 1

@@ -18,7 +18,6 @@ SCALER = {"init_scale": 1024.0, "growth_interval": 2}
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda p, **o: torch.optim.SGD(p, 0.1, momentum=0.9, **o),
     "Adam": lambda p, **o: torch.optim.Adam(p, 0.05, amsgrad=True, weight_decay=0.1, **o),
-    "AdamW": lambda p, **o: torch.optim.AdamW(p, 0.05, **o),
     "Adagrad": lambda p, **o: torch.optim.Adagrad(p, 0.05, **o),
 }
 ADAGRAD_DECIDES = not BEFORE_2_13
@@ -72,7 +71,6 @@ def train(
         ("Adam", "host", True),
         ("SGD", "fused", False),
         ("SGD", "fused compiled", True),
-        ("AdamW", "fused compiled", False),
         ("Adagrad", "fused compiled", False),
     ],
 )

@@ -29,7 +29,7 @@ def both(name, q, **options):
 
 
 def test_values_and_gradients_are_those_of_the_cpu():
-    """Each number and axis linearly; of the other ways two of them in turn."""
+    """Each number and axis linearly; of the other ways one of them in turn."""
     asked = list(zip(QS, (None, 0, -1, 0, None), strict=True))
     cases = [("quantile", "linear", q, dim) for q, dim in asked]
     others = [
@@ -37,7 +37,7 @@ def test_values_and_gradients_are_those_of_the_cpu():
         *(("nanquantile", way) for way in WAYS[::2]),
     ]
     for n, (name, way) in enumerate(others):
-        cases += [(name, way, *asked[(n + more) % len(asked)]) for more in (0, 2)]
+        cases += [(name, way, *asked[(n + more) % len(asked)]) for more in (2 * (n % 2),)]
     found = []
     for name, way, q, dim in cases:
         found.append(both(name, q, dim=dim, keepdim=dim == 0, interpolation=way))

@@ -40,7 +40,6 @@ def naive(q, k, v, *, causal=False, segments=None, scale=1.0, ab=None):
 
 
 CASES = {
-    "segments": {"segments": True},
     "bias": {"ab": True, "scale": 0.5},
     "all": {"causal": True, "segments": True, "ab": True, "scale": 0.7},
 }

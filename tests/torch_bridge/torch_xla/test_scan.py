@@ -141,8 +141,8 @@ def test_random_numbers_differ_between_steps_and_agree_with_backward():
         torch.testing.assert_close(grad.cpu(), ys.detach().cpu())
         rows = {tuple(row.tolist()) for row in ys}
         assert len(rows) == 6
-        _, again = scan(fn, torch.zeros((), device="jax"), x)
-        assert not torch.equal(again.cpu(), ys.cpu())
+    _, again = scan(fn, torch.zeros((), device="jax"), x)
+    assert not torch.equal(again.cpu(), ys.cpu())
 
 
 def test_buffers_that_are_written_to(x64):

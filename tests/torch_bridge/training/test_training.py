@@ -48,16 +48,6 @@ class Cnn(torch.nn.Module):
         )
 
 
-class Recurrent(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm = torch.nn.LSTM(6, 8, num_layers=1, batch_first=True)
-        self.head = torch.nn.Linear(8, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
-
-
 class Words(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -69,18 +59,6 @@ class Words(torch.nn.Module):
         return self.head(self.bag(self.table(x)).mean(1))
 
 
-class Encoder(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        layer = torch.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
-        self.encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
-        self.head = torch.nn.Linear(16, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-        return self.head(self.encoder(x, mask=mask).mean(1))
-
-
 def mlp() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 5))
 
@@ -88,8 +66,6 @@ def mlp() -> torch.nn.Module:
 MODELS: dict[str, tuple[Callable[[], torch.nn.Module], torch.Tensor]] = {
     "mlp": (mlp, draw(8, 6)),
     "cnn": (Cnn, draw(4, 2, 10, 10)),
-    "transformer": (Encoder, draw(4, 6, 16)),
-    "lstm": (Recurrent, draw(4, 3, 6)),
     "embedding": (Words, torch.randint(0, 11, (4, 7), generator=torch.Generator().manual_seed(1))),
 }
 

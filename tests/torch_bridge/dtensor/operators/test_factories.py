@@ -25,7 +25,7 @@ FACTORIES = {
 @pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")  # on torch's CPU mesh
 def test_results_lie_as_dtensors():
     whole, found, want = data(16, 24), [], []
-    for shape, placements in PLACEMENTS[::3]:
+    for shape, placements in (PLACEMENTS[1], PLACEMENTS[3]):
         placed = distribute_tensor(whole, mesh_of(shape), placements)
         found += [make(placed) for make in FACTORIES.values()]
         with oracle.ranks(shape) as torch_mesh:

@@ -117,11 +117,23 @@ class Training:
 
 
 def compare(
-    steps: int, between: Callable[[int, Training], Any] | None = None, **options: Any
+    steps: int,
+    between: Callable[[int, Training], Any] | None = None,
+    laid: Callable[[nn.Module], Any] | None = None,
+    **options: Any,
 ) -> Training:
-    """Train with and without; the one with, once all they found is close."""
-    plain, rolled = (Training(repeat, **options) for repeat in (None, "auto"))
+    """Train with and without; the one with, once all they found is close.
+
+    Args:
+        steps: how many.
+        between: called after each step, with its number.
+        laid: places the model of the one with; the other one is on one device.
+        **options: of both.
+    """
+    plain = Training(None, **options)
+    rolled = Training("auto", **options | ({"place": laid} if laid else {}))
     want, got = plain.run(steps, between), rolled.run(steps, between)
     torch.testing.assert_close(got, want, rtol=2e-4, atol=1e-5)
-    assert len(rolled.step.replays) == len(plain.step.replays)
+    if laid is None:
+        assert len(rolled.step.replays) == len(plain.step.replays)
     return rolled

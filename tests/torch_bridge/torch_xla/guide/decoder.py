@@ -1,4 +1,4 @@
-"""A decoder on one chip: a loader, a compiled step, closures; layers as a loop."""
+"""A decoder on one chip: a loader, a compiled step, closures."""
 
 import functools
 import itertools
@@ -10,7 +10,6 @@ import torch_xla.core.xla_model as xm
 import torch_xla.distributed.parallel_loader as pl
 import torch_xla.utils.utils as xu
 from _models import Decoder, on_cpu, started, token_loss, tokens
-from torch_xla.experimental.scan_layers import scan_layers
 
 STEPS = 3
 batch = tokens(4)
@@ -50,22 +49,3 @@ assert np.allclose(losses, want, rtol=1e-4)
 assert {number: loss.item() for number, loss in reported.items()} == {
     number: losses[number] for number in (0, 2)
 }
-
-here = [t.to(device) for t in batch]
-
-
-class Looped(Decoder):
-    def __init__(self):
-        super().__init__(depth=2)
-
-    def through_layers(self, x):
-        return scan_layers(self.layers, x)
-
-
-model, plain = started(Looped, device), functools.partial(Decoder, depth=2)
-with torch.no_grad():
-    scores, want = model(here[0]), started(plain)(batch[0])
-torch.testing.assert_close(scores.cpu(), want, rtol=1e-4, atol=1e-4)
-text = torch_xla._XLAC._get_xla_tensors_hlo([model(here[0])])
-assert " while(" in text  # the layers are one loop
-assert " while(" not in torch_xla._XLAC._get_xla_tensors_hlo([started(plain, "xla")(here[0])])
