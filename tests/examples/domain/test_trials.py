@@ -9,7 +9,6 @@ import torch
 from torch.nn import functional as F
 
 import isoshard as iso
-
 from examples.domain.__main__ import main
 from examples.domain.place import FIELD, Place
 from examples.domain.problems import Data, problems
@@ -21,7 +20,7 @@ BUDGET = 2**20
 
 
 class Small(torch.nn.Module):
-    """What of a U-Net there is at two resolutions, in place of the whole one of test_networks.py."""
+    """A network at two resolutions, in place of the U-Net that test_networks.py has."""
 
     def __init__(self):
         super().__init__()
