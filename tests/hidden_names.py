@@ -141,7 +141,7 @@ class Server:
 
         Args:
             names: dotted, of attributes or modules.
-            planted: the source of more modules of isoshard, by name.
+            planted: the source of some modules that are run in place of isoshard's, by name.
         """
         assert self._process.stdin is not None
         print(json.dumps({"names": list(names), "planted": planted}), file=self._process.stdin)
@@ -219,6 +219,8 @@ def _try(outcome: Outcome, names: Sequence[str], planted: Mapping[str, str] | No
     for name in outcome.hidden:
         hide(ELSEWHERE.get(name, name))
     outcome.failed, outcome.missing = imported(planted)
+    if planted:
+        return
     outcome.sharded = _result(_sharded)
     outcome.added = _result(_added)
     outcome.loaded = sorted(
@@ -357,14 +359,14 @@ def imported(planted: Mapping[str, str] | None = None) -> tuple[dict[str, str], 
     """Import every module of isoshard.
 
     Args:
-        planted: the source of more, by name.
+        planted: the source of some that are run in their place, by name.
 
     Returns:
         Those that fail, with the end of the traceback; those that need what is not installed.
     """
     failed, missing = {}, {}
     planted = planted or {}
-    for name in itertools.chain(FIRST, _names(), planted):
+    for name in planted or itertools.chain(FIRST, _names()):
         try:
             if name in planted:
                 exec(planted[name], {"__name__": name})
