@@ -120,7 +120,7 @@ def _of_heads(model: torch.nn.Module) -> iso.Plan:
 
 
 for _name, _make, _batch, _options in (
-    ("Llama", llama, WORDS, {}),
+    ("Llama", llama, WORDS, {"on_a_mesh": None}),
     ("Qwen2", qwen2, WORDS, {"plan": _of_heads, "on_a_mesh": None}),
     ("Gemma2", gemma2, WORDS, {"plan": _of_heads}),
     ("OPT", opt, WORDS, {"on_a_mesh": None}),
