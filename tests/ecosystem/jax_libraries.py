@@ -69,7 +69,7 @@ def _train_state(device: str) -> Numbers:
     return [*losses, *jax.tree.leaves(state)]
 
 
-@case("flax", "NNX: BatchNorm, optax.MultiSteps", ON_A_MESH)
+@case("flax", "NNX: BatchNorm, optax.MultiSteps", ON_A_MESH, again=True)
 def _nnx(device: str) -> Numbers:
     from flax import nnx
 

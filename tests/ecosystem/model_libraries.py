@@ -120,12 +120,12 @@ def _of_heads(model: torch.nn.Module) -> iso.Plan:
 
 
 for _name, _make, _batch, _options in (
-    ("Llama", llama, WORDS, {}),
+    ("Llama", llama, WORDS, {"on_a_mesh": None}),
     ("Qwen2", qwen2, WORDS, {"plan": _of_heads, "on_a_mesh": None}),
     ("Gemma2", gemma2, WORDS, {"plan": _of_heads}),
     ("OPT", opt, WORDS, {"on_a_mesh": None}),
     ("DistilBERT", distilbert, WORDS, {"on_a_mesh": None}),
-    ("ModernBERT", modern_bert, WORDS, {}),
+    ("ModernBERT", modern_bert, WORDS, {"on_a_mesh": None}),
     ("DeBERTa-v2", deberta, WORDS, {"on_a_mesh": None}),
     ("Mamba", mamba, WORDS, {"on_a_mesh": False}),
     ("Mamba2", mamba2, WORDS, {"on_a_mesh": None}),

@@ -12,7 +12,7 @@ NAMES = (
     *("Adalite", "AdaBelief", "AdamP", "Adan", "AdEMAMix", "CAME", "DAdaptAdam", "Lamb", "LARS"),
     *("Lion", "Muon", "Prodigy", "Ranger21", "ScheduleFreeAdamW", "Shampoo"),
 )
-DISTINCT = ("Muon", "Prodigy", "Ranger21", "ScheduleFreeAdamW", "Shampoo")
+DISTINCT = ("Prodigy", "ScheduleFreeAdamW", "Shampoo")
 """Those that the suite runs: each computes something that no other does."""
 OPTIONS = {"Ranger21": {"num_iterations": 10}, "DAdaptAdam": {"lr": 1.0}}
 

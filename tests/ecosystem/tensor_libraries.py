@@ -7,7 +7,7 @@ import torch
 from tests.ecosystem.case import Numbers, case, data
 
 
-@case("diffusers", "DDPM noise, DDIM steps")
+@case("diffusers", "DDPM noise, DDIM steps", again=True)
 def _schedulers(device: str) -> Numbers:
     from diffusers import DDIMScheduler, DDPMScheduler
 
@@ -21,7 +21,7 @@ def _schedulers(device: str) -> Numbers:
     return [noisy, sample]
 
 
-@case("torchmetrics", "eleven metrics")
+@case("torchmetrics", "eleven metrics", again=True)
 def _metrics(device: str) -> Numbers:
     import torchmetrics as tm
 

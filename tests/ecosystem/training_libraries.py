@@ -227,7 +227,7 @@ def _lora_on_a_mesh(device: str) -> Numbers:
     return trained(model, lambda: model(input_ids=ids, labels=ids).loss, device != "cpu")
 
 
-@case("peft", "LoRA: trains, saves, merges")
+@case("peft", "LoRA: trains, saves, merges", again=True)
 def _peft(device: str) -> Numbers:
     from peft import PeftModel
 

@@ -67,8 +67,8 @@ def wrong_product(monkeypatch):
 def test_a_wrong_lowering_is_found_and_shrunk(wrong_product, monkeypatch):
     monkeypatch.setattr(search_module, "SECONDS", 2)
     found: list[Fault] = []
-    ran, differing = run(Search(5), range(8), shrink=1, report=found.append)
-    assert ran == 8
+    ran, differing = run(Search(5), range(3, 5), shrink=1, report=found.append)
+    assert ran == 2
     assert differing == len(found) > 1
     smallest = found[0]
     assert "elements differ" in smallest.what
@@ -487,12 +487,12 @@ def test_a_new_seed_is_one_never_used_and_given_on(monkeypatch):
 
 def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    options = ["--seed", "9", "--programs", "4", "--processes", "1", "--out", str(tmp_path)]
+    options = ["--seed", "9", "--programs", "1", "--processes", "1", "--out", str(tmp_path)]
     assert main(options) == 0
     out = capsys.readouterr().out
-    assert "python -m tests.fuzz --seed 9 --programs 4" in out
-    assert "4 programs, 0 differ" in out
-    assert out.endswith("fuzz: 4 passed, 0 failed\n")
+    assert "python -m tests.fuzz --seed 9 --programs 1" in out
+    assert "1 programs, 0 differ" in out
+    assert out.endswith("fuzz: 1 passed, 0 failed\n")
     assert list(tmp_path.iterdir()) == []
 
 

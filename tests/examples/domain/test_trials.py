@@ -2,21 +2,52 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional as F
 
+import isoshard as iso
 from examples.domain.__main__ import main
-from examples.domain.place import Place
+from examples.domain.place import FIELD, Place
 from examples.domain.problems import Data, problems
 from examples.domain.runs import Run, errors
 from examples.domain.trials import TRAIN, Trial, meshes, trials, verdict
 
 QUICK = problems(quick=True)
+BUDGET = 2**20
+
+
+class Small(torch.nn.Module):
+    """A network at two resolutions, in place of the U-Net that test_networks.py has."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Conv2d(1, 8, 3, padding=1, bias=False)
+        self.last = torch.nn.Conv2d(8, 1, 1, bias=False)
+
+    def forward(self, x):
+        coarse = F.avg_pool2d(F.gelu(self.first(x)), 2)
+        return x + self.last(F.interpolate(coarse, scale_factor=2.0))
+
+
+def small(params, x, place):
+    how = {"mesh": place.mesh, "spec": FIELD}
+    fine = _gelu(iso.domain.conv(x, params["first.weight"], padding=1, **how))
+    coarse = iso.domain.interpolate(iso.domain.avg_pool(fine, window=2, **how), scale=2.0, **how)
+    return _added(x, iso.domain.conv(coarse, params["last.weight"], padding=0, **how))
+
+
+_gelu = iso.domain.lift(lambda x: jax.nn.gelu(x, approximate=False))
+_added = iso.domain.lift(jax.numpy.add)
 
 
 @pytest.fixture(scope="module")
 def problem():
-    return dataclasses.replace(QUICK["flow"], steps=4)
+    return dataclasses.replace(
+        QUICK["flow"], module=lambda mesh: Small(), function=small, steps=4, budget=BUDGET
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +98,7 @@ def test_what_is_wrong_is_told(flow):
     assert "takes" in verdict(flow[1:], 1)[0]
     other = dataclasses.replace(flow[1].run, losses=[1.0])
     found = [flow[0], Trial("jax", Place(meshes()[1]), other, 0.0)]
-    assert "jax on 8 devices, shards 4 equal has other losses" in verdict(found, 4 * 2**20)[0]
+    assert "jax on 8 devices, shards 4 equal has other losses" in verdict(found, BUDGET)[0]
 
 
 def test_the_command_draws_fields_and_ends_well(tmp_path, capsys, monkeypatch):
