@@ -59,17 +59,9 @@ def site(tmp_path_factory, worker_id) -> Path:
 
 
 def build(out: Path) -> None:
-    """Without a search for garbage, stems of words and curly quotes."""
-    program = f"""
-import gc, sys
-gc.disable()
-from sphinx.search.en import SearchEnglish
-from sphinx.transforms import SphinxSmartQuotes
-SearchEnglish.stem = lambda self, word: word
-SphinxSmartQuotes.apply = lambda *_, **__: None
-from tools.site.__main__ import main
-sys.exit(main(['--out', {str(out)!r}]))
-"""
+    """Without a search for garbage, of which there is little: a third less time."""
+    program = "import gc, sys; gc.disable(); from tools.site.__main__ import main; "
+    program += f"sys.exit(main(['--out', {str(out)!r}]))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=500
     )
