@@ -132,7 +132,7 @@ def test_lengths_that_do_not_divide():
 def test_other_numbers_of_axes():
     lead = (2, 2)
     x = arrays(*lead, key_heads=1)
-    spec = P(*(("z", None) if lead else ()), None, ("x", "y"))
+    spec = P("z", None, None, "y")
     mask = np.random.default_rng(1).standard_normal((*lead[:1], *(1,) * len(lead), 16, 16))
     mask = mask.astype(np.float32)
     found, text = run(x, (spec,) * 3, mask, causal=True, wants_mask=True)
