@@ -101,7 +101,7 @@ def test_every_verb_gives_and_sends_what_it_does_under_auto_axes(typed, names):
             check(VERBS[name](typed, x), wanted[name][0], typed)
     for count in (sent, gathered, summed):
         assert count(programs[0].as_text()) == count(programs[1].as_text())
-    some = [name for name in names if name in ("cumsum", "lift")]
+    some = names[:1]
     with jax.set_mesh(typed):
         ambient = jax.jit(both(typed, some))(x)
     for name, (out, slope) in ambient.items():

@@ -42,8 +42,8 @@ LOCAL = {
     "pad, wrapped": lambda x, k: jnp.pad(x, ((0, 0), (0, 0), (2, 5), (1, 0)), mode="wrap"),
     "roll": lambda x, k: jnp.roll(x, (5, 1), (2, 3)),
     "flip": lambda x, k: x[:, :, ::-1, ::-1],
-    "three parts": lambda x, k: [jnp.sin(part) for part in jnp.split(x, 3, 2)],
-    "put together": lambda x, k: jnp.concatenate([x[:, :, :4], x * 2, x, x[:, :, 17:]], 2),
+    "two parts": lambda x, k: [jnp.sin(part) for part in jnp.split(x, [7], 2)],
+    "put together": lambda x, k: jnp.concatenate([x[:, :, :4], x, x[:, :, 17:]], 2),
     "written into": lambda x, k: put(x, 2 * x[:, :, 4:13], 6),
     "written into zeros": lambda x, k: put(jnp.zeros((2, 4, 25, 6), x.dtype), x, 3),
 }

@@ -57,15 +57,7 @@ def on_device(ours, right):
 
 VERBS = {
     "conv": (lambda x, w: iso.domain.conv(x, w, padding=1), lambda x, w: F.conv2d(x, w, padding=1)),
-    "conv_transpose": (
-        lambda x, w: iso.domain.conv_transpose(x, w, stride=2),
-        lambda x, w: F.conv_transpose2d(x, w, stride=2),
-    ),
     "max_pool": (lambda x, w: iso.domain.max_pool(x, 2), lambda x, w: F.max_pool2d(x, 2)),
-    "interpolate": (
-        lambda x, w: iso.domain.interpolate(x, scale=2, mode="linear"),
-        lambda x, w: F.interpolate(x, scale_factor=2, mode="bilinear"),
-    ),
     "cumsum": (lambda x, w: iso.domain.cumsum(x, 2), lambda x, w: x.cumsum(2)),
     "roll": (lambda x, w: iso.domain.roll(x, 3, 2), lambda x, w: x.roll(3, 2)),
 }

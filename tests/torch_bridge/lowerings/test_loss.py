@@ -40,7 +40,7 @@ def test_losses_and_their_gradients():
             "soft_margin": lambda x, t, o=options: F.soft_margin_loss(x, t.detach(), **o),
         }.items():
             cases[f"{name} {how}"] = (loss, x, target)
-            if how == "mean":
+            if how == "mean" and name in ("smooth_l1", "soft_margin"):
                 cases[f"{name} of halves"] = (loss, x.bfloat16(), target.bfloat16())
             if how == "sum":
                 cases[f"{name} of nothing"] = (loss, x[:0], target[:0])

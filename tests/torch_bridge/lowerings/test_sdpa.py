@@ -71,15 +71,11 @@ CASES: dict[str, Any] = {
     "causal, fewer keys": lambda: (lengths(7, 3), {"is_causal": True}),
     "scale": lambda: (usual(), {"scale": 0.3}),
     "scale of zero": lambda: (usual(), {"scale": 0.0}),
-    "bool mask of all": lambda: (usual(), {"attn_mask": keep(B, H, L, S)}),
     "bool mask of two axes": lambda: (usual(), {"attn_mask": keep(L, S)}),
-    "padding mask": lambda: (usual(), {"attn_mask": draw(B, 1, 1, S) > 0}),
     "float mask": lambda: (usual(), {"attn_mask": draw(B, H, L, S)}),
     "float mask that broadcasts": lambda: (usual(), {"attn_mask": draw(1, H, L, 1)}),
     "float mask of minus infinity": lambda: (usual(), {"attn_mask": minus_infinity(keep(L, S))}),
-    "causal and a mask": lambda: (usual(), {"is_causal": True, "attn_mask": keep(B, 1, L, S)}),
     "causal and a float mask": lambda: (usual(), {"is_causal": True, "attn_mask": draw(L, S)}),
-    "grouped and causal": lambda: (grouped(), {"enable_gqa": True, "is_causal": True}),
     "grouped": lambda: (grouped(), {"enable_gqa": True, "attn_mask": keep(B, H, L, S)}),
     "grouped, three axes": lambda: (
         (draw(H, L, E), draw(2, S, E), draw(2, S, E)),
@@ -166,7 +162,7 @@ def test_in_double_precision(x64):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves_are_as_near_to_the_exact_result_as_cpu_torch(dtype):
     found = []
-    names = ("plain", "float mask", "bool mask of all", "grouped", "five axes")
+    names = ("plain", "float mask", "bool mask of two axes", "grouped", "five axes")
     for name in names if dtype == torch.bfloat16 else names[:2]:
         tensors, options = CASES[name]()
         tensors = [x.to(dtype) for x in tensors]

@@ -40,10 +40,9 @@ def test_orthogonal_polynomials_by_tensor_and_number():
         for name in POLYNOMIALS:
             packet = getattr(aten, f"special_{name}")
             check(packet.default, points[:, None], degrees)
-            check(packet.n_scalar, points, 5)
             if name in POLYNOMIALS[::4]:
                 check(packet.x_scalar, 0.3, degrees)
-            check(packet.n_scalar, points, 0, rtol=2e-5, atol=2e-5)
+                check(packet.n_scalar, points, 5)
             if "hermite" in name:  # NaN of huge degrees, and 0 of none
                 check(packet.n_scalar, points, 200)
                 ends = torch.tensor([INF, -INF, NAN, -1.0, 2.0])

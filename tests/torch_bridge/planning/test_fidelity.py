@@ -15,18 +15,23 @@ def mesh():
     return iso.make_mesh((2, 4), ("data", "model"))
 
 
-@pytest.mark.parametrize(("make", "plan"), [(Mlp, "data"), (llama, "fsdp x tensor")])
-def test_collectives_are_those_of_training(make, plan, mesh):
+ADAM, SGD = torch.optim.AdamW, torch.optim.SGD
+
+
+@pytest.mark.parametrize(
+    ("make", "plan", "optimizer"), [(Mlp, "fsdp x tensor", ADAM), (llama, "fsdp x tensor", SGD)]
+)
+def test_collectives_are_those_of_training(make, plan, optimizer, mesh):
     plan = PLANS[plan]
     with torch.device("meta"):
         model = make()
-    step = training(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    step = training(model, optimizer(model.parameters(), lr=1e-3))
     found = require("torch").traced_step(step, (batch_for(model),), {}, mesh, plan)
     planned = traffic(compiled(found).as_text())
 
     real = make()
     iso.shard(real, mesh, plan)
-    real_step = xs.compile(training(real, torch.optim.AdamW(real.parameters(), lr=1e-3)))
+    real_step = xs.compile(training(real, optimizer(real.parameters(), lr=1e-3)))
     batch = batch_layout(plan, batch_for(real, "cpu"), mesh)
     real_step(batch)
     assert planned == traffic(xs.program_text(real_step))

@@ -25,7 +25,11 @@ from tests.torch_bridge.planning.steps import batch_for, llama
 def training():
     with torch.device("meta"):
         model = llama(2)
-    return model, steps.training(model, torch.optim.AdamW(model.parameters())), (batch_for(model),)
+    return (
+        model,
+        steps.training(model, torch.optim.SGD(model.parameters(), momentum=0.9)),
+        (batch_for(model),),
+    )
 
 
 def test_a_plan_is_found_and_costs_what_estimate_tells(training):

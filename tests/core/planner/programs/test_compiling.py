@@ -38,14 +38,8 @@ def sent(program):
 def test_a_step_for_a_cpu_needs_what_its_compiler_says(cache):
     step = layers(topology("cpu:4").mesh((2, 2), AXES))
     found = by_compiler(step, cache=cache)
-    (program,) = [
-        compiling.compiled(
-            compiling.exported(step, "cpu"),
-            compiling.target_of(step.mesh, compiling.topology_of(step.mesh)),
-            cache=cache,
-        )
-    ]
-    stats = program.memory
+    target = compiling.target_of(step.mesh, compiling.topology_of(step.mesh))
+    stats = compiling.compiled(compiling.exported(step, "cpu"), target, cache=cache).memory
     assert found.memory.peak == (
         stats["argument_size_in_bytes"]
         + stats["output_size_in_bytes"]

@@ -78,28 +78,23 @@ def test_what_splits_without_talking_is_left_to_the_partitioner():
 def test_what_an_answer_needs_does_not_spread_to_what_is_around_it():
     mesh = make_mesh((2, 4), ("data", "x"))
     rows, columns = (NamedSharding(mesh, spec) for spec in (P("data", "x"), P(None, ("data", "x"))))
-    shapes = {"x": (4, 32, 64), "first": (64, 64), "second": (64, 64)}
-    layouts = {"x": rows, "first": columns, "second": columns}
+    shapes, layouts = {"x": (4, 32, 64), "weight": (64, 64)}, {"x": rows, "weight": columns}
 
-    def attention(x, first, second):
+    def attention(weight, x):
+        """Heads are split by the weight, the result by what it meets."""
         mask = jax.numpy.tril(jax.numpy.ones((32, 32), bool))
-        for weight in (first, second):  # heads are split by the weight, the result by what it meets
-            q, k, v = (
-                (x @ one).reshape(4, 32, 8, 8).transpose(0, 2, 1, 3)
-                for one in (weight, -weight, weight)
-            )
-            y = ATTEND(q, k, v, mask)[0].transpose(0, 2, 1, 3).reshape(4, 32, 64)
-            x = jax.lax.with_sharding_constraint(x + y, rows)
-        return x
+        heads = (x @ weight).reshape(4, 32, 8, 8).transpose(0, 2, 1, 3)
+        y = ATTEND(heads, -heads, heads, mask)[0].transpose(0, 2, 1, 3).reshape(4, 32, 64)
+        return jax.lax.with_sharding_constraint(x + y, rows).sum()
 
-    def step(x, *weights):
-        return jax.grad(lambda weights: attention(x, *weights).sum())(weights)
+    def step(x, weight):
+        return jax.grad(attention)(weight, x)
 
     given = [np.full(shape, 0.1, np.float32) for shape in shapes.values()]
     program = jax.make_jaxpr(step)(*given)
     inputs = tuple(
         StepInput(n, "input", shape, np.dtype("float32"), layouts[n]) for n, shape in shapes.items()
     )
-    traced = TracedStep("step", "jax", program, inputs, (StepResult("a"), StepResult("b")), mesh)
+    traced = TracedStep("step", "jax", program, inputs, (StepResult("slope"),), mesh)
     assert "ppermute" in names(answered(traced))
     assert compared(step, traced, given)
