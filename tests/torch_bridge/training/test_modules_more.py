@@ -138,7 +138,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*os.fork.*:RuntimeWarning")
 def test_batches_of_a_loader_are_moved_to_the_device(mesh):
-    loader = DataLoader(Rows(), batch_size=4, num_workers=2, shuffle=False, drop_last=True)
+    loader = DataLoader(Rows(), batch_size=4, num_workers=1, shuffle=False, drop_last=True)
     seen = []
     for batch in loader:
         there = {name: value.to("jax", non_blocking=True) for name, value in batch.items()}
