@@ -17,10 +17,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 from isoshard.core.layout.mesh import hybrid_mesh, make_mesh
 from tests.host import seed_the_cpu_alone, use_recorded_rates
-from tools.harness.xla_flags import ONE_MODULE, without_mlir
+from tools.harness.xla_flags import quick_variables
 
 DEVICES = 8
-QUICK = f"{without_mlir(jax.__version__)} {ONE_MODULE}"
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's idle threads spin, beside eight devices
 jax.config.update("jax_platforms", "cpu")
@@ -28,11 +27,13 @@ jax.config.update("jax_num_cpu_devices", DEVICES)
 if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_include_full_tracebacks_in_locations", False)
-    os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}".strip()
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = quick_variables(jax.__version__, flags)["XLA_FLAGS"]
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # a core of its own, and XLA's threads with it
     shares = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[int(worker[2:]) :: shares] or {0})
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[int(worker[2:]) :: shares] or cores)
 
 use_recorded_rates()
 

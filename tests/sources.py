@@ -14,11 +14,6 @@ def parsed(paths: Iterable[Path]) -> Iterator[dict[Path, ast.Module]]:
     """The trees of files, which the collector of garbage leaves alone meanwhile."""
     gc.disable()
     try:
-        trees = {path: ast.parse(path.read_text()) for path in paths}
-        gc.freeze()
+        yield {path: ast.parse(path.read_text()) for path in paths}
     finally:
         gc.enable()
-    try:
-        yield trees
-    finally:
-        gc.unfreeze()
