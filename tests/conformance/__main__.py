@@ -3,6 +3,7 @@
 python -m tests.conformance                              everything; exit code 1 if not good enough
 python -m tests.conformance --op add --op linalg.svd     some entries (names, patterns: 'fft.*')
 python -m tests.conformance --columns forward,backward --samples 4
+python -m tests.conformance --quick                      a sample of each entry: a minute
 python -m tests.conformance --write                      everything; and write the table to docs/
 """
 
@@ -32,8 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; 0 if the outcome is good enough."""
     options = _options(arguments)
     columns = tuple(options.columns.split(",")) if options.columns else tuple(COLUMNS)
+    most, limit = len(columns), options.samples
+    if options.quick:  # backward compares the results as well
+        columns, most, limit = ("backward", "forward"), 1, 1
     names = _entries(options.op)
-    cells = {name: columns_of(entries()[name], columns) for name in names}
+    cells = {name: columns_of(entries()[name], columns)[:most] for name in names}
     tasks = [Task(name, tuple(some)) for name, some in cells.items() if some]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # for the workers: XLA's remarks on layouts
     if options.quick:
@@ -45,11 +49,11 @@ def main(arguments: list[str] | None = None) -> int:
         start,
         jobs=options.jobs,
         limit=options.limit,
-        each=1000 if options.samples == 1 else 120,
-        options={"limit": options.samples},
+        each=1000 if limit == 1 else 120,
+        options={"limit": limit},
         report=Progress(len(tasks), options.verbose),
     )
-    part = options.op or options.columns or options.samples
+    part = options.op or options.columns or options.samples or options.quick
     wrong = faults(results, seen, whole=not part)
     print(f"\n{summary(results)}\n\n{len(tasks)} entries in {time.monotonic() - started:.0f} s")
     for line in wrong:
@@ -70,7 +74,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--columns", help=f"some of {','.join(COLUMNS)}")
     parser.add_argument("--samples", type=int, help="at most so many samples per cell")
     parser.add_argument(
-        "--quick", action="store_true", help="compile as the tests do, not as users"
+        "--quick",
+        action="store_true",
+        help="one sample of each entry, backward or else forward, compiled as the tests do",
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one entry")
@@ -80,6 +86,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     unknown = set((options.columns or "forward").split(",")) - set(COLUMNS)
     if unknown:
         parser.error(f"unknown columns {sorted(unknown)}; possible are {', '.join(COLUMNS)}")
+    if options.quick and (options.columns or options.samples):
+        parser.error("--quick chooses columns and samples: leave out --columns and --samples")
     if options.write and (options.op or options.columns or options.samples or options.quick):
         parser.error("--write is for a whole run: leave out all but --jobs, --limit and --verbose")
     return options

@@ -55,7 +55,7 @@ class Column:
 
 
 def backward(info: OpInfo, sample: SampleInput) -> Any:
-    """The gradient of every input that asks for one, for fixed random cotangents."""
+    """The results, and the gradient of every input that asks for one, for fixed cotangents."""
     return _gradients(info, sample, [leaf for leaf in tensors(sample) if leaf.requires_grad])
 
 
@@ -73,10 +73,11 @@ def _gradients(info: OpInfo, sample: SampleInput, inputs: list[torch.Tensor]) ->
         raise NothingToCompare("no differentiable result")
     cotangents = [transformed.noise(number, leaf) for number, leaf in enumerate(results)]
     gradients = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
-    return [
+    found = [
         torch.zeros_like(leaf) if gradient is None else gradient
         for leaf, gradient in zip(inputs, gradients, strict=True)
     ]
+    return [*(leaf.detach() for leaf in results), *found]
 
 
 def in_place(info: OpInfo, sample: SampleInput) -> Any:

@@ -31,19 +31,19 @@ dynamo must trace are left out), custom operators (`custom`), modules (`module`)
 
 {figures}
 
-**What a column does.** *forward*: the results of float32 samples. *backward*: the gradient of
-every input, for fixed random cotangents. *sharded*: forward with the operands laid out over eight
-devices: each operand's first axis that eight divides is split over all of them, else the first that
-four divides over four, else two over two; the samples are made with sizes that divide (`S = 8` for
-5, and so on) where the entry allows it. *in-place* and *out=*: those variants, float32; `out=`
-with tensors of the right shape, empty ones that must grow, larger ones (with torch's warning) and
-integers, which torch refuses for floats. *bfloat16*, *float64*,
-*complex128*, *int64*, *bool*: forward with samples of that type. *gradcheck*: float64 gradients,
-and gradients of gradients, against finite differences. *errors*: the calls that the database knows
-to be refused; the same class of error, or one below it, is raised at the call. *reference*: forward
-with the samples by which torch tests against NumPy: infinite, NaN and huge values, broadcast
-operands, tensors with gaps between their elements. *channels last*: results and their strides for
-inputs in those formats. *forward mode*: the tangents of the results. *vmap*: the operator under
+**What a column does.** *forward*: the results of float32 samples. *backward*: the results, and the
+gradient of every input for fixed random cotangents. *sharded*: forward with the operands laid out
+over eight devices: each operand's first axis that eight divides is split over all of them, else the
+first that four divides over four, else two over two; the samples are made with sizes that divide
+(`S = 8` for 5, and so on) where the entry allows it. *in-place* and *out=*: those variants,
+float32; `out=` with tensors of the right shape, empty ones that must grow, larger ones (with
+torch's warning) and integers, which torch refuses for floats. *bfloat16*, *float64*, *complex128*,
+*int64*, *bool*: forward with samples of that type. *gradcheck*: float64 gradients, and gradients of
+gradients, against finite differences. *errors*: the calls that the database knows to be refused;
+the same class of error, or one below it, is raised at the call. *reference*: forward with the
+samples by which torch tests against NumPy: infinite, NaN and huge values, broadcast operands,
+tensors with gaps between their elements. *channels last*: results and their strides for inputs in
+those formats. *forward mode*: the tangents of the results. *vmap*: the operator under
 `torch.func.vmap`. *views*: gradients through inputs that are views of other tensors. A module's
 sample has its parameters beside its input; an optimizer's sample takes three steps.
 

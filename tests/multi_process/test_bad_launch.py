@@ -43,7 +43,7 @@ def _environments(taken, talking, silent):
         "talking": [_rank(1, 2, talking, "talking")],
         "silent": [_rank(1, 2, silent, "silent", timeout=SOON)],
         "stray": [
-            _rank(0, 2, stray, "stray", timeout=LATE / 2, TORCHELASTIC_RUN_ID="a"),
+            _rank(0, 2, stray, "stray", timeout=LATE / 5, TORCHELASTIC_RUN_ID="a"),
             _rank(1, 2, stray, "stray", TORCHELASTIC_RUN_ID="b"),
         ],
         "twice": _ranks("twice", (0, 3), (1, 3), (1, 3)),
@@ -92,7 +92,7 @@ REFUSED = {
     "talking": [r"what answers at 127.0.0.1:\d+ is not rank 0 of this run, which rank 1 \(.+\) of"],
     "silent": [r"what answers at 127.0.0.1:\d+ is not rank 0 of this run, which rank 1 \(.+\) of"],
     "stray": [
-        r"rank 1 of 2 did not come within 30 s",
+        r"rank 1 of 2 did not come within 12 s",
         r"port of another run: rank 1 \(.+\) belongs to TORCHELASTIC_RUN_ID=b, rank 0 there to .*a",
     ],
     "twice": [r"two processes are rank 1 of 3: process \d+ on \S+ and process \d+ on \S+. A ran"]
