@@ -103,8 +103,9 @@ device-check: $(VENV)/.dev-installed  ## values and speed on the device that JAX
 bench-peers: $(VENV)/.dev-installed  ## install the peers that `make bench` measures beside us (9 GB)
 	$(BIN)/python -m benchmarks.environments torchax torch-xla
 
+# One process more than elsewhere: ranks wait for each other, and for time limits.
 test-torchrun: $(VENV)/.dev-installed  ## DTensor ranks and JAX's runtime, in 2 and 4 processes
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile tests/multi_process $(PYTEST_ARGS)
+	$(BIN)/pytest -n $$(($(WORKERS) + 1)) --dist loadfile tests/multi_process $(PYTEST_ARGS)
 
 test-clusters: $(VENV)/.clusters-installed  ## the training script under torchrun, SLURM, Open MPI and Ray
 	CLUSTERS_PYTHON=$(CURDIR)/$(VENV)-clusters/bin/python $(BIN)/pytest tests/clusters $(PYTEST_ARGS)

@@ -29,7 +29,7 @@ for room in (isoshard.core, isoshard.jax_bridge, isoshard.torch_bridge, isoshard
 STEPS = {
     "imports": ("-c", _IMPORTS),
     "doctor": ("-m", "isoshard", "doctor"),
-    "demo": ("-m", "isoshard", "demo"),
+    "demo": ("-m", "isoshard", "demo", "--steps", "20"),
     "tests": ("-m", "pytest", "-p", "no:cacheprovider", *TESTS),
 }
 BESIDE = (("tests", "doctor"), ("imports", "demo"))
