@@ -75,6 +75,7 @@ def marked(program: Program, way: str) -> tuple[pytest.MarkDecorator, ...]:
 
 
 IGNORED = "JAX differentiates what was recorded: what torch leaves out of its backward is not"
+MODE_OF_GRAD = "gradients are off, and nothing requires one, within a function that JAX calls"
 RULE = "torch's rule for these rows is in its backward, which is not asked"
 SUBGRADIENT = "JAX's derivative of the lowering is another one than torch's backward at this point"
 
@@ -89,6 +90,10 @@ DERIVATIVES = {
         "hooked(v * 2)",
         "v * frozen(v)",
         "v * v.clone().detach_()",
+    ),
+    MODE_OF_GRAD: (
+        "v * (3 if torch.is_grad_enabled() else 2)",
+        "v * (3 if v.requires_grad else 2)",
     ),
     RULE: (
         "F.embedding(torch.tensor([0, 2, 0]), v.view(3, 2), padding_idx=0)",
@@ -196,3 +201,13 @@ CONVERSIONS = {
     },
 }
 """By reason: pairs of dtypes."""
+
+MODE = "a compiled step does not guard what isoshard's own modules read, their mode among it"
+BUILTIN = "a compiled step does not notice a function in C of torch or Python that is replaced"
+READS = {
+    **dict.fromkeys(("nnx.Dropout", "nnx.BatchNorm", "linen.Dropout", "PureModule"), MODE),
+    "in a Sequential": MODE,
+    **dict.fromkeys(("F.gelu", "torch.sin", "torch.special.erf", "Tensor.relu"), BUILTIN),
+    "math.sqrt": BUILTIN,
+}
+"""By case of `test_reads.py`: the reason."""

@@ -65,6 +65,7 @@ STOPPED = (
     "F.embedding(torch.tensor([0, 2, 0]), v.view(3, 2), scale_grad_by_freq=True)",
     "F.embedding_bag(torch.tensor([[0, 2]]), v.view(3, 2), padding_idx=0, mode='sum')",
     "v * v.clone().detach_()", "v * v.new_tensor(2.0)",
+    "v * (3 if torch.is_grad_enabled() else 2)", "v * (3 if v.requires_grad else 2)",
 )  # fmt: skip
 
 
