@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.host import use_recorded_rates
+from tools.harness.slow_imports import SLOW_IMPORTS
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 120.0
 IMPORTED = (
-    *("numpy", "jax", "jax.numpy", "jax.experimental", "torch", "torch._dynamo", "torch.profiler"),
-    *("torch.distributed.checkpoint", "isoshard", "isoshard.torch_bridge", "isoshard.cli.dispatch"),
+    *(*SLOW_IMPORTS, "isoshard", "isoshard.torch_bridge", "isoshard.cli.dispatch"),
     "isoshard.torch_bridge.torch_xla",
 )
 WITHOUT = ("JAX_NUM_CPU_DEVICES",)

@@ -14,10 +14,9 @@ import sys
 import warnings
 from typing import Any
 
-IMPORTED = (
-    *("numpy", "jax", "jax.numpy", "jax.experimental", "torch", "torch._dynamo", "torch.profiler"),
-    *("torch.distributed.checkpoint", "pytest"),
-)
+from tools.harness.slow_imports import SLOW_IMPORTS
+
+IMPORTED = (*SLOW_IMPORTS, "pytest")
 
 
 def _run(request: dict[str, Any]) -> int:
