@@ -69,6 +69,7 @@ test-all: test test-torchrun test-clusters test-torch-xla docs-browser notebooks
 	$(BIN)/python -m tests.conformance
 	$(BIN)/python -m tests.fuzz
 	$(BIN)/python -m tools.device_check --device cpu
+	MYPYPATH=build/wheel $(BIN)/mypy --config-file tests/typing/mypy.ini tests/typing/consumer.py
 	$(BIN)/python -m tests.hidden_names
 	$(BIN)/python -m tests.ecosystem
 

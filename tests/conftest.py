@@ -30,6 +30,9 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = quick_variables(jax.__version__, flags)["XLA_FLAGS"]
 
+# Python looks for garbage after 700 new objects; tracing makes millions, and little garbage.
+gc.set_threshold(20_000, 10, 10)
+
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # a core of its own, and XLA's threads with it
     shares = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     cores = sorted(os.sched_getaffinity(0))

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 120.0
 IMPORTED = (
     *(*SLOW_IMPORTS, "isoshard", "isoshard.torch_bridge", "isoshard.cli.dispatch"),
-    "isoshard.torch_bridge.torch_xla",
+    *("isoshard.torch_bridge.torch_xla", "transformers.models.llama.modeling_llama"),
 )
 WITHOUT = ("JAX_NUM_CPU_DEVICES",)
 """A program has the one device of users, and the quick compiler of tests/conftest.py."""
@@ -195,9 +195,12 @@ def _end(server: subprocess.Popen[str]) -> None:
 
 def _next_program(address: str) -> dict[str, Any]:
     """Wait for programs, and fork for each; returns in the child, and ends with the parent."""
+    gc.disable()
     for name in IMPORTED:
         importlib.import_module(name)
     use_recorded_rates()
+    gc.enable()
+    gc.set_threshold(20_000, 10, 10)  # as in tests/conftest.py
     gc.collect()
     gc.freeze()
     listening = socket.socket(socket.AF_UNIX)

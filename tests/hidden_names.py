@@ -164,6 +164,7 @@ def serve() -> None:
     """Import other packages, then fork a process for each line of standard input."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    gc.disable()
     for name in PACKAGES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

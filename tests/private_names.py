@@ -91,11 +91,28 @@ def is_module(path: str) -> bool:
         return path in ("torch.ops", "torch.classes")
 
 
+def _children(node: ast.AST) -> Iterator[ast.AST]:
+    """What a node is made of, without its leaves (`Load`, `Add`): half of all, and of no name."""
+    for field in node._fields:
+        value = getattr(node, field, None)
+        for child in value if isinstance(value, list) else (value,):
+            if isinstance(child, ast.AST) and child._fields:
+                yield child
+
+
+def _walked(tree: ast.AST) -> list[ast.AST]:
+    """All nodes of a tree, but for leaves."""
+    nodes = [tree]
+    for node in nodes:
+        nodes.extend(_children(node))
+    return nodes
+
+
 def defined(trees: Iterable[ast.Module]) -> set[str]:
     """The private names that modules, classes and `self` are given in these sources."""
     found = set()
     for tree in trees:
-        for node in ast.walk(tree):
+        for node in _walked(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 found.add(node.name)
             if isinstance(node, ast.Module | ast.ClassDef):
@@ -131,7 +148,7 @@ class Search:
 
     def found(self, tree: ast.Module) -> list[tuple[int, str]]:
         """Every private name of others in a source: its line, and how it is written."""
-        nodes = [*ast.walk(tree)]
+        nodes = _walked(tree)
         modules = dict(_modules(nodes))
         foreign = _foreign_classes(tree, modules)
         paths = {*_imported(nodes), *_attributes(nodes, modules)}
@@ -231,7 +248,7 @@ def _foreign_classes(tree: ast.Module, modules: dict[str, str]) -> dict[ast.AST,
             first = node.args.args[0]
             annotated = first.annotation is not None and first.arg == "self"
             foreign = annotated and not isinstance(first.annotation, ast.Constant)
-        for child in ast.iter_child_nodes(node):
+        for child in _children(node):
             found[child] = foreign
             walk(child, foreign)
 

@@ -43,9 +43,16 @@ HERE = ("isoshard plan", "isoshard onnx check", "isoshard onnx show")
 """What runs in this process, after the rest."""
 FORKED = (
     *("isoshard doctor --cluster", "isoshard onnx run", "python make_model.py"),
+    "isoshard --version",
     "CPU_NUM_DEVICES=8 isoshard run-torch-xla",
 )
 """What runs in a fork, after what runs in a shell."""
+
+
+def is_forked(line):
+    return line == "isoshard" or line.startswith(FORKED)
+
+
 COMMAND = "import sys; from isoshard.cli import main; sys.exit(main(sys.argv[1:]))"
 EXAMPLES = [code for code in examples(TEXT) if not set(code.splitlines()) <= ELSEWHERE]
 
@@ -56,7 +63,9 @@ def test_an_example_runs(code, tmp_path, monkeypatch, capsys):
     for name, text in files(TEXT).items():
         (tmp_path / name).write_text(text)
     lines = [line for line in code.splitlines() if line not in ELSEWHERE]
-    if script := "\n".join(line for line in lines if not line.startswith((*HERE, *FORKED))):
+    if script := "\n".join(
+        line for line in lines if not (is_forked(line) or line.startswith(HERE))
+    ):
         environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
         path = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
         done = subprocess.run(
@@ -69,7 +78,7 @@ def test_an_example_runs(code, tmp_path, monkeypatch, capsys):
         assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-3000:]
         assert done.stdout or "config.json" in script
     for line in lines:
-        if line.startswith(FORKED):
+        if is_forked(line):
             words = shlex.split(line)
             variables = dict(word.split("=") for word in words if "=" in word)
             first, *words = words[len(variables) :]

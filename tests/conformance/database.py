@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 
 import torch
 from torch.testing._internal.opinfo.core import OpInfo
@@ -25,10 +26,14 @@ def entries() -> dict[str, OpInfo]:
     Those of other databases than that of operators follow, with a word before the name: `hop.cond`,
     `custom.NumpySortCustomOp`, `module.nn.Linear`, `optim.Adam`.
     """
-    # Torch makes its databases at import, which takes ten seconds.
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.custom_op_db import custom_op_db
-    from torch.testing._internal.hop_db import hop_db
+    # Torch makes its databases at import, which takes seconds, a third of it to look for garbage.
+    gc.disable()
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db
+        from torch.testing._internal.custom_op_db import custom_op_db
+        from torch.testing._internal.hop_db import hop_db
+    finally:
+        gc.enable()
 
     from . import adapted
 

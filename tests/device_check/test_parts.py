@@ -93,9 +93,7 @@ def test_a_sample_that_cannot_be_changed():
 @pytest.mark.parametrize(
     ("code", "platform", "ok"),
     [
-        ("print(1)", "cpu", True),
         ("print(1)", "gpu", False),
-        ("", "cpu", False),
         ("1/0", "cpu", False),
     ],
 )

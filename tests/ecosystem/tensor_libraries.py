@@ -68,7 +68,7 @@ def _tensordict(device: str) -> Numbers:
     return [result.detach() for result in results]
 
 
-@case("torchrl", "advantages, a replay buffer")
+@case("torchrl", "advantages, a replay buffer", again=True)
 def _torchrl(device: str) -> Numbers:
     from tensordict import TensorDict
     from torchrl.data import LazyTensorStorage, ReplayBuffer

@@ -51,7 +51,7 @@ def _generate(device: str) -> Numbers:
     return [model.generate(TOKENS.to(device), cache_implementation="static", **options)]
 
 
-@case("transformers", "save_pretrained, from_pretrained")
+@case("transformers", "save_pretrained, from_pretrained", again=True)  # in torch_bridge/models
 def _saved(device: str) -> Numbers:
     model = llama().to(device)
     with tempfile.TemporaryDirectory() as folder:

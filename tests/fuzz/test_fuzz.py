@@ -485,17 +485,6 @@ def test_a_new_seed_is_one_never_used_and_given_on(monkeypatch):
     assert {plan.minutes for plan in plans} == {2}
 
 
-def test_the_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    options = ["--seed", "9", "--programs", "1", "--processes", "1", "--out", str(tmp_path)]
-    assert main(options) == 0
-    out = capsys.readouterr().out
-    assert "python -m tests.fuzz --seed 9 --programs 1" in out
-    assert "1 programs, 0 differ" in out
-    assert out.endswith("fuzz: 1 passed, 0 failed\n")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("number", range(3))
 def test_random_layouts_of_results_agree(number):
     program = Search(2026, layouts=True).program(number)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import isoshard as iso
 from examples.domain.__main__ import main
+from examples.domain.in_jax import mean_square
 from examples.domain.place import FIELD, Place
 from examples.domain.problems import Data, problems
 from examples.domain.runs import Run, errors
@@ -80,6 +81,24 @@ def test_only_the_mesh_keeps_the_budget_and_losses_are_equal(flow, problem, data
     np.testing.assert_allclose(*rollouts, atol=2e-2)
 
 
+def test_the_gradient_over_uneven_shards_is_that_of_torch_in_float64():
+    module = Small()
+    params = {name: p.detach().numpy() for name, p in module.named_parameters()}
+    x, y = np.random.default_rng(0).normal(size=(2, 4, 1, 32, 8)).astype(np.float32)
+    place = Place(meshes()[1], (12, 4, 0, 16))
+    spoiled = place.put(x)
+    filled = jax.numpy.where(spoiled.mask(), spoiled.array, np.float32(np.nan))
+    spoiled = iso.UnevenArray(filled, spoiled.shape, spoiled.sizes, spoiled.layout)
+    step = jax.value_and_grad(lambda params, x, y: mean_square(small(params, x, place), y))
+    loss, grads = jax.jit(step)(params, spoiled, place.put(y))
+    module.double()
+    wanted = F.mse_loss(module(torch.tensor(x).double()), torch.tensor(y))
+    wanted.backward()
+    assert float(loss) == pytest.approx(wanted.item(), rel=1e-5)
+    for name, parameter in module.named_parameters():
+        np.testing.assert_allclose(grads[name], parameter.grad.numpy(), atol=2e-5, err_msg=name)
+
+
 def test_each_framework_tries_one_device_equal_shards_and_others(monkeypatch, problem):
     def train(problem, data, place, steps):
         return Run([1.0] * (steps or problem.steps), lambda fields: fields, 0, "")
@@ -101,18 +120,17 @@ def test_what_is_wrong_is_told(flow):
     assert "jax on 8 devices, shards 4 equal has other losses" in verdict(found, BUDGET)[0]
 
 
-def test_the_command_draws_fields_and_ends_well(tmp_path, capsys, monkeypatch):
+def test_the_command_draws_fields_and_ends_well(problem, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("examples.domain.__main__.TRAJECTORIES", 8)
-    phases = dataclasses.replace(QUICK["phases"], steps=4)
-    monkeypatch.setattr("examples.domain.__main__.problems", lambda quick: {"phases": phases})
-    given = ["--quick", "--problem", "phases", "--framework", "torch", "--pictures", str(tmp_path)]
+    monkeypatch.setattr("examples.domain.__main__.problems", lambda quick: {"flow": problem})
+    given = ["--quick", "--problem", "flow", "--framework", "torch", "--pictures", str(tmp_path)]
     ended = main(given)
     told = capsys.readouterr()
     assert ended == 0, told.err
-    assert "16 x 8 x 8 points" in told.out and "budget 0.375 MiB on each device" in told.out
+    assert "32 x 32 points" in told.out and "budget 1 MiB on each device" in told.out
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "domain_phases_fields.png",
-        "domain_phases_losses.png",
+        "domain_flow_fields.png",
+        "domain_flow_losses.png",
     ]
     assert "does not fit" in told.out
 
