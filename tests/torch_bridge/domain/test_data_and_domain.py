@@ -27,8 +27,6 @@ class UNet(torch.nn.Module):
 
     def forward(self, x):
         half = F.relu(self.down(self.norm(x)))
-        low = F.avg_pool2d(half, 2, ceil_mode=True)
-        half = half + F.interpolate(low, size=half.shape[2:], mode="bilinear")
         up = torch.cat([self.up(half), x], 1)
         return self.last(up)
 
