@@ -97,7 +97,7 @@ def test_every_verb_gives_and_sends_what_it_does_under_auto_axes(typed, names):
             found[name][1], wanted[name][1], rtol=1e-4, atol=1e-5, err_msg=name
         )
         assert layout_of(found[name][1]) == layout_of(x), name
-        if name != "attention":
+        if name in ("cumsum", "lift"):
             check(VERBS[name](typed, x), wanted[name][0], typed)
     for count in (sent, gathered, summed):
         assert count(programs[0].as_text()) == count(programs[1].as_text())

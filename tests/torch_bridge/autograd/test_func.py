@@ -74,7 +74,6 @@ TRANSFORMS: dict[str, Callable[[torch.Tensor], Any]] = {
     ),
     "jacrev": lambda x: jacrev(pair)(x[0]),
     "jacfwd": lambda x: jacfwd(pair)(x[0]),
-    "jacfwd of jacrev": lambda x: jacfwd(jacrev(smooth))(x[0]),
     "hessian": lambda x: hessian(smooth)(x[0]),
     "vmap": lambda x: vmap(torch.dot)(x, x.flip(1)),
     "vmap in_dims": lambda x: vmap(lambda a, b, c: a * b + c, in_dims=(1, None, 0))(

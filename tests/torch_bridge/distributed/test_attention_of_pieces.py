@@ -112,19 +112,16 @@ def test_a_few_steps(mesh):
         torch.testing.assert_close(mine.detach().cpu(), theirs.detach())
 
 
-@pytest.mark.parametrize(
-    ("plan", "placement", "checkpoint", "stacked"),
-    [(*PLANS[0], False, True), (*PLANS[1], True, False)],
-    ids=["copies, stacked", "sequence, recomputed"],
-)
-def test_scanned_layers(plan, placement, checkpoint, stacked, mesh):
+def test_scanned_layers(mesh):
+    """Stacked and recomputed."""
+    plan, placement = PLANS[1]
     torch.manual_seed(0)
     blocks = nn.ModuleList(tp_block.Block() for _ in range(2)).double()
     x, weight = (torch.randn(4, 8, 32, dtype=torch.double) for _ in range(2))
     layers = of_a_rank(blocks)
     for layer in layers:
         parallel.parallelize_module(layer, mesh["tp"], plan(parallel))
-    scanned = xs.scan_layers(layers, checkpoint=checkpoint, stacked=stacked)
+    scanned = xs.scan_layers(layers, checkpoint=True)
     there = x.clone().requires_grad_()
     hidden = there
     for block in blocks:
@@ -138,11 +135,8 @@ def test_scanned_layers(plan, placement, checkpoint, stacked, mesh):
     torch.testing.assert_close(here.grad.cpu(), there.grad)
     theirs = dict(blocks.named_parameters())
     for name, parameter in scanned.named_parameters():
-        if stacked:
-            short = name.removeprefix("layers.")
-            want = torch.stack([theirs[f"{layer}.{short}"].grad for layer in range(2)])
-        else:
-            want = theirs[name].grad
+        short = name.removeprefix("layers.")
+        want = torch.stack([theirs[f"{layer}.{short}"].grad for layer in range(2)])
         torch.testing.assert_close(parameter.grad.cpu(), want, msg=name)
 
 

@@ -27,8 +27,6 @@ class UNet(torch.nn.Module):
 
     def forward(self, x):
         half = F.relu(self.down(self.norm(x)))
-        low = F.avg_pool2d(half, 2, ceil_mode=True)
-        half = half + F.interpolate(low, size=half.shape[2:], mode="bilinear")
         up = torch.cat([self.up(half), x], 1)
         return self.last(up)
 
@@ -62,4 +60,4 @@ def test_a_unet_sends_what_one_sample_does():
     assert gathered(text) == 0
     assert summed(text) <= max(weight.numel() for weight in UNet().parameters())
     row = 4 * 8  # of one sample, of which a device has no more
-    assert 0 < sent(text) <= 27 * row
+    assert 0 < sent(text) <= 20 * row

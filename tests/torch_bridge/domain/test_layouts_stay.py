@@ -235,7 +235,6 @@ def test_windows_of_an_even_split_send_rows(mesh):
 CONVOLUTIONS = {
     "dilated": ((6, 4, 3, 3), lambda x, w: F.conv2d(x, w, padding=2, dilation=2)),
     "depthwise": ((4, 1, 7, 7), lambda x, w: F.conv2d(x, w, padding=3, groups=4)),
-    "grouped 2": ((8, 1, 3, 3), lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=4)),
     "transposed 3": (
         (4, 3, 3, 3),
         lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1, groups=2),

@@ -130,12 +130,14 @@ def _names(program: Program) -> dict[str, str]:
 
 
 def stateful() -> Iterator[Program]:
-    """A state in each home, changed in each way; scopes and results in turn."""
+    """A state in each home, changed in every second way; scopes and results in turn."""
     for (at, (home, (setup, state))), (on, (change, update)) in itertools.product(
         enumerate(HOMES.items()), enumerate(UPDATES.items())
     ):
+        if (at + on) % 2 == 0:
+            continue
         scope = SCOPES[(at + 2 * on) % len(SCOPES)]
-        result, value = list(RESULTS.items())[(at + on) % len(RESULTS)]
+        result, value = list(RESULTS.items())[(at + 3 * on) // 2 % len(RESULTS)]
         body = f"{update}\nreturn {value}".replace("{state}", state)
         title = f"{home}, {change}, returns {result}, in a {scope}"
         yield Program(title, setup, body, state, scope, (home, change, result))

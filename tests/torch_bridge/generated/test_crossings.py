@@ -69,7 +69,6 @@ OVER = {
     "copied to_jax": lambda t: iso.to_torch(iso.to_jax(t, copy=True)),
     "shard": lambda t: iso.shard(t, MESH, P("a")),
     "shard on the device": lambda t: iso.shard(t.to("jax"), MESH, P("a")),
-    "torch_function": lambda t: iso.torch_function(lambda a: a)(t),
     "torch_function on the device": lambda t: iso.torch_function(lambda a: a)(t.to("jax")),
     "jax_function": lambda t: iso.to_torch(iso.jax_function(lambda a: a.clone())(iso.to_jax(t))),
     "jitted jax_function": lambda t: iso.to_torch(

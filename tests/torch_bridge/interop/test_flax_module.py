@@ -88,9 +88,11 @@ def in_flax():
     for _ in range(2):
         losses.append(step(twin, theirs, x))
     state = nnx.to_pure_dict(nnx.state(twin))
+    call = nnx.jit(lambda twin, x: twin(x))
     twin.eval()
-    evaluated = twin(x)
-    return losses, state, evaluated, Net.__call__(twin.train() or twin, x)
+    evaluated = call(twin, x)
+    twin.train()
+    return losses, state, evaluated, call(twin, x)
 
 
 @pytest.mark.parametrize("device", ["jax", "cpu"])
@@ -133,7 +135,7 @@ def test_random_numbers_are_new_in_each_call_and_follow_the_state():
 
 def test_linen_with_statistics_modes_and_keys():
     net, x = LinenNet(0.5), data(6, 4)
-    variables = net.init(jax.random.key(0), x.numpy())
+    variables = jax.jit(net.init)(jax.random.key(0), x.numpy())
     module = iso.torch_module(net, variables, rngs=jax.random.key(1))
     assert "Dense_0.kernel" in dict(module.named_parameters())
     assert {name for name, _ in module.named_buffers()} == {
@@ -142,9 +144,11 @@ def test_linen_with_statistics_modes_and_keys():
     }  # fmt: skip
     got = module(x.to("jax"))
     key = jax.random.fold_in(jax.random.key(1), 0)
-    want, updated = net.apply(
-        variables, x.numpy(), train=True, rngs={"dropout": key}, mutable=["batch_stats"]
-    )
+    want, updated = jax.jit(
+        lambda variables, x: net.apply(
+            variables, x, train=True, rngs={"dropout": key}, mutable=["batch_stats"]
+        )
+    )(variables, x.numpy())
     close(got, want)
     close(
         module.get_buffer("batch_stats.BatchNorm_0.mean"),
@@ -152,11 +156,12 @@ def test_linen_with_statistics_modes_and_keys():
     )
     assert not torch.equal(module(x.to("jax")).cpu(), got.cpu())
     module.eval()
-    present = module.rebuilt()
-    close(module(x.to("jax")), net.apply(present, x.numpy()))
-    close(module(x.to("jax"), train=False), net.apply(present, x.numpy(), False))
+    evaluated = jax.jit(net.apply)
+    want = evaluated(module.rebuilt(), x.numpy())
+    close(module(x.to("jax")), want)
+    close(module(x.to("jax"), train=False), want)
     started = iso.torch_module(LinenNet(), init=(jax.random.key(0), x.numpy())).eval()
-    close(started(x.to("jax")), LinenNet().apply(variables, x.numpy()))
+    close(started(x.to("jax")), evaluated(variables, x.numpy()))
 
 
 def test_functions_with_pytrees_and_pairs():
@@ -167,6 +172,8 @@ def test_functions_with_pytrees_and_pairs():
         return x @ tree["layers"][0]["w"] * tree["n"] * tree["s"]
 
     tree, x = init(jax.random.key(0), 4), data(3, 4)
+    loss = lambda w: apply({**tree, "layers": [{"w": w}]}, x.numpy()).sum()  # noqa: E731
+    want = jax.jit(jax.grad(loss))(tree["layers"][0]["w"])
     for module in (
         iso.torch_module(apply, tree),
         iso.torch_module((init, apply), init=(jax.random.key(0), 4)),
@@ -174,9 +181,7 @@ def test_functions_with_pytrees_and_pairs():
         assert [n for n, _ in module.named_parameters()] == ["layers.0.w"]
         assert [n for n, _ in module.named_buffers()] == ["n"]
         module(x.to("jax")).sum().backward()
-        close(module.get_parameter("layers.0.w").grad, jax.grad(
-            lambda w: apply({**tree, "layers": [{"w": w}]}, x.numpy()).sum()
-        )(tree["layers"][0]["w"]))  # fmt: skip
+        close(module.get_parameter("layers.0.w").grad, want)
         assert module.rebuilt()["s"] == 2.0
 
 

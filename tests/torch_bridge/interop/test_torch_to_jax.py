@@ -47,16 +47,9 @@ def cnn() -> torch.nn.Module:
     )
 
 
-def transformer() -> torch.nn.Module:
-    torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    return torch.nn.Sequential(layer, torch.nn.Linear(8, 4))
-
-
 MODELS = {
     "mlp": (mlp, (5, 6)),
     "cnn": (cnn, (5, 2, 6, 6)),
-    "transformer": (transformer, (5, 3, 8)),
     "lstm": (Recurrent, (4, 3, 3)),
 }
 
@@ -74,7 +67,6 @@ def close(got: Any, want: torch.Tensor, tolerance: float = 1e-9) -> None:
     [
         ("mlp", "cpu", True),
         ("cnn", "jax", False),
-        ("transformer", "jax", True),
         ("lstm", "cpu", False),
     ],
 )
@@ -190,11 +182,10 @@ def test_tied_parameters_stay_tied(x64):
 def test_training_mode_is_read_at_the_call():
     model = torch.nn.BatchNorm1d(2)
     f, x = iso.jax_function(model), jnp.array([[0.0, 2.0], [2.0, 4.0]])
-    training = f(f.params, x)
+    run = lambda: jax.jit(lambda x: f(f.params, x))(x)  # noqa: E731
+    np.testing.assert_allclose(run(), [[-1, -1], [1, 1]], atol=1e-4)
     model.eval()
-    np.testing.assert_allclose(f(f.params, x), x, atol=1e-4)
-    model.train()
-    np.testing.assert_allclose(f(f.params, x), training)
+    np.testing.assert_allclose(run(), x, atol=1e-4)
 
 
 def test_masks_of_dropout_follow_the_key():
@@ -208,21 +199,19 @@ def test_masks_of_dropout_follow_the_key():
     np.testing.assert_allclose(raw, first, rtol=1e-5)
     with pytest.raises(RuntimeError, match=r"draws random numbers.*rng=jax\.random\.key.*eval"):
         f(f.params, x)
-    # The mean over masks is near the value without them, for a layer linear in its input.
-    drop = iso.jax_function(torch.nn.Dropout(0.25))
-    masked = jax.jit(jax.vmap(lambda key: drop({}, jnp.ones(50), rng=key)))
-    masks = masked(jax.random.split(jax.random.key(2), 400))
-    assert abs(float(jnp.mean(masks == 0)) - 0.25) < 0.01
-    assert abs(float(jnp.mean(masks)) - 1) < 0.015
-    gradient = jax.grad(lambda v: drop({}, v, rng=jax.random.key(0)).sum())(jnp.ones(50))
-    np.testing.assert_array_equal(gradient, drop({}, jnp.ones(50), rng=jax.random.key(0)))
+    drop, key = iso.jax_function(torch.nn.Dropout(0.25)), jax.random.key(0)
+    program = jax.value_and_grad(lambda v: (y := drop({}, v, rng=key)).sum() + 0 * y[0])
+    total, gradient = jax.jit(program)(jnp.ones(4000))
+    kept = np.asarray(gradient) != 0
+    assert abs(kept.mean() - 0.75) < 0.03 and np.unique(gradient).size == 2
+    np.testing.assert_allclose(total, kept.sum() / 0.75, rtol=1e-5)
 
 
 def test_keys_under_vmap_and_scan():
     f, x = iso.jax_function(torch.nn.Dropout(0.5)), jnp.ones((3, 64))
     key = jax.random.key(0)
     same = jax.jit(jax.vmap(lambda v: f({}, v, rng=key)))(x)
-    alone = f({}, x[0], rng=key)
+    alone = jax.jit(lambda v: f({}, v, rng=key))(x[0])
     assert jnp.array_equal(same[0], same[2]) and jnp.array_equal(same[0], alone)
     keys = jax.random.split(key, 3)
     split = jax.jit(jax.vmap(lambda v, k: f({}, v, rng=k)))(x, keys)
@@ -392,7 +381,7 @@ def test_in_place_work_stays_inside():
     np.testing.assert_array_equal(jax.jit(f)(x), [0, 11, 12])
     np.testing.assert_array_equal(f(x), [0, 11, 12])
     np.testing.assert_array_equal(x, [0, 1, 2])
-    np.testing.assert_array_equal(jax.grad(lambda v: f(v).sum())(x), [1, 1, 1])
+    np.testing.assert_array_equal(jax.jit(jax.grad(lambda v: f(v).sum()))(x), [1, 1, 1])
 
 
 def test_module_and_engine_are_whole_after_tracing_and_after_errors():

@@ -231,8 +231,9 @@ def test_new_buffers_lie_as_the_old_ones(typed):
     last, ys = scan(body, buffers, x)
     assert type_of(last["running_mean"]) == "f32[4@y]"
     assert type_of(ys) == "f32[3,8@x,4@y]"
-    _, eager = f.with_buffers(f.parameters, buffers, ys.sum(0))
-    assert type_of(eager["running_mean"]) == "f32[4@y]"
+    if not jitted:
+        _, eager = f.with_buffers(f.parameters, buffers, on(typed, data(8, 4).numpy(), "x", "y"))
+        assert type_of(eager["running_mean"]) == "f32[4@y]"
 
 
 def test_arguments_of_no_mesh_and_of_an_auto_mesh_go_along(typed):

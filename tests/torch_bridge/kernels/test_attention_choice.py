@@ -182,10 +182,6 @@ TRANSFORMS = {
     "vmap": lambda q, k, v: torch.func.vmap(lambda q, k, v: attend(q, k, v))(q, k, v),
     "jvp": lambda q, k, v: torch.func.jvp(_square, (q, k, v), (v[..., :L, :], k, v)),
     "vmap of grad": torch.func.vmap(torch.func.grad(_square, (0, 2))),
-    "grad of grad": lambda q, k, v: torch.func.grad(
-        lambda q: torch.func.grad(_square)(q, k, v).square().sum()
-    )(q),
-    "jacrev": lambda q, k, v: torch.func.jacrev(lambda q: attend(q, k, v).sum((-1, -2)))(q),
     "dual numbers": _jvp,
 }
 
@@ -243,9 +239,9 @@ def test_torch_compile_and_a_compiled_step():
     layer, x = Layer(groups=2), draw(2, 6, 16)
     want = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
     moved = copy.deepcopy(layer).to("jax")
-    for f in (torch.compile(moved, backend="isoshard"), moved):
-        got = torch.autograd.grad(f(x.to("jax")).square().sum(), moved.parameters())
-        compare(got, want, rtol=1e-4, atol=1e-5)
+    f = torch.compile(moved, backend="isoshard")
+    got = torch.autograd.grad(f(x.to("jax")).square().sum(), moved.parameters())
+    compare(got, want, rtol=1e-4, atol=1e-5)
 
     @xs.compile
     def step(x):

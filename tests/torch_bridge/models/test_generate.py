@@ -8,7 +8,7 @@ import isoshard as iso
 import isoshard.torch_bridge
 from isoshard import P, make_mesh
 from isoshard.core.runtime import metrics
-from tests.torch_bridge.models.families import FAMILIES, build, small, speech, tokens
+from tests.torch_bridge.models.families import FAMILIES, build, small, tokens
 
 NEW = 3
 
@@ -26,9 +26,11 @@ def options(**changes) -> dict:
 
 
 def prompt() -> dict[str, torch.Tensor]:
-    """A prompt on the CPU: there the tokens found are put together, in shapes that grow."""
+    """A prompt on the CPU, where found tokens are put together; one is padded on the left."""
     ids = tokens(0)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    return {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
 
 
 def test_greedy_tokens_are_those_of_the_cpu(counted):
@@ -55,16 +57,6 @@ def test_sampled_tokens_are_those_of_the_cpu(counted):
     assert not torch.equal(want, greedy)
 
 
-def test_a_prompt_with_padding_on_the_left(counted):
-    ids = tokens(0)
-    mask = torch.ones_like(ids)
-    mask[0, :3] = 0
-    padded = {"input_ids": ids.masked_fill(mask == 0, 0), "attention_mask": mask}
-    want = small("llama").eval().generate(**padded, **options())
-    assert torch.equal(on_jax("llama", "one device").generate(**padded, **options()), want)
-    assert counted("compilations") <= 2, metrics.report()
-
-
 def test_a_prompt_on_jax_gives_the_same_tokens():
     mesh = make_mesh((2, 4), ("data", "model"))
     want = small("llama").eval().generate(**prompt(), **options(max_new_tokens=2))
@@ -77,7 +69,7 @@ def test_a_prompt_on_jax_gives_the_same_tokens():
 
 
 def test_an_encoder_runs_on_jax_and_its_decoder_from_the_cpu(counted):
-    ids, layers = tokens(0), {"num_layers": 2}
+    ids, layers = tokens(0), {"num_decoder_layers": 1}
     want = build("t5", **layers).eval().generate(ids, **options())
     module = build("t5", **layers).eval().to("jax")
     counts = []
@@ -87,18 +79,4 @@ def test_an_encoder_runs_on_jax_and_its_decoder_from_the_cpu(counted):
         assert torch.equal(module.generate(ids, encoder_outputs=states, **options()), want)
         counts.append(counted("compilations"))
     assert counts[0] <= 4, metrics.report()  # encoder, first token, other tokens, and a mask
-    assert counts[2] == counts[1]
-
-
-def test_whisper_takes_features_on_jax_and_tokens_on_the_cpu(counted):
-    features, start = speech(0)["input_features"], torch.full((len(tokens(0)), 1), 1)
-    want = build("whisper").eval().generate(features, decoder_input_ids=start, **options())
-    module = build("whisper").eval().to("jax")
-    counts = []
-    for _ in range(3):
-        got = module.generate(features.to("jax"), decoder_input_ids=start, **options())
-        assert torch.equal(got, want)
-        counts.append(counted("compilations"))
-    # What was pending at its first question, a second one, first token, others, stopping criterion.
-    assert counts[0] <= 5, metrics.report()
     assert counts[2] == counts[1]

@@ -1,7 +1,7 @@
 """Families of `transformers` whose configuration has a tensor-parallel plan, on `meta`.
 
-The plan of every family is read; laid out are the models of those that name a module, or a style
-for it, which no family before them names.
+The plan of every family is read; laid out are the models of those that name a style which no
+family before them names.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ PLAN = re.compile(r"base_model_tp_plan = \{[^}]*\}")
 
 
 def with_something_new(files: list[Path]) -> Iterator[Path]:
-    """The files that give a style to a module which those before do not give it."""
-    seen: set[tuple[str, str]] = set()
+    """The files that name a style which those before do not."""
+    seen: set[str] = set()
     for path in files:
-        entries = re.findall(r'(\w+)": "(\w+)"', "".join(PLAN.findall(path.read_text())))
+        entries = re.findall(r'": "(\w+)"', "".join(PLAN.findall(path.read_text())))
         if not seen.issuperset(entries):
             yield path
         seen |= set(entries)

@@ -48,23 +48,6 @@ def test_experts_chosen_by_value_are_right(counted):
     assert counted("fallbacks") == 3  # which experts were chosen, and once more for each of the two
 
 
-def test_experts_of_static_shapes_are_captured(counted):
-    experts = "grouped_mm"
-    names = [name for name, _ in small_mixtral(experts).named_parameters()]
-    module = small_mixtral(experts).to("jax")
-
-    @xs.compile
-    def step(**batch):
-        loss = module(**batch).loss
-        return loss, torch.autograd.grad(loss, list(module.parameters()))
-
-    want = gradients(small_mixtral(experts), language(0))
-    loss, got = step(**to_jax(language(0)))
-    for name, tensor in zip(["loss", *names], [loss, *got], strict=True):
-        torch.testing.assert_close(tensor.detach().cpu(), want[name], rtol=RTOL, atol=ATOL)
-    assert counted("fallbacks") == 0
-
-
 def test_experts_chosen_by_value_are_refused_in_a_compiled_step():
     module = small_mixtral("eager").to("jax")
     step = xs.compile(lambda **batch: module(**batch).loss)

@@ -69,7 +69,6 @@ def train(
     ("name", "way", "clip"),
     [
         ("Adam", "host", True),
-        ("SGD", "fused", False),
         ("SGD", "fused compiled", True),
         ("Adagrad", "fused compiled", False),
     ],

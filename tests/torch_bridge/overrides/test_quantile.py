@@ -34,7 +34,7 @@ def test_values_and_gradients_are_those_of_the_cpu():
     cases = [("quantile", "linear", q, dim) for q, dim in asked]
     others = [
         *(("quantile", way) for way in WAYS[1:]),
-        *(("nanquantile", way) for way in WAYS[::2]),
+        *(("nanquantile", way) for way in WAYS[::4]),
     ]
     for n, (name, way) in enumerate(others):
         cases += [(name, way, *asked[(n + more) % len(asked)]) for more in (2 * (n % 2),)]

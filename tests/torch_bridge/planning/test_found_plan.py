@@ -32,8 +32,11 @@ def training():
     )
 
 
-def test_a_plan_is_found_and_costs_what_estimate_tells(training):
-    model, step, args = training
+def test_a_plan_is_found_and_costs_what_estimate_tells():
+    with torch.device("meta"):
+        model = steps.Mlp()
+    step = steps.training(model, torch.optim.SGD(model.parameters(), momentum=0.9))
+    args = (batch_for(model),)
     mesh = topology("v5e:2x4").mesh((8,), ("data",))
     found = search(step, args, mesh, candidates=1)
     assert not found.plan.resolve(model, mesh, strict=True).unmatched

@@ -125,24 +125,19 @@ def test_in_a_compiled_step(mesh):
     assert iso.sharding_of(out.detach()).spec in (P("x"), P("x", None))
 
 
-@pytest.mark.parametrize(("stacked", "first"), [(False, True), (True, False)])
-def test_in_the_loop_of_scan_layers(mesh, stacked, first):
+def test_in_the_loop_of_scan_layers(mesh):
     blocks = model(3)
     want = copy.deepcopy(blocks)(torch.ones(4, 8, device="jax")).cpu()
-    if first:
-        xs.constrain_activations(blocks, mesh, {"?.up": P("x", "y")})
-    loop = xs.scan_layers(blocks, stacked=stacked)
+    loop = xs.scan_layers(blocks)
     x = torch.ones(4, 8, device="jax", requires_grad=True)
-    if not first:
-        torch.testing.assert_close(loop(x).cpu(), want)  # a loop without constraints
-        handle = xs.constrain_activations(loop, mesh, {"*.up": P("x", "y")})
+    torch.testing.assert_close(loop(x).cpu(), want)  # a loop without constraints
+    handle = xs.constrain_activations(loop, mesh, {"*.up": P("x", "y")})
     out = loop(x)
     out.sum().backward()
     torch.testing.assert_close(out.cpu(), want)
     assert "f32[2,4]" in text_of(loop)  # a device's block of the 4 x 16 values
-    if not first:
-        handle.remove()
-        assert "f32[2,4]" not in text_of(loop)
+    handle.remove()
+    assert "f32[2,4]" not in text_of(loop)
 
 
 def text_of(loop: Any) -> str:

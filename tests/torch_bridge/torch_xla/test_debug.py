@@ -10,7 +10,7 @@ import torch
 import isoshard.torch_bridge.torch_xla as torch_xla
 from isoshard.core.runtime import metrics, samples
 from isoshard.torch_bridge.torch_xla.debug import metrics as met
-from isoshard.torch_bridge.torch_xla.debug import profiler as xp
+from tests import fresh
 
 
 @pytest.fixture(autouse=True)
@@ -105,59 +105,64 @@ def test_the_report_is_written_as_torch_xla_writes_it():
     assert short.startswith("Metric: InboundData") and "Counter" not in short
 
 
-# --- Profiles ------------------------------------------------------------------------------------
+# --- Profiles, in a process of their own: they hold each program of the process ------------------
+
+PROFILES = """
+import threading, time
+from pathlib import Path
+
+import jax, pytest, torch
+import isoshard.torch_bridge.torch_xla
+from isoshard.torch_bridge.torch_xla.debug import metrics as met
+from isoshard.torch_bridge.torch_xla.debug import profiler as xp
+from isoshard.torch_bridge.torch_xla.utils.utils import get_free_tcp_ports
 
 
-def names_in(folder) -> set[str]:
-    import jax
-
-    (path,) = folder.rglob("*.xplane.pb")
-    data = jax.profiler.ProfileData.from_file(str(path))
-    return {event.name for plane in data.planes for line in plane.lines for event in line.events}
+def names_in(folder):
+    (path,) = Path(folder).rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(path)).planes
+    return {event.name for plane in planes for line in plane.lines for event in line.events}
 
 
-def test_spans_appear_in_the_profile(tmp_path):
-    @xp.trace_me("my function")
-    def function(x):
-        """Adds."""
-        return x + 1
+@xp.trace_me("my function")
+def function(x):
+    'Adds.'
+    return x + 1
 
-    xp.start_trace(tmp_path)
-    with pytest.raises(RuntimeError, match="already been started"):
-        xp.start_trace(tmp_path)
-    x = torch.ones(3, device="jax")
-    with xp.StepTrace("my step", step_num=3):
-        with xp.Trace("my span", note="text"):
-            y = function(x)
-    assert met.counter_value("MarkStep") == 1 and function.__doc__ == "Adds."
+
+xp.start_trace(Path("begun"))
+with pytest.raises(RuntimeError, match="already been started"):
+    xp.start_trace("begun")
+x = torch.ones(3, device="jax")
+with xp.StepTrace("my step", step_num=3):
+    with xp.Trace("my span", note="text"):
+        y = function(x)
+assert met.counter_value("MarkStep") == 1 and function.__doc__ == "Adds."
+xp.stop_trace()
+with pytest.raises(RuntimeError, match="No profile"):
     xp.stop_trace()
-    with pytest.raises(RuntimeError, match="No profile"):
-        xp.stop_trace()
-    assert {"my step", "my span", "my function"} <= names_in(tmp_path)
-    assert y.tolist() == [2.0] * 3
+assert {"my step", "my span", "my function"} <= names_in("begun")
+assert y.tolist() == [2.0] * 3
+
+with pytest.raises(ValueError, match="which has none"):
+    xp.trace("localhost:9012", "served")
+with pytest.raises(ValueError, match="0 is no port"):
+    xp.start_server(0)
+(port,) = get_free_tcp_ports()
+assert xp.start_server(port) is not None
+with pytest.raises(RuntimeError, match=f"runs already, on port {port}"):
+    xp.start_server(port + 1)
+with pytest.raises(ValueError, match=rf"'other:{port}' is not this process's .localhost"):
+    xp.trace(f"other:{port}", "served")
+xp.trace_detached(f"localhost:{port}", "served", duration_ms=300, delay_ms=1)
+deadline = time.monotonic() + 60
+while any("trace" in one.name for one in threading.enumerate()) and time.monotonic() < deadline:
+    with xp.Trace("while it is profiled"):
+        time.sleep(0.01)
+assert "while it is profiled" in names_in("served")
+"""
 
 
-def test_a_profile_by_the_server(tmp_path):
-    from isoshard.torch_bridge.torch_xla.utils.utils import get_free_tcp_ports
-
-    with pytest.raises(ValueError, match="which has none"):
-        xp.trace("localhost:9012", str(tmp_path))
-    with pytest.raises(ValueError, match="0 is no port"):
-        xp.start_server(0)
-    (port,) = get_free_tcp_ports()
-    assert xp.start_server(port) is not None
-    with pytest.raises(RuntimeError, match=f"runs already, on port {port}"):
-        xp.start_server(port + 1)
-    with pytest.raises(ValueError, match=rf"'other:{port}' is not this process's \(localhost"):
-        xp.trace(f"other:{port}", str(tmp_path))
-    xp.trace_detached(f"localhost:{port}", str(tmp_path), duration_ms=300, delay_ms=1)
-    import threading
-    import time
-
-    deadline = time.monotonic() + 60
-    while threading.active_count() > 1 and time.monotonic() < deadline:
-        if not any("trace" in thread.name for thread in threading.enumerate()):
-            break
-        with xp.Trace("while it is profiled"):
-            time.sleep(0.01)
-    assert "while it is profiled" in names_in(tmp_path)
+def test_profiles_by_calls_and_by_the_server(tmp_path):
+    done = fresh.run(PROFILES, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

@@ -139,7 +139,7 @@ def test_random_numbers_differ_between_steps_and_agree_with_backward():
         _, ys = scan(step, torch.zeros((), device="jax"), x, partition_fn=recompute)
         (grad,) = torch.autograd.grad(ys.sum(), x)
         torch.testing.assert_close(grad.cpu(), ys.detach().cpu())
-        rows = {tuple(row.tolist()) for row in ys}
+        rows = {tuple(row.tolist()) for row in ys.cpu()}
         assert len(rows) == 6
     _, again = scan(fn, torch.zeros((), device="jax"), x)
     assert not torch.equal(again.cpu(), ys.cpu())

@@ -149,7 +149,7 @@ def close(got: Any, want: torch.Tensor, where: str) -> None:
 FUNCTIONS = re.compile(
     r"Pad\dd|(Avg|Max)Pool|LU6?$|Hard|^(Log)?Soft(max|min|plus|shrink|sign)|Tanh|Sigmoid|Threshold|Mish"
     r"|Conv(Transpose)?[13]d|BatchNorm[13]d|InstanceNorm[12]d"
-    r"|^TransformerEncoder$|DecoderLayer|^(?!.*CrossEntropy).*Loss"
+    r"|LPPool[12]d|Cell$|^RNN$|^TransformerEncoder$|DecoderLayer|^(?!.*CrossEntropy).*Loss"
 )
 """Modules whose functions the tests of lowerings compare, and those of other numbers of axes,
 and what others consist of."""

@@ -22,12 +22,7 @@ WORDS = torch.tensor([[1, 2, 0], [4, 0, 3]])
 
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...]]] = {
-    "CrossMapLRN2d": (lambda: nn.CrossMapLRN2d(2), (draw(1, 3, 2, 2),)),
     "SyncBatchNorm in evaluation": (lambda: nn.SyncBatchNorm(4).eval(), (IMAGE,)),
-    "TransformerDecoder": (
-        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0), 1),
-        (draw(3, 2, 8), draw(4, 2, 8, seed=1)),
-    ),
     "LSTM of two directions": (
         lambda: nn.LSTM(8, 4, bidirectional=True, batch_first=True, proj_size=2),
         (draw(2, 2, 8),),
@@ -39,7 +34,6 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...]]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_equals_the_cpu(name):

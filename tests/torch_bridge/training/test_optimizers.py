@@ -34,12 +34,7 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], Options]] = {
     "AdamW amsgrad": (torch.optim.AdamW, {"lr": 0.05, "amsgrad": True, "maximize": True}),
     "Adamax": (torch.optim.Adamax, {"lr": 0.05, "weight_decay": 0.01}),
     "NAdam": (torch.optim.NAdam, {"lr": 0.05, "weight_decay": 0.01}),
-    "NAdam decoupled": (
-        torch.optim.NAdam,
-        {"lr": 0.05, "weight_decay": 0.1, "decoupled_weight_decay": True},
-    ),
     "RAdam": (torch.optim.RAdam, {"lr": 0.05, "betas": (0.9, 0.7), "weight_decay": 0.01}),
-    "RMSprop": (torch.optim.RMSprop, {"lr": 0.05}),
     "RMSprop centered": (torch.optim.RMSprop, {"lr": 0.05, "momentum": 0.9, "centered": True}),
     "Rprop": (torch.optim.Rprop, {"lr": 0.05}),
     "SGD": (torch.optim.SGD, {"lr": 0.1}),
@@ -156,7 +151,6 @@ REFUSED = {
     "RAdam": "compared in a Python condition",
     "ASGD": "converted to a Python float",
     "NAdam": "on a CPU tensor with a number that changes",
-    "NAdam decoupled": "on a CPU tensor with a number that changes",
 }
 
 
@@ -229,7 +223,7 @@ def test_a_learning_rate_of_each_group_may_change_between_compiled_steps(form):
     assert len(run.replays) == 1
 
 
-# --- The three that are different ----------------------------------------------------------------
+# --- Those that are different --------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("x64")
@@ -278,19 +272,6 @@ def test_sparse_gradients_are_refused():
     dense(torch.tensor([1, 2], device="jax")).sum().backward()
     with pytest.raises(RuntimeError, match="SparseAdam does not support dense gradients"):
         torch.optim.SparseAdam(list(dense.parameters())).step()
-
-
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_muon():
-    models = []
-    for device in ("cpu", "jax"):
-        model, step = stepper(lambda p: torch.optim.Muon([next(iter(p))], lr=0.05), device)
-        step = xs.compile(step) if device == "jax" else step
-        for _ in range(STEPS):
-            step(X.to(device), Y.to(device))
-        models.append(model)
-    # It orthogonalises its updates in bfloat16.
-    close(models[1], models[0], rtol=2e-2)
 
 
 # --- Groups, state, meshes -----------------------------------------------------------------------

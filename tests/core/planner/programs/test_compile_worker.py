@@ -77,21 +77,6 @@ def zombies():
     return found
 
 
-def test_a_program_is_compiled_once(step, tmp_path, monkeypatch):
-    """The user's environment does not reach the host's compiler."""
-    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=1")
-    monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
-    monkeypatch.setenv("ISOSHARD_PLAN_CACHE", str(tmp_path))
-    told = []
-    first = compiled(step, HOST, progress=lambda *said: told.append(said))
-    assert first.text.startswith("HloModule") and not first.cached
-    assert first.memory["argument_size_in_bytes"] > 0 and set(first.versions) == {"jax", "jaxlib"}
-    assert told and told[0][0] == "compiling"
-    again = compiled(step, HOST, cache=tmp_path, python=None)
-    assert again.cached and again.text == first.text and again.memory == first.memory
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 def test_the_cache_knows_programs_targets_and_flags_apart(step):
     def key(one, target):
         return compile_worker._key(one, target, {"jax": "1"})

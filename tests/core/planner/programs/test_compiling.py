@@ -22,24 +22,22 @@ from tests.core.planner.programs.test_hlo_text import RECORDED
 AXES = ("data", "model")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("plan")
-
-
-def sent(program):
-    found = collections.Counter()
-    for op in program.ops:
-        if op.is_collective:
-            found[op.name, op.axes, op.dtype, op.line] += op.sent * op.times
-    return found
-
-
-def test_a_step_for_a_cpu_needs_what_its_compiler_says(cache):
+def test_a_step_for_a_cpu_needs_what_its_compiler_says(tmp_path, monkeypatch):
+    """It is compiled once, and the user's environment does not reach the host's compiler."""
     step = layers(topology("cpu:4").mesh((2, 2), AXES))
-    found = by_compiler(step, cache=cache)
-    target = compiling.target_of(step.mesh, compiling.topology_of(step.mesh))
-    stats = compiling.compiled(compiling.exported(step, "cpu"), target, cache=cache).memory
+    monkeypatch.setenv("XLA_FLAGS", "--xla_no_such_flag=1")
+    monkeypatch.setenv("JAX_PLATFORMS", "no_such_platform")
+    monkeypatch.setenv("ISOSHARD_PLAN_CACHE", str(tmp_path))
+    told, target = [], compiling.target_of(step.mesh, compiling.topology_of(step.mesh))
+    program = compiling.exported(step, "cpu")
+    made = compiling.compiled(program, target, progress=lambda *said: told.append(said))
+    assert made.text.startswith("HloModule") and not made.cached
+    assert set(made.versions) == {"jax", "jaxlib"} and told[0][0] == "compiling"
+    again = compiling.compiled(program, target, cache=tmp_path, python=None)
+    assert again.cached and (again.text, again.memory) == (made.text, made.memory)
+    found = by_compiler(step, cache=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    stats = made.memory
     assert found.memory.peak == (
         stats["argument_size_in_bytes"]
         + stats["output_size_in_bytes"]
@@ -49,46 +47,38 @@ def test_a_step_for_a_cpu_needs_what_its_compiler_says(cache):
     weights = 2 * 3 * 256 * 512 * 2 // 4
     assert (found.memory.parameters, found.memory.inputs) == (weights, 64 * 256 * 2 // 2)
     assert found.memory.activations == found.memory.peak - weights - 64 * 256
-    assert found == by_partitioner(step, cache=cache)
+    assert found == by_partitioner(step, cache=tmp_path)
     assert found.versions["jax"] == jax.__version__
 
 
-def test_a_step_for_a_tpu_is_partitioned_in_its_own_dtype(cache):
-    """The host's compiler would send 32 bits of each 16, and keep as many."""
-    machine = topology("v5e:2x2")
-    step = layers(machine.mesh((2, 2), AXES), width=1024, inner=2048, batch=8192)
-    found = by_partitioner(step, cache=cache)
-    by_kind = collections.Counter()
-    for (kind, axes, dtype, line), size in sent(found).items():
-        assert line.startswith("sample_steps.py:")
-        by_kind[kind, axes, dtype] += size
-    one = 1024 * 1024 * 2
-    assert by_kind == {
+def test_a_step_for_16_tpus_follows_from_those_for_8_and_4(tmp_path, monkeypatch):
+    """In its own dtype: the host's compiler would send 32 bits of each 16, and keep as many."""
+    machine = topology("v5e:4x4")
+    step = layers(machine.mesh((8, 2), AXES), width=256, inner=512, batch=1024)
+    monkeypatch.setattr(compiling, "HOST_DEVICES", 8)
+    found = by_partitioner(step, cache=tmp_path)
+    sent = collections.Counter()
+    for op in found.ops:
+        if op.is_collective:
+            assert op.line.startswith("sample_steps.py:")
+            sent[op.name, op.axes, op.dtype] += op.sent * op.times
+    one, rows = 256 * 256 * 2, 128 * 256 * 2
+    assert sent == {
         ("all-gather", ("data",), "bfloat16"): 4 * 3 * one,
-        ("all-reduce", ("model",), "bfloat16"): 2 * 3 * 4 * one,
+        ("all-reduce", ("model",), "bfloat16"): 2 * 3 * rows,
         ("reduce-scatter", ("data",), "bfloat16"): 2 * 3 * one,
         ("all-reduce", ("data",), "float32"): 4,
     }
-    assert total(found.ops).flops == 18 * 2 * 1024 * 1024 * 4096
-    assert found.memory.capacity == machine.chip.memory
-    assert found.notes and "modelled" in found.notes[0]
-    largest = found.memory.largest[0]
-    assert (largest.bytes, largest.dtype) == (12 * one, "bfloat16")
-    assert found.memory.peak_line.startswith("sample_steps.py:")
-
-
-def test_numbers_of_16_devices_follow_from_those_of_8_and_4(cache, monkeypatch):
-    step = layers(topology("v5e:4x4").mesh((8, 2), AXES), width=256, inner=512, batch=1024)
-    whole = by_partitioner(step, cache=cache)
-    monkeypatch.setattr(compiling, "HOST_DEVICES", 8)
-    scaled = by_partitioner(step, cache=cache)
-    assert sent(scaled) == sent(whole)
-    assert total(scaled.ops).flops == pytest.approx(total(whole.ops).flops)
-    assert total(scaled.ops).bytes == pytest.approx(total(whole.ops).bytes, rel=0.02)
-    assert scaled.memory.peak == pytest.approx(whole.memory.peak, rel=0.02)
-    assert scaled.memory.parameters == whole.memory.parameters
-    assert scaled.memory.inputs == whole.memory.inputs
-    assert scaled.notes[-1].endswith("and the mesh has 16")
+    assert total(found.ops).flops == pytest.approx(18 * 2 * 256 * 256 * 128)
+    memory = found.memory
+    # As partitioned for 16 devices at once.
+    assert total(found.ops).bytes == pytest.approx(16_646_490, rel=0.02)
+    assert memory.peak == pytest.approx(1_179_668, rel=0.02)
+    assert (memory.parameters, memory.inputs) == (2 * 3 * 256 * 512 * 2 // 16, 8 * rows // 8)
+    assert memory.capacity == machine.chip.memory and "modelled" in found.notes[0]
+    assert (memory.largest[0].bytes, memory.largest[0].dtype) == (3 * one // 2, "bfloat16")
+    assert memory.peak_line.startswith("sample_steps.py:")
+    assert found.notes[-1].endswith("and the mesh has 16")
 
 
 def test_what_is_written_for_each_device_cannot_be_scaled():
@@ -107,7 +97,7 @@ def test_no_axis_that_can_be_halved():
         scaled_down(step, 16)
 
 
-def test_a_product_without_tiles_is_compiled_by_the_library(cache, monkeypatch):
+def test_a_product_without_tiles_is_compiled_by_the_library(tmp_path, monkeypatch):
     step = layers(topology("h100:1x4").mesh((2, 2), AXES), width=1024, inner=2048, batch=8192)
     tried = []
 
@@ -120,7 +110,7 @@ def test_a_product_without_tiles_is_compiled_by_the_library(cache, monkeypatch):
         return ProgramText((RECORDED / "h100.hlo").read_text(), memory, {}, {}, 0.0)
 
     monkeypatch.setattr(compiling, "compiled", compiled)
-    found = by_compiler(step, cache=cache)
+    found = by_compiler(step, cache=tmp_path)
     assert [target.flags for target in tried] == [(), ("--xla_gpu_enable_triton_gemm=false",)]
     assert "compiled with products by cuBLAS" in found.notes[0]
 
@@ -129,4 +119,4 @@ def test_a_product_without_tiles_is_compiled_by_the_library(cache, monkeypatch):
 
     monkeypatch.setattr(compiling, "compiled", refused)
     with pytest.raises(CompilationError, match="something else"):
-        by_compiler(step, cache=cache)
+        by_compiler(step, cache=tmp_path)

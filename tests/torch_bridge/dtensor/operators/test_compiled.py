@@ -1,7 +1,4 @@
-"""Programs that lay tensors out, under `torch.compile` and as captured steps.
-
-Whether dynamo makes one graph of them is tested in `distributed/test_one_graph`.
-"""
+"""Programs that lay tensors out, as captured steps; dynamo's: `distributed/test_one_graph`."""
 
 import pytest
 import torch
@@ -29,23 +26,14 @@ PROGRAMS = {
 }
 
 
-def compiled_by_dynamo(program):
-    torch._dynamo.reset()
-    return torch.compile(program, backend="isoshard")
-
-
-COMPILERS = {"dynamo": compiled_by_dynamo, "captured": xs.compile}
-
-
-@pytest.mark.parametrize("how", COMPILERS)
-def test_results_are_those_without(how):
-    """All programs as one function, whose graph dynamo may end where it will."""
+def test_results_are_those_without():
+    """All programs as one function."""
     mesh = mesh_of(MESH)
 
     def programs(x):
         return [program(x) for program in PROGRAMS.values()]
 
-    run = COMPILERS[how](programs)
+    run = xs.compile(programs)
     for seed in range(2):
         whole = data(8, 8, seed=seed).float()
         want = programs(distribute_tensor(whole, mesh, [S0, R]))
@@ -56,31 +44,23 @@ def test_results_are_those_without(how):
             assert got.placements == one.placements, name
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which dynamo itself hides
-@pytest.mark.parametrize("how", COMPILERS)
-def test_a_parallel_block_trains_alike(how):
+def test_a_parallel_block_trains_alike():
     def trained(wrap):
         torch.manual_seed(0)
         block = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 8))
-        mesh = mesh_of(MESH)
         styles = {"0": ColwiseParallel(), "2": RowwiseParallel()}
-        block = parallelize_module(block.to("jax"), mesh["t"], styles)
+        block = parallelize_module(block.to("jax"), mesh_of(MESH)["t"], styles)
         optimizer = torch.optim.AdamW(block.parameters(), lr=0.01)
 
-        def loss_of(x):
-            return mse_loss(block(x), x)
-
-        loss_of = wrap(loss_of) if how == "dynamo" else loss_of
-
+        @wrap
         def step(x):
             optimizer.zero_grad()
-            loss = loss_of(x)
+            loss = mse_loss(block(x), x)
             loss.backward()
             optimizer.step()
             return loss
 
-        step = wrap(step) if how == "captured" else step
         batches = [data(8, 8, seed=seed).float().to("jax") for seed in range(2)]
         return [step(batch).item() for batch in batches]
 
-    assert trained(COMPILERS[how]) == pytest.approx(trained(lambda step: step), rel=1e-5)
+    assert trained(xs.compile) == pytest.approx(trained(lambda step: step), rel=1e-5)

@@ -10,37 +10,6 @@ import torch.nn.functional as F
 
 from tests.torch_bridge.dtensor.operators.placed import S0, S1, R, check, data
 
-ONE = {
-    "softmax over rows": lambda x: x.softmax(0),
-    "sum and mean": lambda x: (x.sum(), x.sum(0), x.mean(1), x.mean((0, 2), keepdim=True)),
-    "cumulative": lambda x: (x.cumsum(0), x.cumsum(1)),
-    "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
-    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
-    "extremes": lambda x: (x.std(0), x.amax(0), x.max(1).values, x.sort(0).values),
-    "padded and pooled": lambda x: (F.pad(x, (1, 1), "circular"), F.max_pool1d(x, 2), F.glu(x, 0)),
-    "where": lambda x: (torch.where(x > 0, x, 2.0), x.masked_fill(x < 0, 3.0), (x > 0).sum(0)),
-    "merged axes": lambda x: (x.reshape(-1), x.flatten(1), x.reshape(x.shape[0], -1) * 2),
-    "split axis": lambda x: (x.unflatten(0, (4, -1)).sum(1), x.view(2, -1, *x.shape[1:]).mean(0)),
-    "parts": lambda x: (x[4:9], x[:, ::3], x[3], x[..., -1], x.chunk(4, 1)[2], x.split(5, 0)[3]),
-    "together": lambda x: (torch.cat([x, x * 2], 0), torch.stack([x, x + 1], 1), x.repeat(2, 1, 1)),
-    "turned": lambda x: (
-        x.flip(0),
-        x.roll(3, 0),
-        x.tril(),
-        x.diagonal(0, 0, 1),
-    ),
-    "in place": lambda x: x.clone().mul_(2).add_(x).clamp_(-1, 1),
-}
-
-
-def test_of_one_tensor():
-    """Of one of two layouts in turn."""
-    x = data(16, 8, 4).requires_grad_()
-    layouts = [S0, S1], [S1, S0]
-    cases = {name: (ONE[name], [x], [[layouts[n % 2]]]) for n, name in enumerate(ONE)}
-    check(cases, (2, 4))
-
-
 rows = torch.arange(16) * 3 % 8
 words = (torch.arange(64) * 7 % 32).reshape(16, 4)
 

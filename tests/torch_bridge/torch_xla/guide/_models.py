@@ -1,6 +1,6 @@
 """The models of the example programs, made small, and what they learn on the CPU.
 
-`run-torch-xla guide/decoder.py` puts this folder on the path, so `from _models import Decoder`.
+`run-torch-xla guide/fsdp.py` puts this folder on the path, so `from _models import Decoder`.
 """
 
 from __future__ import annotations

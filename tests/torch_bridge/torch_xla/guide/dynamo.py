@@ -1,4 +1,4 @@
-"""`torch.compile` with the backend `openxla`: inference, a mark inside the graph."""
+"""`torch.compile` with the backend `openxla`: a move and a mark inside the graph."""
 
 import torch
 import torch_xla
@@ -17,16 +17,6 @@ def moved_inside(a, b):
 a, b = torch.randn(2, 5)
 total = torch.compile(moved_inside, backend="openxla")(a, b)
 assert total.device == device and torch.allclose(total.cpu(), (a + b) * 2 + 1)
-
-layer = torch.nn.Linear(4, 4)
-there = torch.nn.Linear(4, 4).to(device).eval()
-there.load_state_dict(layer.state_dict())
-compiled = torch.compile(there, backend="openxla")
-x = torch.randn(2, 4)
-with torch.no_grad():
-    for _ in range(2):
-        got = compiled(x.to(device))
-torch.testing.assert_close(got.cpu(), layer(x).detach(), rtol=1e-4, atol=1e-5)
 
 
 def marked(x):

@@ -33,9 +33,7 @@ assert HybridMesh(ici_mesh_shape=ici_mesh_shape).shape() == {0: 2, 1: 4, 2: 1}
 # Specs by name, partial replication, and several mesh axes for one tensor axis.
 cube = ((2, 2, 2), ("replica", "fsdp", "tensor"))
 for (shape, names), rank, spec, text in (
-    (((4, 2), ("data", "model")), 2, ("model", "data"), "[2,4]0,2,4,6,1,3,5,7}"),
     (cube, 2, ("replica", "tensor"), "[2,2,2]0,2,1,3,4,6,5,7 last_tile_dim_replicate}"),
-    (cube, 2, ("fsdp", "tensor"), "[2,2,2]0,4,1,5,2,6,3,7 last_tile_dim_replicate}"),
     (cube, 2, (("replica", "fsdp"), "tensor"), "[4,2]0,1,2,3,4,5,6,7}"),
     (cube, 4, ("replica", "fsdp", None, "tensor"), "[2,2,1,2]0,1,2,3,4,5,6,7}"),
 ):
