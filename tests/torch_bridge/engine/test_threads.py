@@ -134,7 +134,7 @@ def saved(folder: Path, seed: int, steps: int) -> Any:
 
 
 def test_eight_threads_compute_what_each_computes_alone(tmp_path):
-    steps = 4
+    steps = 2
     tasks: list[Callable[[], Any]] = [
         lambda: lazily(1, steps, 1),
         lambda: lazily(2, steps, 2),

@@ -76,7 +76,7 @@ def test_training_on_a_mesh_with_checkpoints_and_a_layer_that_is_laid_out_otherw
 @pytest.fixture(scope="module")
 def wanted():
     """What a step gives on one device."""
-    return Training(None, layers=1).run(1)
+    return Training(None, layers=1, device="cpu").run(1)
 
 
 def uneven(mesh):
@@ -123,7 +123,7 @@ def test_offloaded_state_is_a_reason(mesh):
     metrics.reset()
     training = Training("auto", layers=1, optimizer=momentum, place=placed(mesh, plan))
     iso.shard(training.optimizer, mesh, plan)
-    wanted = Training(None, layers=1, optimizer=momentum).run(2)
+    wanted = Training(None, layers=1, optimizer=momentum, device="cpu").run(2)
     torch.testing.assert_close(training.run(2), wanted, rtol=2e-4, atol=1e-5)
     assert said().startswith("repeat: not rolled: it has arrays that rest in host memory")
 
