@@ -129,7 +129,7 @@ def compare(
 ) -> Training:
     """Train with and without; the one with, once all they found is close.
 
-    The one without is on the CPU, where nothing is drawn and nothing is done between steps.
+    The one without is on the CPU, where nothing is drawn.
 
     Args:
         steps: how many.
@@ -137,7 +137,7 @@ def compare(
         laid: places the model of the one with; the other one is on one device.
         **options: of both.
     """
-    on_cpu = between is None and not {"dropout", "place"} & options.keys()
+    on_cpu = not {"dropout", "place"} & options.keys()
     plain = Training(None, **options, device="cpu" if on_cpu else "jax")
     rolled = Training("auto", **options | ({"place": laid} if laid else {}))
     want, got = plain.run(steps, between), rolled.run(steps, between)
