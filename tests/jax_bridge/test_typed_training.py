@@ -254,19 +254,6 @@ class TestExplicit:
         for leaf, array in named_leaves(state.params):
             np.testing.assert_allclose(array, dict(named_leaves(want.params))[leaf], rtol=1e-4)
 
-    def test_flax(self):
-        mesh = mesh_of(EXPLICIT, EXPLICIT)
-
-        def loss(model, x):
-            hidden = nnx.relu(model.up(x, out_sharding=P("data", "model")))
-            assert jax.typeof(hidden).sharding.spec == P("data", "model")
-            return ((model.down(hidden, out_sharding=P("data")) - x) ** 2).mean()
-
-        step = train_step(loss, TX, mesh, PLAN, explicit=True)
-        state, _ = step(step.init(lambda: Model(nnx.Rngs(0))), batches(mesh)[0])
-        assert jax.typeof(state.model.up.kernel[...]).sharding.spec == P(None, "model")
-        assert set(step.constrained.modules) == {"up"}
-
     def test_without_the_word_it_is_traced_under_auto(self):
         mesh = mesh_of(EXPLICIT, EXPLICIT)
         mask = batches(mesh)[0]

@@ -175,27 +175,6 @@ def test_frozen_layers_and_shared_weights():
     compare(2, place=place)
 
 
-def test_two_models_of_one_step():
-    def trained(device):
-        torch.manual_seed(0)
-        models = [Model(3).to(device) for _ in range(2)]
-        optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in models]
-
-        def step(x):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss = sum(one(x).square().mean() for one in models)
-            loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-            return loss.detach()
-
-        step, x = xs.compile(step, repeat="auto") if device == "jax" else step, X.to(device)
-        return [step(x).cpu().clone() for _ in range(2)]
-
-    torch.testing.assert_close(trained("jax"), trained("cpu"), rtol=1e-4, atol=1e-6)
-
-
 def test_as_a_decorator_and_of_methods():
     class Trainer:
         def __init__(self):
