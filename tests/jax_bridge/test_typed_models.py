@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen, nnx
+from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -45,14 +45,6 @@ class Spoken(nnx.Module):
         return self.down(hidden, out_sharding=specs[1])
 
 
-class Boxed(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        plain = linen.initializers.lecun_normal()
-        init = linen.with_logical_partitioning(plain, (None, "model"))
-        return linen.Dense(8, name="down")(linen.Dense(32, kernel_init=init, name="up")(x))
-
-
 def make_equinox(key):
     return eqx.nn.MLP(8, 8, 32, 1, key=key)
 
@@ -64,7 +56,6 @@ def orthogonal():
 
 CREATED = {
     "nnx": (lambda key: Spoken(nnx.Rngs(0)), PLAN),
-    "logical": (lambda key: Boxed().init(key, X), PLAN),
     "orthogonal": (lambda key: orthogonal(), iso.Plan({"up.kernel": P("data", "model")})),
 }
 
@@ -100,7 +91,6 @@ class TestCreated:
         ("name", "kind"),
         [
             ("nnx", EXPLICIT),
-            ("logical", EXPLICIT),
             ("orthogonal", EXPLICIT),
         ],
     )

@@ -34,31 +34,12 @@ def _next(size: int, by: int = 1) -> list[tuple[int, int]]:
     return [(n, (n + by) % size) for n in range(size)]
 
 
-def _rows(blocks: Blocks) -> np.ndarray:
-    return np.array(blocks).reshape(4, 4, -1)
-
-
 COLLECTIVES: dict[str, tuple[Callable[..., Any], P, Callable[[Blocks], Any]]] = {
     "psum": (lambda x: lax.psum(x, "r"), P(), lambda blocks: sum(blocks)),
-    "all_gather, tiled": (
-        lambda x: lax.all_gather(x, "r", tiled=True),
-        P("r"),
-        lambda blocks: np.concatenate([np.concatenate(blocks)] * 4),
-    ),
-    "psum_scatter, tiled": (
-        lambda x: lax.psum_scatter(x, "r", tiled=True),
-        P("r"),
-        lambda blocks: sum(blocks),
-    ),
     "ppermute": (
         lambda x: lax.ppermute(x, "r", _next(4)),
         P("r"),
         lambda blocks: np.concatenate([blocks[n - 1] for n in range(4)]),
-    ),
-    "all_to_all, tiled": (
-        lambda x: lax.all_to_all(x, "r", 0, 0, tiled=True),
-        P("r"),
-        lambda blocks: _rows(blocks).swapaxes(0, 1).reshape(16),
     ),
 }
 
@@ -105,21 +86,6 @@ def gathered(dot: Any, left: jax.Array, right: jax.Array) -> jax.Array:
     return dot(left, lax.all_gather(right, "r", tiled=True))
 
 
-def gathered_in_steps(dot: Any, left: jax.Array, right: jax.Array) -> jax.Array:
-    """A piece of the right side is multiplied while the next one is on its way."""
-    size, here = lax.axis_size("r"), lax.axis_index("r")
-    columns = jnp.stack(jnp.split(left, size, axis=1))
-    total = jnp.zeros_like(dot(columns[0], right))
-    for step in range(size):
-        total += dot(columns[(here - step) % size], right)
-        right = lax.ppermute(right, "r", _next(size))
-    return total
-
-
-def scattered(dot: Any, left: jax.Array, right: jax.Array) -> jax.Array:
-    return lax.psum_scatter(dot(left, right), "r", tiled=True)
-
-
 def scattered_both_ways(dot: Any, left: jax.Array, right: jax.Array) -> jax.Array:
     size, here = lax.axis_size("r"), lax.axis_index("r")
     rows = jnp.stack(jnp.split(left, 2 * size))
@@ -135,12 +101,7 @@ def scattered_both_ways(dot: Any, left: jax.Array, right: jax.Array) -> jax.Arra
 
 
 ROWS, COLUMNS = P("r", None), P(None, "r")
-PRODUCTS = {
-    gathered: ROWS,
-    gathered_in_steps: ROWS,
-    scattered: COLUMNS,
-    scattered_both_ways: COLUMNS,
-}
+PRODUCTS = {gathered: ROWS, scattered_both_ways: COLUMNS}
 """How the left side lies; the right side and the result lie by rows."""
 
 

@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from tests.jax_pages.blocks import JAX, OURS, Words, alike
-from tests.jax_pages.networks import SIZES, affine, bent, loss, miss, numbers
+from tests.jax_pages.networks import bent, loss, numbers
 
 AUTO = AxisType.Auto
 
@@ -103,57 +103,3 @@ class TestBoth:
             got = block(OURS)
             alike(got, block(JAX))
         _close(got, _on_one_device())
-
-
-STAGES, PIECES, EACH = 2, 2, 16
-"""Stages of the pipeline, pieces of the batch, samples of a piece."""
-
-
-class TestPipeline:
-    """Equal layers in stages; pieces of the batch go from stage to stage."""
-
-    def _loss(self, by: Words) -> Any:
-        layer, activation = affine(by), bent(by)
-        one = by.function(
-            lambda wb, x: jax.nn.relu(x @ wb[0] + wb[1]),
-            lambda wb, x: torch.relu(x @ wb[0] + wb[1]),
-        )
-        forward = [(n, (n + 1) % STAGES) for n in range(STAGES)]
-
-        def pipeline(layers: Any, pieces: jax.Array) -> jax.Array:
-            """Each device has its layers; a piece that ends in the last stage goes to all."""
-            stage, ends = lax.axis_index("s"), []
-            travelling = jnp.zeros_like(pieces[0])
-            for tick in range(PIECES + STAGES - 1):
-                entering = pieces[min(tick, PIECES - 1)]
-                x = jnp.where(stage == 0, entering, travelling)
-                for number in range(layers[0].shape[0]):
-                    x = one(jax.tree.map(lambda p, n=number: p[n], layers), x)
-                ends.append(lax.psum(jnp.where(stage == STAGES - 1, x, 0), "s"))
-                travelling = lax.ppermute(x, "s", forward)
-            return jnp.stack(ends[STAGES - 1 :])
-
-        @jax.shard_map(in_specs=((P(), P("s"), P()), P()), out_specs=P())
-        def program(params: Any, batch: Any) -> jax.Array:
-            (first, inner, last), (x, want) = params, batch
-            x = activation(layer(x, *first)).reshape(PIECES, EACH, -1)
-            x = lax.pcast(x, "s", to="varying")
-            x = pipeline(inner, x).reshape(PIECES * EACH, -1)
-            return miss(by)(layer(x, *last), want)
-
-        return program
-
-    def test_it(self):
-        def block(by: Words) -> Any:
-            (first, *inner, last), batch = numbers((*SIZES, 4))
-            stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *inner)
-            params = by.put(first, P()), by.put(stacked, P("s")), by.put(last, P())
-            return jax.jit(jax.value_and_grad(self._loss(by)))(params, by.put(batch, P()))
-
-        with _mesh((STAGES,), ("s",), AUTO):
-            got = block(OURS)
-            alike(got, block(JAX))
-        value, (first, inner, last) = got
-        each = [(w, b) for w, b in zip(*inner, strict=True)]
-        want = jax.jit(jax.value_and_grad(partial(loss, JAX)))(*numbers((*SIZES, 4)))
-        _close((value, [first, *each, last]), want)

@@ -77,7 +77,7 @@ def test_as_on_the_cpu(monkeypatch):
         torch.testing.assert_close(got[name].cpu(), want, rtol=1e-15, atol=0, msg=name)
 
 
-@pytest.mark.parametrize("dtype", WIDE)
+@pytest.mark.parametrize("dtype", WIDE[::3])
 class TestEveryVerb:
     def test_moved_there_and_back(self, dtype, line):
         want = numbers(dtype)
@@ -223,13 +223,13 @@ def test_domain_verbs_keep_64_bits(line):
 
 def test_random_numbers_of_the_whole_range():
     torch.manual_seed(0)
-    found = torch.randint(0, LARGE, (1000,), device="jax")
+    found = torch.randint(0, LARGE, (1000,), device="jax").cpu()
     assert found.dtype == torch.int64 and 2**39 < found.max() < LARGE and found.min() >= 0
-    whole = torch.empty(1000, dtype=torch.int64, device="jax").random_()
+    whole = torch.empty(1000, dtype=torch.int64, device="jax").random_().cpu()
     assert whole.max() > 2**62 and whole.min() >= 0
-    both = torch.empty(1000, dtype=torch.int64, device="jax").random_(-(2**63), None)
+    both = torch.empty(1000, dtype=torch.int64, device="jax").random_(-(2**63), None).cpu()
     assert both.min() < -(2**62) and both.max() > 2**62
-    fine = torch.rand(1000, dtype=torch.float64, device="jax")
+    fine = torch.rand(1000, dtype=torch.float64, device="jax").cpu()
     assert (fine != fine.float().double()).any() and torch.randn(
         3, device="jax"
     ).dtype.itemsize == 4

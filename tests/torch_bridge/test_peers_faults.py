@@ -31,12 +31,8 @@ WRITES: dict[str, Case] = {
     "view": lambda x: x.view(4, 16).mul_(3),
     "reshape": lambda x: x.reshape(16, 4)[::2].add_(1),
     "slice of t": lambda x: x.t()[1:3].zero_(),
-    "squeeze": lambda x: x[:1].squeeze(0).add_(1),
     "split": lambda x: x.split([1, 7], 1)[1].mul_(2),
-    "element": lambda x: x[1, 2].fill_(5),
-    "steps": lambda x: x[::3, 1::2].mul_(-1),
     "diagonal": lambda x: x.diagonal().zero_(),
-    "data": lambda x: x.data.add_(1),
     "as_strided": lambda x: x.as_strided((2, 2), (8, 1), 1).mul_(7),
     "unfold": lambda x: x.unfold(1, 2, 2)[0].zero_(),
     "iteration": lambda x: [row.add_(number) for number, row in enumerate(x)],
@@ -44,13 +40,11 @@ WRITES: dict[str, Case] = {
     "mask": lambda x: x.__setitem__(x > 0, 0.0),
     "out": lambda x: torch.add(x[0], 1, out=x[1]),
     "copy_ of another part": lambda x: x[4:].copy_(x[:4]),
-    "copy_ with broadcasting": lambda x: x.copy_(x[0] * 2),
     "index_put_": lambda x: x.view(-1).index_put_(
         (torch.tensor([1, 1, 9]).to(x.device),), x[0, :3] * 2, accumulate=True
     ),
     "scatter_": lambda x: x.t().scatter_(0, torch.tensor([[1], [2]]).to(x.device), 5.0),
     "masked_fill_": lambda x: x[2:4].masked_fill_(x[2:4] < 0, 3.0),
-    "lerp_": lambda x: x[0].lerp_(x[1], 0.25),
     "addcdiv_": lambda x: x[:, 0].addcdiv_(x[:, 1], x[:, 2].square() + 1, value=-2),
 }
 

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
@@ -12,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 import isoshard as iso
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.leaf_paths import named_leaves
-from isoshard.jax_bridge import train_step
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 KINDS = {"auto": (AUTO, AUTO), "explicit": (EXPLICIT, EXPLICIT), "mixed": (EXPLICIT, AUTO)}
@@ -114,35 +112,6 @@ def test_through_a_map(saved, kind, is_set):
     assert found["turned"].sharding == NamedSharding(mesh, P("y", "x"))
     assert np.asarray(found["turned"]).tobytes() == VALUES["w"].T.tobytes()
     assert found["b"].sharding == NamedSharding(mesh, P("y"))
-
-
-def test_a_training_state(tmp_path):
-    class Model(nnx.Module):
-        def __init__(self, rngs):
-            self.up = nnx.Linear(8, 16, rngs=rngs)
-            self.drop = nnx.Dropout(0.5, rngs=rngs)
-
-        def __call__(self, x):
-            return self.drop(self.up(x))
-
-    def start(mesh, seed):
-        step = train_step(lambda m, x: (m(x) ** 2).mean(), optax.adam(1e-2), mesh, PLAN)
-        return step, step.init(lambda: Model(nnx.Rngs(seed)))
-
-    x = np.ones((4, 8), np.float32)
-    mesh = mesh_of("explicit")
-    step, state = start(mesh, 0)
-    state, _ = step(state, iso.shard(x, mesh, P("x")))
-    iso.save(tmp_path, state)
-    _, want = step(state, iso.shard(x, mesh, P("x")))
-    other = mesh_of("mixed")
-    step, like = start(other, 1)
-    found = iso.restore(tmp_path, like)
-    assert {leaf.sharding.mesh for leaf in jax.tree.leaves(found)} == {other}
-    for name, leaf in named_leaves(found):
-        assert leaf.sharding == dict(named_leaves(like))[name].sharding, name
-    _, got = step(found, iso.shard(x, other, P("x")))
-    assert got.item() == want.item()
 
 
 def test_modules_and_safetensors(tmp_path):

@@ -74,12 +74,11 @@ def test_full_and_reshard_take_the_sum(product, explicit):
 SPECS = [*OPEN, *TAKEN]
 
 
-@pytest.mark.parametrize("step", [1, 4])
 @pytest.mark.parametrize("number", range(len(SPECS)))
-def test_changes_of_layout(explicit, number, step):
-    """From each layout to two others, so that each is left and arrived at twice."""
-    start, target = SPECS[number], SPECS[(number + step) % len(SPECS)]
-    if (number, step) == (0, 4):
+def test_changes_of_layout(explicit, number):
+    """From each layout to another."""
+    start, target = SPECS[number], SPECS[(number + 4) % len(SPECS)]
+    if number == 0:
         target = P(unreduced={"x"})  # which ends the process in JAX itself
     x = iso.reshard(iso.shard(HOST, explicit, P()), start)
     asked = NamedSharding(explicit, target)

@@ -1,29 +1,21 @@
-"""Training on two slices of four devices: a decoder and its Flax twin under plans, in numbers."""
+"""Training on two slices of four devices: a decoder under plans, in numbers."""
 
 from __future__ import annotations
 
 import collections
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import torch
-from flax import nnx
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import Plan, PlanError
-from isoshard.jax_bridge import train_step
-from tests.core.plan.test_twins import LENGTH, VOCABULARY, FlaxGPT2, TorchGPT2
+from tests.core.plan.test_twins import LENGTH, VOCABULARY, TorchGPT2
 
 RATE, BATCH, STEPS = 0.1, 16, 2
 HSDP = Plan.data_parallel("replica") * Plan.fsdp("data", min_bytes=0)
-PLANS = {
-    "HSDP": ((1, 4), (2, 1), ("replica", "data"), HSDP),
-    "HSDP, minor slices": ((4, 1), (1, 2), ("data", "replica"), HSDP),
-}
 SCALAR = 64
 """Bytes up to which a collective is the loss, or its number of tokens."""
 
@@ -60,25 +52,6 @@ def reference():
     return losses, {name: one.detach().numpy() for name, one in model.named_parameters()}
 
 
-def flax_from(model):
-    """The Flax twin with the weights of a torch model."""
-    twin = FlaxGPT2(nnx.Rngs(0))
-    given = {name: one.detach().numpy() for name, one in model.named_parameters()}
-    graph, state = nnx.split(twin)
-    flat = {}
-    for path, leaf in nnx.to_flat_state(state):
-        name, last = ".".join(map(str, path[:-1])), path[-1]
-        value = given[f"{name}.{'bias' if last == 'bias' else 'weight'}"]
-        flat[path] = leaf.replace(jnp.asarray(value.T if last == "kernel" else value))
-    return nnx.merge(graph, nnx.from_flat_state(flat))
-
-
-def flax_loss(model, ids):
-    return optax.softmax_cross_entropy_with_integer_labels(
-        model(ids)[:, :-1].astype(jnp.float32), ids[:, 1:]
-    ).mean()
-
-
 def run_torch(mesh, plan):
     model = iso.shard(torch_model(), mesh, plan)
     if any(part.activations for part in plan.factors):
@@ -89,38 +62,19 @@ def run_torch(mesh, plan):
     return losses, xs.program_text(step), model
 
 
-def run_flax(mesh, plan):
-    step = train_step(flax_loss, optax.sgd(RATE), mesh, plan)
-    state = step.start(flax_from(torch_model()))
-    batch = iso.shard({"ids": tokens()}, mesh, plan.for_inputs())["ids"]
-    losses = []
-    for _ in range(STEPS):
-        state, loss = step(state, batch)
-        losses.append(float(loss))
-    return losses, step.lower(state, batch).compile(), state
-
-
-@pytest.mark.parametrize(
-    ("name", "framework"),
-    [
-        ("HSDP", run_torch),
-        ("HSDP, minor slices", run_flax),
-    ],
-)
-def test_only_sums_of_gradients_go_from_slice_to_slice(name, framework, reference, tmp_path):
-    ici, dcn, axes, plan = PLANS[name]
+def test_only_sums_of_gradients_go_from_slice_to_slice(reference, tmp_path):
+    ici, dcn, axes, plan = (4, 1), (1, 2), ("data", "replica"), HSDP  # the minor axis
     mesh = iso.hybrid_mesh(ici, dcn, axes)
     assert iso.slice_axes(mesh, slices=2) == {"replica": 2}
     plan = plan * Plan(dcn={"replica": "all-reduce"})
-    losses, program, model = framework(mesh, plan)
+    losses, program, model = run_torch(mesh, plan)
     np.testing.assert_allclose(losses, reference[0], rtol=2e-6)
     found = iso.planner.check_crossings(program, mesh, plan, slices=2)
     assert {one.kind for one in found} == {"all-reduce"}
     with pytest.raises(PlanError, match=r"all-reduce over .*replica.*2 slices"):
         iso.planner.check_crossings(program, mesh, Plan(), slices=2)
     gradients_are_sent_split_by_the_devices_of_a_slice(program, mesh, reference[1])
-    if framework is run_torch:
-        what_was_saved_goes_on_without_slices(tmp_path, model, reference[1])
+    what_was_saved_goes_on_without_slices(tmp_path, model, reference[1])
 
 
 def gradients_are_sent_split_by_the_devices_of_a_slice(program, mesh, parameters):

@@ -103,7 +103,10 @@ def add_captured(tensor: torch.Tensor) -> None:
     ("make", "hold", "write"),
     [
         *((placed, hold, (add_lazily, add_captured)[n % 2]) for n, hold in enumerate(ON_ONE)),
-        *((on_mesh, hold, (add_captured, add_lazily)[n % 2]) for n, hold in enumerate(HOLDERS)),
+        *(
+            (on_mesh, hold, (add_captured, add_lazily)[n % 2])
+            for n, hold in enumerate([*HOLDERS][1::2])
+        ),
     ],
     ids=lambda one: getattr(one, "__name__", one),
 )

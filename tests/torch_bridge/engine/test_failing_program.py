@@ -129,8 +129,8 @@ def test_a_lowering_that_raises():
     assert any("unsound" in note for note in raised.value.__notes__)
 
 
-def test_random_numbers_and_constants_are_those_of_the_whole_program(failing):
-    function, kind = failing
+def test_random_numbers_and_constants_are_those_of_the_whole_program():
+    function, kind = iso.torch_function(at_lowering), KINDS[at_lowering]
 
     def draws(fails: bool) -> torch.Tensor:
         torch.manual_seed(5)

@@ -20,7 +20,7 @@ from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.engine.values.views import Chain
 from tests.torch_bridge.engine.growth import instances, larger, tables
 
-FEW = 256
+FEW = 64
 """Calls that an operator keeps here, in place of `CALLS`."""
 
 COUNT = 3 * FEW // 2
@@ -50,11 +50,11 @@ def few(monkeypatch):
 
 
 def living_slices(x: torch.Tensor, start: int, stop: int) -> None:
-    """A hundred live at a time."""
+    """Some live at a time."""
     held = []
     for number in range(start, stop):
         held.append(x[number : 2 * number + 5])
-        if len(held) == 100:
+        if len(held) == 20:
             held.clear()
 
 
@@ -66,9 +66,9 @@ def rows(x: torch.Tensor, start: int, stop: int) -> None:
 
 def writes(x: torch.Tensor, start: int, stop: int) -> None:
     """Each writes to another part of new memory, which is dropped before it is computed."""
-    for begin in range(start, stop, 100):
+    for begin in range(start, stop, 20):
         memory = x.clone()
-        for number in range(begin, min(begin + 100, stop)):
+        for number in range(begin, min(begin + 20, stop)):
             memory[number : number + 2] = 1.0
         del memory
         xs.sync()
@@ -112,7 +112,7 @@ def test_a_program_is_found_again_though_its_calls_are_forgotten():
     def step():
         return float((x[17:40].mul(2.5) + x[3]).sum())
 
-    x = torch.ones(4 * FEW, device="jax")
+    x = torch.ones(8 * FEW, device="jax")
     expected = [step(), step()]
     compiled = compiled_count()
     one = x[3]

@@ -9,8 +9,7 @@ import isoshard.torch_bridge as xs
 from tests.torch_bridge.engine.spelled_calls import calls, outcome
 
 CONSTANTS = (
-    2**31 - 1, 2**31, 3_000_000_000, 2**32 - 1, 2**32, 2**40, 2**62, 2**63 - 1, 2**63,
-    -(2**31), -(2**31) - 1, -(2**63),
+    2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, -(2**31) - 1, -(2**63),
 )  # fmt: skip
 FORMS = """
     i + c; c - i; i * c; i & c; i | c; i ^ c; i < c; i == c; written(i.clone(), c); i.clamp(min=c)

@@ -14,19 +14,17 @@ import isoshard.torch_bridge  # noqa: F401  (registers the device)
 ROWS = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize(("lengths", "batch_first"), [([5, 3, 1], True), ([2, 5, 4], False)])
-def test_lstm(lengths, batch_first):
+def test_lstm():
     torch.manual_seed(0)
-    layer = nn.LSTM(4, 6, batch_first=batch_first)
+    layer = nn.LSTM(4, 6, batch_first=True)
     got = []
     for module, device in ((layer, "cpu"), (copy.deepcopy(layer).to("jax"), "jax")):
-        rows = ROWS if batch_first else ROWS.transpose(0, 1).contiguous()
-        leaf = rows.detach().to(device).requires_grad_()
+        leaf = ROWS.detach().to(device).requires_grad_()
         packed = pack_padded_sequence(
-            leaf, torch.tensor(lengths), batch_first=batch_first, enforce_sorted=False
+            leaf, torch.tensor([2, 5, 1]), batch_first=True, enforce_sorted=False
         )
         out, (hidden, _) = module(packed)
-        padded, sizes = pad_packed_sequence(out, batch_first=batch_first)
+        padded, sizes = pad_packed_sequence(out, batch_first=True)
         (padded.square().sum() + hidden.sum()).backward()
         got.append([padded.detach().cpu(), hidden.detach().cpu(), leaf.grad.cpu(), sizes.cpu()])
     torch.testing.assert_close(got[1], got[0], rtol=1e-4, atol=1e-5)

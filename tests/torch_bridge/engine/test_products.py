@@ -21,7 +21,7 @@ REARRANGED = {
     "axes split off and merged": lambda x: x.permute(1, 0, *range(2, x.dim())).flatten(0, 1),
     "a copy of another shape": lambda x: x.transpose(0, 1).contiguous().view(-1, x.shape[-1]),
 }
-EXTENTS = [(1, 3, 2, 2), (2, 1, 2), (2, 2, 2), (1, 1, 3, 3), (2, 2)]
+EXTENTS = [(1, 3, 2, 2), (2, 1, 2), (2, 2, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("size", EXTENTS, ids=str)
@@ -39,7 +39,7 @@ def test_sums_over_axes_that_look_like_merged_rows(size):
         assert torch.equal(got[key].cpu(), want), key
 
 
-@pytest.mark.parametrize("size", EXTENTS[:4], ids=str)
+@pytest.mark.parametrize("size", EXTENTS[:3], ids=str)
 def test_products_of_what_looks_like_merged_rows(size):
     numbers = torch.arange(1.0, 1 + torch.Size(size).numel()).reshape(size)
     wanted, got = {}, {}

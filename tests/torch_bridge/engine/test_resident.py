@@ -46,12 +46,10 @@ LOOKS = {
         model[0].bias, "data", torch.ones(3, device=model[0].bias.device)
     ),
     "used in a recorded operation": lambda model, optimizer: model[2].weight.detach() * 2,
-    "state looked at": lambda model, optimizer: copy.deepcopy(optimizer.state_dict()),
     "state loaded": lambda model, optimizer: optimizer.load_state_dict(
         copy.deepcopy(optimizer.state_dict())
     ),
     "copied": lambda model, optimizer: copy.deepcopy(model),
-    "evaluated": lambda model, optimizer: model(torch.ones(1, 4, device=model[0].weight.device)),
     "laid out": lambda model, optimizer: (
         xs.mark_sharding(model[0].weight, iso.make_mesh((4,), ("x",)), (None, "x"))
         if model[0].weight.device.type == "jax"
@@ -166,14 +164,14 @@ def test_threads_that_read_while_a_step_runs():
     for reader in readers:
         reader.start()
     try:
-        for batch in batches(25):
+        for batch in batches(10):
             run(batch.to("jax"))
     finally:
         done.set()
         for reader in readers:
             reader.join(30)
     want_model, _, want = trainer("cpu")
-    for batch in (*batches(3), *batches(25)):
+    for batch in (*batches(3), *batches(10)):
         want(batch)
     assert not faults
     for p, q in zip(model.parameters(), want_model.parameters(), strict=True):

@@ -121,7 +121,7 @@ def test_one_array_under_two_types_is_one_memory():
 OTHERS = {"equal grid": ((2, 4), ("dp", "tp")), "other grid": ((8,), ("all",))}
 
 
-PAIRS = [("auto", "other grid"), ("explicit", "equal grid"), ("mixed", "other grid")]
+PAIRS = [("explicit", "equal grid"), ("mixed", "other grid")]
 
 
 @pytest.fixture(params=PAIRS, ids="-".join)

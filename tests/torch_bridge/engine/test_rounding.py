@@ -80,7 +80,7 @@ def assert_as_one_by_one(chains, x, y):
 def test_chains_are_as_one_by_one(size, first, dtype):
     """XLA hands larger reductions on CPUs to a library, with what is computed before them."""
     x, y = (draw(size, size, dtype=dtype, seed=seed).to("jax") for seed in (1, 2))
-    assert_as_one_by_one([chain(seed) for seed in range(first, first + 2)], x, y)
+    assert_as_one_by_one([chain(first)], x, y)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -93,7 +93,7 @@ def test_pairs_are_as_one_by_one(dtype):
     chains = [
         [(call, 1), (readers[n % len(readers)], 1)]
         for n, call in enumerate(makers)
-        if n % 2 == first
+        if n % 3 == first
     ]
     assert_as_one_by_one(chains, x, y)
 

@@ -133,16 +133,14 @@ def saved(folder: Path, seed: int, steps: int) -> Any:
     return trainer.state()
 
 
-def test_eight_threads_compute_what_each_computes_alone(tmp_path):
-    steps = 4
+def test_six_threads_compute_what_each_computes_alone(tmp_path):
+    steps = 2
     tasks: list[Callable[[], Any]] = [
         lambda: lazily(1, steps, 1),
         lambda: lazily(2, steps, 2),
         lambda: captured(3, steps, 2),
-        lambda: captured(4, steps),
         lambda: evaluated(5, steps),
         lambda: counted(6, steps),
-        lambda: counted(7, steps),
         lambda: saved(tmp_path, 8, steps),
     ]
     alone = [task() for task in tasks]

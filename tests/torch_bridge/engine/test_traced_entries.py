@@ -79,7 +79,7 @@ def test_deeper_models_have_no_more_kinds(monkeypatch):
     monkeypatch.setattr(
         rolled_plan, "traced_entries", lambda *given: found.append(trace(*given)) or found[-1]
     )
-    for layers in (3, 7):
+    for layers in (3, 6):
         Training("always", dropout=0.3, layers=layers).run(1)
     (less, few), (more, many) = found
     assert len(few.eqns) == len(many.eqns) < len(less.eqns)

@@ -95,7 +95,7 @@ def test_powers():
     values = torch.tensor([0j, complex(-0.0, 0), 1j, 2 + 3j, complex(NAN, 0)])
     base, exponent = torch.tensor([2, -3, 1, -1, -1, 0, 5]), torch.tensor([5, 3, -2, -2, -3, 0, -1])
     with together() as check:
-        for number in (0, 1, 2, 3, -1, -2, 0.5, -0.5, 1.5, 2.0, 5):
+        for number in (0, 1, 2, 3, -1, -2, 0.5, -0.5, 1.5, 2.0):
             negative = type(number) is int and number < 0
             for x in (SPECIAL, FLOATS if negative else INTS):
                 check(aten.pow.Tensor_Scalar, x, number)
@@ -105,7 +105,7 @@ def test_powers():
         check(aten.pow.Tensor_Tensor, base, exponent)
         check(aten.pow.Scalar, 3, torch.tensor([0, 1, 4]))
         check(aten.pow.Scalar, 2.5, INTS)
-        for number in (1 + 2j, 0.5j, 3 - 1j, 2 + 0j, 0.5 + 0j, 0j):
+        for number in (1 + 2j, 0.5 + 0j, 0j):
             for x in (values, torch.tensor([0.0, -0.0, -2.0, 3.0, NAN])):
                 check(aten.pow.Tensor_Scalar, x, number)
                 check(aten.pow.Tensor_Tensor, x, torch.full((5,), number))

@@ -20,7 +20,6 @@ CASES = {
     "1d": ((2, 3, 8), (4, 3, 3), [1], [0], [1], False, [0], 1),
     "2d": ((2, 3, 8, 7), (4, 3, 3, 2), [2, 1], [1, 0], [1, 2], False, [0, 0], 1),
     "3d": ((1, 2, 4, 5, 4), (3, 2, 2, 3, 2), [1, 2, 1], [0, 1, 1], [1] * 3, False, [0] * 3, 1),
-    "one number for all axes": ((2, 3, 8, 8), (4, 3, 3, 3), [2], [1], [1], False, [0], 1),
     "groups": ((2, 4, 6, 6), (6, 2, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 2),
     "depthwise": ((2, 4, 6, 6), (4, 1, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 4),
     "transposed": ((2, 3, 5, 4), (3, 4, 3, 2), [2, 3], [1, 0], [1, 2], True, [1, 2], 1),
@@ -63,10 +62,7 @@ def test_convolutions_and_their_gradients():
         )
     given = torch.randn(7, 2, 3), torch.randn(3, 3, 4), torch.randn(4)
     cases["time first"] = (lambda x, w, b: torch.conv_tbc(x, w, b, 1), *given)
-    for shape, *options in (
-        ((2, 3, 6, 7), [2, 3], [2, 1], [1, 2], [2, 3]),
-        ((3, 6, 5), [2, 2], [1, 1], [1, 0], [2, 2]),
-    ):
+    for shape, *options in (((3, 6, 7), [2, 3], [2, 1], [1, 2], [2, 3]),):
         unfold = lambda x, o=options: aten.im2col(x, *o)  # noqa: E731
         cases[f"columns of {shape}"] = (unfold, torch.randn(shape))
         columns = torch.randn_like(unfold(torch.randn(shape)))

@@ -24,8 +24,8 @@ def parameters(device: str) -> list[torch.Tensor]:
     return [p.to(device).requires_grad_() for p in made]
 
 
-def trained(device: str, name: str, *, scale=None, found=(0, 0, 0)):
-    """Parameters and gradients after three steps."""
+def trained(device: str, name: str, *, scale=None, found=(0, 0)):
+    """Parameters and gradients after a step for each of `found`."""
     optimizer, options = CASES[name]
     params = parameters(device)
     made = optimizer(params, lr=0.1, fused=True, **options)
@@ -40,7 +40,7 @@ def trained(device: str, name: str, *, scale=None, found=(0, 0, 0)):
     return [*(p.detach() for p in params), *(p.grad for p in params)]
 
 
-def test_three_steps():
+def test_steps_are_those_of_the_cpu():
     """By every option; with scaled gradients, of which the second step's are infinite."""
     scaled = {"scale": 8.0, "found": (0, 1, 0)}
     runs = [(name, {}) for name in CASES] + [("adamw", scaled), ("momentum", scaled)]

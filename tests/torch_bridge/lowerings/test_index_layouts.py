@@ -37,7 +37,6 @@ OPERATIONS = {
     "largest": lambda d, x, i, s: x.scatter_reduce(d, i, s, "amax"),
     "product": lambda d, x, i, s: x.scatter_reduce(d, i, s, "prod", include_self=False),
     "mean": lambda d, x, i, s: x.scatter_reduce(d, i, s, "mean"),
-    "take_along_dim": lambda d, x, i, s: torch.take_along_dim(x, i, d) + s,
     "sort": lambda d, x, i, s: (x + s).sort(dim=d, stable=True)[1],
     "cumsum": lambda d, x, i, s: (x + s).cumsum(d),
     "index_put": lambda d, x, i, s: x.index_put((i[0],), s[:1].expand(8, 4, 8, 4), accumulate=True),

@@ -40,12 +40,12 @@ def test_norms_and_their_gradients():
             cases[f"squares {shape}"] = (scaled, x, weight)
             if len(shape) == 2:
                 cases[f"squares {shape} by an epsilon"] = (near, x, weight)
-    for shape, group in (((2, 6), 2), ((2, 6, 3), 1), ((1, 6, 2, 3), 6), ((1, 6, 2, 3), 2)):
+    for shape, group in (((2, 6), 2), ((1, 6, 2, 3), 6), ((1, 6, 2, 3), 2)):
         grouped = lambda x, *parameters, n=group: F.group_norm(x, n, *parameters)  # noqa: E731
         cases[f"groups {shape} {group}"] = (grouped, randn(*shape), randn(6), randn(6))
         if group == 2:
             cases[f"plain groups {shape} {group}"] = (grouped, randn(*shape))
-    for shape in ((4, 3), (2, 3, 5), (2, 3, 2, 4)):
+    for shape in ((4, 3), (2, 3, 2, 4)):
         for training in (True, False):
 
             def batch(x, mean, variance, *parameters, training=training):

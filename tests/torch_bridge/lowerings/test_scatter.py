@@ -38,7 +38,7 @@ def test_index_put():
             values = torch.arange(1.0, torch.Size(shape).numel() + 1).reshape(shape)
             for accumulate in (False, True):
                 check(aten.index_put.default, CUBE, indices, values, accumulate)
-                check(aten._unsafe_index_put.default, CUBE, indices, values, accumulate)
+            check(aten._unsafe_index_put.default, CUBE, indices, values, True)
         for indices, values in (  # at a mask
             ([BOOLS], SCALAR),
             ([BOOLS], torch.arange(8.0)),
@@ -61,14 +61,14 @@ def test_index_put():
 def test_scatter():
     nothing = torch.empty(0, dtype=torch.int64)
     with together() as check:
-        for values, source, own in (
-            (FLOATS, SOURCE, True),
-            (FLOATS, SOURCE, False),
-            (INTS, SOURCE.long(), True),
-            (HALVES, SOURCE.bfloat16(), False),
-            (BOOLS, SOURCE > 2, True),
+        for values, source, own, reductions in (
+            (FLOATS, SOURCE, True, REDUCTIONS),
+            (FLOATS, SOURCE, False, REDUCTIONS),
+            (INTS, SOURCE.long(), True, REDUCTIONS[::2]),
+            (HALVES, SOURCE.bfloat16(), False, REDUCTIONS[::4]),
+            (BOOLS, SOURCE > 2, True, REDUCTIONS[1:3]),
         ):
-            for reduce in REDUCTIONS[:4] if values is BOOLS else REDUCTIONS:
+            for reduce in reductions:
                 given = (values, 0, INDEX, source, reduce)
                 check(aten.scatter_reduce.two, *given, include_self=own, rtol=1e-2)
         for reduce in ("add", "multiply"):  # the old names
@@ -146,9 +146,9 @@ def test_adding_over_a_mesh():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, 16, generator=generator)
     pairs = []
-    for spec in (P("x"), P(None, "y"), P("x", "y"), P(("x", "y"))):
+    for spec in (P("x"), P(None, "y"), P(("x", "y"))):
         split = iso.shard(x, mesh, spec)
-        for dim, count in ((1, 1), (1, 3), (0, 2)):
+        for dim, count in ((1, 1), (0, 2)):
             shape = (8, count) if dim else (count, 16)
             index = torch.randint(0, x.shape[dim], shape, generator=generator)
             source = torch.randn(shape, generator=generator)

@@ -81,7 +81,6 @@ CASES: dict[str, Any] = {
         (draw(H, L, E), draw(2, S, E), draw(2, S, E)),
         {"enable_gqa": True, "attn_mask": draw(H, L, S)},
     ),
-    "two axes": lambda: (axes(), {}),
     "five axes": lambda: (axes(2, B, H), {"attn_mask": keep(B, 1, L, S)}),
     "another width of value": lambda: ((*usual()[:2], draw(B, H, S, 3)), {}),
     "one row, one column": lambda: (lengths(1, 1), {}),
@@ -89,7 +88,6 @@ CASES: dict[str, Any] = {
 # What torch's own products and softmax compute.
 DECOMPOSED: dict[str, Any] = {
     "no keys": lambda: (lengths(L, 0), {}),
-    "no queries": lambda: (lengths(0, S), {}),
     "no batch": lambda: (lengths(L, S, 0), {}),
     "keys that broadcast": lambda: ((draw(B, H, L, E), draw(1, H, S, E), draw(1, 1, S, E)), {}),
     "value of other heads": lambda: (
@@ -136,9 +134,7 @@ def test_values_gradients_and_strides_are_those_of_the_cpu():
     """Of each case; and where a float mask has a gradient."""
     made = {name: case() for name, case in (CASES | DECOMPOSED).items()}
     runs = [(name, case, False) for name, case in made.items() if not refused(*case)]
-    for name in ("float mask that broadcasts", "causal and a float mask"):
-        tensors, options = made[name]
-        runs.append((name, (tensors, {"attn_mask": options["attn_mask"]}), True))
+    runs.append(("float mask that broadcasts", made["float mask that broadcasts"], True))
     found = [run("jax", *case, grad_mask=grad_mask) for _, case, grad_mask in runs]
     xs.sync()
     for got, (name, case, grad_mask) in zip(found, runs, strict=True):

@@ -133,63 +133,6 @@ def test_whole_operands_in_a_program_with_unequal_blocks(mesh):
     assert torch.equal(beside.cpu(), blocks.cpu().triu(1))
 
 
-class Block(torch.nn.Module):
-    def __init__(self, width=16, heads=2):
-        super().__init__()
-        self.heads = heads
-        self.norm = torch.nn.LayerNorm(width)
-        self.qkv, self.out = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
-
-    def forward(self, x):
-        parts = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
-        mixed = attend(*[part.transpose(1, 2) for part in parts], is_causal=True)
-        return x + self.out(mixed.transpose(1, 2).flatten(2))
-
-
-class Model(torch.nn.Module):
-    """Pieces of a line of two fields as tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.pieces = torch.nn.Linear(8, 16)
-        self.blocks = Block()
-
-    def forward(self, x, mark):
-        x = self.pieces(x.unflatten(1, (16, -1)).flatten(2))
-        return self.blocks(mark(x)).square().mean()
-
-
-def train(model, mark=lambda x: x):
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(x):
-        optimizer.zero_grad()
-        loss = model(x, mark)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-def test_a_transformer_is_trained_by_its_marked_activations(mesh):
-    torch.manual_seed(0)
-    model, x = Model(), draw(4, 64, 2)
-    wide = Model().double()
-    wide.load_state_dict(model.state_dict())
-    by_one = train(wide)
-    want = [by_one(x.double()).item() for _ in range(2)]
-    model = iso.shard(model, mesh, iso.Plan([], default=P()))
-    step = xs.compile(train(model, lambda x: xs.mark_sharding(x, mesh, ("x", "y", None))))
-    given = iso.shard(x, mesh, P("x"))
-    assert [step(given).item() for _ in range(2)] == pytest.approx(want, rel=1e-5)
-    assert want[1] < want[0]
-    found = collectives.summarize(xs.program_text(step))
-    assert "collective-permute" in found
-    # The first layer's input is not split where tokens are marked: one gradient comes to it whole.
-    assert found["all-gather"][0] == 1
-
-
 PROGRAM = """
     import sys
     import isoshard as iso

@@ -84,7 +84,7 @@ def test_pads():
             check(constant, INTS[None], pad, 3)
         for size in (1, 3):
             x = torch.arange(1.0, 2 * size + 1).reshape(size, 2)
-            for low in range(-size, 4):
+            for low in range(-size, 4, size - 1 or 1):
                 for high in range(-size - min(0, low), 4, 2):
                     check(constant, x, [0, 0, low, high], 9.0)
         for rank, values, padding in (
@@ -110,7 +110,7 @@ def test_pads_of_a_split_axis():
         return torch.constant_pad_nd(x, (0, 0, *pad), 9.0)[part]
 
     x, found = torch.arange(1.0, 9.0).reshape(2, 4), []
-    for spec in (iso.P("y", "x"), iso.P("y"), iso.P()):
+    for spec in (iso.P("y", "x"), iso.P("y")):
         split = iso.shard(x, mesh, spec)
         for case in itertools.product(((1, 1), (2, -2), (-1, 1), (2, 0)), (0, -1, slice(1, 3))):
             found.append((f"{spec} {case}", program(split, *case), program(x, *case)))

@@ -69,9 +69,8 @@ def test_what_is_not_finite_gives_nan_alone():
         assert np.isfinite(part[1]).all()
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 3), (3, 7)])
-def test_derivatives_are_those_of_jax(shape):
-    a, da = jnp.asarray(_matrix(shape)), jnp.asarray(_matrix(shape, seed=1))
+def test_derivatives_are_those_of_jax():
+    a, da = (jnp.asarray(_matrix((2, 4, 3), seed=seed)) for seed in (0, 1))
 
     def of(decompose):
         def function(a):  # of what does not depend on the vectors' phases

@@ -55,13 +55,12 @@ def test_zeta_and_polygamma():
     ends = torch.tensor([0.0, -0.0, 1, 2.5, INF, -INF, NAN, -2.5, 1e20, 0.5])
     with together(rtol=2e-3, atol=1e-3) as check:
         polygamma = aten.polygamma.default
-        for n in (0, 2):
+        for n in (0, 1):
             check(polygamma, n, POSITIVE, rtol=1e-4, atol=2e-5)
         for n in (1, 2, 6):
             poles = torch.tensor([-1.0, -4.0] if n == 2 else [2.3, 2.4])
             check(polygamma, n, torch.cat([left, poles]))
-            if n < 6:
-                check(polygamma, n, ends, rtol=1.3e-6, atol=1e-5)
+        check(polygamma, 2, ends, rtol=1.3e-6, atol=1e-5)
         exponents = torch.tensor([[2.0], [3.0], [1.0], [0.5], [2.5]])
         zeta = aten.special_zeta.default
         check(zeta, exponents, left, rtol=1e-3, atol=1e-4)

@@ -28,7 +28,6 @@ def test_transforms_of_split_axes(mesh):
         torch.fft.fft,
         torch.fft.rfft2,
         torch.fft.hfft2,
-        torch.fft.ihfft2,
         torch.fft.irfftn,
         lambda x: torch.fft.rfft(x, dim=0),
         lambda x: torch.fft.hfft2(x, s=(4, 6)),

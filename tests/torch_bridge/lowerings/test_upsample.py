@@ -52,16 +52,15 @@ def test_lanczos():
                 check(aten._upsample_lanczos2d_aa.default, randn(2, 3, 7, 9), size, align_corners)
 
 
-@pytest.mark.parametrize("antialias", [False, True])
-def test_positions_of_float64_are_float64(antialias):
+def test_positions_of_float64_are_float64():
     """As torch's: in float32 they were off by 1e-6."""
     found = []
     with jax.enable_x64(True):
         for device in ("cpu", "jax"):
             results = []
-            for mode, size, align_corners in (
-                ("bilinear", (13, 22), False),
-                ("bicubic", (3, 4), True),
+            for mode, size, align_corners, antialias in (
+                ("bilinear", (13, 22), False, True),
+                ("bicubic", (3, 4), True, False),
             ):
                 options = {"mode": mode, "align_corners": align_corners, "antialias": antialias}
                 x = randn(2, 3, 7, 9).double().to(device).requires_grad_()
@@ -91,9 +90,9 @@ def test_images_of_bytes_are_those_of_the_cpu(mode, antialias):
     for x in (images(2, 3, 9, 7), last):
         there = x.to("jax")
         for size in (
-            ({"size": (7, 9), "align_corners": True}, {"size": (32, 33)}, {"size": (2, 3)})
+            ({"size": (7, 9), "align_corners": True}, {"size": (2, 33)})
             if x is last
-            else ({"size": (7, 11)}, {"scale_factor": 0.61})
+            else ({"scale_factor": 0.61},)
         ):
             options = {"mode": mode, "antialias": antialias, **size}
             pairs.append((F.interpolate(there, **options), F.interpolate(x, **options)))
@@ -114,7 +113,7 @@ def test_grid_samplers_and_their_gradients(mode):
         ("border", True, (1, 1, 4, 5), (3, 2)),
         ("reflection", False, (1, 2, 3, 4, 5), (2, 3, 2)),
         ("zeros", True, (1, 2, 3, 4, 5), (2, 3, 2)),
-    )[:: {"bicubic": 4, "bilinear": 2, "nearest": 1}[mode]]:
+    )[{"bicubic": slice(1), "bilinear": slice(0, 4, 3), "nearest": slice(1, 3)}[mode]]:
         x, points = randn(*shape), randn(shape[0], *out, len(out)) * 1.3
         options = {"mode": mode, "padding_mode": padding, "align_corners": align}
         sample = lambda x, p, o=options: F.grid_sample(x, p, **o)  # noqa: E731

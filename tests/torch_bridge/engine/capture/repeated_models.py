@@ -55,6 +55,7 @@ class Training:
         loss: of the model and a batch, inside the step.
         before: called with the model before the optimizer's step.
         place: is given the model before the optimizer is made.
+        device: of the batches; on the CPU nothing is compiled.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class Training:
         optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
         loss: Callable[[nn.Module, torch.Tensor], torch.Tensor] | None = None,
         before: Callable[[nn.Module], Any] = lambda model: None,
-        place: Callable[[nn.Module], Any] = lambda model: model.to("jax"),
+        place: Callable[[nn.Module], Any] | None = None,
+        device: str = "jax",
     ):
         torch.manual_seed(0)
         self.model = Model(layers, dropout)
-        place(self.model)
+        place(self.model) if place else self.model.to(device)
+        self.device = device
         make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.05))
         self.optimizer = make(self.model.parameters())
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
@@ -88,7 +91,9 @@ class Training:
             with torch.no_grad():
                 return self.model(x).mean()
 
-        self.step, self.evaluate = (xs.compile(one, repeat=repeat) for one in (step, evaluate))
+        self.step, self.evaluate = step, evaluate
+        if device != "cpu":
+            self.step, self.evaluate = (xs.compile(one, repeat=repeat) for one in (step, evaluate))
 
     def run(self, steps: int, between: Callable[[int, Training], Any] | None = None) -> list[Any]:
         """Train; gives the losses, parameters and optimizer state.
@@ -100,7 +105,7 @@ class Training:
         torch.manual_seed(1)
         found: list[Any] = []
         for number in range(steps):
-            x = torch.randn(ROWS, 3).to("jax")
+            x = torch.randn(ROWS, 3).to(self.device)
             found.append(self.step(x).cpu().clone())
             self.schedule.step()
             if between is not None:
@@ -124,16 +129,19 @@ def compare(
 ) -> Training:
     """Train with and without; the one with, once all they found is close.
 
+    The one without is on the CPU, where nothing is drawn.
+
     Args:
         steps: how many.
         between: called after each step, with its number.
         laid: places the model of the one with; the other one is on one device.
         **options: of both.
     """
-    plain = Training(None, **options)
+    on_cpu = not {"dropout", "place"} & options.keys()
+    plain = Training(None, **options, device="cpu" if on_cpu else "jax")
     rolled = Training("auto", **options | ({"place": laid} if laid else {}))
     want, got = plain.run(steps, between), rolled.run(steps, between)
     torch.testing.assert_close(got, want, rtol=2e-4, atol=1e-5)
-    if laid is None:
+    if laid is None and not on_cpu:
         assert len(rolled.step.replays) == len(plain.step.replays)
     return rolled

@@ -36,7 +36,7 @@ def _kernels_of_users(monkeypatch):
 
 
 def step_of(model, repeat):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
 
     def step(ids):
         optimizer.zero_grad()

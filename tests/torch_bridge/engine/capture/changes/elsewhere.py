@@ -11,11 +11,6 @@ TENSOR: Any = None
 TABLE = {"warmth": 2.0}
 
 
-def scaled(x: torch.Tensor) -> torch.Tensor:
-    """Reads globals of this module."""
-    return x * WARMTH
-
-
 def shifted(x: torch.Tensor) -> torch.Tensor:
     """Reads a tensor of this module."""
     return x * TENSOR

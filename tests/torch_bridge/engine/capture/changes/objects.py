@@ -7,7 +7,6 @@ the other ways to come to a value.
 from __future__ import annotations
 
 import array  # noqa: F401
-import collections
 import contextvars
 import dataclasses
 import enum
@@ -36,9 +35,6 @@ class Level(enum.Enum):
 @dataclasses.dataclass(frozen=True)
 class Frozen:
     warmth: Any
-
-
-Pair = collections.namedtuple("Pair", ["warmth", "cold"])
 
 
 class Slotted:
@@ -206,8 +202,6 @@ attributes unpacked as keywords | warmth, vars | holder = Box(warmth=$)\n
 # Classes and what they define
 a frozen dataclass replaced | warmth, config | holder = Box(config=Frozen($)) |
     x * holder.config.warmth | holder.config = Frozen($)
-a namedtuple replaced | warmth, config | holder = Box(config=Pair($, 1)) |
-    x * holder.config.warmth | holder.config = Pair($, 1)
 state behind a property | _kept, warmth | holder = WithProperty($) | x * holder.warmth |
     holder._kept[0] = $
 a cached property cleared | cached, base | holder = WithProperty($) | x * holder.cached |
@@ -215,8 +209,6 @@ a cached property cleared | cached, base | holder = WithProperty($) | x * holder
 a slot | warmth | a = Slotted($) | x * a.warmth | a.warmth = $ | ! kinds=BOTH
 a class attribute | warmth | class Here:\n\twarmth = $\nholder = Here() | x * holder.warmth |
     Here.warmth = $
-an attribute of the base class | warmth | class Base:\n\twarmth = $\nclass Derived(Base): pass\n
-    holder = Derived() | x * holder.warmth | Base.warmth = $
 an attribute of the class, through the class | warmth | class Base:\n\twarmth = $\n
     class Derived(Base): pass\nholder = Derived() | x * Derived.warmth | Base.warmth = $
 an attribute that begins to hide that of the class | warmth | class Base:\n\twarmth = $\n
@@ -226,7 +218,7 @@ the class of an object | __class__, warmth | class One:\n\twarmth = 2.0\nclass T
     \twarmth = 5.0\nholder = One() | x * holder.warmth | holder.__class__ = Two |
     holder.__class__ = One
 what __getattr__ finds | warmth, _inner | inner = {'warmth': $}\nproxy = Proxy(inner) |
-    x * proxy.warmth | inner.update(warmth=$) | ! kinds=BOTH
+    x * proxy.warmth | inner.update(warmth=$)
 what a descriptor finds | warmth, store | holder = Described() | x * holder.warmth |
     holder.store.update(warmth=$)
 state behind the special method call | inside | holder = Comparing() | holder(x) |
@@ -278,14 +270,10 @@ what is added to a dict that is iterated | warmth, table | table = {'cold': two}
 the order of a dict | table | table = {'add': 1.0, 'multiply': 2.0} |
     for name, value in table.items():\n\tx = x + value if name == 'add' else x * value\nreturn x |
     table['add'] = table.pop('add') | table['multiply'] = table.pop('multiply')
-an item of a dict in a dict in a list | warmth, table | table = [{'inner': {'warmth': [$]}}] |
-    x * table[0]['inner']['warmth'][0] | table[0]['inner']['warmth'][0] = $
 a default dict | warmth, table | table = collections.defaultdict(lambda: 2.0) |
     x * table['warmth'] | table['warmth'] = $
 a chain map | warmth, table, maps | own = {}\ntable = collections.ChainMap(own, {'warmth': 2.0}) |
     x * table['warmth'] | own['warmth'] = $ | ! frozen=BY_DYNAMO
-an item of an ordered dict | warmth, table | table = collections.OrderedDict(warmth=$) |
-    x * table['warmth'] | table['warmth'] = $
 what is appended to a list | factors | factors = [two] | for factor in factors:\n\tx = x * factor\n
     return x | factors.append($) | factors.pop()
 the order of a list | f | f = [2.0, 5.0] | x * f[0] + f[1] | f.reverse()
@@ -294,15 +282,12 @@ a list emptied that the step asks for | f | f = [2.0] | x * f[0] if f else -x | 
     f.append(2.0)
 a comprehension over a list | f | f = [$, 5.0] | torch.stack([x * one for one in f]).sum(0) |
     f[0] = $
-a tuple replaced | factors | holder = Box(factors=($, 1)) | x * holder.factors[0] |
-    holder.factors = ($, 1)
-a list in a tuple | f | f = ([$], 1) | x * f[0][0] | f[0][0] = $
 the elements of a set | chosen | chosen = {'relu'} |
     torch.relu(x) if 'relu' in chosen else torch.tanh(x) | chosen.clear() | chosen.add('relu')
 an item of a deque | window | window = collections.deque([$], maxlen=1) | x * window[0] |
     window.append($)
 the sum of a deque | window | window = collections.deque([$, $], maxlen=2) | x * sum(window) |
-    window.append($) | ! kinds=BOTH
+    window.append($)
 an element of array.array | numbers, array | numbers = array.array('d', [$]) | x * numbers[0] |
     numbers[0] = $
 a byte of a bytearray | raw, bytearray | raw = bytearray([2]) | x * raw[0] | raw[0] = 5 | raw[0] = 2

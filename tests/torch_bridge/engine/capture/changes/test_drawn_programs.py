@@ -64,14 +64,14 @@ DEEP = drawn.Program(
 )
 
 
-@bounded(22)
+@bounded(14)
 @example(DEEP)
 @given(drawn.programs())
 def test_a_compiled_step_follows_its_edits(program):
     check(program, compiled=True)
 
 
-@bounded(6)
+@bounded(4)
 @given(drawn.programs())
 def test_a_recorded_step_follows_its_edits(program):
     check(program, compiled=False)

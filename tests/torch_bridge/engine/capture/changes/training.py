@@ -142,17 +142,6 @@ class Counting(optim.Optimizer):
                 p.mul_(1 - self.decay).add_(p.grad, alpha=-group["lr"] / count)
 
 
-class FusedWithTensorRate(Trainer):
-    """SGD(fused=True) with its rate in a tensor on the device, and a scheduler."""
-
-    def __init__(self, device: str, make: Any):
-        fused = {} if device == "cpu" else {"fused": True}
-        super().__init__(
-            device, lambda p: optim.SGD(p, lr=torch.tensor(0.1, device=device), **fused)
-        )
-        self.scheduler = schedules.ExponentialLR(self.optimizer, 0.5)
-
-
 def swapped(t: Any) -> None:
     """Swap a parameter in the model and in the optimizer."""
     old = t.model[0].weight
@@ -222,8 +211,6 @@ the optimizer replaced by one of its kind, and by another | optimizer | sgd |
 model and optimizer replaced | model, optimizer | sgd |
     t.model = torch.nn.Sequential(linear(3, bias=True), torch.nn.Tanh()).to(t.device)\n
     t.optimizer = sgd(t.model.parameters())
-a parameter frozen | requires_grad, weight | momentum | t.model[0].weight.requires_grad_(False) |
-    t.model[0].weight.requires_grad_(True)
 # State
 a tensor of Adam's state changed in place, and replaced | exp_avg | adam |
     t.optimizer.state[t.model[0].weight]['exp_avg'].zero_() |
@@ -256,18 +243,11 @@ table(
     r"""
 a scheduler that steps inside the step | learning rate, scheduler | sgd |
     ! kind=functools.partial(Inside, by_half)
-a tensor lr after load_state_dict and ExponentialLR | lr, learning rate | sgd |
-    t.optimizer.load_state_dict(copy.deepcopy(t.optimizer.state_dict()))\nt.scheduler.step() |
-    t.optimizer.load_state_dict(copy.deepcopy(t.optimizer.state_dict()))\nt.scheduler.step() |
-    ! kind=FusedWithTensorRate
 averages of weights in the step | n_averaged, condition, value of a tensor, swa_utils | sgd |
     ! kind=Averaging
 # Scalers
 a GradScaler's scale and growth | scale, growth | fused | t.scaler.update(2.0) |
     t.scaler.set_growth_interval(1) | ! kind=Scaling
-a GradScaler's state, and whether it is enabled | scale, growth, _enabled | fused |
-    t.scaler.load_state_dict({**t.scaler.state_dict(), 'scale': 32.0}) | t.scaler._enabled = False |
-    ! kind=Scaling
 a GradScaler's scale without fused | scale, item, GradScaler | adam | t.scaler.update(2.0) |
     ! kind=Scaling
 """,

@@ -88,7 +88,7 @@ class Case:
     frozen: str = ""
     unseen: str = ""
     called: int | None = None
-    before: int = 3
+    before: int = 2
 
 
 CASES: list[Case] = []
@@ -197,9 +197,7 @@ def row(
             return _read_in(mode, device, lambda: make(device), 1 if once else 2)
 
         called = 1 if back and edits and picked(full, 3) else len(edits)
-        CASES.append(
-            Case(full, build, tuple(names.split(", ")), called=called, before=2, **options)
-        )
+        CASES.append(Case(full, build, tuple(names.split(", ")), called=called, **options))
 
 
 def _returned(body: str) -> str:
