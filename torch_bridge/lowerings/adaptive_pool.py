@@ -13,7 +13,6 @@ from isoshard.core import domain
 from isoshard.core.domain.windows.resize import resize_operator
 from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
 from isoshard.core.nn.pooling import adaptive_windows, argmax, window_sum
-from isoshard.core.nn.precision import averaged
 
 from .argument_forms import wide
 from .block_operators import by_rows, over_space
@@ -67,8 +66,6 @@ def _average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
 def _whole_average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
     rank, y = len(output_size), wide(x)
     axes = tuple(range(-rank, 0))
-    if _of_all(output_size):
-        return averaged(x, axes, keepdims=True)
     if _divides(x, output_size):
         return _average_plain(y, output_size).astype(x.dtype)
     if by_rows(x, rank) and 0 not in output_size:

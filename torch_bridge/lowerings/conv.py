@@ -24,7 +24,6 @@ from isoshard.core.domain.windows.transposed_conv import transposed_operator
 from isoshard.core.nn.convolution import (
     along_channels,
     each_group,
-    halves,
     kernel_gradient,
     transposed_kernel,
     transposed_padding,
@@ -245,34 +244,6 @@ def _convolution_with_flags(
     x: jax.Array, weight: jax.Array, bias: jax.Array | None, *options: Any
 ) -> jax.Array:
     return biased(x, weight, bias, *options[:6])
-
-
-@lower("aten::_convolution_mode")
-def _convolution_mode(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    stride: Sequence[int],
-    padding: str,
-    dilation: Sequence[int],
-    groups: int,
-) -> jax.Array:
-    rank = x.ndim - 2
-    stride, dilation = per_axis(stride, rank), per_axis(dilation, rank)
-    total = [0] * rank
-    if padding == "same":
-        total = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:], strict=True)]
-    pads = [halves(rows) for rows in total]
-    options: dict[str, Any] = {"window_strides": stride, "padding": pads, "rhs_dilation": dilation}
-    if bias is not None:
-        options["preferred_element_type"] = wide_dtype(x.dtype)
-    numbers: dict[str, Any] = {"padding": pads, "dilation": dilation, "groups": groups}
-    out = over_space(
-        lambda x, weight: _grouped(x, weight, groups, False, **options),
-        lambda x, weight: domain.conv(x, weight, stride=stride, **numbers),
-        rank,
-    )(x, weight)
-    return out if bias is None else wide(out) + along_channels(wide(bias), rank)
 
 
 def gradient_of_images(
