@@ -3,7 +3,7 @@
 A mutant is the package with one small change (`sites.py`); a test that fails kills it. `NUMBER` of
 them are drawn with a fixed seed and kept in `mutants.json`. The tests run once with a probe at each
 mutant's place, which tells the tests that come by. Then each mutant is given to these until one
-fails, or for `MOST_SECONDS`.
+fails, or for `MOST_SECONDS`; a mutant that none comes by, to those that start ranks.
 
 The commands are in `__main__.py`.
 """
@@ -40,6 +40,9 @@ HEART_TOO = ("core/domain/blocks/",)
 SEED, NUMBER = 46, 300
 MOST_SECONDS = 60
 """Of tests that a mutant is given, as long as they took on the package as it is."""
+
+RANKS = ("tests/multi_process",)
+"""For mutants that no test comes by in its own process; ranks are others."""
 
 TIMEOUT = 120
 LIMIT = 15 * MOST_SECONDS
@@ -276,7 +279,8 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
     told = json.loads(costs.read_text())
     seconds = told["tests"]
     # What fails on the package as it is would kill every mutant.
-    seen = {number: tests.difference(told["failed"]) for number, tests in visits(report).items()}
+    whole = {number: tests.difference(told["failed"]) for number, tests in visits(report).items()}
+    seen = {number: tests for number, tests in whole.items() if tests}
     mutants = kept()
     every = [Runs(scratch / f"wheel{number}") for number in range(workers)]
     free = list(every)
@@ -284,7 +288,7 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
     def one(number: int) -> None:
         runs = free.pop()
         try:
-            tests = chosen(seen.get(number, ()), seconds)
+            tests = chosen(seen[number], seconds) if number in seen else RANKS
             if site_of(mutants[number], (ROOT / mutants[number]["file"]).read_text()) is None:
                 mutants[number][column] = {"gone": True}
                 return keep(mutants)
@@ -292,7 +296,7 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
             mutants[number][column] = {
                 "killed": bool(killer),
                 "by": killer,
-                "tests": len(tests),
+                "tests": len(tests) if number in seen else "ranks",
                 "visits": len(seen.get(number, ())),
             }
             keep(mutants)
@@ -300,9 +304,12 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
         finally:
             free.append(runs)
 
+    left = [number for number, mutant in enumerate(mutants) if column not in mutant]
     with futures.ThreadPoolExecutor(workers) as pool:
-        left = [number for number, mutant in enumerate(mutants) if column not in mutant]
-        list(pool.map(one, left))
+        list(pool.map(one, filter(seen.__contains__, left)))
+    for number in left:  # ranks have time limits, and cores to themselves
+        if number not in seen:
+            one(number)
     for runs in every:
         runs.end()
 
