@@ -84,6 +84,9 @@ def test_copies_have_memory_of_their_own_and_are_counted(line, counted):
     assert counted("copied_bytes") == 64 * 16 * 4
     b = iso.to_torch(a, copy=True)
     assert not set(pointers(iso.to_jax(b))) & set(pointers(a))
+    with jax.enable_x64(True):
+        wide = jax.numpy.full(2, 2**40 + 1)
+    assert iso.to_torch(wide, copy=True).tolist() == [2**40 + 1] * 2
 
 
 # --- What must copy ------------------------------------------------------------------------------

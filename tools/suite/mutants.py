@@ -259,9 +259,10 @@ def kill(mutant: Mapping[str, Any], tests: Sequence[str], runs: Runs) -> str:
     wheel(runs.package, [(name, source)])
     if code == 0:
         return ""
-    if code in (4, 5):  # a test that is not there kills nothing
-        raise SystemExit(f"pytest found not all tests for {name}: run the probes anew")
-    lines = (runs.package / "last.txt").read_text(errors="replace").splitlines()
+    said = (runs.package / "last.txt").read_text(errors="replace")
+    if code in (4, 5) and "ERROR: not found" in said:  # a test that is not there kills nothing
+        raise SystemExit(f"pytest found not all tests for {name}: run the probes anew\n{said}")
+    lines = said.splitlines()
     failed = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
     return failed[0].split(" - ")[0] if failed else f"pytest ended with {code}"
 

@@ -320,3 +320,14 @@ def test_meta_tensors_become_empty_ones():
         with torch.no_grad():
             made = torch.empty_like(DTensor.from_local([local] * 4, line, [placement])).fill_(1.5)
         assert made.placements == here.placements and (made.to_local() == 1.5).all()
+
+
+def test_copies_that_are_written_with_pieces_are_no_longer_alike(mesh):
+    """Alike, all devices draw the same numbers for them."""
+    parts = [data(3, seed=seed) for seed in range(4)]
+    copies = DTensor.from_local(torch.zeros(3, device="jax"), mesh, [Replicate()] * 2).to_local()
+    drawn = pieces(torch.rand_like(copies))
+    assert all(torch.equal(drawn[0], one) for one in drawn[1:])
+    copies.add_(own(mesh, parts).detach())
+    drawn = pieces(torch.rand_like(copies))
+    assert not any(torch.equal(drawn[0], one) for one in drawn[1:])

@@ -195,6 +195,26 @@ def test_layouts_stay(mesh):
     assert iso.sharding_of(module.get_parameter("kernel").grad).spec == P("x", "y")
 
 
+def test_parameters_and_buffers_that_are_tied_later():
+    """One tensor of two names is given under both, and its gradient is the sum."""
+
+    class Twins(nnx.Module):
+        def __init__(self):
+            self.one, self.two = nnx.Param(jnp.ones(3)), nnx.Param(jnp.full(3, 2.0))
+            self.first, self.second = nnx.BatchStat(jnp.ones(3)), nnx.BatchStat(jnp.ones(3))
+
+        def __call__(self, x):
+            return x * self.one[...] * self.two[...] + self.first[...] - 3 * self.second[...]
+
+    module = iso.torch_module(Twins())
+    module.two, module.second = module.one, module.first
+    x = data(3)
+    out = module(x.to("jax"))
+    close(out, x - 2)
+    out.sum().backward()
+    close(module.one.grad, 2 * x)
+
+
 def test_in_a_compiled_step(counted):
     module, x = iso.torch_module(Net(nnx.Rngs(0), 0.25)), data(6, 4).to("jax")
     reference = iso.torch_module(Net(nnx.Rngs(0), 0.25))

@@ -62,6 +62,7 @@ def test_distances_and_their_gradients():
     ):
         cases[f"{one} {other}"] = (torch.cdist, torch.randn(one), torch.randn(other))
     cases["one point"] = (torch.pdist, points(1))
+    cases["of no coordinates"] = (torch.pdist, torch.zeros(4, 0))
     as_cpu(cases, rtol=1e-3, atol=1e-3)
 
 
