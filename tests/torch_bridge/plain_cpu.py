@@ -322,6 +322,7 @@ def with_narrow_integers():
     importlib.import_module("isoshard.torch_bridge")
     x = torch.arange(3, device="jax")
     assert x.dtype == torch.int64
+    assert torch.tensor([2**31 - 1, -(2**31)], device="jax").tolist() == [2**31 - 1, -(2**31)]
     assert iso.to_jax(x, dtype="int32", copy=False).dtype == "int32"
     assert (torch.ones(2, dtype=torch.float64, device="jax") / 3)[0].item() == 1 / 3
     said = []

@@ -86,6 +86,16 @@ def test_any_rectangle_is_loaded_as_it_is_computed(data):
     np.testing.assert_array_equal(memory, expected)
 
 
+def test_every_run_of_merged_axes_is_loaded_as_it_is_computed():
+    op, array = MergeAxes(0, (3, 4)), np.arange(24).reshape(3, 4, 2)
+    for start, stop in itertools.combinations(range(13), 2):
+        memory = np.full((stop - start, 2), -1)
+        for piece in op.back([WaitingMemory(0, (start, 0), memory)], [(3, 4, 2)]):
+            ends = zip(piece.start, piece.view.shape, strict=True)
+            piece.view[...] = array[tuple(slice(a, a + n) for a, n in ends)]
+        np.testing.assert_array_equal(memory, array.reshape(12, 2)[start:stop])
+
+
 @pytest.mark.parametrize(
     ("op", "shapes", "why"),
     [
@@ -131,6 +141,7 @@ def test_the_layout_follows(op, layouts, shapes, found):
         (MergeAxes(0, (4, -1)), [((), ("x",))], [(4, 8)], "side by side"),
         (Concat(0), [(("x",),)] * 2, [(4,)] * 2, "would move data: axis 0 is split"),
         (Concat(0), [(("x",),), ((),)], [(4,)] * 2, "laid out differently"),
+        (Concat(0), [((), ("x",)), ((), ())], [(4, 2)] * 2, "laid out differently"),
         (Split(0, count=2), [(("x",),)], [(4,)], "would move data"),
     ],
 )

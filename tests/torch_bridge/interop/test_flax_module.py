@@ -185,6 +185,13 @@ def test_functions_with_pytrees_and_pairs():
         assert module.rebuilt()["s"] == 2.0
 
 
+def test_a_key_in_a_tree_stays_of_its_kind():
+    key = jax.random.key(3, impl="rbg")
+    module = iso.torch_module(lambda tree, x: x + jax.random.normal(tree["key"]), {"key": key})
+    close(module(torch.zeros(2, device="jax")), np.full(2, jax.random.normal(key)))
+    assert str(jax.random.key_impl(module.rebuilt()["key"])) == "rbg"
+
+
 def test_layouts_stay(mesh):
     plan = iso.Plan({"kernel": P("x", "y"), "*": None})
     net = iso.shard(nnx.Linear(8, 16, rngs=nnx.Rngs(0)), mesh, plan)
