@@ -200,4 +200,5 @@ def test_torchs_own_test_helpers_can_be_imported(forks):
 
 
 def test_process_groups_are_of_gloo_on_the_cpu(forks):
+    assert torch.distributed.get_default_backend_for_device("jax") == "gloo"
     assert forks("groups") == [("gloo", "cpu:gloo", 2.0), ("gloo", "cpu:gloo,cuda:gloo", 2.0)]

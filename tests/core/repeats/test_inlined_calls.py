@@ -90,3 +90,18 @@ def test_one_array_is_kept_in_the_place_of_two_that_are_made_of_it():
     assert len(kept) == 1, kept
     for one, other in zip(*both(program, found, [*layers, x], compiled=True), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_programs_of_64_bit_types_are_rolled_where_these_are_off():
+    def layers(weights, x):
+        for weight in weights:
+            x = jnp.sin(x @ weight) + weight.sum()
+        return x
+
+    for kind in (np.complex128, np.float64, np.int64):
+        with jax.enable_x64(True):
+            weights, x = [np.ones((8, 8), kind)] * 6, np.ones((2, 8), kind)
+            program = jax.make_jaxpr(layers)(weights, x)
+        found = rolled(program)
+        assert found is not None
+        assert found.program.out_avals[-1].dtype == program.out_avals[-1].dtype, kind
