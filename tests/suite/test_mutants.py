@@ -41,6 +41,13 @@ def test_each_function_has_a_turn_before_another_has_two():
     assert mutants.chosen(seconds, seconds) == ["f[1]", "g", "h[1]", "f[2]"]
 
 
+def test_what_survives_meets_the_tests_of_the_nearest_folder():
+    tests = ["tests/a/b/test_x.py::one", "tests/a/test_y.py::two", "tests/test_z.py::three"]
+    assert mutants.of_folder("a/b/m.py", tests) == tests[:1]
+    assert mutants.of_folder("a/c/d/m.py", tests) == tests[:2]
+    assert mutants.of_folder("c/m.py", tests) == []
+
+
 def test_the_table_has_shares_and_survivors():
     mutant = {"file": "core/a.py", "function": "f", "old": "a < b", "new": "a <= b"}
     killed = {"killed": True, "by": "t", "tests": 1, "visits": 1}

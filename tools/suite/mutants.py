@@ -3,7 +3,8 @@
 A mutant is the package with one small change (`sites.py`); a test that fails kills it. `NUMBER` of
 them are drawn with a fixed seed and kept in `mutants.json`. The tests run once with a probe at each
 mutant's place, which tells the tests that come by. Then each mutant is given to these until one
-fails, or for `MOST_SECONDS`; a mutant that none comes by, to those that start ranks.
+fails, or for `MOST_SECONDS`; a mutant that none comes by, to those that start ranks. What survives
+is given to the tests of its folder as well.
 
 The commands are in `__main__.py`.
 """
@@ -203,6 +204,20 @@ def chosen(tests: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
     return result
 
 
+def of_folder(file: str, tests: Iterable[str]) -> list[str]:
+    """The tests in the folder that has the name of a module's, or of one around it.
+
+    Args:
+        file: the module's.
+        tests: all.
+    """
+    folder, every, found = Path(file).parent, list(tests), list[str]()
+    while not found and folder.name:
+        found = [test for test in every if test.startswith(f"tests/{folder}/")]
+        folder = folder.parent
+    return found
+
+
 class Runs:
     """One run of pytest after the other, each on the unpacked wheel of this checkout.
 
@@ -279,6 +294,7 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
     """
     told = json.loads(costs.read_text())
     seconds = told["tests"]
+    known = set(seconds).difference(told["failed"])
     # What fails on the package as it is would kill every mutant.
     whole = {number: tests.difference(told["failed"]) for number, tests in visits(report).items()}
     seen = {number: tests for number, tests in whole.items() if tests}
@@ -294,6 +310,9 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
                 mutants[number][column] = {"gone": True}
                 return keep(mutants)
             killer = kill(mutants[number], tests, runs)
+            if not killer:  # what is done at import is seen in the first test of a process alone
+                others = sorted(set(of_folder(mutants[number]["file"], known)).difference(tests))
+                killer = kill(mutants[number], chosen(others, seconds), runs)
             mutants[number][column] = {
                 "killed": bool(killer),
                 "by": killer,

@@ -41,6 +41,7 @@ def test_factors_and_what_they_solve():
         check(aten.ormqr.default, packed, tau, randn(4, 5, seed=1), False, True)
         options = {"upper": True, "left": False, "unitriangular": True}
         check(aten.linalg_solve_triangular.default, matrix(2, 3, 3), randn(2, 4, 3), **options)
+        check(aten.linalg_solve_triangular.default, matrix(3, 3), randn(3, 2), upper=False)
     a, rtol = matrix(4, 3), torch.tensor(0.9)
     (got,) = evaluate(aten.linalg_pinv.atol_rtol_tensor, a, rtol=rtol)
     np.testing.assert_allclose(got, torch.linalg.pinv(a, rtol=0.9), atol=1e-5)

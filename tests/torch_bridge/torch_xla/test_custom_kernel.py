@@ -88,6 +88,10 @@ def test_flash_attention_on_a_mesh():
     marked = [xs.mark_sharding(t.to("jax"), mesh, spec) for t in (q, k, v)]
     out = ck.FlashAttention.apply(*marked, True)
     torch.testing.assert_close(out.cpu(), naive(q, k, v, causal=True))
+    bias = data(4, 8, 6, 6, seed=3).float().to("jax")
+    out = ck.FlashAttention.apply(*marked, False, None, None, 1.0, bias, spec, mesh)
+    named = ck.flash_attention(*marked, ab=bias, partition_spec=spec, mesh=mesh)
+    torch.testing.assert_close(out, named, rtol=0, atol=0)
 
 
 def test_flash_attention_in_scanned_layers_and_pure_modules():
