@@ -83,7 +83,7 @@ def test_what_is_said_to_be_there_can_be_imported(module):
             assert note, f"{module}.{name} is {state}, and nothing says why"
 
 
-@pytest.mark.parametrize(("name", "module"), list(modules()), ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(("name", "module"), [pytest.param(*one, id=one[0]) for one in modules()])
 def test_every_public_name_of_ours_stands_on_the_page(name, module):
     public = getattr(module, "__all__", [])
     missing = [member for member in public if member not in PAGE.get(name, {})]
