@@ -179,7 +179,7 @@ $(VENV)/.clusters-installed: $(VENV)/.dev-installed
 # and others import it wherever they find it.
 $(VENV)/.dev-installed: $(VENV)/.created pyproject.toml $(CONSTRAINTS)
 	$(INSTALL) "setuptools, which builds isoshard" $(PINNED) setuptools
-	$(INSTALL) "isoshard, jax, torch and what the tests need: two minutes, by the network" $(PINNED) --editable '.[torch,flax,dev]'
+	$(INSTALL) "isoshard, jax, torch and what the tests need: about a minute, by the network" $(PINNED) --editable '.[torch,flax,dev]'
 	$(INSTALL) "torchvision, timm and vit-pytorch, into a folder of their own" $(PINNED) --no-deps --upgrade \
 	  --target $(VENV)/vision timm torchvision vit-pytorch
 	@touch $(VENV)/.demo-installed $@

@@ -103,12 +103,18 @@ def test_another_reason_is_pips_own(tmp_path):
     assert "pip cannot install a package" in done.stderr
 
 
-def test_each_step_is_a_line(tmp_path):
-    code = 'case "$*" in --version) echo Python 3.11.2;; -m*) mkdir -p .venv;; esac'
+@pytest.mark.parametrize("network", [True, False])
+def test_each_step_is_a_line(network, tmp_path):
+    make = 'mkdir -p .venv/bin; cp "$0" .venv/bin/python'
+    upgrade = "exit 0" if network else "echo no network >&2; exit 1"
+    code = f"""case "$*" in --version) echo Python 3.11.2;; *upgrade*) {upgrade};;
+        "-m venv"*) {make};;
+        *"pip --version") echo pip 23.2.1 from here;; esac"""
     python = program(tmp_path / "python3", code)
     made = install("environment", python, ".venv", folder=tmp_path)
     assert made.returncode == 0 and (tmp_path / ".venv").is_dir(), made.stderr
-    assert made.stdout == "making .venv with Python 3.11.2 ..\n"
+    stays = "" if network else "pip stays at 23.2.1: a newer one cannot be fetched\n"
+    assert made.stdout == f"making .venv with Python 3.11.2 ..\n{stays}"
     done = install("packages", python, "nothing new", "pip", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"installing nothing new \.\.\ninstalled in \d+ s\n", done.stdout)

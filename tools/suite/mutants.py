@@ -258,28 +258,42 @@ class Runs:
 def kill(mutant: Mapping[str, Any], tests: Sequence[str], runs: Runs) -> str:
     """Run tests on a mutant.
 
+    A test that fails among others, and alone does not, or that fails alone on the package as it is,
+    kills nothing.
+
     Returns:
         The test that failed; "" if none did.
     """
     name = mutant["file"]
     source = (ROOT / name).read_text()
     site = site_of(mutant, source)
-    if site is None or not tests:
-        return ""
-    wheel(runs.package, [(name, changed(source, site))])
+    left, killer = list(tests), ""
+    while site is not None and left and not killer:
+        wheel(runs.package, [(name, changed(source, site))])
+        killer = failed(left, runs)
+        alone = not killer or killer not in left or bool(failed([killer], runs))
+        wheel(runs.package, [(name, source)])
+        if not killer:
+            break
+        if killer in left and (not alone or failed([killer], runs)):
+            left.remove(killer)
+            killer = ""
+    return killer
+
+
+def failed(tests: Sequence[str], runs: Runs) -> str:
+    """The first test that fails on a package, or how pytest ended; "" for none."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as ids:
         ids.write("\n".join(tests))
         ids.flush()
         code = runs.pytest(["-x", "-rfE", f"--timeout={TIMEOUT}", f"@{ids.name}"])
-    wheel(runs.package, [(name, source)])
     if code == 0:
         return ""
     said = (runs.package / "last.txt").read_text(errors="replace")
     if code in (4, 5) and "ERROR: not found" in said:  # a test that is not there kills nothing
-        raise SystemExit(f"pytest found not all tests for {name}: run the probes anew\n{said}")
-    lines = said.splitlines()
-    failed = [line.split(" ", 1)[1] for line in lines if line.startswith(("FAILED ", "ERROR "))]
-    return failed[0].split(" - ")[0] if failed else f"pytest ended with {code}"
+        raise SystemExit(f"pytest found not all tests: run the probes anew\n{said}")
+    lines = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return lines[0].split(" ", 1)[1].split(" - ")[0] if lines else f"pytest ended with {code}"
 
 
 def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path) -> None:
