@@ -336,6 +336,7 @@ def test_the_offset_of_a_view_counts_elements_of_its_own_dtype():
 OF_ANOTHER_DTYPE = {
     "x.view(uint8).unfold(0, 8, 2)[1]": torch.float32,
     "torch.view_as_real(x.unfold(0, 3, 1))[1]": torch.complex64,
+    "torch.view_as_complex(x.unfold(0, 4, 2).unflatten(1, (2, 2)))[1]": torch.float32,
 }
 
 
