@@ -22,9 +22,10 @@ def _clean(monkeypatch):
     met.clear_all()
 
 
-def work(shift: float) -> None:
-    x = torch.arange(16.0).to("jax")
-    y = (x + torch.full((16,), shift).to("jax")).cos()
+def work(shift: float, size: int = 16) -> None:
+    """A program for each size."""
+    x = torch.arange(float(size)).to("jax")
+    y = (x + torch.full((size,), shift).to("jax")).cos()
     torch_xla.sync()
     y.cpu()
 
@@ -37,7 +38,7 @@ def test_nothing_was_counted():
 
 def test_counters_and_times(monkeypatch):
     for n in range(3):
-        work(float(n))
+        work(float(n), 24)
     assert met.counter_value("UncachedCompile") == 1
     assert met.counter_value("CachedCompile") == 2
     assert met.counter_value("ExecuteComputation") == 3
@@ -53,8 +54,8 @@ def test_counters_and_times(monkeypatch):
         count, total, latest = met.metric_data(name)
         assert count >= 3 and total == pytest.approx(sum(value for _, value in latest))
         assert all(0 < value < 60e9 for _, value in latest)
-    assert met.metric_data("InboundData")[:2] == (3, 3 * 16 * 4)
-    assert met.metric_data("OutboundData")[1] >= 3 * 16 * 4
+    assert met.metric_data("InboundData")[:2] == (3, 3 * 24 * 4)
+    assert met.metric_data("OutboundData")[1] >= 3 * 24 * 4
     assert met.metric_data("ExecuteReplicatedTime") == met.metric_data("ExecuteTime")
     assert met.counter_value("isoshard::peak_bytes") > 0  # our own counters have our name
     assert met.counter_value("isoshard::transfers.device_to_host") == 3
