@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from isoshard.core.layout.mesh import hybrid_mesh, make_mesh
-from tests.host import seed_the_cpu_alone, use_recorded_rates
+from tests.host import collect_rarely, seed_the_cpu_alone, use_recorded_rates
 from tools.harness.xla_flags import quick_variables
 
 DEVICES = 8
@@ -30,8 +30,7 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = quick_variables(jax.__version__, flags)["XLA_FLAGS"]
 
-# Python looks for garbage after 700 new objects; tracing makes millions, and little garbage.
-gc.set_threshold(20_000, 10, 10)
+collect_rarely()
 
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):  # a core of its own, and XLA's threads with it
     shares = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])

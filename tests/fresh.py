@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.host import use_recorded_rates
+from tests.host import collect_rarely, use_recorded_rates
 from tools.harness.slow_imports import SLOW_IMPORTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -200,7 +200,7 @@ def _next_program(address: str) -> dict[str, Any]:
         importlib.import_module(name)
     use_recorded_rates()
     gc.enable()
-    gc.set_threshold(20_000, 10, 10)  # as in tests/conftest.py
+    collect_rarely()
     gc.collect()
     gc.freeze()
     listening = socket.socket(socket.AF_UNIX)

@@ -1,5 +1,9 @@
 """Which mutants there are, and which tests each is given (tools/suite/mutants.py)."""
 
+import types
+
+import pytest
+
 from tools.suite import mutants
 
 
@@ -46,6 +50,28 @@ def test_what_survives_meets_the_tests_of_the_nearest_folder():
     assert mutants.of_folder("a/b/m.py", tests) == tests[:1]
     assert mutants.of_folder("a/c/d/m.py", tests) == tests[:2]
     assert mutants.of_folder("c/m.py", tests) == []
+
+
+@pytest.mark.parametrize(
+    ("fails", "killer"),
+    [
+        (lambda tests, mutated: mutated and "b" in tests and "b", "b"),
+        (lambda tests, mutated: len(tests) > 1 and "a" in tests and "a", ""),  # only among others
+        (lambda tests, mutated: "a" in tests and "a", ""),  # on the package as it is, too
+        (lambda tests, mutated: mutated and "pytest ended with 4", "pytest ended with 4"),
+    ],
+)
+def test_what_kills_a_mutant_fails_alone_on_it_and_not_on_the_package(fails, killer, monkeypatch):
+    [mutant] = [one for one in mutants.kept() if one["file"] == "core/checkpoint/zarr_arrays.py"]
+    package = (mutants.ROOT / mutant["file"]).read_text()
+    sources = [package]
+    monkeypatch.setattr(mutants, "wheel", lambda _, edits: sources.append(edits[0][1]))
+    monkeypatch.setattr(
+        mutants, "failed", lambda tests, _: fails(tests, sources[-1] != package) or ""
+    )
+    runs = types.SimpleNamespace(package=None)
+    assert mutants.kill(mutant, ["a", "b", "c"], runs) == killer
+    assert sources[-1] == package and len(sources) > 2
 
 
 def test_the_table_has_shares_and_survivors():

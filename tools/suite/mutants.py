@@ -267,18 +267,18 @@ def kill(mutant: Mapping[str, Any], tests: Sequence[str], runs: Runs) -> str:
     name = mutant["file"]
     source = (ROOT / name).read_text()
     site = site_of(mutant, source)
-    left, killer = list(tests), ""
-    while site is not None and left and not killer:
+    left = list(tests)
+    while site and left:
         wheel(runs.package, [(name, changed(source, site))])
         killer = failed(left, runs)
-        alone = not killer or killer not in left or bool(failed([killer], runs))
+        fails_alone = killer in left and failed([killer], runs)
         wheel(runs.package, [(name, source)])
-        if not killer:
-            break
-        if killer in left and (not alone or failed([killer], runs)):
-            left.remove(killer)
-            killer = ""
-    return killer
+        if killer not in left:  # none, or pytest itself ended
+            return killer
+        if fails_alone and not failed([killer], runs):
+            return killer
+        left.remove(killer)
+    return ""
 
 
 def failed(tests: Sequence[str], runs: Runs) -> str:
@@ -308,10 +308,8 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
     """
     told = json.loads(costs.read_text())
     seconds = told["tests"]
-    known = set(seconds).difference(told["failed"])
-    # What fails on the package as it is would kill every mutant.
-    whole = {number: tests.difference(told["failed"]) for number, tests in visits(report).items()}
-    seen = {number: tests for number, tests in whole.items() if tests}
+    failing = set(told["failed"])  # on the package as it is: they would kill every mutant
+    seen = {number: some for number, tests in visits(report).items() if (some := tests - failing)}
     mutants = kept()
     every = [Runs(scratch / f"wheel{number}") for number in range(workers)]
     free = list(every)
@@ -325,7 +323,9 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
                 return keep(mutants)
             killer = kill(mutants[number], tests, runs)
             if not killer:  # what is done at import is seen in the first test of a process alone
-                others = sorted(set(of_folder(mutants[number]["file"], known)).difference(tests))
+                others = sorted(
+                    set(of_folder(mutants[number]["file"], {*seconds} - failing)).difference(tests)
+                )
                 killer = kill(mutants[number], chosen(others, seconds), runs)
             mutants[number][column] = {
                 "killed": bool(killer),
