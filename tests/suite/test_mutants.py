@@ -28,8 +28,14 @@ def test_the_kept_mutants_are_changes_of_the_package():
 
 def test_probes_tell_the_tests_that_come_by(tmp_path):
     report = tmp_path / "probe.tsv"
-    report.write_text("3\ta.py::test[x y]\n3\tb.py::test\n4\t\n")
-    assert mutants.visits(report) == {3: {"a.py::test[x y]", "b.py::test"}}
+    report.write_text("3\ta.py::test[x y] (call)\n3\tb.py::test (setup)\n4\t\n")
+    assert mutants.visits(report) == {3: {"a.py::test[x y]", "b.py", "b.py::test"}}
+
+
+def test_all_tests_of_a_file_may_share_what_its_fixtures_made():
+    tests = ["a.py::one", "b.py::two", "b.py::three[x]"]
+    assert mutants.of_files({"a.py::one", "b.py"}, tests) == tests[1:]
+    assert mutants.of_files({"a.py::one"}, tests) == []
 
 
 def test_the_shortest_tests_come_first_until_the_time_is_over():

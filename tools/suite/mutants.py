@@ -53,7 +53,7 @@ import os
 file, seen, process = None, set(), 0
 def hit(mutant):
     global file, process
-    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+    test = os.environ.get("PYTEST_CURRENT_TEST", "")
     if (mutant, test) in seen and process == os.getpid():
         return
     if process != os.getpid():
@@ -170,12 +170,15 @@ def pytest_on(package: Path, arguments: Sequence[str], **environment: str) -> in
 
 
 def visits(report: Path) -> dict[int, set[str]]:
-    """The tests that came by each mutant's place."""
+    """The tests that came by each mutant's place, and the files in whose fixtures it was."""
     found = collections.defaultdict(set)
     for line in report.read_text().splitlines():
-        number, _, test = line.partition("\t")
+        number, _, current = line.partition("\t")
+        test, _, phase = current.rpartition(" (")
         if number.isdigit() and test:
             found[int(number)].add(test)
+            if phase == "setup)":
+                found[int(number)].add(test.partition("::")[0])
     return found
 
 
@@ -202,6 +205,12 @@ def chosen(tests: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
             break
         result.append(test)
     return result
+
+
+def of_files(files: Iterable[str], tests: Iterable[str]) -> list[str]:
+    """The tests in some files: a fixture that comes by may be shared by them all."""
+    prefixes = tuple(f"{file}::" for file in files if "::" not in file)
+    return [test for test in tests if test.startswith(prefixes)]
 
 
 def of_folder(file: str, tests: Iterable[str]) -> list[str]:
@@ -309,6 +318,7 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
     told = json.loads(costs.read_text())
     seconds = told["tests"]
     failing = set(told["failed"])  # on the package as it is: they would kill every mutant
+    passing = {*seconds} - failing
     seen = {number: some for number, tests in visits(report).items() if (some := tests - failing)}
     mutants = kept()
     every = [Runs(scratch / f"wheel{number}") for number in range(workers)]
@@ -317,21 +327,26 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
     def one(number: int) -> None:
         runs = free.pop()
         try:
-            tests = chosen(seen[number], seconds) if number in seen else RANKS
+            came = seen.get(number, set())
             if site_of(mutants[number], (ROOT / mutants[number]["file"]).read_text()) is None:
                 mutants[number][column] = {"gone": True}
                 return keep(mutants)
-            killer = kill(mutants[number], tests, runs)
-            if not killer:  # what is done at import is seen in the first test of a process alone
-                others = sorted(
-                    set(of_folder(mutants[number]["file"], {*seconds} - failing)).difference(tests)
-                )
-                killer = kill(mutants[number], chosen(others, seconds), runs)
+            groups = (
+                came & passing,
+                of_files(came, passing),
+                # What is done at import is seen in the first test of a process alone.
+                of_folder(mutants[number]["file"], passing),
+            )
+            killer, tried = "" if came else kill(mutants[number], RANKS, runs), set[str]()
+            for group in groups:
+                tests = [] if killer else chosen({*group} - tried, seconds)
+                tried.update(tests)
+                killer = killer or kill(mutants[number], tests, runs)
             mutants[number][column] = {
                 "killed": bool(killer),
                 "by": killer,
-                "tests": len(tests) if number in seen else "ranks",
-                "visits": len(seen.get(number, ())),
+                "tests": len(tried) if came else "ranks",
+                "visits": sum("::" in test for test in came),
             }
             keep(mutants)
             print(number, mutants[number]["file"], mutants[number][column], flush=True)
