@@ -26,3 +26,16 @@ def test_stacks_that_are_made_of_single_arrays_or_taken_apart_are_copied():
     assert in_loops > 0
     assert loop_copies(found, (), taken).copied == in_loops + sum(given.values())
     assert loop_copies(found, given, ()).copied == in_loops + sum(taken.values())
+
+
+def test_a_layer_that_a_loop_cuts_out_of_its_stack_itself_is_copied():
+    def layers(weights, x):
+        def layer(x, number):
+            weight = jax.lax.dynamic_slice(weights, (number, 0, 0), (1, 64, 64))
+            return x @ weight.reshape(64, 64), None
+
+        return jax.lax.scan(layer, x, jnp.arange(6))[0]
+
+    weights = jnp.ones((6, 64, 64))
+    found = rolled(jax.make_jaxpr(layers)(weights, jnp.ones((16, 64))))
+    assert loop_copies(found).copied == 2 * weights.nbytes  # read, and written beside
