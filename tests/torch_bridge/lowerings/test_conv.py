@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -157,3 +159,17 @@ def test_the_weights_gradient_of_groups_under_vmap_and_differentiated(x64):
     for have, wish in zip(got, want, strict=True):
         np.testing.assert_allclose(have, wish, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(mapped, total.item() * np.array([1, 2**4]))
+
+
+def test_images_are_turned_before_the_first_convolution_and_after_the_last():
+    first, second = (torch.ones(4, 4, 3, 3, device="jax") for _ in range(2))
+
+    @xs.compile
+    def step(x):
+        x = torch.nn.functional.silu(torch.nn.functional.conv2d(x, first))
+        return torch.nn.functional.conv2d(x + x.abs(), second)
+
+    for _ in range(2):
+        assert step(torch.ones(2, 4, 9, 8, device="jax")).shape == (2, 4, 5, 4)
+    turned = re.findall(r"\[2,\S+ transpose\(", xs.program_text(step))
+    assert len(turned) == 2, turned
