@@ -7,7 +7,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 import isoshard.torch_bridge as xs
-from isoshard import P, shard, to_jax
+from isoshard import P, shard, sharding_of, to_jax
 from isoshard.core.errors import ShardingError
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.distributed.tensor import DTensor, distribute_tensor, init_device_mesh
@@ -90,6 +90,13 @@ class TestMeshesThatMeet:
         b = distribute_tensor(torch.ones(4), four.device_mesh, [Replicate()])
         assert (a + b).tolist() == (b + a).tolist() == [2.0] * 4
         assert a.device_mesh == mesh and b.device_mesh == four.device_mesh
+
+    @pytest.mark.parametrize(("first", "second"), [(8, 4), (4, 8)])
+    def test_what_is_whole_on_both_comes_whole_on_the_first(self, first, second):
+        meshes = (jax.sharding.Mesh(jax.devices()[:count], "x") for count in (first, second))
+        a, b = (shard(torch.ones(4), mesh, P()) for mesh in meshes)
+        assert (a + b).tolist() == [2.0] * 4
+        assert len(sharding_of(a + b).device_set) == first
 
     def test_split_over_both_is_refused(self, x, four):
         with pytest.raises(ShardingError, match=r"differently: .*reshard"):

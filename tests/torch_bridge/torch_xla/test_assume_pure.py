@@ -99,11 +99,21 @@ def test_the_code_runs_once_for_each_kind_of_call():
 
 def test_modes_of_modules_are_looked_at():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).to("jax")
-    pure, closure, x = PureModule(model), assume_pure(lambda x: model(x)), data(8, 4).to("jax")
+
+    class Holder:
+        def network(self, x):
+            return model(x)
+
+    holder, x = Holder(), data(8, 4).to("jax")
+    ways = (
+        PureModule(model),
+        assume_pure(lambda x: model(x)),
+        assume_pure(lambda x: holder.network(x)),
+    )
     for mode in (True, False, True):
         model.train(mode)
-        assert torch.allclose(pure(x).cpu(), copy.deepcopy(model)(x).cpu(), atol=1e-5)
-        assert torch.allclose(closure(x).cpu(), copy.deepcopy(model)(x).cpu(), atol=1e-5)
+        for pure in ways:
+            assert torch.allclose(pure(x).cpu(), copy.deepcopy(model)(x).cpu(), atol=1e-5)
 
 
 def test_frozen_parameters_and_parameters_put_in_place_of_others():
