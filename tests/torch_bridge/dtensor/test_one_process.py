@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
@@ -32,8 +33,9 @@ def test_without_a_mesh_it_is_on_that_of_the_only_rank():
     assert found.device_mesh.device_type == array.sharding.mesh.devices.flat[0].platform
     assert found.device_mesh.mesh_dim_names == ("x",) and found.placements == (Shard(0),)
     assert torch.equal(found.to_local(), torch.arange(6.0).reshape(3, 2))
-    back = iso.to_jax(found)
-    assert back.sharding == array.sharding and (back == array).all()
+    for wanted in (None, NamedSharding(array.sharding.mesh, P(None, "x"))):
+        back = iso.to_jax(found, wanted)
+        assert back.sharding == (wanted or array.sharding) and (back == array).all()
 
 
 @pytest.mark.usefixtures("group")
