@@ -29,7 +29,7 @@ def test_the_kept_mutants_are_changes_of_the_package():
 def test_probes_tell_the_tests_that_come_by(tmp_path):
     report = tmp_path / "probe.tsv"
     report.write_text("3\ta.py::test[x y] (call)\n3\tb.py::test (setup)\n4\t\n")
-    assert mutants.visits(report) == {3: {"a.py::test[x y]", "b.py", "b.py::test"}}
+    assert mutants.visits(report) == {3: {"a.py::test[x y]", "b.py", "b.py::test"}, 4: {""}}
 
 
 def test_all_tests_of_a_file_may_share_what_its_fixtures_made():

@@ -34,7 +34,8 @@ def probe(arguments: list[str], workers: int) -> int:
     options = ["-p", "tools.suite.costs", f"--costs={COSTS}", f"-n{workers}", "--dist=worksteal"]
     with tempfile.TemporaryDirectory() as scratch:
         package = mutants.probed(Path(scratch) / "wheel")
-        code = mutants.pytest_on(package, [*options, *arguments], PROBE=str(PROBE))
+        tests = arguments or ["tests", *mutants.RANKS]
+        code = mutants.pytest_on(package, [*options, *tests], PROBE=str(PROBE))
         text = (package / "last.txt").read_text(errors="replace")
         (FOLDER / "probe.txt").write_text(text)
         print(*text.splitlines()[-20:], sep="\n")

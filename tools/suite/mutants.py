@@ -3,8 +3,8 @@
 A mutant is the package with one small change (`sites.py`); a test that fails kills it. `NUMBER` of
 them are drawn with a fixed seed and kept in `mutants.json`. The tests run once with a probe at each
 mutant's place, which tells the tests that come by. Then each mutant is given to these until one
-fails, or for `MOST_SECONDS`; a mutant that none comes by, to those that start ranks. What survives
-is given to the tests of its folder as well.
+fails, or for `MOST_SECONDS`; one that only ranks come by, to the tests that start ranks. What
+survives is given to the tests of its folder as well.
 
 The commands are in `__main__.py`.
 """
@@ -43,7 +43,7 @@ MOST_SECONDS = 60
 """Of tests that a mutant is given, as long as they took on the package as it is."""
 
 RANKS = ("tests/multi_process",)
-"""For mutants that no test comes by in its own process; ranks are others."""
+"""For mutants that other processes come by than a test's own."""
 
 TIMEOUT = 120
 LIMIT = 15 * MOST_SECONDS
@@ -170,12 +170,15 @@ def pytest_on(package: Path, arguments: Sequence[str], **environment: str) -> in
 
 
 def visits(report: Path) -> dict[int, set[str]]:
-    """The tests that came by each mutant's place, and the files in whose fixtures it was."""
+    """The tests that came by each mutant's place, and the files in whose fixtures it was.
+
+    Outside of a test, as in ranks, it is "".
+    """
     found = collections.defaultdict(set)
     for line in report.read_text().splitlines():
         number, _, current = line.partition("\t")
         test, _, phase = current.rpartition(" (")
-        if number.isdigit() and test:
+        if number.isdigit():
             found[int(number)].add(test)
             if phase == "setup)":
                 found[int(number)].add(test.partition("::")[0])
@@ -319,7 +322,7 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
     seconds = told["tests"]
     failing = set(told["failed"])  # on the package as it is: they would kill every mutant
     passing = {*seconds} - failing
-    seen = {number: some for number, tests in visits(report).items() if (some := tests - failing)}
+    seen = visits(report)
     mutants = kept()
     every = [Runs(scratch / f"wheel{number}") for number in range(workers)]
     free = list(every)
@@ -327,7 +330,7 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
     def one(number: int) -> None:
         runs = free.pop()
         try:
-            came = seen.get(number, set())
+            came = seen.get(number, set()) - failing
             if site_of(mutants[number], (ROOT / mutants[number]["file"]).read_text()) is None:
                 mutants[number][column] = {"gone": True}
                 return keep(mutants)
@@ -337,7 +340,9 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
                 # What is done at import is seen in the first test of a process alone.
                 of_folder(mutants[number]["file"], passing),
             )
-            killer, tried = "" if came else kill(mutants[number], RANKS, runs), set[str]()
+            killer, tried = "", set[str]()
+            if came == {""}:
+                killer = kill(mutants[number], RANKS, runs)
             for group in groups:
                 tests = [] if killer else chosen({*group} - tried, seconds)
                 tried.update(tests)
@@ -345,7 +350,7 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
             mutants[number][column] = {
                 "killed": bool(killer),
                 "by": killer,
-                "tests": len(tried) if came else "ranks",
+                "tests": "ranks" if came == {""} else len(tried),
                 "visits": sum("::" in test for test in came),
             }
             keep(mutants)
@@ -354,11 +359,11 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
             free.append(runs)
 
     left = [number for number, mutant in enumerate(mutants) if column not in mutant]
+    alone = [number for number in left if seen.get(number) == {""}]
     with futures.ThreadPoolExecutor(workers) as pool:
-        list(pool.map(one, filter(seen.__contains__, left)))
-    for number in left:  # ranks have time limits, and cores to themselves
-        if number not in seen:
-            one(number)
+        list(pool.map(one, set(left).difference(alone)))
+    for number in alone:  # ranks have time limits, and cores to themselves
+        one(number)
     for runs in every:
         runs.end()
 
