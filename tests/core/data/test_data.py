@@ -182,6 +182,10 @@ class TestUnevenRows:
         with pytest.raises(iso.ShardingError, match=r"batch\.x: a .* on devices cannot be padded"):
             list(iso.data.loader([{"x": jax.numpy.ones(3)}], mesh, P("x"), last="pad"))
 
+    def test_other_axes_are_an_error_whatever_happens_to_rows(self, mesh):
+        with pytest.raises(iso.UnevenError, match=r"batch\.x: shape \(8, 6\).*axis 1"):
+            list(iso.data.loader([{"x": np.ones((8, 6))}], mesh, P("x", "y"), last="pad"))
+
 
 class TestErrors:
     @pytest.mark.parametrize("prefetch", [0, 2])
