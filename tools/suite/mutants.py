@@ -342,7 +342,8 @@ def kill_all(report: Path, costs: Path, column: str, workers: int, scratch: Path
             )
             killer, tried = "", set[str]()
             if came == {""}:
-                killer = kill(mutants[number], RANKS, runs)
+                ranks = [test for test in seconds if test in passing and test.startswith(RANKS)]
+                killer = kill(mutants[number], ranks, runs)
             for group in groups:
                 tests = [] if killer else chosen({*group} - tried, seconds)
                 tried.update(tests)
