@@ -1,22 +1,25 @@
-"""examples/torchrun.py, as its first lines say."""
+"""examples/torchrun.py, as its first lines say, in two ranks."""
 
 import os
 import re
 import subprocess
 import sys
 
+import jax
 import torch
 
 from tests.multi_process.ranks import ROOT
+from tools.harness.xla_flags import quick_variables
 
 
 def test_torch_and_jax_go_on_from_one_anothers_memory():
+    quick = quick_variables(jax.__version__, os.environ.get("XLA_FLAGS", ""))
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"),
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
             str(ROOT / "examples" / "torchrun.py"),
         ],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **quick, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=180,
