@@ -144,8 +144,8 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/with_torch_xla/test_scripts.py::test_annotations_are_equal",
     ),
     "| DTensor or FSDP2 under `torchrun` |": (
-        "tests/multi_process/test_exchange.py::test_on_two",
-        "tests/multi_process/test_fsdp.py::test_on_two",
+        "tests/multi_process/test_exchange.py::test_on_two_nodes_of_two",
+        "tests/multi_process/test_fsdp.py::test_on_two_nodes_of_two",
     ),
     "| a tree of either framework to keep |": (
         "tests/torch_bridge/checkpoints/test_frameworks.py::"
@@ -205,7 +205,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         _PEERS,
     ),
     "| DTensor, FSDP2 |": (
-        "tests/multi_process/test_exchange.py::test_on_two",
+        "tests/multi_process/test_exchange.py::test_on_two_nodes_of_two",
         "tests/torch_bridge/training/test_transformer.py::"
         "test_its_collectives_are_those_of_the_hand_written_jax_step",
     ),

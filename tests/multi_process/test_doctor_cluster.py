@@ -13,11 +13,12 @@ from tests.multi_process import ranks
 
 
 def _environments():
-    odd, version = ranks.as_torchrun(3), ranks.as_torchrun(2)
+    odd, version, well = ranks.as_torchrun(3), ranks.as_torchrun(2), ranks.as_torchrun(2)
     closed = {"TEST_CLOSED": str(ranks.free_port())}
     return {
         "odd": [{**odd(rank), **closed, "TEST_ARGS": "--timeout 40"} for rank in range(3)],
         "version": [{**version(rank), "TEST_ARGS": "--timeout 60"} for rank in range(2)],
+        "well": [{**well(rank), "TEST_ARGS": "--json"} for rank in range(2)],
         "alone": [{"TEST_ARGS": "--json"}],
         "below slurm": [{"SLURM_NTASKS": "4", "TEST_ARGS": ""}],
     }
@@ -39,11 +40,11 @@ def _data(output):
     return json.loads(output[output.index("{\n") : output.rindex("}") + 1])
 
 
-def test_torchrun(tmp_path):
-    outcome = ranks.torchrun("doctor_cluster", 2, tmp_path, env={"TEST_ARGS": "--json"})
-    assert outcome.code == 0, outcome.output
-    assert outcome.output.count('"healthy"') == 1
-    data = _data(outcome.output)
+def test_torchrun(launched):
+    (first, output), (second, other) = launched["well"]
+    assert first == second == 0, output
+    assert output.count('"healthy"') == 1 and '"healthy"' not in other
+    data = _data(output)
     assert (data["healthy"], data["launcher"], data["size"], data["wrong"]) == (True, *SEEN)
     assert re.fullmatch(r"127\.0\.0\.1:\d+", data["coordinator"])
     for rank, one in enumerate(data["ranks"]):
