@@ -279,3 +279,23 @@ def test_as_a_jax_function(mesh):
     torch.testing.assert_close(torch.tensor(np.asarray(got)), gradient, rtol=1e-4, atol=1e-4)
     program = jax.jit(function).lower(function.params, given).compile().as_text()
     assert [found.kind for found in collectives(program)] == ["all_reduce"]
+
+
+def test_a_meta_module_becomes_empty_in_pieces(mesh):
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16))
+        model[3].bias = model[2].bias
+    styles = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+    parallel.parallelize_module(model, mesh["tp"], styles)
+    assert model[0].weight.placements == (Replicate(), Shard(0))
+    assert model[2].weight.placements == (Replicate(), Shard(1))
+    assert {t.device.type for t in model.state_dict().values()} == {"jax"}
+    assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in model.parameters())
+    for layer in (model[0], model[2], model[3]):
+        layer.reset_parameters()
+    xs.sync()
+    assert {tuple(s.data.shape) for s in model[0].weight.local_shards} == {(8, 16)}
+    x = torch.randn(4, 16)
+    plain = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16))
+    plain.load_state_dict({name: t.cpu() for name, t in model.state_dict().items()})
+    torch.testing.assert_close(model(x.to("jax")).detach().cpu(), plain(x).detach(), **CLOSE)
