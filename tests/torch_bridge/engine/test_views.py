@@ -250,6 +250,18 @@ def test_as_strided_of_what_reads_the_memory_in_another_way():
     compare(pairs)
 
 
+@pytest.mark.parametrize("offset", [0, 1, 4, None])
+def test_as_strided_scatter_of_a_view_writes_to_the_memory_that_it_is_of(offset):
+    def scattered(device):
+        memory = torch.arange(8.0, device=device)
+        view = memory.view(4, 2).select(1, 1)  # elements 1, 3, 5, 7
+        values = torch.tensor([20.0, 30.0], device=device)
+        return torch.as_strided_scatter(view, values, (2,), (2,), offset), memory
+
+    for got, want in zip(scattered("jax"), scattered("cpu"), strict=True):
+        torch.testing.assert_close(got.cpu(), want)
+
+
 def test_as_strided_of_another_dtype():
     for device in ("cpu", "jax"):
         x = torch.ones(3, 4).to(device)

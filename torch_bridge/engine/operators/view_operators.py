@@ -300,6 +300,27 @@ def _copied(view: Any) -> Any:
     return handler
 
 
+def _scattered(func: OpOverload) -> dispatch.Handler:
+    """`as_strided_scatter` of a view writes to a copy of the memory that the view is of."""
+    usual = dispatch.functional_handler(func)
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensor, src, size, stride, *rest = args
+        storage = tensor._storage
+        signed = any(op in (("conj",), ("neg",)) for op in tensor._chain.ops)
+        if not tensor._chain.ops or signed or storage.aval.meta.dtype != tensor.dtype:
+            return usual(args, kwargs)
+        offset = rest[0] if rest else kwargs.get("storage_offset")
+        whole = lazy_tensor.new_tensor(storage.aval, storage, Chain.root(storage.aval))
+        copy = lazy_tensor.fresh(storage.aval, lazy_tensor.read(whole))
+        here = tensor.storage_offset()
+        part = _as_strided((copy, size, stride, here if offset is None else offset), {})
+        torch.ops.aten.copy_.default(part, src)
+        return _as_strided((copy, tensor.size(), tensor.stride(), here), {})
+
+    return handler
+
+
 def register() -> None:
     """Put the view operators into the dispatcher."""
     for name, ops_of in _OPS.items():
@@ -308,6 +329,8 @@ def register() -> None:
         if func is not None:
             dispatch.SPECIAL[name] = _view_handler(func, ops_of)
     dispatch.SPECIAL["aten::as_strided"] = _as_strided
+    scatter = torch.ops.aten.as_strided_scatter.default
+    dispatch.SPECIAL[scatter.name()] = _scattered(scatter)
     for name in (*_OPS, "aten::as_strided"):
         packet, _, overload = name.partition(".")
         copying = f"{packet}_copy.{overload}" if overload else f"{packet}_copy"
