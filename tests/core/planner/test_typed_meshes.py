@@ -45,7 +45,7 @@ def told(report):
     return found, report.memory.parameters, report.memory.inputs
 
 
-@pytest.mark.parametrize(("types", "depth"), [((EXPLICIT,) * 2, "trace"), (MIXED, "trace")])
+@pytest.mark.parametrize(("types", "depth"), [((EXPLICIT,) * 2, "partition"), (MIXED, "trace")])
 def test_arrays_that_have_types_are_planned_as_those_that_have_none(types, depth):
     """Layers are a loop; what it carries has the types that the step gives it."""
     given, want = (

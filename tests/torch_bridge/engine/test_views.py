@@ -262,6 +262,26 @@ def test_as_strided_scatter_of_a_view_writes_to_the_memory_that_it_is_of(offset)
         torch.testing.assert_close(got.cpu(), want)
 
 
+def test_as_strided_scatter_of_views_of_another_kind():
+    numbers = torch.tensor([1 + 2j, 3 - 4j, 5j, 6.0])
+    values = torch.tensor([20 - 1j, 30 + 2j])
+
+    def scattered(device):
+        conjugate = numbers.to(device)[1:].conj()
+        pairs = torch.view_as_real(numbers.to(device))[1:, 0]
+        return [
+            torch.as_strided_scatter(conjugate, values.to(device), (2,), (1,), 1).resolve_conj(),
+            torch.as_strided_scatter(pairs, values.real.to(device), (2,), (2,), 4),
+        ]
+
+    for got, want in zip(scattered("jax"), scattered("cpu"), strict=True):
+        torch.testing.assert_close(got.cpu(), want)
+    view = numbers.to("jax")[1:]
+    for size, stride, text in (((3,), (1,), "src size"), ((2,), (0,), "more than one element")):
+        with pytest.raises(RuntimeError, match=text):
+            torch.as_strided_scatter(view, values.to("jax"), size, stride, 0)
+
+
 def test_as_strided_of_another_dtype():
     for device in ("cpu", "jax"):
         x = torch.ones(3, 4).to(device)

@@ -17,7 +17,7 @@ from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.signatures.shape_checks import strides_for_each
+from isoshard.torch_bridge.engine.signatures.shape_checks import strides_for_each, written_once
 from isoshard.torch_bridge.engine.values.metas import Meta
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.engine.values.views import Chain, ViewOp
@@ -305,18 +305,24 @@ def _scattered(func: OpOverload) -> dispatch.Handler:
     usual = dispatch.functional_handler(func)
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensor, src, size, stride, *rest = args
-        storage = tensor._storage
+        tensor, src, *window = args
         signed = any(op in (("conj",), ("neg",)) for op in tensor._chain.ops)
-        if not tensor._chain.ops or signed or storage.aval.meta.dtype != tensor.dtype:
+        if signed or not tensor._chain.ops:  # torch resolves a conjugate to memory of its own
             return usual(args, kwargs)
-        offset = rest[0] if rest else kwargs.get("storage_offset")
+        storage = tensor._storage
         whole = lazy_tensor.new_tensor(storage.aval, storage, Chain.root(storage.aval))
-        copy = lazy_tensor.fresh(storage.aval, lazy_tensor.read(whole))
-        here = tensor.storage_offset()
-        part = _as_strided((copy, size, stride, here if offset is None else offset), {})
+        memory = lazy_tensor.fresh(storage.aval, lazy_tensor.read(whole))._storage
+        offset = tensor.storage_offset()
+        view = lazy_tensor.new_tensor(tensor._aval, memory, tensor._chain, offset)
+        part = _as_strided((view, *window), kwargs)
+        written_once("as_strided_scatter", {"size": window[0], "stride": window[1]})
+        if src.shape != part.shape:
+            raise RuntimeError(
+                "expected src to have a size equal to the slice of self. src size = "
+                f"{list(src.shape)}, slice size = {list(part.shape)}"
+            )
         torch.ops.aten.copy_.default(part, src)
-        return _as_strided((copy, tensor.size(), tensor.stride(), here), {})
+        return view
 
     return handler
 
