@@ -13,7 +13,7 @@ what is bound to the name is called.
 The processes are forked from a process that has imported all packages that isoshard imports, and
 nothing of isoshard (`Server`): those imports take several times as long as isoshard's own. Each
 fork still takes 3 to 4 seconds of processor time (1,050 modules, one compiled program), which is
-ten minutes and more for all names. So `tests/test_hidden_names.py` hides twenty names at once. An
+ten minutes and more for all names. So `tests/test_hidden_names.py` hides 32 names at once. An
 import that passes without all of them passes without each, except where code takes one path with a
 name and another path without it; this command hides each name alone for that reason.
 """

@@ -26,7 +26,7 @@ TITLES = (
     "| Python | JAX | torch | who has it | tests | passed | expected failures | failed | when |"
 )
 FAILED = "| failed test | with |"
-_APART = ("with_torch_xla", "multi_process", "clusters")  # pyproject.toml's norecursedirs
+_APART = ("with_torch_xla", "multi_process", "clusters")  # not in one process, or elsewhere
 _BRIDGES = ("core", "jax_bridge", "torch_bridge", "onnx_bridge")
 _OUTCOMES = ("passed", "xfailed", "skipped", "failed")
 
