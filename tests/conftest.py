@@ -16,6 +16,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from isoshard.core.layout.mesh import hybrid_mesh, make_mesh
+from tests.fresh import share
 from tests.host import collect_rarely, seed_the_cpu_alone, use_recorded_rates
 from tools.harness.xla_flags import quick_variables
 
@@ -46,6 +47,12 @@ if jax.__version_info__ < (0, 10):  # prints "PartitionSpec('x')" where later on
 # AXIS_TYPES=Explicit runs the tests on meshes as `jax.make_mesh` makes them.
 for make in (make_mesh, hybrid_mesh):
     make.__kwdefaults__["axis_types"] = AxisType[os.environ.get("AXIS_TYPES", "Auto")]
+
+
+def pytest_configure(config):
+    """With several workers, one server for the programs that need a process of their own."""
+    if getattr(config.option, "numprocesses", None) and "workerinput" not in vars(config):
+        share()
 
 
 def pytest_sessionstart(session):

@@ -1,6 +1,6 @@
 """A new process in which torch, JAX and isoshard are imported: 0.3 s, in place of five.
 
-A server imports them once for each process of pytest, without starting JAX's backend, and forks
+A server imports them once for all processes of pytest, without starting JAX's backend, and forks
 for each program. So a program finds no device chosen, no mesh, and no state of other tests. What
 tests an import, or variables that are read while it runs, takes `subprocess.run`.
 """
@@ -26,7 +26,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.host import collect_rarely, use_recorded_rates
 from tools.harness.slow_imports import SLOW_IMPORTS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +34,9 @@ IMPORTED = (
     *(*SLOW_IMPORTS, "isoshard", "isoshard.torch_bridge", "isoshard.cli.dispatch"),
     *("isoshard.torch_bridge.torch_xla", "transformers.models.llama.modeling_llama"),
 )
-WITHOUT = ("JAX_NUM_CPU_DEVICES",)
+_ADDRESS = "ISOSHARD_TESTS_SERVER"
+"""What the processes of pytest that share a server find its address by."""
+WITHOUT = ("JAX_NUM_CPU_DEVICES", _ADDRESS)
 """A program has the one device of users, and the quick compiler of tests/conftest.py."""
 
 _SHUTDOWN = "ISOSHARD_TESTS_SHUTDOWN"
@@ -55,10 +56,13 @@ class Process:
     def __init__(self, request: Mapping[str, Any]) -> None:
         """Ask the server for it."""
         self._answers = socket.socket(socket.AF_UNIX)
-        self._answers.connect(_server())
-        self._answers.sendall(json.dumps(request).encode() + b"\n")
+        self._answers.connect(server())
+        own = {"cores": sorted(os.sched_getaffinity(0))}
+        self._answers.sendall(json.dumps(own | request).encode() + b"\n")
         self._lines = self._answers.makefile()
-        self.pid = int(self._lines.readline())
+        if not (started := self._lines.readline()):
+            raise RuntimeError("the server of tests/fresh.py ended; its errors are above")
+        self.pid = int(started)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -162,25 +166,35 @@ def run(
 
 
 @functools.cache
-def _server() -> str:
-    """The address of this process's server, which ends with it."""
+def server() -> str:
+    """The address of the server, which ends with the process that asked for it first.
+
+    Until a program is wanted it imports nothing.
+    """
+    if _ADDRESS in os.environ:
+        return f"\0{os.environ[_ADDRESS]}"
     # An abstract address: no file, and no longer than the 107 bytes that one may have.
-    address = f"\0isoshard-tests-{os.getpid()}-{os.urandom(4).hex()}"
+    address = f"isoshard-tests-{os.getpid()}-{os.urandom(4).hex()}"
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     environment = {key: value for key, value in os.environ.items() if key not in WITHOUT}
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.fresh", address[1:]],
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fresh", address],
         cwd=ROOT,
         env={"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | environment | one | {"JAX_PLATFORMS": "cpu"},
         stdin=subprocess.PIPE,  # its end is this process's
         stdout=subprocess.PIPE,
         text=True,
     )
-    atexit.register(_end, server)
-    assert server.stdout is not None
-    if server.stdout.readline() != "ready\n":
+    atexit.register(_end, process)
+    assert process.stdout is not None
+    if process.stdout.readline() != "ready\n":
         raise RuntimeError("the server of tests/fresh.py did not start")
-    return address
+    return f"\0{address}"
+
+
+def share() -> None:
+    """Let the processes that this one starts ask its server."""
+    os.environ[_ADDRESS] = server()[1:]
 
 
 def _end(server: subprocess.Popen[str]) -> None:
@@ -195,6 +209,14 @@ def _end(server: subprocess.Popen[str]) -> None:
 
 def _next_program(address: str) -> dict[str, Any]:
     """Wait for programs, and fork for each; returns in the child, and ends with the parent."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"\0{address}")
+    listening.listen()
+    print("ready", flush=True)
+    if sys.stdin in select.select([listening, sys.stdin], [], [])[0]:
+        sys.exit()
+    from tests.host import collect_rarely, use_recorded_rates
+
     gc.disable()
     for name in IMPORTED:
         importlib.import_module(name)
@@ -203,10 +225,6 @@ def _next_program(address: str) -> dict[str, Any]:
     collect_rarely()
     gc.collect()
     gc.freeze()
-    listening = socket.socket(socket.AF_UNIX)
-    listening.bind(f"\0{address}")
-    listening.listen()
-    print("ready", flush=True)
     running: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor that tells of the end
     while True:
         ready, _, _ = select.select([listening, sys.stdin, *running], [], [])
@@ -244,6 +262,7 @@ def _become(request: Mapping[str, Any]) -> None:
     """Make this process what a command line would have started."""
     os.environ.clear()
     os.environ.update(request["env"])
+    os.sched_setaffinity(0, request["cores"])
     os.chdir(request["cwd"])
     adding = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     files = [os.open(os.devnull, os.O_RDONLY)]

@@ -1,4 +1,4 @@
-"""Core over several processes: two with two devices each, and four with one."""
+"""Core over two processes with two devices each."""
 
 import pytest
 
@@ -7,14 +7,8 @@ from tests.multi_process import ranks
 JOB = "core"
 CHECKS = ranks.checks_of(ranks.job_module(JOB))
 two = ranks.launched(JOB, 2, args=["2"])
-four = ranks.launched(JOB, 4, args=["1"])
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_on_two_with_two_devices_each(two, check):
     two.assert_passed(check, 2)
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_on_four(four, check):
-    four.assert_passed(check, 4)
