@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.attention import ring_attention, unzigzag, zigzag
 from isoshard.core.errors import ShardingError, SpecError, UnevenError
+from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.transfer.place import shard
 from tests.core.domain.attention import dense
@@ -99,7 +100,7 @@ def test_other_dtypes(x64):
 
 
 def test_inside_vmap_and_twice_differentiated():
-    mesh = make_mesh((2,), ("s",))
+    mesh = auto(make_mesh((2,), ("s",)))
     function = functools.partial(ring_attention, mesh=mesh, axis="s")
     given = dense.arrays(queries=8, heads=1, width=3)
     wanted = dense.attention(*given, dense.visible(*given[:2]))[0]

@@ -7,6 +7,7 @@ import numpy as np
 
 import isoshard as iso
 from benchmarks.planning_models import mlp
+from isoshard.core.layout.axis_types import auto
 from isoshard.core.planner.plan_search.searching import search
 
 
@@ -21,7 +22,7 @@ def test_losses_are_those_of_one_device():
     family = mlp(layers=2, width=64, batch=128)
     machine = iso.planner.topology("cpu:8").mesh((2, 4), ("data", "model"))
     found = search(family.step, family.args, machine)
-    mesh = iso.make_mesh((2, 4), ("data", "model"))
+    mesh = auto(iso.make_mesh((2, 4), ("data", "model")))
     params, batch = filled(family.args[0], 0.2), filled(family.args[2], 1.0)
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), family.args[1])
     laid = iso.shard(params, mesh, found.plan)

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.domain.attention.partitioned_attention import Attention
+from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.planner.programs.compiling import by_partitioner
 from isoshard.core.planner.programs.device_ops import axes_along
@@ -76,7 +77,7 @@ def test_what_splits_without_talking_is_left_to_the_partitioner():
 
 
 def test_what_an_answer_needs_does_not_spread_to_what_is_around_it():
-    mesh = make_mesh((2, 4), ("data", "x"))
+    mesh = auto(make_mesh((2, 4), ("data", "x")))
     rows, columns = (NamedSharding(mesh, spec) for spec in (P("data", "x"), P(None, ("data", "x"))))
     shapes, layouts = {"x": (4, 32, 64), "weight": (64, 64)}, {"x": rows, "weight": columns}
 

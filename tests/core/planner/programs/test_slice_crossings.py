@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from isoshard import P, Plan, PlanError, hybrid_mesh, make_mesh, shard
+from isoshard.core.layout.axis_types import auto
 from isoshard.core.planner.estimating import estimate
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.device_ops import device_ops
@@ -117,7 +118,7 @@ _xla_megascale_target="{1,2,3,4}x{0:3}",_xla_megascale_transfer_type="REDUCE_SCA
 
 
 def test_a_part_of_an_axis_that_stays_in_a_slice_does_not_cross():
-    mesh = hybrid_mesh((4,), (2,), ("x",))
+    mesh = auto(hybrid_mesh((4,), (2,), ("x",)))
     split = jax.sharding.Mesh(mesh.devices.reshape(2, 4), ("slice", "inside"))
 
     def summed(x):
