@@ -544,6 +544,9 @@ def main(names: Sequence[str]) -> int:
         if names and name not in names:
             continue
         outcome = server.without([name] if module else names_of(wanted))
+        if not outcome.hidden:
+            print(f"absent {name}: the installed versions do not have it", flush=True)
+            continue
         wrong = faults(outcome, wanted, module)
         failed += bool(wrong)
         print("\n".join([f"{'failed' if wrong else 'passed'} {name}", *wrong]), flush=True)
