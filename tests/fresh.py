@@ -56,7 +56,7 @@ class Process:
     def __init__(self, request: Mapping[str, Any]) -> None:
         """Ask the server for it."""
         self._answers = socket.socket(socket.AF_UNIX)
-        self._answers.connect(server())
+        self._answers.connect(_server())
         own = {"cores": sorted(os.sched_getaffinity(0))}
         self._answers.sendall(json.dumps(own | request).encode() + b"\n")
         self._lines = self._answers.makefile()
@@ -166,7 +166,7 @@ def run(
 
 
 @functools.cache
-def server() -> str:
+def _server() -> str:
     """The address of the server, which ends with the process that asked for it first.
 
     Until a program is wanted it imports nothing.
@@ -194,7 +194,7 @@ def server() -> str:
 
 def share() -> None:
     """Let the processes that this one starts ask its server."""
-    os.environ[_ADDRESS] = server()[1:]
+    os.environ[_ADDRESS] = _server()[1:]
 
 
 def _end(server: subprocess.Popen[str]) -> None:
@@ -215,7 +215,7 @@ def _next_program(address: str) -> dict[str, Any]:
     print("ready", flush=True)
     if sys.stdin in select.select([listening, sys.stdin], [], [])[0]:
         sys.exit()
-    from tests.host import collect_rarely, use_recorded_rates
+    from tests.host import collect_rarely, use_recorded_rates  # imports JAX
 
     gc.disable()
     for name in IMPORTED:

@@ -26,7 +26,8 @@ TITLES = (
     "| Python | JAX | torch | who has it | tests | passed | expected failures | failed | when |"
 )
 FAILED = "| failed test | with |"
-_APART = ("with_torch_xla", "multi_process", "clusters")  # not in one process, or elsewhere
+# These are launched, or have an environment, of their own.
+_APART = ("with_torch_xla", "multi_process", "clusters")
 _BRIDGES = ("core", "jax_bridge", "torch_bridge", "onnx_bridge")
 _OUTCOMES = ("passed", "xfailed", "skipped", "failed")
 
