@@ -40,6 +40,7 @@ from .overrides import (
     loaded_state,
     nested_layouts,
     pickling,
+    storages,
     swap_parameters,
 )
 from .runtime import sync
@@ -201,6 +202,7 @@ def register() -> None:
         as_tensor.register,
         swap_parameters.register,
         pickling.register,
+        storages.register,
         grad_scaler.register,
         loaded_state.register,
         _join_lists,

@@ -65,6 +65,21 @@ def test_what_a_storage_says():
     assert storage.element_size() == 1
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.UntypedStorage(device="jax"),
+        lambda: torch.UntypedStorage(8, device=torch.device("jax", 0)),
+        lambda: torch.TypedStorage(8, dtype=torch.float32, device="jax"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_a_storage_of_torchs_on_the_device_is_refused(make):
+    with pytest.raises(RuntimeError, match=r"belongs to JAX, and UntypedStorage\(\.\.\) would"):
+        make()
+    assert torch.UntypedStorage(8).nbytes() == torch.UntypedStorage([0] * 8).nbytes() == 8
+
+
 def test_reading_is_refused():
     storage = torch.ones(2, device="jax").untyped_storage()
     for name in ("tolist", "cpu", "copy_", "resize_", "clone", "share_memory_"):

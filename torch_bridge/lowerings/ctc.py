@@ -37,7 +37,7 @@ def _likelihoods(
     states = 2 * labels.shape[1] + 1
     classes = jnp.full((batch, states), blank, labels.dtype).at[:, 1::2].set(labels)
     # A label may follow the one before it, without a blank between, if they differ.
-    jumps = jnp.pad(classes[:, 2:] != classes[:, :-2], ((0, 0), (2, 0)))
+    jumps = jnp.pad(classes[:, 2:] != classes[:, :-2], ((0, 0), (2, 0)))[:, :states]
     jumps &= jnp.arange(states) % 2 == 1
     scores = jnp.maximum(jnp.swapaxes(log_probs, 0, 1), _IMPOSSIBLE)
     emitted = jnp.take_along_axis(scores, classes[:, None, :], axis=2)
@@ -47,7 +47,7 @@ def _likelihoods(
     def step(alpha: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
         stay = alpha
         move = jnp.pad(alpha[:, :-1], ((0, 0), (1, 0)), constant_values=_IMPOSSIBLE)
-        jump = jnp.pad(alpha[:, :-2], ((0, 0), (2, 0)), constant_values=_IMPOSSIBLE)[:, :states]
+        jump = jnp.pad(alpha, ((0, 0), (2, 0)), constant_values=_IMPOSSIBLE)[:, :states]
         jump = jnp.where(jumps, jump, _IMPOSSIBLE)
         fresh = jax.nn.logsumexp(jnp.stack([stay, move, jump]), axis=0) + emitted[:, time]
         fresh = jnp.where(inside, jnp.maximum(fresh, _IMPOSSIBLE), _IMPOSSIBLE)

@@ -212,6 +212,17 @@ def test_randomness_of_vmap():
 # --- Forward mode --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("source", "target"), [("jax", "cpu"), ("cpu", "jax")])
+def test_a_dual_number_is_copied_to_another_device(source, target):
+    with forward_ad.dual_level():
+        primal = torch.arange(3.0).to(source)
+        dual = forward_ad.make_dual(primal, 2 * primal)
+        for copied in (torch.zeros(3).to(target).copy_(dual), dual.to(target)):
+            value, tangent = forward_ad.unpack_dual(copied)
+            assert value.device.type == target and value.tolist() == [0, 1, 2]
+            assert tangent.tolist() == [0, 2, 4]
+
+
 def test_dual_numbers():
     def program(x: torch.Tensor) -> Any:
         with forward_ad.dual_level():

@@ -43,3 +43,9 @@ def test_a_large_integer_does_what_it_does_on_the_cpu(dtype):
             torch.testing.assert_close(
                 got.cpu(), want, msg=lambda text, name=name: f"{name}: {text}"
             )
+
+
+def test_an_element_whose_number_takes_more_than_32_bits_is_read():
+    x = torch.zeros(2**31 + 5, dtype=torch.int8, device="jax")
+    x[-2] = 3
+    assert x[-2].item() == x[2**31 + 3].item() == 3 and x[-3:].tolist() == [0, 3, 0]

@@ -178,12 +178,15 @@ FILLS = """
     x.index_fill_(1, ints(-1)[:0], 5.0); x.index_fill_(0, ints(-1), x.new_tensor(5.0))
     x.masked_fill_(corners, 5.0); x.masked_fill_(corners[:, :1], 5.0)
     x.index_put_((ints(-1), ints(0, 2)), x.new_ones(())); x.__setitem__(corners, 5.0)
-    x.__setitem__(ints(0, 2), 5.0)
+    x.__setitem__(ints(0, 2), 5.0); x.__setitem__(ints(0, 2, 0), x.new_ones(3, 4).cumsum(1))
+    x.index_put_((ints(0, 2),), x.new_ones(()), accumulate=True)
+    x.index_put_((ints(2, 0, 1), ints(3, 3, 1)), x.new_ones(3).cumsum(0))
+    x.index_put_((ints(2, 0, 2), ints(3, 3, 1)), x.new_ones(3).cumsum(0), accumulate=True)
+    x.index_put_((corners,), x.new_ones(2).cumsum(0))
 """
 REFUSED_ON_EXPANDED = """
-    x.add_(1); x.copy_(ones(3, 4)); x.index_put_((ints(0, 2),), x.new_ones(2, 4))
-    x.index_add_(0, ints(0, 2), x.new_ones(2, 4)); x.index_copy_(0, ints(0, 2), x.new_ones(2, 4))
-    x.index_put_((ints(0, 2),), x.new_ones(()), accumulate=True)
+    x.add_(1); x.copy_(ones(3, 4)); x.index_add_(0, ints(0, 2), x.new_ones(2, 4))
+    x.index_copy_(0, ints(0, 2), x.new_ones(2, 4))
 """
 
 
@@ -193,7 +196,7 @@ def expanded(write: str, base: torch.Tensor) -> object:
     return outcome(write, device, x=base.expand(3, 4), corners=CORNERS.to(device))
 
 
-def test_one_number_by_mask_or_index_to_an_expanded_tensor():
+def test_numbers_by_mask_or_index_to_an_expanded_tensor():
     """torch lets it pass with a warning, and memory is written where any of its elements is."""
     pairs = []
     for fill in calls(FILLS):

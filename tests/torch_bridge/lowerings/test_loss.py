@@ -193,6 +193,13 @@ def test_ctc_of_padded_and_joined_targets():
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+def test_ctc_of_empty_targets():
+    """Of silence: the targets have no columns, or none is used."""
+    for target in (LABELS, LABELS[:, :0]):
+        want, got = ctc(scores(), target, LENGTHS, (0, 0, 0), reduction="none")
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_ctc_of_more_labels_than_time():
     """Three equal labels need five steps."""
     x, target = scores()[:3, :2].contiguous(), torch.tensor([[1, 1, 1], [1, 2, 3]])

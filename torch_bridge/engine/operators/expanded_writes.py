@@ -1,8 +1,8 @@
-"""Writes of one number to some elements of an expanded tensor.
+"""Writes to some elements of an expanded tensor.
 
 Elements of a broadcast share memory. torch refuses to write to one, but for `index_fill_`,
-`masked_fill_` and `index_put_` it only warns. With one number the order of the writes does not
-matter: a place in memory gets it if any of its elements is hit.
+`masked_fill_` and `index_put_` it only warns. A place in memory gets a number if any of its
+elements is hit; of many numbers the last, or the sum where they accumulate.
 
 >>> import isoshard.torch_bridge
 >>> base = torch.zeros(2, 1, device="jax")
@@ -16,6 +16,7 @@ matter: a place in memory gets it if any of its elements is hit.
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -42,17 +43,7 @@ def fill(name: str, target: Any, hit: Any, value: Any) -> Any:
     Returns:
         The target.
     """
-    warnings.warn(
-        f"Use of {name} on expanded tensors is deprecated. Please clone() the tensor before "
-        "performing this operation. This also applies to advanced indexing e.g. tensor[mask] = "
-        "scalar",
-        UserWarning,
-        stacklevel=2,
-    )
-    axes = [axis for axis, step in enumerate(target.stride()) if step == 0]
-    memory = target
-    for axis in axes:
-        memory = aten.slice.Tensor(memory, axis, 0, 1)
+    memory, axes = _memory(name, target)
     hit = aten.any.dims(hit, axes, True)
     if isinstance(value, torch.Tensor):
         aten.masked_fill_.Tensor(memory, hit, aten.reshape.default(value, []))
@@ -61,11 +52,43 @@ def fill(name: str, target: Any, hit: Any, value: Any) -> Any:
     return target
 
 
-def put(target: Any, indices: list[Any], value: Any) -> Any:
-    """`index_put_` of a tensor with one element; arguments as there."""
-    aten.index_put.default(target, indices, value)  # for its checks
-    hit = aten.index_put.default(_nowhere(target), indices, _true(target))
-    return fill("index_put_", target, hit, value)
+def put(target: Any, indices: list[Any], values: Any, accumulate: bool = False) -> Any:
+    """`index_put_`; arguments as there."""
+    aten.index_put.default(target, indices, values, accumulate)  # for its checks
+    if values.numel() == 1 and not accumulate:
+        hit = aten.index_put.default(_nowhere(target), indices, _true(target))
+        return fill("index_put_", target, hit, values)
+    memory, axes = _memory("index_put_", target)
+    if accumulate:
+        zeros = aten.new_zeros.default(target, list(target.shape))
+        added = aten.index_put.default(zeros, indices, values, True)
+        aten.add_.Tensor(memory, aten.sum.dim_IntList(added, axes, True))
+        return target
+    shape = list(aten.index.Tensor(target, indices).shape)
+    count = math.prod(shape)
+    turns = torch.arange(count, device=target.device).reshape(shape)
+    never = aten.new_full.default(turns, list(target.shape), -1)
+    last = aten.amax.default(aten.index_put.default(never, indices, turns), axes, True)
+    every = aten.reshape.default(aten.expand.default(values, shape), [-1])
+    written = aten.take.default(every, aten.clamp.default(last, 0))
+    aten.copy_.default(memory, aten.where.self(last >= 0, written, memory))
+    return target
+
+
+def _memory(name: str, target: Any) -> tuple[Any, list[int]]:
+    """An expanded tensor's memory, with axes of one element, and these axes; after a warning."""
+    warnings.warn(
+        f"Use of {name} on expanded tensors is deprecated. Please clone() the tensor before "
+        "performing this operation. This also applies to advanced indexing e.g. tensor[mask] = "
+        "scalar",
+        UserWarning,
+        stacklevel=2,
+    )
+    memory = target
+    axes = [axis for axis, step in enumerate(target.stride()) if step == 0]
+    for axis in axes:
+        memory = aten.slice.Tensor(memory, axis, 0, 1)
+    return memory, axes
 
 
 def _mask_fill(target: Any, mask: Any, value: Any) -> Any:

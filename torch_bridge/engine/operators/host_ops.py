@@ -117,15 +117,22 @@ def _allclose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _same_storage_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """What forward-mode differentiation asks of a tensor and its tangent."""
-    left, right = (tensor._storage.aval.meta.size for tensor in args)
-    return math.prod(left) == math.prod(right)
+    left, right = map(_elements_in_memory, args)
+    return left == right
+
+
+def _elements_in_memory(tensor: torch.Tensor) -> int:
+    """Of all of the memory that a tensor is a view of; a CPU tensor may meet one of the device."""
+    if isinstance(tensor, lazy_tensor.LazyTensor):
+        return math.prod(tensor._storage.aval.meta.size)
+    return tensor.untyped_storage().nbytes() // tensor.itemsize
 
 
 def _zeros_in_memory_like(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """A tangent of zeros that lies in its memory as `other` in its own, after batch axes."""
     tensor, other = args
     batch = tuple(tensor.shape[: kwargs.get("self_num_batch_dims", 0)])
-    extent = math.prod(other._storage.aval.meta.size)
+    extent = _elements_in_memory(other)
     size = (*batch, *other.shape)
     steps = [extent * step for step in contiguous_stride(batch)]
     zeros = aten.new_zeros.default(tensor, [math.prod(batch) * extent])
@@ -169,9 +176,8 @@ def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     masks = [index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices]
     if any(masks) and sum(index is not None for index in indices) > 1:
         indices = _positions(indices)
-    single = values.numel() == 1 and not any(args[3:4])
-    if single and isinstance(tensor, lazy_tensor.LazyTensor) and tensor._aval.expanded:
-        return expanded_writes.put(tensor, indices, values)
+    if isinstance(tensor, lazy_tensor.LazyTensor) and tensor._aval.expanded:
+        return expanded_writes.put(tensor, indices, values, *args[3:4])
     return _put((tensor, indices, values, *args[3:]), kwargs)
 
 
@@ -293,6 +299,7 @@ def register() -> None:
             "aten::is_set_to": _is_set_to,
             "aten::resize_": _resize,
             "aten::resize_as_": _resize_as,
+            "aten::_lazy_clone": lambda args, kwargs: aten.clone.default(*args, **kwargs),
             "aten::is_pinned": lambda args, kwargs: False,
             "aten::ldexp.Tensor": _ldexp,
         }

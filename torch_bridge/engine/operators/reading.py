@@ -108,7 +108,8 @@ def _part_of(tensor: lazy_tensor.LazyTensor) -> jax.Array | None:
     if isinstance(whole, Tracer | UnevenArray):
         return None
     _, axis, number = ops[0]
-    return _part(whole, number, axis)
+    with jax.enable_x64(True):  # a number may be beyond 32 bits
+        return _part(whole, number, axis)
 
 
 @functools.partial(jax.jit, static_argnames="axis")
