@@ -31,6 +31,8 @@ from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, 
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.immediate import is_tracing
+from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 
@@ -118,7 +120,8 @@ class Torch(Framework):
             raise ShardingError(_CUT.format(name))
         if isinstance(x, XLAShardedTensor):
             value = lazy_tensor.read(x)
-            if value.array is None:
+            here = recorder()
+            if value.array is None or here.capture is not None or is_tracing():
                 value = constrain(value, layout_numbers.intern(layout))
             else:
                 old, array = value, input_placement.held(value)
@@ -223,7 +226,7 @@ class Torch(Framework):
             )
         if x.named_sharding is None:
             value = lazy_tensor.read(x)
-            return users_sharding(value, sharding_of(input_placement.held(value)))
+            return users_sharding(value, sharding_of(input_placement.placed(value)))
         return x.named_sharding
 
     def typeof(self, x: Any) -> Any:

@@ -36,6 +36,7 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import PARAMETER_FIELD
 from isoshard.torch_bridge.argument_types import DeviceTensor, LayoutLike
 from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
@@ -156,7 +157,7 @@ def annotate(
         sharding: fits the tensor's rank, and splits its shape evenly; or blocks of given sizes.
         ask: the layout that was meant, where some axis does not divide.
     """
-    if is_recorded(tensor) or tensor._chain.ops:
+    if is_recorded(tensor) or tensor._chain.ops or recorder().capture is not None:
         constrain_in_place(tensor, sharding, ask)
         return
     lazy_tensor.move(tensor, layout_numbers.intern(sharding))

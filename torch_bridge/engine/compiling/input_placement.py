@@ -18,7 +18,7 @@ from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.host_memory import host_to_jax
 from isoshard.core.transfer.relayout import lay_out
-from isoshard.torch_bridge.engine.recording.recorder import materialize
+from isoshard.torch_bridge.engine.recording.recorder import materialize, recorder
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refine, rewrap
 from isoshard.torch_bridge.engine.values.value import Taken, Value, placed_layout
@@ -203,7 +203,19 @@ def array_of(value: Value) -> jax.Array:
 
 
 def held(value: Value) -> Any:
-    """The placed `jax.Array` or `UnevenArray` of a value, computing it if need be."""
+    """The placed `jax.Array` or `UnevenArray` of a value, computing it if need be.
+
+    Whatever leaves the engine leaves it here.
+
+    Raises:
+        CaptureError: a step is being captured, whose replays would find this very array again.
+    """
+    recorder().check_handing_out()
+    return placed(value)
+
+
+def placed(value: Value) -> Any:
+    """As `held`, for who asks for nothing but how it lies."""
     if value.array is None:
         materialize([value])
     if not isinstance(value.array, Tracer):

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.torch_bridge.engine.values.value import Value
+from isoshard.torch_bridge.engine.values.value import Storage, Value
 
+from .memory_log import MemoryLog
 from .recipes import Recipe
 from .recorder import Recorder, materialize, recorder, replace
 
@@ -32,6 +33,12 @@ class Immediate(Recorder):
         self.imports = imports
         self.opened = True
 
+    def take_over(self, around: Recorder) -> None:
+        """As any recorder; a function of JAX's does not read memory of the step around it."""
+        super().take_over(around)
+        if self.imports and self.capture is not None and not isinstance(self.log, _OwnMemory):
+            self.log = _OwnMemory(around)
+
     def record(
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
@@ -52,11 +59,23 @@ class Immediate(Recorder):
             lifted = [jnp.asarray(scalar, jnp.float64) for scalar in scalars]
             return [Value.handed(array) for array in recipe.run(arrays, lifted, key)]
 
+    def check_handing_out(self) -> None:
+        """What is computed at once is JAX's already."""
+
     def view(self, whole: Value, chain: Any) -> None:
         """Nothing is remembered: a traced value must not outlive its trace."""
 
     def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
         """See `view`."""
+
+
+class _OwnMemory(MemoryLog):
+    """Refuses memory that a captured step gives, by its arrays, to what JAX computes at once."""
+
+    def touch(self, storage: Storage) -> None:
+        """Refuse what was made before."""
+        if id(storage) not in self.created:
+            self.tape.check_handing_out()
 
 
 class immediately:

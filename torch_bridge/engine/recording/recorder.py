@@ -120,6 +120,14 @@ class Recorder:
             self.log.refuse_others()
             self.refuse("the value of a tensor")
 
+    def check_handing_out(self) -> None:
+        """Raise if an array is not to be handed out here.
+
+        Raises:
+            CaptureError: a step is being captured here, and a replay could not hand out another.
+        """
+        self.refuse("the array behind a tensor")
+
     def value_before(self, value: Value) -> Value | None:
         """What memory held before a step wrote `value` to it that another thread captures.
 
