@@ -157,7 +157,9 @@ def annotate(
         sharding: fits the tensor's rank, and splits its shape evenly; or blocks of given sizes.
         ask: the layout that was meant, where some axis does not divide.
     """
-    if is_recorded(tensor) or tensor._chain.ops or recorder().capture is not None:
+    here = recorder()
+    captured = here.capture is not None and not here.plans
+    if is_recorded(tensor) or tensor._chain.ops or captured:
         constrain_in_place(tensor, sharding, ask)
         return
     lazy_tensor.move(tensor, layout_numbers.intern(sharding))

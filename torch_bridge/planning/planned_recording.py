@@ -69,6 +69,7 @@ class PlannedRecording(Recording):
         ]
         self.owners = [*leaves, *(Argument(number) for number in mine)]
         self.tensors = [*leaves, *(arguments[number] for number in mine)]
+        self._rates = []
         self.table = Table()
         self.numbers = Numbers(self.table, ())
         self.host = _HostOps(self.table, found.tensors)
@@ -87,7 +88,7 @@ class PlannedRecording(Recording):
         Raises:
             CaptureError: it asks for the value of a tensor.
         """
-        rates = self._symbolic_rates()
+        self._make_symbolic(self.found.optimizers)
         self.tape.capture = self.host
         PLANS.add(id(self.tape))
         try:
@@ -98,9 +99,10 @@ class PlannedRecording(Recording):
         finally:
             PLANS.discard(id(self.tape))
             self.tape.capture = None
-            for group, rate, symbol in rates:
+            for group, rate, symbol in self._rates:
                 if group["lr"] is symbol:
                     group["lr"] = rate
+            self._rates.clear()
 
     def undo(self) -> None:
         """Let memory, gradients, counters and random states be as before the step."""

@@ -20,24 +20,12 @@ ASSIGNED = (
     "assigned without its graph",
     "changed, then assigned",
 )
-TAKEN_AT_ONCE = (
-    "checkpoint",
-    "copied to_jax and back",
-    "jax_function",
-    "numbers",
-    "reshard",
-    "shard",
-    "shard to nothing",
-    "to_jax and back",
-)
 NEEDS_ITS_VALUE = ("copied to_jax and back", "full", "jax_function", "numbers", "to_jax and back")
 
 LOST = "a state that a captured step assigns and returns is not bound again by a replay"
 ARGUMENT = "a captured method that assigns its argument keeps the argument of the first call"
 NOT_KEPT = "a state that a captured step assigns and does not return is refused"
-BAKED = "a tensor that has its value already is a constant of the captured step, where it crosses"
-VALUE = "what crosses within a captured step is refused, if it has to be computed first"
-MARKED = "an argument that is marked within a captured step is refused"
+VALUE = "an array that leaves a captured step is refused"
 GRAD = "dynamo reads .grad of the tensors of a torch_module, which warns"
 
 
@@ -59,11 +47,7 @@ def reason(program: Program, way: str) -> tuple[str, type[BaseException]] | None
             return (LOST, (AssertionError, IndexError)) if returned else (NOT_KEPT, xs.CaptureError)
         wrong = second == "assigned the argument" and program.scope == "method"
         return (ARGUMENT, AssertionError) if wrong else None
-    if second == "held" and first in TAKEN_AT_ONCE:
-        return BAKED, AssertionError
-    if second == "held" and first in ("mark_sharding", "redistribute"):
-        return MARKED, xs.CaptureError
-    if second == "computed" and first in NEEDS_ITS_VALUE:
+    if first in NEEDS_ITS_VALUE and (first, second) != ("full", "held"):
         return VALUE, xs.CaptureError
     return None
 
@@ -201,13 +185,3 @@ CONVERSIONS = {
     },
 }
 """By reason: pairs of dtypes."""
-
-MODE = "a compiled step does not guard what isoshard's own modules read, their mode among it"
-BUILTIN = "a compiled step does not notice a function in C of torch or Python that is replaced"
-READS = {
-    **dict.fromkeys(("nnx.Dropout", "nnx.BatchNorm", "linen.Dropout", "PureModule"), MODE),
-    "in a Sequential": MODE,
-    **dict.fromkeys(("F.gelu", "torch.sin", "torch.special.erf", "Tensor.relu"), BUILTIN),
-    "math.sqrt": BUILTIN,
-}
-"""By case of `test_reads.py`: the reason."""

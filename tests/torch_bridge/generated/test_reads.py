@@ -16,7 +16,6 @@ from torch.nn import functional
 import isoshard as iso
 from isoshard.torch_bridge.interop.assume_pure import PureModule
 
-from .known_faults import READS
 from .programs import SIZE, WAYS
 
 MODULES = {
@@ -43,11 +42,8 @@ BATCH = np.sin(np.arange(2.0 * SIZE, dtype=np.float32)).reshape(2, SIZE)
 
 
 def cases(names):
-    """Each in one of the two ways to compile, and expected to fail where it is a known fault."""
-    for at, name in enumerate(names):
-        reason = READS.get(name)
-        fault = pytest.mark.xfail(reason=reason, raises=AssertionError) if reason else ()
-        yield pytest.param(name, ("compile", "compile with repeat")[at % 2], marks=fault)
+    """Each in one of the two ways to compile."""
+    return [(name, ("compile", "compile with repeat")[at % 2]) for at, name in enumerate(names)]
 
 
 def results(step, change):
@@ -62,7 +58,7 @@ def results(step, change):
 
 
 @pytest.mark.parametrize("trains", [True, False], ids=["then evaluates", "then trains"])
-@pytest.mark.parametrize(("name", "way"), list(cases(MODULES)))
+@pytest.mark.parametrize(("name", "way"), cases(MODULES))
 def test_the_mode_of_a_module(name, trains, way):
     def ran(way):
         layer = MODULES[name]().train(trains)
@@ -72,7 +68,7 @@ def test_the_mode_of_a_module(name, trains, way):
     np.testing.assert_allclose(ran(way), ran("lazy"), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "way"), list(cases(NAMES)))
+@pytest.mark.parametrize(("name", "way"), cases(NAMES))
 def test_a_name_that_is_bound_anew(name, way, monkeypatch):
     owner, attribute, step = NAMES[name]
 

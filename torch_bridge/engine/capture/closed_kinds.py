@@ -1,4 +1,4 @@
-"""Objects whose attributes are not all that they hold: methods, modules, references, generators.
+"""Objects whose attributes are not all that they hold: methods, references, generators.
 
 Of each kind it is known what is behind it, and what of that a program can change.
 
@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .holders import Asked, Fields, Holder, Names
-from .scope import is_open_module
+from .holders import Asked, Fields, Holder
 
 _Found = Iterator[Holder | tuple[Any, str]]
 """What holds values, and objects to be followed with their names."""
@@ -48,13 +47,6 @@ def _wrapped(wrapper: Any, path: str, names: Container[str]) -> _Found:
 
 def _property(thing: Any, path: str, names: Container[str]) -> _Found:
     yield thing.fget, path
-
-
-def _module(module: Any, path: str, names: Container[str]) -> _Found:
-    if is_open_module(module.__name__):
-        own = vars(module)
-        keys = [key for key in own if key in names and not key.startswith("__")]
-        yield Names(own, keys, f"{path}.")
 
 
 def _asked(thing: Any, path: str, names: Container[str]) -> _Found:
@@ -97,7 +89,6 @@ def _environ(thing: Any, path: str, names: Container[str]) -> _Found:
 
 CLOSED: dict[type, Callable[[Any, str, Container[str]], _Found]] = {
     types.MethodType: _method,
-    types.ModuleType: _module,
     functools.partial: _partial,
     type(functools.lru_cache(len)): _wrapped,
     staticmethod: _wrapped,

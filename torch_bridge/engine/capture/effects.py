@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge.engine.values.symbolic_numbers import present
+
 from .executed import Executed
 from .guards import Change, changes
 from .holders import MISSING, Holder, Items, Names
@@ -39,11 +41,16 @@ class Effects:
 
     def __init__(self, reachable: Reachable):
         """Remember the present values."""
-        self._holders = reachable.holders
-        self._values = [holder.read() for holder in self._holders]
-        self._states = {id(optimizer.state) for optimizer in reachable.optimizers}
-        self._scalers = {id(vars(scaler)) for scaler in reachable.scalers}
-        self._known = {_identity(holder) for holder in self._holders}
+        self._reachable = reachable
+        self._holders: list[Holder] = []
+        self._values: list[list[Any]] = []
+        self.include_new()
+
+    def include_new(self) -> None:
+        """Remember the values of objects found since, which the step has not changed so far."""
+        new = self._reachable.holders[len(self._holders) :]
+        self._holders += new
+        self._values += [list(map(present, holder.read())) for holder in new]
 
     def changes(self) -> Iterator[Change]:
         """What holds another value by now."""
@@ -53,7 +60,6 @@ class Effects:
     def counting(
         self,
         executed: Executed,
-        after: Reachable,
         is_outer: Callable[[Any], bool],
         written: Container[tuple[int, Any]] = (),
     ) -> Change | None:
@@ -65,28 +71,18 @@ class Effects:
 
         Args:
             executed: the code that ran.
-            after: what this code could reach.
             is_outer: whether a tensor was there before the step.
             written: addresses of values that a replay writes.
         """
         for change in self.changes():
             if change.address not in written and not self._is_repeated(change, executed, is_outer):
                 return change
-        for holder in after.holders:
-            if _identity(holder) not in self._known:
-                for number, key in enumerate(getattr(holder, "keys", ())):
-                    if key in executed.stored and key not in executed.only_stored:
-                        value = holder.read()[number]
-                        address = holder.address(number)
-                        if not isinstance(value, torch.Tensor) and address not in written:
-                            name = holder.name(number)
-                            return Change(name, MISSING, value, holder, number, address)
         return None
 
     def put_back(self) -> None:
         """Let every object hold what it held; optimizers keep the state that they made."""
         for holder, before in zip(self._holders, self._values, strict=True):
-            if id(holder.thing) not in self._states and next(changes(holder, before), None):
+            if next(changes(holder, before), None) and not self._is_state(holder):
                 holder.put_back(before)
 
     def _is_repeated(
@@ -99,15 +95,13 @@ class Effects:
                 return True
         if isinstance(now, torch.Tensor) and not is_outer(now):
             return True
-        if id(holder.thing) in self._scalers:
+        if any(vars(scaler) is holder.thing for scaler in self._reachable.scalers):
             return isinstance(now, torch.Tensor)
-        return id(holder.thing) in self._states and _is_new_state(holder, change)
+        return self._is_state(holder) and _is_new_state(holder, change)
 
-
-def _identity(holder: Holder) -> int:
-    """Of what holds the values; the namespace of a class is another object each time."""
-    owner = holder.owner if isinstance(holder, Names) else None
-    return id(holder.thing if owner is None else owner)
+    def _is_state(self, holder: Holder) -> bool:
+        """Whether it is what an optimizer keeps of its parameters."""
+        return any(optimizer.state is holder.thing for optimizer in self._reachable.optimizers)
 
 
 def _is_new_state(holder: Holder, change: Change) -> bool:

@@ -9,7 +9,7 @@ Python calls for frames and for C functions), so the names are known afterwards.
 >>> LIMIT = 4
 >>> with Executed() as executed:
 ...     _ = step()
->>> step.__code__ in executed.codes, "LIMIT" in executed.names
+>>> step.__code__ in executed.codes, "LIMIT" in described(step.__code__).globals
 (True, True)
 
 What a program may ask that leaves no trace in any object is noted as a reason why the step cannot
@@ -29,6 +29,7 @@ import sys
 import sysconfig
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,25 @@ import torch
 
 _GETATTR = frozenset({"getattr", "hasattr", "setattr", "delattr"})
 _ANY_NAME = frozenset({"vars", "__getattribute__", "attrgetter", "getattr_static"})
+_SPACES = frozenset({"globals", "vars", "eval", "exec", "__globals__"})
+_ATTRIBUTES = frozenset(
+    {
+        *("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR", "DELETE_ATTR"),
+        *("LOAD_SUPER_METHOD", "IMPORT_FROM"),
+    }
+)
 
 
 class Executed:
     """Context that notes the code that runs on this thread.
 
+    Args:
+        begins: called with the first frame of each code object in `codes`, before it runs.
+
     Attributes:
         codes: the code objects of the user and of libraries, with the globals of each.
         ids: ids of all code objects that ran, those of torch's and our own internals too.
-        names: what the codes mention: attributes, globals, and strings that may be keys.
+        names: what the codes mention: attributes, and strings that may be keys.
         stored: attributes and globals that they set or delete.
         only_stored: those of them that no code reads.
         stores_items: whether a code sets or deletes an item of something.
@@ -54,8 +65,9 @@ class Executed:
         is_partial: whether code ran that dynamo made of other code.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begins: Callable[[types.FrameType], None] | None = None) -> None:
         """Nothing ran yet."""
+        self._begins = begins
         self.codes: dict[types.CodeType, dict[str, Any]] = {}
         self.ids: set[int] = set()
         self.open_names: set[int] = set()
@@ -123,9 +135,11 @@ class Executed:
                 self._kept.append(code)
                 if not is_internal(code):
                     self.codes[code] = frame.f_globals
-                    self.is_partial |= any(map(_is_compiled, code.co_names))
+                    self.is_partial |= is_dynamos(code)
                     if described(code).is_open:
                         self._open.add(key)
+                    if self._begins is not None:
+                        self._begins(frame)
             if key in self._open:
                 self.open_names.update(map(id, frame.f_locals.values()))
                 get = frame.f_globals.get
@@ -190,50 +204,68 @@ def _is_imported(frame: types.FrameType) -> bool:
     return loader is not None and code.co_filename == frame.f_globals.get("__file__")
 
 
-def _is_compiled(name: str) -> bool:
-    """Whether code that names this was made by dynamo."""
-    return name.startswith("__compiled_fn")
+def is_dynamos(code: types.CodeType) -> bool:
+    """Whether dynamo made code of other code, whose names it does not tell."""
+    return any(name.startswith("__compiled_fn") for name in code.co_names)
 
 
 class Described:
-    """What is seen in a code object without running it.
+    """What is seen in a code object without running it; code inside it is apart.
 
     Attributes:
-        names: all names and strings that it mentions, with those of code inside it.
+        names: the attributes that it reads or sets, and strings that may be keys or attributes.
+        globals: the globals that it reads or sets; all names and strings, if it asks for `globals`.
+        asked: what it reads of a global, by name: `(module, attribute)`.
+        imports: modules that it imports, with how many packages up a relative name begins.
         read: names that it reads.
         stored: attributes and globals that it sets or deletes.
         stores_items: whether it sets or deletes an item.
         is_open: whether it computes names of attributes.
+        inside: code of functions and classes that it defines.
     """
 
-    __slots__ = ("is_open", "names", "read", "stored", "stores_items")
+    __slots__ = (
+        *("asked", "globals", "imports", "inside", "is_open", "names", "read", "stored"),
+        "stores_items",
+    )
 
     def __init__(self, code: types.CodeType):
         """Look through its instructions."""
-        names, read, stored = set(code.co_names), set(), set()
+        names, spaces, read, stored = set[str](), set[str](), set[str](), set[str]()
+        asked, imports = set[tuple[str, str]](), set[tuple[int, str]]()
         self.stores_items = False
-        for instruction in dis.get_instructions(code):
-            kind = instruction.opname
-            if kind in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"):
-                stored.add(instruction.argval)
-            elif kind in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+        instructions = list(dis.get_instructions(code))
+        for place, instruction in enumerate(instructions):
+            kind, name = instruction.opname, instruction.argval
+            if kind in ("STORE_SUBSCR", "DELETE_SUBSCR"):
                 self.stores_items = True
+            elif kind == "IMPORT_NAME":
+                level = instructions[place - 2].argval
+                imports.add((level if isinstance(level, int) else 0, name))
+            elif not isinstance(name, str):
+                continue
+            elif "GLOBAL" in kind or kind.endswith("_NAME"):
+                spaces.add(name)
+                after = instructions[place + 1]
+                if after.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST")):
+                    if isinstance(after.argval, str):
+                        asked.add((name, after.argval))
+            elif kind in _ATTRIBUTES:
+                names.add(name)
+            if kind in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"):
+                stored.add(name)
             elif kind.startswith("LOAD_") and not kind.startswith("LOAD_FAST"):
-                if isinstance(instruction.argval, str):
-                    read.add(instruction.argval)
+                read.add(name)
         self.is_open = (
-            not _ANY_NAME.isdisjoint(names) or _computes_a_name(code) or _takes_a_dict(code)
+            not _ANY_NAME.isdisjoint(code.co_names)
+            or _computes_a_name(code, instructions)
+            or _takes_a_dict(code, instructions)
         )
-        for constant in code.co_consts:
-            names.update(_strings(constant))
-            if isinstance(constant, types.CodeType):
-                inside = described(constant)
-                names |= inside.names
-                read |= inside.read
-                stored |= inside.stored
-                self.stores_items |= inside.stores_items
-                self.is_open |= inside.is_open
+        self.inside = tuple([one for one in code.co_consts if isinstance(one, types.CodeType)])
+        names |= _strings(code.co_consts)
         self.names = frozenset(names)
+        self.globals = frozenset(spaces if _SPACES.isdisjoint(spaces) else spaces | names)
+        self.asked, self.imports = frozenset(asked), frozenset(imports)
         self.read = frozenset(read)
         self.stored = frozenset(stored)
 
@@ -259,11 +291,10 @@ def _strings(constant: Any) -> set[str]:
     return set()
 
 
-def _computes_a_name(code: types.CodeType) -> bool:
+def _computes_a_name(code: types.CodeType, instructions: list[dis.Instruction]) -> bool:
     """Whether `getattr` and its like are called with a name that is no constant."""
     if _GETATTR.isdisjoint(code.co_names):
         return False
-    instructions = list(dis.get_instructions(code))
     for place, instruction in enumerate(instructions):
         if instruction.argval in _GETATTR and instruction.opname.startswith("LOAD_"):
             if not _second_argument_is_constant(instructions[place + 1 :]):
@@ -271,19 +302,18 @@ def _computes_a_name(code: types.CodeType) -> bool:
     return False
 
 
-def _takes_a_dict(code: types.CodeType) -> bool:
+def _takes_a_dict(code: types.CodeType, instructions: list[dis.Instruction]) -> bool:
     """Whether an object's `__dict__` is used but for an item, or whether there is one, by a name.
 
     >>> def named(thing):
     ...     return thing.__dict__["scale"] if "scale" in thing.__dict__ else None
-    >>> _takes_a_dict(named.__code__), _takes_a_dict((lambda x: dict(x.__dict__)).__code__)
+    >>> described(named.__code__).is_open, described((lambda x: dict(x.__dict__)).__code__).is_open
     (False, True)
-    >>> _takes_a_dict((lambda x: x.__dict__).__code__)
+    >>> described((lambda x: x.__dict__).__code__).is_open
     True
     """
     if "__dict__" not in code.co_names:
         return False
-    instructions = list(dis.get_instructions(code))
     for place, instruction in enumerate(instructions):
         if instruction.argval == "__dict__" and instruction.opname.startswith("LOAD_"):
             before, after = instructions[:place], instructions[place + 1 :]
@@ -325,6 +355,10 @@ _WATCHED_TORCH = tuple(
 _ROOMS = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "cli", "src")
 _HOME = Path(__file__).parents[3]
 _OURS = (*(str(_HOME / room) + os.sep for room in _ROOMS), str(_HOME / "__init__.py"))
+_MODULES_OF_OURS = tuple(  # which users hold, and whose mode and attributes they change
+    str(_HOME / "torch_bridge" / Path(name))
+    for name in ("interop/flax_module.py", "interop/assume_pure.py", "torch_xla/core/functions.py")
+)
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _SITE = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _IMPORTLIB = _STDLIB + "importlib" + os.sep
@@ -350,7 +384,7 @@ def _is_internal(filename: str) -> bool:
     if filename.startswith(_TORCH):
         return not filename.startswith(_WATCHED_TORCH)
     if filename.startswith((*_OURS, *_CLOSED, "<frozen ")):
-        return True
+        return not filename.startswith(_MODULES_OF_OURS)
     return _is_of_python(filename)
 
 

@@ -8,8 +8,9 @@ read.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class HostOps(TorchDispatchMode):
         """See the class."""
         super().__init__()
         self._known = known
+        self._is_aside = False
         self.table = table
         self.refused: CaptureError | None = None
         self.ops: list[tuple[Any, Any, Any]] = []
@@ -103,7 +105,18 @@ class HostOps(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note an operation whose tensors are all on the CPU; let others pass."""
         with Unnoted() as unnoted:
+            if self._is_aside:
+                return func(*args, **(kwargs or {}))
             return self._seen(unnoted, func, types, args, kwargs or {})
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let operations pass that are not the step's."""
+        self._is_aside = True
+        try:
+            yield
+        finally:
+            self._is_aside = False
 
     def _seen(self, unnoted: Unnoted, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if any(map(_is_on_device, args)):  # soon seen for most

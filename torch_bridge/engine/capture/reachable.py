@@ -1,10 +1,11 @@
 """What a step can reach: the objects behind it, and where each keeps its values.
 
 From a function the search goes to its closure, its defaults and the globals that its code names;
-from an object to its attributes, from a container to its items; at any depth. It comes in two
-kinds. Before a step runs, nobody knows what it will read: every attribute is followed, and the code
-of each method whose name some other code mentions (`Reachable()`). Afterwards the code that ran is
-known (`Reachable(executed)`), and only what that code names is followed.
+from an object to its attributes, from a container to its items; at any depth. It comes in three
+kinds. `Reachable()` follows, without running anything, every attribute and the code of each method
+whose name some other code mentions. `Reachable(runs=True)` belongs to a step that runs: it follows
+every attribute, and code when that begins (`begin`), before it can change what it reaches. After
+the run the code is known, and `Reachable(executed)` follows only what that code names.
 
 >>> options = types.SimpleNamespace(beta=0.5, unused=1)
 >>> def step():
@@ -22,8 +23,11 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import inspect
+import sys
 import types
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,7 +37,7 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 
 from .closed_kinds import CLOSED
-from .executed import Executed, described, is_internal, is_of_torch
+from .executed import Executed, described, is_dynamos, is_internal, is_of_torch
 from .holders import (
     MISSING,
     ArrayBytes,
@@ -60,6 +64,7 @@ from .scope import (
     counts,
     element_name,
     is_open_kind,
+    is_open_module,
     is_torchs,
     item_name,
 )
@@ -77,6 +82,7 @@ class Reachable:
 
     Args:
         executed: the code that ran, if it ran: only what this code names is followed.
+        runs: whether `begin` will tell of code before it runs, which is followed then.
 
     Attributes:
         holders: where values are kept, in the order of finding.
@@ -87,8 +93,13 @@ class Reachable:
         unwatched: names of what may change without a trace: iterators, very large NumPy arrays.
     """
 
-    def __init__(self, executed: Executed | None = None):
+    def __init__(self, executed: Executed | None = None, *, runs: bool = False):
         """Nothing found yet."""
+        self._runs = runs
+        self._begun: set[int] = set()
+        self._globals: dict[int, set[str]] = collections.defaultdict(set)
+        self._functions: dict[int, list[tuple[Any, str]]] = collections.defaultdict(list)
+        self._spaces: list[tuple[Mapping[str, Any], str]] = []
         self.holders: list[Holder] = []
         self.modules: list[torch.nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -96,12 +107,16 @@ class Reachable:
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.unwatched: list[str] = []
         self._executed = executed
+        self._asked: dict[int, set[str]] = collections.defaultdict(set)
+        for code, space in {} if executed is None else executed.codes.items():
+            for name, attribute in described(code).asked:
+                self._asked[id(space.get(name))].add(attribute)
         self._names = {*ALWAYS, *(executed.names if executed is not None else ())}
         # Holders keep these two: they must not keep all that is found.
         self._awaited = functools.partial(_is_awaited, self._names)
         self._given = functools.partial(_is_given, None if executed is None else self._names)
-        self._kinds, self._namespaces = Kinds([], ""), Namespaces([], "")
-        self.holders += [self._kinds, self._namespaces]
+        self._kinds: Kinds | None = None
+        self._namespaces: Namespaces | None = None
         self._waiting: dict[str, list[tuple[Any, str]]] = collections.defaultdict(list)
         self._seen: dict[int, Any] = {}
         self._codes: set[tuple[int, int]] = set()
@@ -112,28 +127,102 @@ class Reachable:
         self._push(thing, path)
         self._drain()
 
-    def follow_code(self, codes: dict[types.CodeType, dict[str, Any]]) -> None:
-        """Search from the globals that some code names."""
-        if self._executed is None:
-            for code, namespace in codes.items():
-                self._visit_code(code, namespace)
-        else:
-            spaces: dict[int, tuple[dict[str, Any], set[str]]] = {}
-            for code, namespace in codes.items():
-                _, names = spaces.setdefault(id(namespace), (namespace, set()))
-                names |= described(code).names
-            for namespace, names in spaces.values():
-                self._hold_globals(namespace, names)
+    def follow_code(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> None:
+        """Search from the globals that code which ran has named."""
+        spaces: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        for code, space in codes.items():
+            seen = described(code)
+            _, names = spaces.setdefault(id(space), (space, set()))
+            names |= seen.globals
+            self._follow_imports(seen.imports, space)
+        for space, names in spaces.values():
+            self._hold_globals(space, names)
+        if self._executed is not None:
+            own = vars(torch.Tensor)
+            keys = [key for key in self._executed.names if hasattr(torch.Tensor, key)]
+            self.holders.append(Names(own, keys, "torch.Tensor.", owner=torch.Tensor))
         self._drain()
+
+    def begin_with(self, step: Any) -> None:
+        """Search from the code of a step, which is to run."""
+        step = step.forward if isinstance(step, torch.nn.Module) else step
+        function = inspect.unwrap(getattr(step, "__func__", step))
+        if type(function) is types.FunctionType and not is_internal(function.__code__):
+            self.begin(function.__code__, function.__globals__)
+
+    def begin(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
+        """Search from a code object, of which this is the first run.
+
+        Args:
+            code: which.
+            namespace: its globals.
+        """
+        if id(code) in self._begun:
+            return
+        self._kinds = self._namespaces = None
+        if is_dynamos(code):
+            self._follow_unrun(code)
+        self._begun.add(id(code))
+        seen = described(code)
+        self._follow_imports(seen.imports, namespace)
+        self._hold_globals(namespace, seen.globals)
+        for function, path in self._functions.pop(id(code), ()):
+            self._visit_ran(function, path)
+        new = seen.names - self._names
+        self._names |= new
+        for own, path in self._spaces:
+            self._hold_attributes(own, path, new)
+        self._drain()
+
+    def _follow_unrun(self, code: types.CodeType) -> None:
+        """Follow the code of which dynamo made this code: it never runs, nor what it calls."""
+        self._runs = False
+        functions = list(chain.from_iterable(self._functions.values()))
+        self._functions.clear()
+        for function, path in functions:
+            original = function.__code__
+            same = original.co_filename == code.co_filename
+            if same and original.co_firstlineno == code.co_firstlineno:
+                self._visit_function(function, path)
+            elif function.__name__ in self._names:
+                self._pending.append((function, path, 0))
+            else:
+                self._waiting[function.__name__].append((function, path))
+
+    def _follow_imports(
+        self, imports: Iterable[tuple[int, str]], namespace: Mapping[str, Any]
+    ) -> None:
+        for level, name in imports:
+            package = (namespace.get("__package__") or "").split(".")
+            base = package[: len(package) - level + 1] if level else []
+            full = ".".join([*base, name] if name else base)
+            for path in (full, full.partition(".")[0]):
+                self._push(sys.modules.get(path), path)
 
     def _hold_globals(self, namespace: dict[str, Any], names: Iterable[str]) -> None:
         found = [name for name in sorted(names) if name in namespace]
-        hidden = {name for name in names if name in BUILTINS and name not in namespace}
-        self._hold(Names(namespace, found, "", awaited=hidden.__contains__, absent=tuple(hidden)))
+        held = self._globals[id(namespace)]
+        names = [name for name in names if name not in held]
+        held.update(names)
+        absent = frozenset(name for name in names if name not in namespace)
+        self._hold(Names(namespace, found, "", awaited=absent.__contains__, absent=tuple(absent)))
+        if self._executed is not None:
+            hidden = sorted(name for name in absent if name in BUILTINS)
+            self.holders.append(Names(BUILTINS, hidden, "builtins."))
 
-    def leaves(self) -> Iterator[torch.Tensor]:
-        """Every tensor that may have a gradient of its own, and every parameter, once."""
-        known: set[int] = set()
+    def _hold_attributes(self, own: Mapping[str, Any], path: str, names: Container[str]) -> None:
+        """Those attributes of a module that some code names."""
+        keys = [key for key in own if key in names and not key.startswith("__")]
+        if keys:
+            self._hold(Names(own, keys, f"{path}."))
+
+    def leaves(self, known: set[int] | None = None) -> Iterator[torch.Tensor]:
+        """Every tensor that may have a gradient of its own, and every parameter, once.
+
+        Args:
+            known: ids of those that were told before; of those told now are added.
+        """
+        known = set() if known is None else known
         given = [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
         for tensor in (*(tensor for tensor, _ in self.tensors.values()), *given):
             is_leaf = isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad
@@ -196,6 +285,8 @@ class Reachable:
                 self._push(value, path)
         elif kind is types.FunctionType:
             self._visit_function(thing, path)
+        elif kind is types.ModuleType:
+            self._visit_module(thing, path)
         elif kind in CLOSED:
             for found in CLOSED[kind](thing, path, self._names):
                 self._hold(found) if isinstance(found, Holder) else self._push(*found)
@@ -206,8 +297,21 @@ class Reachable:
                 self.unwatched.append(f"{path}, a NumPy array of {thing.nbytes} bytes")
             else:
                 self._hold(ArrayBytes(thing, path))
-        if not isinstance(thing, type) and kind not in CLOSED and kind is not types.FunctionType:
+        if not isinstance(thing, type) and kind not in CLOSED and kind not in _NO_INSTANCES:
             self._visit_object(thing, path, open_levels)
+
+    def _visit_module(self, module: types.ModuleType, path: str) -> None:
+        """A module of Python: of torch, JAX and the like, only functions that code names."""
+        own = vars(module)
+        if is_open_module(module.__name__):
+            self._spaces.append((own, path))
+            self._hold_attributes(own, path, self._names)
+        elif self._executed is not None:
+            names = self._names
+            keys = [key for key in own if key in names and _is_function(own[key])]
+            absent = frozenset(key for key in self._asked[id(module)] if key not in own)
+            wanted = {"awaited": absent.__contains__, "absent": tuple(absent)}
+            self._hold(Names(own, keys, f"{path}.", **wanted))
 
     def _visit_object(self, thing: Any, path: str, open_levels: int) -> None:
         """An instance of some class, a container's subclass among them."""
@@ -227,6 +331,9 @@ class Reachable:
                 self.unwatched.append(f"{path}, a {kind.__name__}, may be advanced by it")
             return
         if not kind.__flags__ & _IMMUTABLE:
+            if self._kinds is None:
+                self._kinds = Kinds([], "")
+                self.holders.append(self._kinds)
             self._kinds.thing.append(thing)
         own = getattr(thing, "__dict__", None)
         executed = self._executed
@@ -236,6 +343,9 @@ class Reachable:
         if type(own) is dict and (own or kind is not collections.OrderedDict):
             awaited = counts if every else self._awaited
             keys = [key for key in own if awaited(key)]
+            if self._namespaces is None:
+                self._namespaces = Namespaces([], "")
+                self.holders.append(self._namespaces)
             self._namespaces.thing.append(thing)
             self.holders.append(Names(own, keys, f"{path}.", awaited=awaited))
             for key in keys:
@@ -268,13 +378,14 @@ class Reachable:
             plain = []
             for key, value in list(own.items()):
                 if isinstance(value, FUNCTIONS):
-                    if key in self._names:
+                    if self._runs or key in self._names:
                         self._push(value, f"{path}.{key}")
                     else:
                         self._waiting[key].append((value, f"{path}.{key}"))
                 elif not key.startswith("__") and not isinstance(value, DESCRIPTORS):
                     plain.append(key)
-            self._hold(Names(own, plain, f"{path}.", owner=base))
+            is_new = functools.partial(_is_new, frozenset(own))
+            self._hold(Names(own, plain, f"{path}.", owner=base, awaited=is_new))
 
     def _is_read(self, key: str, value: Any) -> bool:
         """Whether a value of a class was read; torch calls its functions and asks them nothing."""
@@ -288,40 +399,59 @@ class Reachable:
         return self._executed is not None and id(code) in self._executed.ids
 
     def _visit_function(self, function: Any, path: str) -> None:
-        ran = self._executed is None or id(function.__code__) in self._executed.ids
-        if not ran and is_torchs(function):
+        code = function.__code__
+        is_inside = is_internal(code)
+        if self._executed is not None and id(code) not in self._executed.ids:
+            if not is_inside and not is_torchs(function):
+                self._visit_unrun(function, path)
             return
+        if vars(function) and (self._executed is None or not is_torchs(function)):
+            self._push(vars(function), f"{path}.__dict__")
+        if self._runs and not is_inside and id(code) not in self._begun:
+            self._functions[id(code)].append((function, path))
+            return
+        self._visit_ran(function, path)
+        if self._executed is None and not self._runs and not is_inside:
+            self._visit_code(code, function.__globals__)
+
+    def _visit_unrun(self, function: Any, path: str) -> None:
+        """A function that did not run, of which a program can read what it consists of."""
+        self.holders.append(Fields(function, FUNCTION_FIELDS, f"{path}."))
+        self._push(function.__defaults__, f"{path}.__defaults__")
+        self._push(function.__kwdefaults__, f"{path}.__kwdefaults__")
+        if vars(function):
+            self._push(vars(function), f"{path}.__dict__")
+
+    def _visit_ran(self, function: Any, path: str) -> None:
+        """What a function uses when it runs, beside globals: its code, defaults and closure."""
         is_fixed = is_of_torch(function.__code__)
         if not is_fixed:
             self.holders.append(Fields(function, FUNCTION_FIELDS, f"{path}."))
         self._push(function.__defaults__, f"{path}.__defaults__")
         self._push(function.__kwdefaults__, f"{path}.__kwdefaults__")
-        if vars(function) and (self._executed is None or not is_torchs(function)):
-            self._push(vars(function), f"{path}.__dict__")
-        if ran:
-            for name, cell in zip(
-                function.__code__.co_freevars, function.__closure__ or (), strict=True
-            ):
-                if id(cell) not in self._seen:
-                    self._seen[id(cell)] = cell
-                    holder = Cell(cell, name)
-                    if is_fixed:
-                        self._push(holder.read()[0], name)
-                    else:
-                        self._hold(holder)
-        if self._executed is None and not is_internal(function.__code__):
-            self._visit_code(function.__code__, function.__globals__)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            if id(cell) not in self._seen:
+                self._seen[id(cell)] = cell
+                holder = Cell(cell, name)
+                if is_fixed:
+                    self._push(holder.read()[0], name)
+                else:
+                    self._hold(holder)
 
     def _visit_code(self, code: types.CodeType, namespace: dict[str, Any]) -> None:
         if (id(code), id(namespace)) in self._codes:
             return
         self._codes.add((id(code), id(namespace)))
-        names = described(code).names
-        self._hold_globals(namespace, names)
-        for name in names - self._names:
+        seen = described(code)
+        self._hold_globals(namespace, seen.globals)
+        for name in seen.names - self._names:
             self._names.add(name)
             for thing, path in self._waiting.pop(name, ()):
-                self._push(thing, path)
+                self._seen[id(thing)] = thing
+                self._pending.append((thing, path, 0))
+        for inside in seen.inside:
+            self._visit_code(inside, namespace)
 
 
 def _is_awaited(names: Container[str], key: str) -> bool:
@@ -334,6 +464,16 @@ def _is_given(names: Container[str] | None, key: str) -> bool:
     return key not in TENSOR_FIELDS and (names is None or key in names)
 
 
+def _is_new(known: Container[str], key: str) -> bool:
+    """Whether a program gave an attribute to a class meanwhile."""
+    return key not in known and not key.startswith("__")
+
+
+def _is_function(value: Any) -> bool:
+    """Whether a module of torch, JAX or Python holds a function, a class, or such a module."""
+    return callable(value) or isinstance(value, types.ModuleType)
+
+
 def modules_of(function: Any) -> list[torch.nn.Module]:
     """Every module behind a function, once."""
     found = Reachable()
@@ -341,5 +481,6 @@ def modules_of(function: Any) -> list[torch.nn.Module]:
     return found.modules
 
 
+_NO_INSTANCES = (types.FunctionType, types.ModuleType)
 _IMMUTABLE = 1 << 8
 """Of a type's flags: `Py_TPFLAGS_IMMUTABLETYPE`, whose attributes nobody can set."""

@@ -29,24 +29,39 @@ class Snapshot:
 
     def __init__(self, found: Reachable, owners: Sequence[torch.Tensor]):
         """See the class."""
-        self.gradients = [(owner, held(owner)) for owner in owners]
-        self._groups = [
+        self.gradients: list[tuple[torch.Tensor, Any]] = []
+        self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._states: list[tuple[torch.optim.Optimizer, dict[Any, Any]]] = []
+        self._scalers: list[tuple[Any, dict[Any, Any]]] = []
+        self._counters: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.include(owners, found.optimizers, found.scalers)
+
+    def include(
+        self,
+        owners: Iterable[torch.Tensor],
+        optimizers: Sequence[torch.optim.Optimizer],
+        scalers: Iterable[Any],
+    ) -> None:
+        """Remember more, which the step has not changed so far."""
+        self.gradients += [(owner, held(owner)) for owner in owners]
+        self._groups += [
             (group, {name: value for name, value in group.items() if name != "params"})
-            for group in groups_of(found.optimizers)
+            for group in groups_of(optimizers)
         ]
-        self._states = [
+        states = [
             (optimizer, {key: (state, dict(state)) for key, state in optimizer.state.items()})
-            for optimizer in found.optimizers
+            for optimizer in optimizers
         ]
-        self._scalers = [
+        self._states += states
+        self._scalers += [
             (scaler, {key: dict(state) for key, state in scaler_states(scaler).items()})
-            for scaler in found.scalers
+            for scaler in scalers
             if scaler.is_enabled()
         ]
-        self._counters = [
+        self._counters += [
             (value, value.clone())
-            for _, states in self._states
-            for _, state in states.values()
+            for _, known in states
+            for _, state in known.values()
             for value in state.values()
             if isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter)
         ]

@@ -90,7 +90,6 @@ class CompiledStep:
         self.repeat: Repeat = checked_repeat(repeat)
         self._replays: dict[Any, list[Replay]] = {}
         self._opened: set[Any] = set()
-        self._codes: dict[Any, dict[str, Any]] = {}
         self._places: dict[tuple[int, Any], Holder] = {}
         self._fixed: set[tuple[int, Any]] = set()
         self._reasons: collections.Counter[str] = collections.Counter()
@@ -168,14 +167,13 @@ class CompiledStep:
         metrics.count("captures")
 
         call = (args, kwargs, objects, arguments)
-        recording = self._record(call, self._codes)
+        recording = self._record(call)
         try:
             may_open = key not in self._opened
             if may_open and recording.restart_with_state():
-                recording = self._record(call, recording.executed.codes)
+                recording = self._record(call)
             if may_open and recording.initializes():
                 recording = self._settled(call, recording)
-            self._codes = recording.executed.codes
             reason = recording.reason()
             if reason is not None:
                 self._note_change(recording.changed)
@@ -198,10 +196,10 @@ class CompiledStep:
         del recording, assembly
         return replay.run(arguments)
 
-    def _record(self, call: tuple[Any, ...], codes: dict[Any, dict[str, Any]]) -> Recording:
+    def _record(self, call: tuple[Any, ...]) -> Recording:
         """Run the step on a tape; where it refuses a number that is an input, without that."""
         args, kwargs, objects, arguments = call
-        recording = Recording(self.step, objects, arguments, codes, list(self._places.values()))
+        recording = Recording(self.step, objects, arguments, list(self._places.values()))
         try:
             recording.run(args, kwargs)
         except Exception:
@@ -215,7 +213,7 @@ class CompiledStep:
             return recording
         recording.effects.put_back()
         self._fixed.add(self._places.popitem()[0])  # the code may want the number itself
-        return self._record(call, codes)
+        return self._record(call)
 
     def _settled(self, call: tuple[Any, ...], first: Recording) -> Recording:
         """The step as its later calls will run, if they compute what this one computes.
@@ -224,13 +222,13 @@ class CompiledStep:
         """
         computed = first.computed()
         first.take_back()
-        again = self._record(call, first.executed.codes)
+        again = self._record(call)
         if again.reason() is None and again.computes(computed):
             return again
         again.take_back()
         again.effects.put_back()
         first.effects.put_back()
-        return self._record(call, first.executed.codes)
+        return self._record(call)
 
     def _note_changes(self, known: list[Replay]) -> None:
         """Note what kept each replay from being used, and hold it no longer than that."""

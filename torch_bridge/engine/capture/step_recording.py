@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Container, Iterator, Sequence
+import types
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,6 @@ class Recording:
         step: the step.
         objects: its arguments that are no tensors.
         arguments: its tensor arguments.
-        codes: code that ran in earlier captures.
         places: where Python keeps numbers that changed from call to call: inputs of the program.
 
     Attributes:
@@ -84,28 +84,28 @@ class Recording:
         step: Callable[..., Any],
         objects: Sequence[Any],
         arguments: list[lazy_tensor.LazyTensor],
-        codes: dict[Any, dict[str, Any]],
         places: Sequence[Holder] = (),
     ):
         """Prepare to record."""
         self._step, self._objects = step, objects
-        self.found = found = self._search(Reachable())
-        found.follow_code(codes)
+        self.found = found = self._search(Reachable(runs=True))
+        found.begin_with(step)
         self.effects = Effects(found)
-        self.executed = Executed()
+        self.executed = Executed(self._begin)
         self.reached = found
         self.changed: Change | None = None
         self.arguments = arguments
-        leaves = list(found.leaves())
-        known = {id(leaf) for leaf in leaves}
+        self._known: set[int] = set()
+        self._leaves = list(found.leaves(self._known))
         mine = [
             number
             for number, argument in enumerate(arguments)
-            if has_gradient(argument) and id(argument) not in known
+            if has_gradient(argument) and id(argument) not in self._known
         ]
-        self.owners: list[Owner] = [*leaves, *(Argument(number) for number in mine)]
-        self.tensors = [*leaves, *(arguments[number] for number in mine)]
-        self._argument_owners = len(mine)
+        self._known |= {id(arguments[number]) for number in mine}
+        self.owners: list[Owner] = [*self._leaves, *(Argument(number) for number in mine)]
+        self.tensors = [*self._leaves, *(arguments[number] for number in mine)]
+        self._rates: list[tuple[dict[str, Any], Any, Any]] = []
         self.table = Table()
         self.numbers = Numbers(self.table, places)
         self.host = HostOps(self.table, found.tensors)
@@ -128,7 +128,7 @@ class Recording:
 
     def run(self, args: Any, kwargs: Any) -> None:
         """Run the step on the tape, and keep its result without the autograd graph behind it."""
-        rates = self._symbolic_rates()
+        self._make_symbolic(self.found.optimizers)
         self.tape.capture = self.host
         try:
             with self.on_tape(), self.random, self.zeroing, compiling(), self.host:
@@ -139,15 +139,16 @@ class Recording:
             if self.host.refused is not None:  # and caught: `logging` goes on after an error
                 raise self.host.refused
             self._refuse_disturbed()
-            if any(group["lr"] is not symbol for group, _, symbol in rates):
+            if any(group["lr"] is not symbol for group, _, symbol in self._rates):
                 raise CaptureError(
                     "a learning rate was changed inside the compiled step (by a scheduler?), which "
                     "a replay would not repeat; call scheduler.step() after the compiled step"
                 )
         finally:
             self.tape.capture = None
-            for group, rate, _ in rates:
+            for group, rate, _ in self._rates:
                 group["lr"] = rate
+            self._rates.clear()
             self.numbers.settle(self.found.holders)
         if not self.executed.is_partial:  # what dynamo has made of code does not tell its names
             self.reached = self._search(Reachable(self.executed))
@@ -159,6 +160,29 @@ class Recording:
             for name in sorted(self.executed.variables)
         ]
 
+    def _begin(self, frame: types.FrameType) -> None:
+        """Note what some code can reach, before it runs for the first time."""
+        found = self.found
+        before = [len(one) for one in (found.modules, found.optimizers, found.scalers)]
+        tensors = len(found.tensors)
+        found.begin(frame.f_code, frame.f_globals)
+        self.effects.include_new()
+        modules, optimizers, scalers = (
+            one[number:]
+            for one, number in zip(
+                (found.modules, found.optimizers, found.scalers), before, strict=True
+            )
+        )
+        if modules or optimizers or scalers or len(found.tensors) > tensors:
+            with self.host.aside():
+                leaves = list(found.leaves(self._known))
+                self._leaves += leaves
+                self.owners += leaves
+                self.tensors += leaves
+                self.snapshot.include(leaves, optimizers, scalers)
+                self.zeroing.include([*modules, *optimizers])
+            self._make_symbolic(optimizers)
+
     def reason(self) -> str | None:
         """Why a replay would not do what the step did, or None."""
         self.changed = None
@@ -168,7 +192,7 @@ class Recording:
         if self.host.kept(self.reached.tensors.keys() - self._optimizer_state()):
             return "it makes a tensor on the CPU that it keeps"
         written = self.numbers.outputs()
-        change = self.effects.counting(self.executed, self.reached, self.is_outer, written)
+        change = self.effects.counting(self.executed, self.is_outer, written)
         if change is None:
             return None
         self.changed = change
@@ -215,7 +239,7 @@ class Recording:
         state = self._optimizer_state()
         owners = [
             tensor
-            for tensor in self.tensors[: len(self.tensors) - self._argument_owners]
+            for tensor in self._leaves
             if id(tensor) in reached or id(getattr(tensor, "_storage", None)) in touched
         ]
         known = {*state, *map(id, owners)}
@@ -262,17 +286,16 @@ class Recording:
                 "Let it wait until the first call of the step has returned, and call that again."
             )
 
-    def _symbolic_rates(self) -> list[tuple[dict[str, Any], Any, Any]]:
-        rates = []
-        for group in groups_of(self.found.optimizers):
+    def _make_symbolic(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Replace learning rates by symbols while the step runs."""
+        for group in groups_of(optimizers):
             if _is_rate(group):
                 rate = group["lr"]
                 symbol: Any = self.table.symbol(functools.partial(_rate, group), float(rate))
                 if group.get("fused"):  # those operators take no symbol, but a tensor
                     symbol = self._as_tensor(symbol)
-                rates.append((group, rate, symbol))
+                self._rates.append((group, rate, symbol))
                 group["lr"] = symbol
-        return rates
 
     def _as_tensor(self, symbol: Any) -> lazy_tensor.LazyTensor:
         value = self.tape.record(_RATE, (), (symbol,))[0]

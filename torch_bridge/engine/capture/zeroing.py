@@ -8,7 +8,7 @@ the memory of all parameters. Whether a step is of this kind is seen while it is
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class Zeroing:
     def __init__(self, found: Reachable, is_written: Callable[[torch.Tensor], bool]):
         """See the class."""
         self._holders: list[Any] = [*found.modules, *found.optimizers]
+        self._is_listening = False
         self._is_written = is_written
         self._thrown: set[int] = set()
         self._own: list[tuple[dict[str, Any], Any]] = []
@@ -37,13 +38,24 @@ class Zeroing:
 
     def __enter__(self) -> None:
         """Listen to `zero_grad` of every module and optimizer."""
-        for holder in self._holders:
+        self._is_listening = True
+        self._listen(self._holders)
+
+    def include(self, holders: Sequence[Any]) -> None:
+        """Listen to more modules and optimizers."""
+        self._holders += holders
+        if self._is_listening:
+            self._listen(holders)
+
+    def _listen(self, holders: Sequence[Any]) -> None:
+        for holder in holders:
             attributes = vars(holder)
             self._own.append((attributes, attributes.get("zero_grad")))
             attributes["zero_grad"] = functools.partial(self._call, holder, holder.zero_grad)
 
     def __exit__(self, *exc: object) -> None:
         """Listen no more."""
+        self._is_listening = False
         for attributes, before in self._own:
             del attributes["zero_grad"]
             if before is not None:

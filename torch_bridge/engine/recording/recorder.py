@@ -126,7 +126,7 @@ class Recorder:
         Raises:
             CaptureError: a step is being captured here, and a replay could not hand out another.
         """
-        self.refuse("the array behind a tensor")
+        self.refuse("the value of a tensor")
 
     def value_before(self, value: Value) -> Value | None:
         """What memory held before a step wrote `value` to it that another thread captures.
