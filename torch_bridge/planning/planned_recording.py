@@ -70,6 +70,7 @@ class PlannedRecording(Recording):
         self.owners = [*leaves, *(Argument(number) for number in mine)]
         self.tensors = [*leaves, *(arguments[number] for number in mine)]
         self._rates = []
+        self.rebound = []
         self.table = Table()
         self.numbers = Numbers(self.table, ())
         self.host = _HostOps(self.table, found.tensors)

@@ -14,13 +14,9 @@ import isoshard.torch_bridge as xs
 from .programs import Program
 
 CAPTURED = ("compile", "compile with repeat")
-ASSIGNED = (
-    "assigned",
-    "assigned a decayed one",
-    "assigned without its graph",
-    "changed, then assigned",
-)
 NEEDS_ITS_VALUE = ("copied to_jax and back", "full", "jax_function", "numbers", "to_jax and back")
+
+VALUE = ("copied to_jax and back", "full", "jax_function", "numbers", "to_jax and back")
 
 LOST = "a state that a captured step assigns and returns is not bound again by a replay"
 ARGUMENT = "a captured method that assigns its argument keeps the argument of the first call"
@@ -42,11 +38,7 @@ def reason(program: Program, way: str) -> tuple[str, type[BaseException]] | None
     if way not in CAPTURED:
         return None
     if rest:
-        if second in ASSIGNED:
-            returned = rest[0] in ("itself", "it and a number")
-            return (LOST, (AssertionError, IndexError)) if returned else (NOT_KEPT, xs.CaptureError)
-        wrong = second == "assigned the argument" and program.scope == "method"
-        return (ARGUMENT, AssertionError) if wrong else None
+        return None
     if first in NEEDS_ITS_VALUE and (first, second) != ("full", "held"):
         return VALUE, xs.CaptureError
     return None

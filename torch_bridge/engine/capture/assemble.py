@@ -26,8 +26,9 @@ from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Storage, Taken, Value
 
-from .bindings import Argument, Computed, Gradient, HostOperand, New, SharedMemory, View
+from .bindings import Argument, Bound, Computed, Gradient, HostOperand, New, SharedMemory, View
 from .dropped_gradients import is_dropped
+from .rebound import Rebounds
 from .replay import Replay
 from .rolled_step import Repeat, RunAs, rolled_step
 from .step_recording import Recording, makers
@@ -59,6 +60,7 @@ class Assembly:
         self._dropped: list[int] = []
         self.after = self._gradients_to_keep()
         self._leaves = recording.leaves
+        self._rebound = recording.rebound
         self.made: list[tuple[lazy_tensor.LazyTensor, Value, int]] = []
         self._numbers: dict[int, int] = {}
         with recording.on_tape():
@@ -86,7 +88,8 @@ class Assembly:
     def _note_made(self) -> None:
         """Number the tensors that each run makes anew."""
         found: dict[int, lazy_tensor.LazyTensor] = {}
-        for leaf in (*self._leaves, *self.after):
+        bound = [tensor for one in self._rebound for tensor in one.now]
+        for leaf in (*self._leaves, *self.after, *bound):
             if isinstance(leaf, lazy_tensor.LazyTensor) and not self._recording.is_outer(leaf):
                 found[id(leaf)] = leaf
         storages = [id(tensor._storage) for tensor in found.values()]
@@ -171,6 +174,7 @@ class Assembly:
         made = [self._made_mark(*one, plan.live) for one in self.made]
         outputs = [self._mark(leaf) for leaf in self._leaves]
         gradients = self._gradient_marks()
+        bound = [(one, [self._mark(leaf) for leaf in one.now]) for one in self._rebound]
         also = {*tape.marks, *plan.wanted} - {layout_numbers.UNPLACED}
         arrays = input_placement.place(inputs, also)
         plan.placed = tuple(value.layout for value in inputs)
@@ -188,6 +192,9 @@ class Assembly:
         if found is None:
             found = RunAs(plan, program.program_of(plan, padded(arrays)), sources, targets, made)
         checks = _checks(tape)
+        own = {id(one): one for one in sources if isinstance(one, Storage)}
+        own |= {id(one): one for _, one in targets if isinstance(one, Storage)}
+        state = Rebounds(self._rebound, own.values(), recording.arguments)
         touched = set(recording.log.storages)
         cleared = {
             id(tensor)
@@ -216,6 +223,8 @@ class Assembly:
             pytree.tree_unflatten(outputs, recording.structure),
             recording.guard(touched, cleared),
             recording.numbers.written,
+            state,
+            bound,
             checks,
         )
 
@@ -245,15 +254,22 @@ class Assembly:
         return self._places.get(id(storage), storage)
 
     @functools.cached_property
-    def _places(self) -> dict[int, Argument | Gradient]:
-        """The memory of arguments and of gradients from before the step, by id."""
-        found: dict[int, Argument | Gradient] = {}
+    def _places(self) -> dict[int, Argument | Gradient | Bound]:
+        """The memory of arguments, gradients and state from before the step, by id."""
+        found: dict[int, Argument | Gradient | Bound] = {}
+        for number, tensor in reversed([*enumerate(self._state)]):
+            found[id(tensor._storage)] = Bound(number)
         for number, gradient in reversed([*enumerate(self.before)]):
             if isinstance(gradient, lazy_tensor.LazyTensor):
                 found[id(gradient._storage)] = Gradient(number)
         for number, tensor in reversed([*enumerate(self._recording.arguments)]):
             found[id(tensor._storage)] = Argument(number)
         return found
+
+    @property
+    def _state(self) -> list[lazy_tensor.LazyTensor]:
+        """What the names held that the step binds anew."""
+        return [tensor for one in self._rebound for tensor in one.before]
 
     def _made_mark(
         self, tensor: lazy_tensor.LazyTensor, value: Value, memory: int, live: tuple[int, ...]
@@ -288,8 +304,11 @@ class Assembly:
         for number, gradient in enumerate(self.before):
             if gradient is leaf:
                 return Gradient(number)
+        for number, tensor in enumerate(self._state):
+            if tensor is leaf:
+                return Bound(number)
         place = self._place(leaf._storage)
-        if isinstance(place, Argument | Gradient):
+        if isinstance(place, Argument | Gradient | Bound):
             offset = int(leaf.storage_offset())
             differentiable = id(leaf) in self._recording.differentiable
             return View(place, leaf._aval, leaf._chain, offset, differentiable)

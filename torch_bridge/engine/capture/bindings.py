@@ -41,6 +41,17 @@ class Gradient:
 
 
 @dataclasses.dataclass(frozen=True)
+class Bound:
+    """A tensor that a name holds which the step binds anew, or its memory.
+
+    Attributes:
+        number: which of these tensors.
+    """
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True)
 class HostOperand:
     """A CPU tensor that goes to the device in each run.
 
@@ -51,7 +62,7 @@ class HostOperand:
     read: Callable[[], torch.Tensor]
 
 
-Place = Argument | Gradient | Storage
+Place = Argument | Gradient | Bound | Storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +77,7 @@ class View:
         differentiable: whether it came out of the step with an autograd graph.
     """
 
-    place: Argument | Gradient
+    place: Argument | Gradient | Bound
     aval: Aval
     chain: Chain
     offset: int
@@ -132,11 +143,18 @@ class Scene:
     Args:
         arguments: the call's tensor arguments.
         owners: who may have gradients.
+        bound: what the names hold that the program binds anew.
     """
 
-    def __init__(self, arguments: Sequence[lazy_tensor.LazyTensor], owners: Sequence[Owner]):
+    def __init__(
+        self,
+        arguments: Sequence[lazy_tensor.LazyTensor],
+        owners: Sequence[Owner],
+        bound: Sequence[lazy_tensor.LazyTensor],
+    ):
         """See the class."""
         self.arguments = arguments
+        self._bound = bound
         self._owners = owners
         self._gradients: dict[int, Any] = {}
 
@@ -145,10 +163,12 @@ class Scene:
         owner = self._owners[number]
         return self.arguments[owner.number] if isinstance(owner, Argument) else owner
 
-    def tensor(self, place: Argument | Gradient) -> Any:
+    def tensor(self, place: Argument | Gradient | Bound) -> Any:
         """The tensor at a place; a gradient is the one found when first asked for."""
         if isinstance(place, Argument):
             return self.arguments[place.number]
+        if isinstance(place, Bound):
+            return self._bound[place.number]
         if place.number not in self._gradients:
             self._gradients[place.number] = self.owner(place.number).grad
         return self._gradients[place.number]

@@ -24,12 +24,14 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.values.symbolic_numbers import present
 
 from .executed import Executed
 from .guards import Change, changes
 from .holders import MISSING, Holder, Items, Names
 from .reachable import Reachable
+from .rebound import Rebound, rebound
 
 
 class Effects:
@@ -62,22 +64,26 @@ class Effects:
         executed: Executed,
         is_outer: Callable[[Any], bool],
         written: Container[tuple[int, Any]] = (),
-    ) -> Change | None:
-        """A change that a replay would have to repeat, or None.
+    ) -> tuple[Change | None, list[Rebound]]:
+        """A change that a replay would have to repeat and cannot, or None; and what it binds anew.
 
-        Left out are tensors that the step computed, which a replay computes; the state that an
-        optimizer makes, which is kept; and names to which the step gives a value without reading
-        them: it would give the same value again.
+        Left out are the state that an optimizer makes, which is kept; and names to which the step
+        gives a value without reading them: it would give the same value again.
 
         Args:
             executed: the code that ran.
             is_outer: whether a tensor was there before the step.
             written: addresses of values that a replay writes.
         """
+        bound: list[Rebound] = []
         for change in self.changes():
-            if change.address not in written and not self._is_repeated(change, executed, is_outer):
-                return change
-        return None
+            if change.address in written or self._is_repeated(change, executed):
+                continue
+            found = rebound(change, is_outer)
+            if found is None:
+                return change, []
+            bound.append(found)
+        return None, bound
 
     def put_back(self) -> None:
         """Let every object hold what it held; optimizers keep the state that they made."""
@@ -85,16 +91,12 @@ class Effects:
             if next(changes(holder, before), None) and not self._is_state(holder):
                 holder.put_back(before)
 
-    def _is_repeated(
-        self, change: Change, executed: Executed, is_outer: Callable[[Any], bool]
-    ) -> bool:
+    def _is_repeated(self, change: Change, executed: Executed) -> bool:
         holder, now = change.holder, change.now
         if isinstance(holder, Names):
             key = change.name[len(holder.path) :]
-            if key in executed.only_stored and not isinstance(now, torch.Tensor):
+            if key in executed.only_stored and not _holds_a_tensor(now):
                 return True
-        if isinstance(now, torch.Tensor) and not is_outer(now):
-            return True
         if any(vars(scaler) is holder.thing for scaler in self._reachable.scalers):
             return isinstance(now, torch.Tensor)
         return self._is_state(holder) and _is_new_state(holder, change)
@@ -102,6 +104,10 @@ class Effects:
     def _is_state(self, holder: Holder) -> bool:
         """Whether it is what an optimizer keeps of its parameters."""
         return any(optimizer.state is holder.thing for optimizer in self._reachable.optimizers)
+
+
+def _holds_a_tensor(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
 
 
 def _is_new_state(holder: Holder, change: Change) -> bool:

@@ -245,11 +245,40 @@ class Elements(Holder):
         """The list with the index in brackets."""
         return f"{self.path}[{number}]"
 
+    def single(self, number: int) -> Holder:
+        """One of the elements."""
+        return Element(self.thing, number, self.path)
+
     def put_back(self, values: Sequence[Any]) -> None:
         """Let it have the elements that it had."""
         if not are_the_same(self.read(), values):
             self.thing.clear()
             self.thing.extend(values)
+
+
+class Element(Holder):
+    """One element of a list or deque.
+
+    Args:
+        thing: the list.
+        number: its index.
+        path: of the list.
+    """
+
+    __slots__ = ("_number",)
+
+    def __init__(self, thing: Any, number: int, path: str):
+        """See the class."""
+        super().__init__(thing, path)
+        self._number = number
+
+    def read(self) -> list[Any]:
+        """The element; `MISSING` if the list is shorter by now."""
+        return [self.thing[self._number] if self._number < len(self.thing) else MISSING]
+
+    def put_back(self, values: Sequence[Any]) -> None:
+        """Replace it."""
+        (self.thing[self._number],) = values
 
 
 class Members(Holder):

@@ -58,6 +58,7 @@ from .scope import (
     DESCRIPTORS,
     FUNCTION_FIELDS,
     FUNCTIONS,
+    IMMUTABLE,
     OPEN_STDLIB,
     TENSOR_FIELDS,
     attribute_name,
@@ -330,7 +331,7 @@ class Reachable:
             if hasattr(kind, "__next__"):
                 self.unwatched.append(f"{path}, a {kind.__name__}, may be advanced by it")
             return
-        if not kind.__flags__ & _IMMUTABLE:
+        if not kind.__flags__ & IMMUTABLE:
             if self._kinds is None:
                 self._kinds = Kinds([], "")
                 self.holders.append(self._kinds)
@@ -363,7 +364,7 @@ class Reachable:
 
     def _visit_class(self, kind: type, path: str) -> None:
         for base in kind.__mro__:
-            immutable = base.__flags__ & _IMMUTABLE
+            immutable = base.__flags__ & IMMUTABLE
             if immutable or not is_open_kind(base) or issubclass(base, enum.Enum):
                 continue
             self._push(base, base.__qualname__)
@@ -482,5 +483,3 @@ def modules_of(function: Any) -> list[torch.nn.Module]:
 
 
 _NO_INSTANCES = (types.FunctionType, types.ModuleType)
-_IMMUTABLE = 1 << 8
-"""Of a type's flags: `Py_TPFLAGS_IMMUTABLETYPE`, whose attributes nobody can set."""

@@ -19,13 +19,25 @@ from isoshard.torch_bridge.engine.recording.recipes import Check
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Scalars, Table, filled
 from isoshard.torch_bridge.engine.values.value import Storage, Value
 
-from .bindings import Argument, Computed, Gradient, New, Owner, Place, Scene, SharedMemory, View
+from .bindings import (
+    Argument,
+    Bound,
+    Computed,
+    Gradient,
+    New,
+    Owner,
+    Place,
+    Scene,
+    SharedMemory,
+    View,
+)
 from .dropped_gradients import held, stand_in
 from .gathering import Gathering
 from .guards import Guard
 from .holders import Holder
 from .host_counters import HostOps
 from .no_backward import sealed
+from .rebound import Rebound, Rebounds
 from .stacked_memory import StackedMemory
 from .tensor_guard import TensorGuard
 
@@ -50,6 +62,8 @@ class Replay:
         outputs: the step's result, with places, views and `New` for tensors.
         guards: what must be as it was when the step was captured.
         written: where Python keeps numbers that the step computes, and the expressions for them.
+        state: the names that the step binds anew.
+        bound: the same with what they hold after it.
         checks: what refuses lifted floats that change, and the floats it looks at.
     """
 
@@ -68,6 +82,8 @@ class Replay:
     outputs: Any
     guards: tuple[Guard, TensorGuard]
     written: list[tuple[Holder, torch.SymFloat]]
+    state: Rebounds
+    bound: list[tuple[Rebound, list[Any]]]
     checks: list[tuple[Check, list[Any]]]
 
     def __post_init__(self) -> None:
@@ -92,7 +108,8 @@ class Replay:
         values, tensors = self.guards
         if not (values.holds() and tensors.holds()):
             return False
-        return self._gathering.fits(Scene(arguments, self.owners))
+        bound = self.state.tensors(arguments)
+        return bound is not None and self._gathering.fits(Scene(arguments, self.owners, bound))
 
     def __call__(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
         """Run the step on the present values."""
@@ -106,7 +123,7 @@ class Replay:
             return self._run(arguments)
 
     def _run(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
-        scene = Scene(arguments, self.owners)
+        scene = Scene(arguments, self.owners, self.state.tensors(arguments) or [])
         numbers = self.table.values()
         for check, floats in self.checks:
             check([filled(scalar, numbers) for scalar in floats])
@@ -126,6 +143,8 @@ class Replay:
         for place, scalar in self.written:
             place.put_back([filled(scalar, numbers)])
         leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
+        for one, marks in self.bound:
+            one.bind([_filled(mark, scene, made) for mark in marks])
         for number, mark in self.gradients:
             scene.owner(number).grad = _filled(mark, scene, made)
         if self.dropped and (
@@ -192,7 +211,7 @@ def _filled(mark: Any, scene: Scene, made: Sequence[lazy_tensor.LazyTensor]) -> 
     """What stands for a mark in this run; anything else stands for itself."""
     if isinstance(mark, New):
         return made[mark.number]
-    if isinstance(mark, Argument | Gradient):
+    if isinstance(mark, Argument | Bound | Gradient):
         return scene.tensor(mark)
     if isinstance(mark, View):
         storage = scene.storage(mark.place)

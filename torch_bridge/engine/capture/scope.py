@@ -49,6 +49,8 @@ def is_open_kind(kind: type) -> bool:
         return module.startswith(
             ("torch.nn.", "torch.optim.", "torch.amp.", "torch.distributions.")
         )
+    if module == "builtins":  # or made by `exec` of a program without a name
+        return not kind.__flags__ & IMMUTABLE
     return module in OPEN_STDLIB or is_open_module(module)
 
 
@@ -97,6 +99,8 @@ _CLOSED = frozenset(
     }
 )
 """Packages whose objects hold no values of a program, or are followed in ways of their own."""
+IMMUTABLE = 1 << 8
+"""Of a type's flags: `Py_TPFLAGS_IMMUTABLETYPE`, whose attributes nobody can set."""
 OPEN_STDLIB = frozenset({"types", "argparse", "collections"})
 ATOMS = frozenset(
     {

@@ -191,6 +191,8 @@ class CompiledStep:
             recording.take_back()
             raise
         recording.numbers.put_back()
+        for one in recording.rebound:
+            one.put_back()
         self._keep(key, replay)
         self._note_places(arguments)
         del recording, assembly

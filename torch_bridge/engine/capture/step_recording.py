@@ -37,6 +37,7 @@ from .host_counters import HostOps
 from .no_backward import sealed
 from .numbers import Numbers
 from .reachable import Reachable
+from .rebound import Rebound, tensors_of
 from .snapshot import Snapshot, groups_of
 from .step_arguments import has_gradient
 from .step_counts import is_count
@@ -65,6 +66,7 @@ class Recording:
         executed: the code that ran.
         reached: the objects that this code could reach.
         changed: what it changed in them, if a replay would not.
+        rebound: names that hold other tensors after the step, which a replay binds anew.
         arguments: its tensor arguments.
         owners: who may have gradients: parameters, and arguments that require one.
         tensors: those as tensors.
@@ -94,6 +96,7 @@ class Recording:
         self.executed = Executed(self._begin)
         self.reached = found
         self.changed: Change | None = None
+        self.rebound: list[Rebound] = []
         self.arguments = arguments
         self._known: set[int] = set()
         self._leaves = list(found.leaves(self._known))
@@ -192,11 +195,31 @@ class Recording:
         if self.host.kept(self.reached.tensors.keys() - self._optimizer_state()):
             return "it makes a tensor on the CPU that it keeps"
         written = self.numbers.outputs()
-        change = self.effects.counting(self.executed, self.is_outer, written)
+        change, self.rebound = self.effects.counting(self.executed, self.is_outer, written)
         if change is None:
-            return None
+            return self._shared()
         self.changed = change
         return f"it changes {change.text.replace(' was ', ', which was ')}"
+
+    def _shared(self) -> str | None:
+        """Why a replay could not tell which name the step read; None if it can.
+
+        A name that is bound anew holds a tensor that another name holds as well.
+        """
+        mine = {one.address for one in self.rebound}
+        storages = {id(t._storage): one for one in self.rebound for t in one.before}
+        if not storages:
+            return None
+        for holder in self.reached.holders:
+            for number, value in enumerate(holder.read()):
+                for tensor in tensors_of(value):
+                    one = storages.get(id(tensor._storage))
+                    if one is not None and holder.address(number) not in mine:
+                        return (
+                            f"it binds {one.name} anew, and {holder.name(number)} holds the same "
+                            "tensor"
+                        )
+        return None
 
     def _optimizer_state(self) -> set[int]:
         """Ids of what optimizers keep of each parameter."""
@@ -207,6 +230,8 @@ class Recording:
         """Whether all that keeps a replay from doing what the step did is a name set at first."""
         change = self.changed if self.reason() is not None else None
         if change is None or not isinstance(change.holder, Names | Fields | Cell):
+            return False
+        if next(tensors_of(change.now), None) is not None:
             return False  # what a list or a dictionary holds, others may change as well
         return change.before is None or change.before is MISSING
 
@@ -231,6 +256,7 @@ class Recording:
         """
         groups = groups_of(self.found.optimizers)
         inputs = {(id(group), "lr") for group in groups if _is_rate(group)} | self.numbers.inputs()
+        inputs |= {one.address for one in self.rebound}
 
         def skip(holder: Holder, number: int) -> bool:
             return holder.address(number) in inputs
@@ -245,8 +271,16 @@ class Recording:
         known = {*state, *map(id, owners)}
         own = {key for key, tensor in reached.items() if isinstance(tensor, lazy_tensor.LazyTensor)}
         owners += [reached[key] for key in reached if key in own - known and reached[key].is_leaf]
-        counts = {key for key in state & reached.keys() if is_count(reached[key])}
-        tensors = [tensor for key, tensor in reached.items() if key not in counts]
+        left_out = {key for key in state & reached.keys() if is_count(reached[key])}
+        left_out |= {id(tensor) for one in self.rebound for tensor in one.before}
+        left_out |= {
+            id(tensor)
+            for one in self.rebound
+            for tensor in one.now
+            if isinstance(tensor, lazy_tensor.LazyTensor) and not self.is_outer(tensor)
+        }
+        tensors = [tensor for key, tensor in reached.items() if key not in left_out]
+        owners = [owner for owner in owners if id(owner) not in left_out]
         return Guard(self.reached.holders, skip), TensorGuard(tensors, owners, cleared)
 
     def _keep(self, result: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import queue
 import re
 import warnings
 from collections.abc import Callable
@@ -170,7 +171,7 @@ def test_schedulers_and_learning_rates_in_conditions():
     assert torch.isfinite(model(x).cpu()).all()
 
 
-KEPT: list[torch.Tensor] = []
+KEPT: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()  # nobody sees what is in it
 
 
 def fail(loss: torch.Tensor) -> None:
@@ -181,7 +182,7 @@ def fail(loss: torch.Tensor) -> None:
     ("use", "message"),
     [
         (lambda loss: loss.item(), r"value of a tensor"),
-        (lambda loss: KEPT.append(loss * 2), r"outlive it without being returned"),
+        (lambda loss: KEPT.put(loss * 2), r"outlive it without being returned"),
         (fail, r"by the user"),
     ],
     ids=["a value", "a tensor that escapes", "an error of the user"],
@@ -257,17 +258,31 @@ def test_arguments_that_are_refused():
 
 
 def test_an_escaping_tensor_is_refused_and_names_the_step():
-    history = []
+    kept: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        history.append((x * 3).sum())
+        kept.put((x * 3).sum())
         return x + 1
 
     compiled, x = xs.compile(step), torch.ones(2, device="jax")
     compiled(x)
     start = f"test_compile_refused.py:{step.__code__.co_firstlineno}: 1 tensors computed"
     assert_matches(refused(compiled, x), start, r"outlive it without being returned")
-    assert history[0].item() == 6
+    assert kept.get().item() == 6
+
+
+def test_a_list_that_grows_is_filled_without_replay(counted):
+    history = []
+
+    @xs.compile
+    def step(x: torch.Tensor) -> torch.Tensor:
+        history.append((x * 3).sum())
+        return x + 1
+
+    for number in range(3):
+        step(torch.full((2,), float(number), device="jax"))
+    assert [one.item() for one in history] == [0, 6, 12]
+    assert counted("calls_without_replay") == 3
 
 
 def test_a_constant_made_inside_is_no_upload_from_outside():
