@@ -31,7 +31,7 @@ from .executed import Executed
 from .guards import Change, changes
 from .holders import MISSING, Holder, Items, Names
 from .reachable import Reachable
-from .rebound import Rebound, rebound
+from .rebound import Rebound, rebound, tensors_of
 
 
 class Effects:
@@ -84,6 +84,14 @@ class Effects:
                 return change, []
             bound.append(found)
         return None, bound
+
+    def put_back_tensors(self, is_outer: Callable[[Any], bool]) -> None:
+        """Let names that hold a tensor which the step made hold what they held."""
+        for change in self.changes():
+            place = change.holder.single(change.number) if change.number >= 0 else None
+            if place is not None and not self._is_state(change.holder):
+                if not all(map(is_outer, tensors_of(change.now))):
+                    place.put_back([change.before])
 
     def put_back(self) -> None:
         """Let every object hold what it held; optimizers keep the state that they made."""

@@ -223,6 +223,7 @@ class CompiledStep:
         A first call often fills in what was not there: a cache, an option worked out once.
         """
         computed = first.computed()
+        first.effects.put_back_tensors(first.is_outer)
         first.take_back()
         again = self._record(call)
         if again.reason() is None and again.computes(computed):
