@@ -8,12 +8,14 @@ Array(5, dtype=int32)
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 
 from isoshard.core.nn.precision import wide as wide
 from isoshard.core.nn.precision import wide_dtype as wide_dtype
@@ -103,6 +105,8 @@ def cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
         return x  # at once: steps cast each operand
     if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
         x = x != 0 if np.dtype(dtype).kind == "b" else jnp.real(x)
+    if dtype == jnp.float8_e4m3fn and _saturates():
+        return _saturated(x, 448.0).astype(dtype)
     if x.dtype == bool and jnp.issubdtype(dtype, jnp.inexact):
         # XLA takes a converted bool times x for a choice between x and 0, also where x is infinite.
         return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
@@ -111,6 +115,17 @@ def cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.floating) and dtype == jnp.uint8:
         return _truncated(x, np.int32).astype(dtype)
     return x.astype(dtype)
+
+
+@functools.cache
+def _saturates() -> bool:
+    """Whether this torch takes the largest float8_e4m3fn for what is too large: from 2.13 on."""
+    return not torch.full((1,), 600.0).to(torch.float8_e4m3fn).float().isnan().item()
+
+
+def _saturated(x: jax.Array, largest: float) -> jax.Array:
+    x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+    return jnp.where(jnp.isnan(x), x, jnp.clip(x, -largest, largest))
 
 
 def _truncated(x: jax.Array, dtype: Any) -> jax.Array:
