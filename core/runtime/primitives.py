@@ -31,6 +31,8 @@ def new_primitive(
     transpose: Rule | None = None,
     jvp: Rule | None = None,
     batch: Rule | None = None,
+    named_batch: Rule | None = None,
+    effects: Rule | None = None,
     several: bool = False,
     devices: bool = False,
 ) -> Any:
@@ -47,6 +49,9 @@ def new_primitive(
             is differentiated.
         jvp: `jvp(primals, tangents)`; by default that of a linear primitive.
         batch: `batch(arrays, axes)`; by default `function` works on more axes as it is.
+        named_batch: `named_batch(axis, arrays, axes)` in place of `batch`; `axis`, which `vmap`
+            adds, has a `size`, a `name` and an `spmd_name`.
+        effects: the effects of what its parameters hold; by default it has none.
         several: whether it has several results, in a list.
         devices: whether its lowering needs the devices of the program.
 
@@ -59,7 +64,12 @@ def new_primitive(
         primitive = jaxpr_classes.Primitive(name)
         primitive.multiple_results = several
         primitive.def_impl(eager or function)
-        primitive.def_abstract_eval(abstract)
+        if effects is None:
+            primitive.def_abstract_eval(abstract)
+        else:
+            primitive.def_effectful_abstract_eval(
+                lambda *types, **params: (abstract(*types, **params), effects(**params))
+            )
         primitive_rules.register_lowering(
             primitive, lowering or primitive_rules.lower_fun(function, multiple_results=several)
         )
@@ -67,7 +77,9 @@ def new_primitive(
             primitive_rules.deflinear2(primitive, transpose)
         if jvp is not None:
             primitive_rules.jvp_rules[primitive] = jvp
-        if batch is None:
+        if named_batch is not None:
+            primitive_rules.named_batching_rules[primitive] = named_batch
+        elif batch is None:
             primitive_rules.defvectorized(primitive)
         else:
             primitive_rules.batching_rules[primitive] = batch

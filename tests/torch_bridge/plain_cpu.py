@@ -242,7 +242,6 @@ def first_import():
     from torch import distributed
 
     sys.path.pop(0)  # this folder has one named torch_xla
-    is_python = hasattr(Turned.apply, "__func__")  # before torch 2.15
     early, backend = Turned.apply, distributed.Backend
     isoshard = importlib.import_module("isoshard")
     importlib.import_module("isoshard.torch_bridge")
@@ -274,12 +273,11 @@ def first_import():
         told(lambda: __import__("torch_xla")),
         told(lambda: torch.ones(1).to("xla")),
     ]
-    assert jax.grad(isoshard.jax_function(lambda x: Turned.apply(x)))(1.0) == 7.0
-    of_early = told(lambda: float(jax.grad(isoshard.jax_function(early))(1.0)))
+    of_early = float(jax.grad(isoshard.jax_function(early))(1.0))
     x = torch.ones((), requires_grad=True)
     early(x).backward()
     torch.save(nn.Linear(3, 2).to("jax").state_dict(), CHECKPOINT)
-    return loads_dynamo, refused, is_python, of_early, x.grad.item()
+    return loads_dynamo, refused, of_early, x.grad.item()
 
 
 def backend_by_its_name():

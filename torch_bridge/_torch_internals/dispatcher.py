@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,6 +97,38 @@ _TRANSFORM_KEYS = (
     "FuncTorchGradWrapper",
     "PythonTLSSnapshot",
 )
+
+
+_forced: Callable[[Any, Any], AbstractContextManager[Any]] = NAMES.bind(
+    "torch._C._ForceDispatchKeyGuard",
+    why="lets autograd see what a handler in torch does while an operation runs",
+    without="handlers in torch of tensors in shards of unequal sizes raise",
+)
+
+_included: Callable[[], Any] = NAMES.bind(
+    "torch._C._dispatch_tls_local_include_set",
+    why="says what a thread takes part in from its beginning",
+    without="as without `_ForceDispatchKeyGuard`",
+)
+
+_excluded: Callable[[], Any] = NAMES.bind(
+    "torch._C._dispatch_tls_local_exclude_set",
+    why="says what a thread takes no part in from its beginning",
+    without="as without `_ForceDispatchKeyGuard`",
+)
+
+
+@functools.cache
+def _of_a_new_thread() -> tuple[Any, Any]:
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: (_included(), _excluded())).result()
+
+
+def autograd_allowed() -> AbstractContextManager[Any]:
+    """Let autograd see the operations of this thread, also where it runs an operation."""
+    if not is_excluded(DispatchKey.AutogradOther):
+        return nullcontext()
+    return _forced(*_of_a_new_thread())
 
 
 @contextmanager

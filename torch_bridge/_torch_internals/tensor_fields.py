@@ -167,8 +167,8 @@ next_sequence_number: Callable[[], int] = NAMES.bind(
 function_of: Callable[[type], type] = NAMES.state(
     "torch.autograd.Function._forward_cls",
     why="is the function that a context belongs to",
-    without="a `torch.autograd.Function.apply` that was given another name before the import of "
-    "isoshard raises AttributeError in `jax_function`, where else it is refused with a reason",
+    without="the gradient of a loop's gradient, where there is none, raises AttributeError in "
+    "place of the reason",
 ).of
 
 

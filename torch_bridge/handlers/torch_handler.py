@@ -1,8 +1,7 @@
 """A handler written in torch: torch tensors over the blocks that JAX traces, and back.
 
 Inside, torch functions are torch's own: each device computes with its blocks alone, and
-communicates by the verbs of `shards`. JAX differentiates what the handler does, and a
-`torch.autograd.Function` keeps its own backward.
+communicates by the verbs of `shards`. The derivative of what the handler does is torch's.
 """
 
 from __future__ import annotations
@@ -13,14 +12,17 @@ from typing import Any
 import jax
 import torch
 
+from isoshard.core.domain.blocks.ring import same_carry
 from isoshard.core.domain.handlers.handler_shards import Shards
 from isoshard.core.domain.handlers.verbs import Axes
 from isoshard.core.errors import ShardingError
 from isoshard.torch_bridge._torch_internals.undocumented import DisableTorchFunctionSubclass
 from isoshard.torch_bridge.argument_types import ArrayLike, Leaf, PyTree
-from isoshard.torch_bridge.engine.recording import tape as tapes
-from isoshard.torch_bridge.interop import own_gradients
-from isoshard.torch_bridge.interop.convert import unwrap, wrap
+from isoshard.torch_bridge.interop.calling_jax import TorchFunction
+from isoshard.torch_bridge.interop.convert import wrap
+from isoshard.torch_bridge.interop.recorded_function import Take, recorded
+from isoshard.torch_bridge.interop.result_types import Result
+from isoshard.torch_bridge.loops.scanning import scan
 
 
 class TorchShards(Shards):
@@ -53,15 +55,15 @@ class TorchShards(Shards):
 
     def all_reduce(self, x: Leaf, axes: Axes, op: str = "sum") -> Any:
         """As `Shards.all_reduce`."""
-        return _through(lambda x: self._jax.all_reduce(x, axes, op), x)
+        return _sent("all_reduce", lambda x: self._jax.all_reduce(x, axes, op), x)
 
     def all_gather(self, x: Leaf, axes: Axes, axis: int = 0) -> Any:
         """As `Shards.all_gather`."""
-        return _through(lambda x: self._jax.all_gather(x, axes, axis), x)
+        return _sent("all_gather", lambda x: self._jax.all_gather(x, axes, axis), x)
 
     def permute(self, x: Leaf, axes: Axes, hop: int = 1) -> Any:
         """As `Shards.permute`."""
-        return _through(lambda x: self._jax.permute(x, axes, hop), x)
+        return _sent("permute", lambda x: self._jax.permute(x, axes, hop), x)
 
     def ring(
         self,
@@ -73,14 +75,17 @@ class TorchShards(Shards):
         reverse: bool = False,
     ) -> Any:
         """As `Shards.ring`; `source` is an int64 tensor."""
-        blocks, carries = _dtypes(x), _dtypes(carry)
+        count, number, step = self.count(axes), self.index(axes), -1 if reverse else 1
 
-        def visit(carry: Any, block: Any, source: Any) -> Any:
-            given = _wrapped(carry, carries), _wrapped(block, blocks)
-            return _unwrapped(body(*given, wrap(source, torch.int64)))
+        def turn(state: Any, hop: Any) -> Any:
+            carry, block = state
+            coming = self.permute(block, axes, step)
+            made = body(carry, block, (number - step * hop) % count)
+            return (same_carry(made, carry, _form), coming), None
 
-        found = self._jax.ring(_unwrapped(x), visit, axes, carry=_unwrapped(carry), reverse=reverse)
-        return _wrapped(found, carries)
+        hops = torch.arange(count, device="jax")
+        (carry, block), _ = scan(turn, (carry, x), hops[:-1]) if count > 1 else ((carry, x), None)
+        return turn((carry, block), hops[-1])[0][0]
 
 
 def in_jax(handler: Callable[..., Any], dtypes: Sequence[torch.dtype]) -> Callable[..., Any]:
@@ -95,48 +100,50 @@ def in_jax(handler: Callable[..., Any], dtypes: Sequence[torch.dtype]) -> Callab
     """
 
     def run(shards: Shards, *args: Any, **kwargs: Any) -> Any:
-        with (
-            tapes.immediately(None, imports=True),
-            own_gradients.honoured(),
-            torch.no_grad(),
-            DisableTorchFunctionSubclass(),
-        ):
+        made: Any = None
+
+        def code(take: Take) -> Any:
+            nonlocal made
             kinds = iter(dtypes)
             leaves, structure = jax.tree.flatten((args, kwargs))
             given = [
-                wrap(leaf, next(kinds)) if isinstance(leaf, jax.Array) else leaf for leaf in leaves
+                take(leaf, next(kinds)) if isinstance(leaf, jax.Array) else leaf for leaf in leaves
             ]
             tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
             blocks = dict(zip(shards._layouts, tensors, strict=True))
-            args, kwargs = jax.tree.unflatten(structure, given)
-            made = handler(TorchShards(shards, blocks), *args, **kwargs)
-            if not isinstance(made, tuple) or len(made) != 2:
-                return made  # said to be wrong in JAX
-            return _unwrapped(made[0]), made[1]
+            positional, named = jax.tree.unflatten(structure, given)
+            with DisableTorchFunctionSubclass():
+                made = handler(TorchShards(shards, blocks), *positional, **named)
+            return made[0] if _is_answer(made) else None
+
+        results = recorded(code, None, {}, getattr(handler, "__name__", "a handler"))
+        if not _is_answer(made):
+            return made  # said to be wrong in JAX
+        return jax.tree.map(_array, results), made[1]
 
     return run
 
 
-def _through(verb: Callable[[Any], Any], x: Any) -> Any:
-    return _wrapped(verb(_unwrapped(x)), _dtypes(x))
+def _is_answer(made: Any) -> bool:
+    return isinstance(made, tuple) and len(made) == 2
 
 
-def _unwrapped(x: Any) -> Any:
-    return jax.tree.map(unwrap, x)
+def _array(result: Any) -> Any:
+    return result.array if isinstance(result, Result) else result
 
 
-def _dtypes(x: Any) -> list[torch.dtype]:
-    leaves = jax.tree.leaves(x)
-    for leaf in leaves:
+def _form(leaf: Any) -> str:
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf).__name__
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+
+
+def _sent(name: str, verb: Callable[[Any], Any], x: Any) -> Any:
+    for leaf in jax.tree.leaves(x):
         if not isinstance(leaf, torch.Tensor):
             raise ShardingError(
                 f"shards sends torch tensors and trees of them, and was given a "
                 f"{type(leaf).__name__}; make it a tensor: torch.tensor(.., device='jax')"
             )
-    return [leaf.dtype for leaf in leaves]
-
-
-def _wrapped(x: Any, dtypes: Sequence[torch.dtype]) -> Any:
-    leaves, structure = jax.tree.flatten(x)
-    made = [wrap(leaf, dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
-    return jax.tree.unflatten(structure, made)
+    found = TorchFunction(verb, f"shards.{name}")(x)
+    return jax.tree.map(lambda new, old: new.to(old.dtype), found, x)

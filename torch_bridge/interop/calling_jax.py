@@ -34,7 +34,14 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.spec import SpecLike
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.varying_axes import (
+    checked_axes,
+    communicated,
+    varying,
+    varying_over,
+)
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
 from isoshard.torch_bridge.dtensor.dtensor_function import DistributedFunction
@@ -48,7 +55,8 @@ from isoshard.torch_bridge.engine.subprograms import subtrace
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
-from .flat_vjp import Pulled
+from .convert import wrap
+from .flat_vjp import Pulled, hoisted
 from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
 from .operand_types import Types, explained, say, typed_call, types_of
 from .plain_tensors import PlainFunction
@@ -144,14 +152,18 @@ class TorchFunction:
             ) from None
         if traced is None:
             function = of_operands(self._function, structure, fixed)
+            around: list[Any] = []
             try:
                 traced = _Traced(function, avals, wanted, self.name, types, wide)
+                if traced.pulled.holds_tracers and subtrace.is_recording():
+                    around, traced = traced.with_operands(function, differentiate)
+                    tensors, wanted = [*tensors, *around], (*wanted, *traced.wanted[len(wanted) :])
             except Exception as error:
                 found = explained(error, types, _names(args, kwargs), self.name)
                 if found is error:
                     raise
                 raise found from None
-            if not traced.pulled.holds_tracers:
+            if not (around or traced.pulled.holds_tracers):
                 self._known[key] = traced
         results = _JaxCall.apply(traced, *tensors) if any(wanted) else traced.record(tensors)
         return jax.tree.unflatten(traced.pulled.structure, results[: len(traced.outs)])
@@ -281,6 +293,7 @@ class _Traced:
     ):
         """Trace the function, and its VJP if a gradient is wanted."""
         self._name, self.types, self._wide = name, types, wide
+        self._avals, self.wanted = tuple(avals), tuple(wanted)
         self._gradient: TorchFunction | None = None
         kinds = [None] * len(avals) if types is None or types.untold else types.shardings
         with jax.enable_x64(wide), under_auto_axes() if types is None else types.entered():
@@ -288,25 +301,76 @@ class _Traced:
                 jax.ShapeDtypeStruct(aval.meta.size, self._taken(aval), sharding=kind)
                 for aval, kind in zip(avals, kinds, strict=True)
             ]
-            self.pulled = pulled = Pulled(function, shapes, wanted)
+            self._shapes, self._function = shapes, function
+            self._by_axes: dict[frozenset[Any], Pulled] = {}
+            axes = checked_axes()
+            if axes:
+                axes = communicated(self._pulled(axes).program)
+                if subtrace.is_recording():
+                    tapes.recorder().axes |= axes
+            self.pulled = pulled = self._pulled(axes)
         self.outs = [self._out_aval(aval) for aval in pulled.outs]
         self.rest = [self._out_aval(aval) for aval in pulled.rest]
         count = len(pulled.kept)
 
         def run(arrays: Any, _scalars: Any, _key: Any) -> Any:
             with jax.enable_x64(wide):
-                return typed_call(pulled.forward, cast(arrays), pulled.operands, types)
+                pulled = self._pulled(axes.union(*map(varying, arrays)))
+                return self._call(pulled.forward, arrays, pulled.operands)
 
         def pull(arrays: Any, _scalars: Any, _key: Any) -> Any:
-            gradients = lambda *given: pulled.backward(given[:count], given[count:])  # noqa: E731
             with jax.enable_x64(wide):
-                return typed_call(gradients, cast(arrays), pulled.pulled, types)
-
-        def cast(arrays: Any) -> list[Any]:
-            return [jax.lax.convert_element_type(x, jax_dtype(x.dtype)) for x in arrays]
+                over = axes.union(*map(varying, arrays))
+                pulled = self._pulled(over)
+                slopes = [varying_over(x, over) for x in arrays[count:]]
+                gradients = lambda *given: pulled.backward(given[:count], given[count:])  # noqa: E731
+                return self._call(gradients, [*arrays[:count], *slopes], pulled.pulled)
 
         self.forward = Recipe(name, run, len(self.outs) + len(self.rest))
         self.backward = Recipe(f"gradient of {name}", pull, len(pulled.wanted))
+
+    def _pulled(self, axes: frozenset[Any]) -> Pulled:
+        """The function of operands that differ over some axes of a `jax.shard_map` around."""
+        if axes not in self._by_axes:
+            with under_auto_axes() if self.types is None else self.types.entered():
+                shapes = [jax.eval_shape(lambda x: varying_over(x, axes), x) for x in self._shapes]
+                wanted = self.wanted
+                self._by_axes[axes] = Pulled(
+                    self._function, shapes if axes else self._shapes, wanted
+                )
+        return self._by_axes[axes]
+
+    def _call(self, function: Any, arrays: Sequence[Any], kinds: Sequence[Any]) -> Any:
+        given = []
+        for x, kind in zip(arrays, kinds, strict=True):
+            x = jax.lax.convert_element_type(x, jax_dtype(x.dtype))
+            given.append(varying_over(x, varying(kind)))
+        if self.types is not None and not any(isinstance(one, Tracer) for one in given):
+            function = jax.jit(function)  # alone, its equations would find a mesh without devices
+        return typed_call(function, given, kinds, self.types)
+
+    def with_operands(
+        self, function: Callable[..., Any], differentiate: bool
+    ) -> tuple[list[Any], _Traced]:
+        """The same with what it closes over of a trace around it as further operands.
+
+        Args:
+            function: as given before.
+            differentiate: whether gradients are wanted.
+
+        Returns:
+            Tensors of those values, and the function.
+        """
+        types = self.types
+        with jax.enable_x64(self._wide), under_auto_axes() if types is None else types.entered():
+            tracers, run = hoisted(function, self._shapes)
+        tensors = subtrace.inside([wrap(one) for one in tracers])
+        if types is not None and not types.untold:
+            more: list[Any] = [jax.typeof(one).sharding for one in tracers]
+            types = Types(types.mesh, (*types.shardings, *more))
+        avals = [*self._avals, *(tensor._aval for tensor in tensors)]
+        wanted = [*self.wanted, *(differentiate and one.requires_grad for one in tensors)]
+        return tensors, _Traced(run, avals, wanted, self._name, types, self._wide)
 
     def _taken(self, aval: Aval) -> Any:
         """The dtype in which JAX computes with an operand."""

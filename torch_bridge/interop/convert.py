@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +25,8 @@ from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.framework import Torch
 from isoshard.torch_bridge.layout.widths import astype, for_jax
 
+Said = dict[int, NamedSharding]
+"""By `id` of an array, the layout that it has on the user's mesh."""
 SAID: weakref.WeakKeyDictionary[Value, NamedSharding] = weakref.WeakKeyDictionary()
 """Where JAX runs torch code: layouts of arguments on the user's mesh, typed functions' results."""
 
@@ -93,7 +97,7 @@ def array_of(tensor: lazy_tensor.LazyTensor) -> jax.Array:
 
 
 def keys(rng: jax.Array | None) -> Iterator[jax.Array] | None:
-    """PRNG keys for one operation after the other.
+    """PRNG keys for one operation after the other, those of a `Subprogram`.
 
     Args:
         rng: a key to begin with; None gives none.
@@ -101,10 +105,32 @@ def keys(rng: jax.Array | None) -> Iterator[jax.Array] | None:
     if rng is None:
         return None
 
-    def draw() -> Iterator[jax.Array]:
-        key = rng
-        while True:
-            key, this = jax.random.split(key)
-            yield this
+    return (jax.random.fold_in(rng, number) for number in itertools.count())
 
-    return draw()
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A tensor that torch code returned.
+
+    Attributes:
+        array: its elements.
+        mark: the layout that it was marked with, or None.
+    """
+
+    array: Any
+    mark: NamedSharding | None
+
+    @staticmethod
+    def of(leaf: Leaf, array: Any = None) -> Any:
+        """What stands for a tensor, while its program can still be added to; else the leaf.
+
+        Args:
+            leaf: a tensor, or anything else.
+            array: its elements, where they are known.
+        """
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        mark = None
+        if isinstance(leaf, lazy_tensor.LazyTensor) and not leaf._chain.ops:
+            mark = leaf._storage.annotation
+        return Result(unwrap(leaf) if array is None else array, mark)

@@ -26,7 +26,8 @@ import numpy as np
 from isoshard.core.layout.axis_types import is_typed
 from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.jaxprs import opened
+from isoshard.core.runtime.jaxprs import closed, opened
+from isoshard.core.runtime.varying_axes import varying, varying_over
 
 
 class Pulled:
@@ -41,6 +42,7 @@ class Pulled:
         kept: for each residual, where it is among operands, results and the rest.
         rest: the abstract values of that rest.
         holds_tracers: the function closes over values of a JAX trace around it.
+        program: the jaxpr.
     """
 
     structure: Any
@@ -61,7 +63,7 @@ class Pulled:
         traced = jax.make_jaxpr(self._with_residuals)(*operands)
         self.holds_tracers = any(isinstance(const, Tracer) for const in traced.consts)
         self._compute = jaxpr_as_fun(traced)
-        jaxpr = opened(traced)
+        jaxpr = self.program = opened(traced)
         count = self.structure.num_leaves
         results = jaxpr.outvars[:count]
         self.operands = [var.aval for var in jaxpr.invars]
@@ -107,7 +109,7 @@ class Pulled:
         Returns:
             The gradients of the wanted operands.
         """
-        return self._gradients(jax.tree.unflatten(self._pull, kept), grads)
+        return self._gradients(jax.tree.unflatten(self._pull, kept), grads, self.outs)
 
     def gradient(
         self, arrays: Sequence[jax.Array], grads: Sequence[jax.Array | None]
@@ -121,8 +123,8 @@ class Pulled:
         Returns:
             The gradients of the wanted operands.
         """
-        _, pull = self._differentiated(arrays)
-        return self._gradients(pull, grads)
+        results, pull = self._differentiated(arrays)
+        return self._gradients(pull, grads, list(map(jax.typeof, results)))
 
     def _with_residuals(self, *arrays: jax.Array) -> list[Any]:
         if not self.wanted:
@@ -146,16 +148,49 @@ class Pulled:
 
         return of_wanted
 
-    def _gradients(self, pull: Any, grads: Sequence[jax.Array | None]) -> list[jax.Array]:
+    def _gradients(
+        self, pull: Any, grads: Sequence[jax.Array | None], outs: Sequence[Any]
+    ) -> list[jax.Array]:
         """Torch's gradient of a complex number is the conjugate of JAX's."""
         given = iter(grads)
         cotangents = [
             _cotangent(next(given), out)
             if _has_gradients(out)
             else np.zeros(out.shape, jax.dtypes.float0)
-            for out in self.outs
+            for out in outs
         ]
         return [jnp.conj(found) for found in pull(cotangents)]
+
+
+def hoisted(
+    function: Callable[..., Any], operands: Sequence[Any]
+) -> tuple[list[Tracer], Callable[..., Any]]:
+    """A function that closes over values of a JAX trace, as one that takes them as operands.
+
+    Args:
+        function: takes one array per operand; returns a pytree.
+        operands: shape and dtype of each.
+
+    Returns:
+        Those values; and the function, which takes them behind the operands.
+    """
+    structures: list[Any] = []
+
+    def flat(*arrays: Any) -> list[Any]:
+        results, structure = jax.tree.flatten(function(*arrays))
+        structures[:] = [structure]
+        return results
+
+    traced = jax.make_jaxpr(flat)(*operands)
+    found = [const for const in traced.consts if isinstance(const, Tracer)]
+
+    def run(*arrays: Any) -> Any:
+        values = iter(arrays[len(operands) :])
+        consts = [next(values) if isinstance(one, Tracer) else one for one in traced.consts]
+        program = closed(opened(traced), consts)
+        return jax.tree.unflatten(structures[0], jaxpr_as_fun(program)(*arrays[: len(operands)]))
+
+    return found, run
 
 
 def _has_gradients(aval: Any) -> bool:
@@ -163,5 +198,16 @@ def _has_gradients(aval: Any) -> bool:
 
 
 def _cotangent(grad: jax.Array | None, out: Any) -> jax.Array:
-    found = jnp.zeros(out.shape, out.dtype) if grad is None else jnp.conj(grad.astype(out.dtype))
+    """What JAX takes for a gradient: of what all devices have alike, the sum of what each says.
+
+    Args:
+        grad: torch's; None for zeros.
+        out: the abstract value of the result.
+    """
+    if grad is None:
+        found = varying_over(jnp.zeros(out.shape, out.dtype), varying(out))
+    else:
+        found = jnp.conj(grad.astype(out.dtype))
+        shared = tuple(sorted(varying(grad) - varying(out)))
+        found = jax.lax.psum(found, shared) if shared else found
     return jax.sharding.reshard(found, out.sharding) if is_typed(out.sharding.mesh) else found

@@ -27,7 +27,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
@@ -131,7 +131,7 @@ def say(tensor: lazy_tensor.LazyTensor, sharding: NamedSharding) -> None:
     if not sharding.mesh.are_all_axes_explicit:
         return
     value = lazy_tensor.read(tensor)
-    if value.array is None:
+    if value.array is None and isinstance(sharding.mesh, Mesh):
         marks.lies(tensor, sharding)
     else:
         SAID[value] = sharding

@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import torch
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -43,16 +42,12 @@ from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.jaxprs import closed, opened
 from isoshard.core.transfer.exchange import lay_out
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.argument_types import ArrayLike, Leaf, PyTree
-from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
-from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.argument_types import ArrayLike, PyTree
 
-from .convert import unwrap
+from .convert import Result, Said
 from .propagated_layouts import propagated
-from .rolled_function import rolled_values
 from .users_mesh import mesh_of_leaf, of_type, under_auto_axes
 
-Said = dict[int, NamedSharding]
 Code = Callable[[Any, Said], Any]
 
 
@@ -63,36 +58,12 @@ class _As:
     sharding: NamedSharding
 
 
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """A tensor that torch code returned.
-
-    Attributes:
-        array: its elements.
-        mark: the layout that it was marked with, or None.
-    """
-
-    array: Any
-    mark: NamedSharding | None
-
-    @staticmethod
-    def of(leaf: Leaf) -> Any:
-        """What stands for a tensor, while its program can still be added to; else the leaf."""
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        mark = None
-        if isinstance(leaf, lazy_tensor.LazyTensor) and not leaf._chain.ops:
-            mark = leaf._storage.annotation
-        return Result(unwrap(leaf), mark)
-
-
 def computed(
     code: Code,
     given: PyTree,
     mesh: AnyMesh | None,
     layouts: Callable[[Any], Any],
     what: str,
-    repeat: Repeat = None,
 ) -> Any:
     """Run torch code under Auto axes, and hand its results out on the user's mesh.
 
@@ -103,7 +74,6 @@ def computed(
         mesh: the user's; None if it has no Explicit axes.
         layouts: is given what `code` returned, and says what is declared of each leaf.
         what: is called, for messages.
-        repeat: "auto" or "always": what JAX traces has its equal layers as loops.
 
     Returns:
         The results, with arrays for tensors.
@@ -113,9 +83,7 @@ def computed(
     """
     leaves, structure = jax.tree.flatten(given, is_leaf=is_uneven)
     in_trace = any(map(_is_traced, leaves)) or _is_traced(jnp.zeros(()))
-    rolls = repeat is not None and in_trace
-    is_input = _is_array if rolls else _is_traced  # layers may have arrays that the caller holds
-    numbers = [n for n, leaf in enumerate(leaves) if is_input(leaf)]
+    numbers = [n for n, leaf in enumerate(leaves) if _is_traced(leaf)]
     types = [_type_of(leaf) for leaf in leaves]
     homes = [] if mesh else [home for home in map(mesh_of_leaf, leaves) if home is not None]
     call = _TypedCall(what, mesh, *homes[:1])
@@ -129,14 +97,11 @@ def computed(
 
     with under_auto_axes(mesh) if mesh is not None else under_auto_axes():
         traced = _under_auto([_held(leaves[number]) for number in numbers], what)
-        if rolls or (mesh is not None and in_trace):
+        if mesh is not None and in_trace:
             program = jax.make_jaxpr(run)(*traced)
             kinds = [types[number] for number in numbers]
-            values = (
-                rolled_values(program, traced, repeat, kinds) if rolls else _values(program, traced)
-            )
-            if mesh is not None:
-                call.complete(values, lambda: _chosen(program, kinds, mesh, what))
+            values = _values(program, traced)
+            call.complete(values, lambda: _chosen(program, kinds, mesh, what))
         else:
             values = run(*traced)
     return call.results(values)
@@ -148,10 +113,6 @@ def _values(program: ClosedJaxpr, inputs: Sequence[Any]) -> Sequence[Any]:
 
 def _is_traced(leaf: Any) -> bool:
     return isinstance(leaf, Tracer)
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and not isinstance(leaf, UnevenArray)
 
 
 def _under_auto(values: list[Any], what: str) -> list[Any]:

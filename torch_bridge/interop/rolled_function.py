@@ -1,8 +1,9 @@
-"""A traced torch function with its equal layers as loops (`jax_function(.., repeat="auto")`).
+"""A recorded torch function with its equal layers as loops (`jax_function(.., repeat="auto")`).
 
-What JAX has traced becomes another program of the same inputs: arrays of equal layers are stacked,
-and a `jax.lax.scan` runs over them. JAX differentiates that loop, so its gradient is one as well. A
-`torch.autograd.Function` is a `jax.custom_vjp` in the program, and stays one inside the loop.
+What JAX traces becomes another program of the same inputs: arrays of equal layers are stacked, and
+a `jax.lax.scan` runs over them. For the derivative the forward and the backward pass are traced as
+one program, whose loops hand what they keep to each other in stacks, and which is cut in two
+between them.
 """
 
 from __future__ import annotations
@@ -18,23 +19,159 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.layout.axis_types import auto, same_grid
 from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.planner.axes.border_layouts import spread_layouts
+from isoshard.core.repeats.jaxpr_functions import function_of
 from isoshard.core.repeats.rolled_program import rolled
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var, jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import (
+    ClosedJaxpr,
+    Literal,
+    Var,
+    jaxpr_as_fun,
+)
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.jaxprs import closed, equations, opened
+from isoshard.core.runtime.differentiable_calls import Linear, Program
+from isoshard.core.runtime.jaxprs import equations, opened
 from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
 from isoshard.torch_bridge.engine.compiling.loop_copies import loop_copies
 from isoshard.torch_bridge.engine.compiling.rolled_plan import said
 
-from .equal_rules import with_equal_rules
+Layouts = Sequence[NamedSharding | None]
 
 
-def rolled_values(
-    program: ClosedJaxpr,
-    inputs: Sequence[Any],
-    repeat: Repeat,
-    types: Sequence[NamedSharding | None],
+def layout_of(value: Any, typed: NamedSharding | None) -> NamedSharding | None:
+    """How an operand lies, under Auto axes; None is not known.
+
+    Args:
+        value: an array or a tracer.
+        typed: its layout on a mesh with Explicit axes, if it has one.
+    """
+    if typed is None and not isinstance(value, Tracer):
+        typed = value.sharding if isinstance(value.sharding, NamedSharding) else None
+    return None if typed is None else NamedSharding(auto(typed.mesh), P(*typed.spec))
+
+
+class RolledProgram:
+    """A program with its equal layers as loops.
+
+    Args:
+        inner: the program.
+        repeat: "auto" makes no loops that would copy too much on JAX's default devices.
+        lies: of each operand its layout. Loops lie as the layers do that are written out, by these
+            and by constraints.
+    """
+
+    def __init__(self, inner: Program, repeat: Repeat, lies: Layouts):
+        """See the class."""
+        self._inner, self._repeat, self._lies = inner, repeat, lies
+        self._linears: dict[tuple[int, ...], Linear] = {}
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """The results."""
+        program = jax.make_jaxpr(lambda *given: self._inner(*given))(*operands)
+        return list(_rolled_values(program, operands, self._repeat, self._lies))
+
+    def linear(self, which: tuple[int, ...]) -> Linear:
+        """With respect to some operands."""
+        if which not in self._linears:
+            inner = self._inner.linear(which)
+            self._linears[which] = RolledLinear(inner, self._repeat, self._lies)
+        return self._linears[which]
+
+    def spread(self, number: int, tangent: Any) -> Any:
+        """As of the program."""
+        return self._inner.spread(number, tangent)
+
+
+class RolledLinear:
+    """Forward and backward pass with loops.
+
+    Args:
+        inner: both as they are written out.
+        repeat: see `RolledProgram`.
+        lies: likewise.
+    """
+
+    def __init__(self, inner: Linear, repeat: Repeat, lies: Layouts):
+        """See the class."""
+        self._inner, self._repeat, self._lies = inner, repeat, lies
+        self.count, self.which, self.with_slope = inner.count, inner.which, inner.with_slope
+        self._parts: tuple[Any, Any] | None = None
+
+    def forward(self, *operands: Any) -> tuple[list[Any], list[Any]]:
+        """The results, and what the backward pass takes."""
+        if self._parts is None:
+            self._parts = self._cut(list(map(jax.typeof, operands)))
+        found = self._parts[0](*operands)
+        return found[: self._count], found[self._count :]
+
+    def backward(
+        self, operands: Sequence[Any], residuals: Sequence[Any], slopes: Sequence[Any]
+    ) -> list[Any]:
+        """The cotangents of the operands `which`."""
+        assert self._parts is not None
+        return self._parts[1](*slopes, *residuals)
+
+    @property
+    def pullback(self) -> Program:
+        """As it is written out."""
+        return self._inner.pullback
+
+    def _cut(self, types: list[Any]) -> tuple[Any, Any]:
+        inner = self._inner
+        results = jax.eval_shape(lambda *given: inner.forward(*given)[0], *types)
+        self._count = len(results)
+        slopes = [results[number] for number in inner.with_slope]
+
+        def both(*given: Any) -> list[Any]:
+            operands, slopes = given[: len(types)], given[len(types) :]
+            found, kept = inner.forward(*operands)
+            return [*found, *inner.backward(operands, kept, slopes)]
+
+        program = jax.make_jaxpr(both)(*types, *slopes)
+        lies = [*self._lies, *[None] * len(slopes)]
+        loops = jax.make_jaxpr(lambda *given: _rolled_values(program, given, self._repeat, lies))(
+            *types, *slopes
+        )
+        return _cut_program(loops, len(types), self._count)
+
+
+def _cut_program(program: ClosedJaxpr, first: int, results: int) -> tuple[Any, Any]:
+    """A program as two functions.
+
+    Args:
+        program: of constants too.
+        first: how many inputs the first function has.
+        results: how many results it gives, which depend on no other inputs.
+
+    Returns:
+        The first gives those results, and then the values that the second takes behind the other
+        inputs.
+    """
+    jaxpr = opened(program)
+    inputs, others = jaxpr.invars[:first], jaxpr.invars[first:]
+    late = set(others)
+    before, after = [], []
+    for equation in jaxpr.eqns:
+        is_late = any(one in late for one in equation.invars if not isinstance(one, Literal))
+        (after if is_late else before).append(equation)
+        if is_late:
+            late.update(equation.outvars)
+    needed: dict[Any, None] = {}
+    for one in (*(one for equation in after for one in equation.invars), *jaxpr.outvars[results:]):
+        if not isinstance(one, Literal) and one not in late:
+            needed[one] = None
+    kept = [one for one in needed if one not in jaxpr.constvars]
+    run = function_of([*jaxpr.constvars, *inputs], [*jaxpr.outvars[:results], *kept], before)
+    back = function_of([*jaxpr.constvars, *others, *kept], jaxpr.outvars[results:], after)
+    values = list(program.consts)
+    return (
+        lambda *given: list(run(*values, *given)),
+        lambda *given: list(back(*values, *given)),
+    )
+
+
+def _rolled_values(
+    program: ClosedJaxpr, inputs: Sequence[Any], repeat: Repeat, lies: Layouts
 ) -> Sequence[Any]:
     """What a traced program computes, with its equal layers as loops.
 
@@ -42,23 +179,10 @@ def rolled_values(
         program: of all `inputs`. If it has no equal layers, it is computed as it is, and the
             metrics say why.
         inputs: arrays and tracers.
-        repeat: "auto" makes no loops that would copy too much on JAX's default devices.
-        types: of each input its layout on a mesh with Explicit axes. Loops lie as the layers do
-            that are written out, by these, by layouts of arrays that are not traced, and by
-            constraints. Under Auto axes JAX does not say how a traced input lies.
+        repeat: see `RolledProgram`.
+        lies: likewise.
     """
-    lies = [_layout(*pair) for pair in zip(inputs, types, strict=True)]
-    if any(isinstance(one, Tracer) for one in program.consts):  # of a trace around this one
-        jaxpr, count = opened(program), len(program.consts)
-
-        def with_constants(*values: Any) -> Any:
-            return jaxpr_as_fun(closed(jaxpr, values[:count]))(*values[count:])
-
-        inputs = [*program.consts, *inputs]
-        lies = [*[None] * count, *lies]
-        program = jax.make_jaxpr(with_constants)(*inputs)
-    borders = _borders(program, lies)
-    found = rolled(with_equal_rules(program), differentiated=True, layouts=borders)
+    found = rolled(program, layouts=_borders(program, lies))
     where = metrics.user_location()
     reason = None
     if not found.loops:
@@ -84,15 +208,8 @@ def rolled_values(
     return [results[number] for number in range(len(results))]
 
 
-def _layout(value: Any, typed: NamedSharding | None) -> NamedSharding | None:
-    """How an input lies, under Auto axes; None is not known."""
-    if typed is None and not isinstance(value, Tracer):
-        typed = value.sharding if isinstance(value.sharding, NamedSharding) else None
-    return None if typed is None else NamedSharding(auto(typed.mesh), P(*typed.spec))
-
-
 def _borders(
-    program: ClosedJaxpr, lies: Sequence[NamedSharding | None]
+    program: ClosedJaxpr, lies: Layouts
 ) -> Callable[[ClosedJaxpr], dict[Var, NamedSharding]] | None:
     """What gives the layouts of values between layers; None if nothing is known of them.
 

@@ -25,12 +25,13 @@ In-place writes stay inside. A module's new buffers (the statistics of BatchNorm
 ([0.10000000149011612, 0.10000000149011612, 0.10000000149011612], 1)
 
 Whether a module trains is read when it is called: under `jax.jit`, when the function is traced.
-Tensors that are no buffers, such as `torch.arange(n)` made on the CPU, are constants. A
-`torch.autograd.Function` keeps its own backward, see `own_gradients`.
+Tensors that are no buffers, such as `torch.arange(n)` made on the CPU, are constants. Derivatives
+are torch's: what `detach`, `no_grad`, hooks and `torch.autograd.Function`s say of them holds.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -39,16 +40,18 @@ import torch
 
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.layout.uneven import is_uneven
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import PyTree
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.capture.rolled_step import Repeat, checked_repeat
 from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
-from . import own_gradients
-from .convert import constant, keys, wrap
+from .convert import constant, keys
+from .recorded_function import Take, at_once, no_cpu_draws, recorded
 from .result_types import Result, Said, as_given, computed, spread
 from .users_mesh import users_mesh
 
@@ -176,9 +179,9 @@ class JaxFunction:
         _check_names(self._target, params, "parameters")
         _check_names(self._target, buffers, "buffers")
 
-        def code(given: Any, said: Said) -> Any:
+        def code(given: Any, take: Take) -> Any:
             tensors: dict[str, Any] = {}
-            result = self._of_module(given, said, tensors)
+            result = self._of_module(given, take, tensors)
             return result, {name: tensors[name] for name in buffers}
 
         as_before = {name: as_given(buffer) for name, buffer in buffers.items()}
@@ -198,30 +201,36 @@ class JaxFunction:
 
         def run(arguments: Any, said: Said) -> Any:
             given, rng = arguments
-            with tapes.immediately(keys(rng), imports=True), own_gradients.honoured():
-                with torch.no_grad():
-                    return pytree.tree_map(Result.of, code(given, said))
+            if is_tracing() or any(isinstance(one, Tracer) for one in jax.tree.leaves(arguments)):
+                function = functools.partial(code, given)
+                return recorded(function, rng, said, self._name, self._repeat)
+            with (
+                tapes.immediately(keys(rng), imports=True),
+                torch.enable_grad(),
+                no_cpu_draws(self._name),
+            ):
+                return pytree.tree_map(Result.of, code(given, at_once(said)))
 
         def layouts(results: Any) -> list[Any]:
             if buffers is None:
                 return spread(self._out_sharding, results, self._name)
             return [*spread(self._out_sharding, results[0], self._name), *buffers.values()]
 
-        return computed(run, (given, rng), mesh, layouts, self._name, self._repeat)
+        return computed(run, (given, rng), mesh, layouts, self._name)
 
-    def _of_function(self, given: Any, said: Said) -> Any:
-        args, kwargs = _wrapped(given, said)
+    def _of_function(self, given: Any, take: Take) -> Any:
+        args, kwargs = _taken(given, take)
         return self._target(*args, **kwargs)
 
-    def _of_module(self, given: Any, said: Said, tensors: dict[str, Any] | None = None) -> Any:
+    def _of_module(self, given: Any, take: Take, tensors: dict[str, Any] | None = None) -> Any:
         """The module's result; parameters and buffers as they are afterwards go to `tensors`."""
         params, args, kwargs = given
         module: Any = self._target
         own = dict(modules.tensors(module))
-        args, kwargs = _wrapped((args, kwargs), said)
+        args, kwargs = _taken((args, kwargs), take)
         tensors = {} if tensors is None else tensors
         for name, value in params.items():
-            tensors[name] = wrap(value, own[name].dtype, said.get(id(value)))
+            tensors[name] = take(value, own[name].dtype, wants=own[name].requires_grad)
         return torch.func.functional_call(module, tensors, args, kwargs)
 
     @property
@@ -289,10 +298,9 @@ def jax_function(
     return JaxFunction(target, out_sharding, repeat)
 
 
-def _wrapped(arguments: Any, said: Said) -> Any:
+def _taken(arguments: Any, take: Take) -> Any:
     leaves, structure = jax.tree.flatten(arguments, is_leaf=is_uneven)
-    wrapped = [wrap(leaf, None, said.get(id(leaf))) for leaf in leaves]
-    return jax.tree.unflatten(structure, wrapped)
+    return jax.tree.unflatten(structure, list(map(take, leaves)))
 
 
 def _check_names(module: torch.nn.Module, given: Any, kind: str) -> None:

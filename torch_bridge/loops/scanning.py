@@ -43,8 +43,6 @@ from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput, T
 from isoshard.torch_bridge.engine.subprograms.vjp_entries import VjpNode
 from isoshard.torch_bridge.engine.values.value import Aval
 
-from .under_jax import Traced, is_traced
-
 
 def scan(
     fn: Callable[[Any, Any], tuple[Any, Any]],
@@ -126,13 +124,6 @@ def _iterated(step: _Step, length: int, recompute: bool, pure: bool) -> tuple[An
         )
         for leaf in sliced.tensors
     ]
-    if is_traced():
-        traced = Traced(step, inputs)
-        if traced.is_for_jax:
-            every = [*carried.tensors, *sliced.tensors]
-            results = traced.scan(every, length, recompute=recompute)
-            count = len(carried.tensors)
-            return carried.tree(results[:count]), _unflatten(step.ys, results[count:])
     given = subtrace.inside([*carried.tensors, *sliced.tensors])
     wants = wants and any(tensor.requires_grad for tensor in given)
     key = (carried.structure, sliced.structure, tuple(inputs), length, wants, recompute)

@@ -83,7 +83,7 @@ def ring(
     pairs = [(device, (device + step) % devices) for device in range(devices)]
 
     def compute(carry: Any, block: Any, hop: Any) -> Any:
-        return _same(body(carry, block, (number - step * hop) % devices), carry)
+        return same_carry(body(carry, block, (number - step * hop) % devices), carry)
 
     def turn(state: tuple[Any, Any], hop: Any) -> tuple[tuple[Any, Any], None]:
         block, carry = state
@@ -129,15 +129,28 @@ def _in_mesh_order(axes: Axes) -> Axes:
     return tuple(sorted(axes, key=jax.sharding.get_abstract_mesh().axis_names.index))
 
 
-def _same(new: Any, old: Any) -> Any:
-    """Check that a carry keeps its form."""
-    forms = [
-        jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", it)
-        for it in (old, new)
-    ]
+def same_carry(new: Any, old: Any, form: Callable[[Any], str] | None = None) -> Any:
+    """Check that a carry keeps its form.
+
+    Args:
+        new: what `body` gave.
+        old: what it got.
+        form: dtype and shape of a leaf, as text; of arrays if not given.
+
+    Returns:
+        The new one.
+
+    Raises:
+        ShardingError: it does not.
+    """
+    forms = [jax.tree.map(form or _form, it) for it in (old, new)]
     if forms[0] != forms[1]:
         raise ShardingError(
             f"ring: body got the carry {forms[0]} and gave {forms[1]}; it must keep the structure, "
             "shapes and dtypes"
         )
     return new
+
+
+def _form(leaf: Any) -> str:
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"

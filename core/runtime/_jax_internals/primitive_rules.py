@@ -42,3 +42,6 @@ jvp_rules = _bind("ad.primitive_jvps", "has the derivatives of primitives that a
 is_undefined_primal = _bind("ad.is_undefined_primal", "tells in which operands one is transposed")
 defvectorized = _bind("batching.defvectorized", "says that a primitive works on more axes as it is")
 batching_rules = _bind("batching.primitive_batchers", "has the rules of primitives under `vmap`")
+named_batching_rules = _bind(
+    "batching.fancy_primitive_batchers", "has those that ask which axis `vmap` adds"
+)

@@ -70,7 +70,8 @@ class _Answer:
 
     def __bool__(self) -> bool:
         """The answer to this thread."""
-        if recorder().capture is None or _in_optimizer():
+        here = recorder()
+        if (here.capture is None and here.refusal is None) or _in_optimizer():
             return bool(self.otherwise)
         return True
 

@@ -15,12 +15,13 @@ only for an operator that asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import torch
 
+from isoshard.core.runtime.varying_axes import varying, varying_over
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.signatures.bound_op import BoundOp
 from isoshard.torch_bridge.lowerings import registry
@@ -60,6 +61,29 @@ class Env(list[Any]):
             value = jnp.moveaxis(self.last[slot], -1, 1)
             self[slot] = value
         return value
+
+    def let_differ(self, slots: Iterable[int]) -> None:
+        """Let values differ over the same axes of a `jax.shard_map` around.
+
+        A derivative that a lowering takes by JAX of one that differs less would be a sum over
+        devices, and torch's autograd takes each device to have its own.
+
+        Args:
+            slots: of the values.
+        """
+        stores = (
+            (super().__getitem__, super().__setitem__),
+            (self.last.get, self.last.__setitem__),
+        )
+        there = [
+            (slot, value, put)
+            for slot in slots
+            for get, put in stores
+            if (value := get(slot)) is not None
+        ]
+        axes = frozenset[Any]().union(*(varying(value) for _, value, _ in there))
+        for slot, value, put in there:
+            put(slot, varying_over(value, axes))
 
 
 class Images:

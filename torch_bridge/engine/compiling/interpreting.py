@@ -12,6 +12,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from isoshard.core.planner.traced import source_lines
+from isoshard.core.runtime.varying_axes import checked_axes
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.lowerings.cse import one_program
 
@@ -108,7 +109,7 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, n
     leaves = iter(inputs)
     env = Env()
     entry_values, resting = EntryValues(env), OffloadedInputs(env)
-    taken = 0
+    taken, is_mapped = 0, bool(checked_axes())
     for place, (entry, is_needed) in enumerate(zip(entries, needed, strict=True)):
         if not isinstance(entry[0], int):
             env.append(next(leaves))
@@ -123,6 +124,8 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, n
             got: list[Any] = [None] * recipe.count
             if is_needed:
                 resting.wake(entry[1:])
+                if is_mapped:
+                    env.let_differ(entry[1:])
                 got = entry_values.of(recipe, entry, floats, key)
             if notes.names:
                 got = notes.all_named(env, got)

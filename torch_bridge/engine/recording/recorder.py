@@ -41,6 +41,7 @@ class Recorder:
         imports: CPU tensors among operands are constants, and no mistake.
         failed: it could not be executed as a whole.
         plans: what is recorded is looked at, and never executed.
+        refusal: with what code that JAX traces is refused a value; None elsewhere.
         line_of_user: gives the line of user code that runs now; None where nobody wants to know.
     """
 
@@ -49,6 +50,7 @@ class Recorder:
     imports = False
     failed = False
     plans = False
+    refusal: str | None = None
     line_of_user: Callable[[], str] | None = None
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from isoshard.core.runtime.bounded import PROGRAMS, Interned
+from isoshard.core.runtime.varying_axes import alike
 from isoshard.torch_bridge.engine.values.value import Aval
 
 from .traced_vjp import TracedVjp
@@ -59,6 +60,7 @@ class ScanLoop(VjpEntries):
             return [strong(one) for one in state], (out[carries:results], out[count:])
 
         along = list(arrays[carries : carries + slices])
+        init, rest, along, keys = alike((init, rest, along, keys))
         last, (ys, kept) = jax.lax.scan(body, init, (along, keys), known.length)
         return [*last[:carries], *ys, *last[carries:], *kept]
 
@@ -88,6 +90,9 @@ class ScanLoop(VjpEntries):
 
         start = [given[parts.wanted[n]] if parts.wanted[n] in given else zeros[n] for n in mine]
         state = (start, [zeros[n] for n in sums])
+        values = list(saved.values())
+        state, ys, along, kept, values = alike((state, ys, along, kept, values))
+        saved = dict(zip(saved, values, strict=True))
         (grads, added), stacks = jax.lax.scan(
             body, state, (ys, along, kept), known.length, reverse=True
         )

@@ -21,12 +21,13 @@ the gradient of the code can be taken without what is behind them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.tensor_fields import sequence_number
 from isoshard.torch_bridge.dtypes import logical_dtype
@@ -54,6 +55,9 @@ class SubTrace(Recorder):
         tokens: shape and dtype of each input, by slot.
         recipes: what the numbers of recipes in the entries stand for.
         lines: of each operation the line of user code; empty where nobody wants to know.
+        stand_in: gives what stands inside for a tensor from around, or None.
+        axes: of a `jax.shard_map` around, over which the code communicates; those of a subprogram
+            are also of the one around it.
     """
 
     def __init__(self) -> None:
@@ -71,6 +75,8 @@ class SubTrace(Recorder):
         self.frozen: list[weakref.ref[lazy_tensor.LazyTensor]] = []
         self.tokens: dict[int, tuple[tuple[int, ...], Any]] = {}
         self.log = self._touched = _Touched(self)
+        self.stand_in: Callable[[lazy_tensor.LazyTensor], Any] | None = None
+        self.axes: set[str] | None = None
         self._makers: list[tuple[int, ...] | None] = []
         self._values: list[Value] = []
         self._foreign: dict[int, int] = {}
@@ -93,6 +99,9 @@ class SubTrace(Recorder):
     def __enter__(self) -> None:
         """Record here from now on."""
         around = recorder()
+        if self.axes is None:
+            self.axes = around.axes if isinstance(around, SubTrace) else set()
+        self._ended = False
         self.take_over(around)
         self.line_of_user = around.line_of_user
         self.log = self._touched
@@ -113,9 +122,10 @@ class SubTrace(Recorder):
         for value in self.constants:
             note_constant(value)
         if exc[0] is None:
-            self.draws += [self._relative(draw) for draw in draws]
+            before = sum(isinstance(draw, int) for draw in self.draws)
+            self.draws += [self._relative(draw, before) for draw in draws]
 
-    def _relative(self, draw: Any) -> int | random_state.Word:
+    def _relative(self, draw: Any, before: int) -> int | random_state.Word:
         if len(draw) == 3:
             return draw
         state, offset = draw
@@ -125,7 +135,7 @@ class SubTrace(Recorder):
                 "own, which would give the same numbers each time; draw before, and pass the "
                 "numbers in, or leave generator= out"
             )
-        return offset
+        return before + offset
 
     # What a recorder does.
 
@@ -193,6 +203,10 @@ class SubTrace(Recorder):
             *map(self.slot, self.constants),
         ]
 
+    def firsts(self) -> list[Value]:
+        """What each of `outside` held before."""
+        return list(self._firsts)
+
     def constant_tensors(self) -> list[lazy_tensor.LazyTensor]:
         """`constants` as tensors."""
         found = []
@@ -247,8 +261,11 @@ class SubTrace(Recorder):
         """Raise for a value that is wanted now.
 
         Raises:
-            RuntimeError: always.
+            TypeError: JAX traces this.
+            RuntimeError: it is a loop or a function of a compiled program.
         """
+        if self.refusal is not None and not self._ended:
+            raise TypeError(f"{metrics.user_location()}: {self.refusal}")
         if self._ended:
             raise RuntimeError(
                 "a tensor that was made by code that runs as one loop or one function of the "
@@ -316,7 +333,7 @@ class _Aliasing(TorchFunctionMode):
         self._what = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not torch.is_grad_enabled() or recorder() is not self._subtrace:
+        if not torch.is_grad_enabled() or recorder() is not self._subtrace or _is_of_hooks(func):
             return func(*args, **(kwargs or {}))
         args, kwargs = pytree.tree_map_only(
             lazy_tensor.LazyTensor, self.inside, (args, kwargs or {})
@@ -349,6 +366,10 @@ class _Aliasing(TorchFunctionMode):
             return found
         if self._is_made_inside(tensor):
             return tensor
+        stand_in = self._subtrace.stand_in
+        if stand_in is not None and (made := stand_in(tensor)) is not None:
+            self._known[id(tensor)] = self._known[id(made)] = made
+            return made
         if not tensor.requires_grad:
             self._subtrace.frozen.append(weakref.ref(tensor))
             return tensor
@@ -387,6 +408,17 @@ def inside(tensors: Sequence[Any]) -> list[Any]:
 def is_recording() -> bool:
     """Whether this thread records a subprogram."""
     return isinstance(recorder(), SubTrace)
+
+
+_HOOKS = torch.Tensor._backward_hooks
+
+
+def _is_of_hooks(func: Any) -> bool:
+    """Whether a function sets the hooks of a tensor.
+
+    Torch does while it makes the `grad_fn` of a view anew, and has it locked.
+    """
+    return getattr(func, "__self__", None) is _HOOKS
 
 
 def _sequence() -> int:
