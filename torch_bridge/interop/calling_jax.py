@@ -23,11 +23,13 @@ All tensors of a call are on one device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -47,7 +49,7 @@ from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
 from isoshard.torch_bridge.dtensor.dtensor_function import DistributedFunction
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.operators.cpu_fallback import upload
-from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import deferred_checks, lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.memory_log import note_constant
 from isoshard.torch_bridge.engine.recording.tape import Recipe
@@ -393,6 +395,7 @@ class _Traced:
 
     def record(self, tensors: Sequence[Any]) -> list[lazy_tensor.LazyTensor]:
         """Put the function on the tape; gives its results and the rest."""
+        self._check_integers(tensors)
         values = tapes.recorder().record(
             self.forward, [lazy_tensor.read(tensor) for tensor in tensors]
         )
@@ -403,6 +406,16 @@ class _Traced:
         for tensor, kind in zip(made, self._kinds(self.pulled.outs), strict=False):
             say(tensor, kind)
         return made
+
+    def _check_integers(self, tensors: Sequence[Any]) -> None:
+        """Let integers be checked that JAX takes in 32 bits, once their values are known."""
+        if not isinstance(tapes.recorder(), tapes.Tape):
+            return
+        for tensor, shape in zip(tensors, self._shapes, strict=True):
+            given = tensor._aval.physical
+            if given != shape.dtype:
+                message = _TOO_LARGE.format(self._name, given, shape.dtype)
+                deferred_checks.require(_fitting(shape.dtype), lazy_tensor.read(tensor), message)
 
     def _kinds(self, avals: Sequence[Any]) -> list[NamedSharding]:
         """The types of values on the user's mesh; nothing if the function was traced without."""
@@ -425,6 +438,23 @@ class _Traced:
             wide = self._wide
             self._gradient = TorchFunction(pulled.gradient, name, types=types or False, wide=wide)
         return self._gradient
+
+
+_TOO_LARGE = (
+    "{0} was given {1} values that do not fit in {2}, in which JAX computes while jax_enable_x64 "
+    "is off: its results are wrong. Switch it on first: jax.config.update('jax_enable_x64', True)"
+)
+
+
+@functools.cache
+def _fitting(dtype: np.dtype) -> Recipe:
+    """Computes whether integers fit in a dtype."""
+    limits = np.iinfo(dtype)
+
+    def run(arrays: Any, _scalars: Any, _key: Any) -> Any:
+        return [jnp.all((arrays[0] >= limits.min) & (arrays[0] <= limits.max))]
+
+    return Recipe(f"fits in {dtype}", run, 1)
 
 
 class _JaxCall(torch.autograd.Function):

@@ -14,7 +14,7 @@ import torch
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.engine.compiling.interrupts import Uninterrupted
-from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
+from isoshard.torch_bridge.engine.recording import deferred_checks, lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording.recipes import Check
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Scalars, Table, filled
 from isoshard.torch_bridge.engine.values.value import Storage, Value
@@ -65,6 +65,7 @@ class Replay:
         state: the names that the step binds anew.
         bound: the same with what they hold after it.
         checks: what refuses lifted floats that change, and the floats it looks at.
+        later: the results that check what the step computed, with what they say.
     """
 
     plan: program.CompileRequest
@@ -85,6 +86,7 @@ class Replay:
     state: Rebounds
     bound: list[tuple[Rebound, list[Any]]]
     checks: list[tuple[Check, list[Any]]]
+    later: list[tuple[New, str]]
 
     def __post_init__(self) -> None:
         """Arrange what each run goes through."""
@@ -145,6 +147,8 @@ class Replay:
         leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
         for one, marks in self.bound:
             one.bind([_filled(mark, scene, made) for mark in marks])
+        for mark, message in self.later:
+            deferred_checks.wait_for(deferred_checks.Check(made[mark.number], message))
         for number, mark in self.gradients:
             scene.owner(number).grad = _filled(mark, scene, made)
         if self.dropped and (

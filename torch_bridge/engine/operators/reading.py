@@ -26,7 +26,7 @@ from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.compiling import input_placement
-from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import deferred_checks, lazy_tensor
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.recording.recorder import recorder
@@ -62,6 +62,7 @@ def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     started = time.perf_counter()
     host = np.array(array, copy=True) if uneven is None else without_padding(uneven)
     seconds = time.perf_counter() - started
+    deferred_checks.look()
     metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
     if naming.is_torch_xla() and len(array.sharding.device_set) > 1:
         metrics.count("reads_of_shards")
