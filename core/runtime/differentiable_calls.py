@@ -1,10 +1,10 @@
 """Calls of programs that bring their own derivatives, of every order.
 
-A `Program` computes results, and gives for each set of operands a `Linear`: a forward pass that
+A `Program` computes results, and gives for each set of operands a `Derivative`: a forward pass that
 keeps residuals, and a backward pass from them. JAX asks for no other derivative: the forward pass
 stands in the trace as ordinary operations, so `jax.checkpoint` decides about each of its values;
 the map of tangents is one operation, whose transposition is the backward pass. Derivatives of the
-backward pass come from `Linear.pullback`, a program again.
+backward pass come from `Derivative.pullback`, a program again.
 
 | operation | computes |
 |---|---|
@@ -18,10 +18,8 @@ operands.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,52 +28,9 @@ from jax.sharding import PartitionSpec as P
 
 from ._jax_internals.jaxpr_classes import jaxpr_as_fun
 from ._jax_internals.primitive_rules import Zero
+from .batched_programs import BatchedDerivative, BatchedProgram, Mapped
+from .differentiable_programs import Derivative, Program
 from .primitives import new_primitive
-
-
-class Linear(Protocol):
-    """A program at some operands, with respect to those numbered `which`.
-
-    Attributes:
-        count: how many operands the program has.
-        which: numbers of those that change.
-        with_slope: numbers of the results with cotangents.
-    """
-
-    count: int
-    which: tuple[int, ...]
-    with_slope: Sequence[int]
-
-    def forward(self, *operands: Any) -> tuple[list[Any], list[Any]]:
-        """The results and the residuals."""
-        ...
-
-    def backward(
-        self, operands: Sequence[Any], residuals: Sequence[Any], slopes: Sequence[Any]
-    ) -> list[Any]:
-        """The cotangents of the operands `which`."""
-        ...
-
-    @property
-    def pullback(self) -> Program:
-        """The backward pass as a program of the operands and of the results' cotangents."""
-        ...
-
-
-class Program(Protocol):
-    """A function of arrays that has its own derivatives."""
-
-    def __call__(self, *operands: Any) -> list[Any]:
-        """The results."""
-        ...
-
-    def linear(self, which: tuple[int, ...]) -> Linear:
-        """The program with respect to some operands."""
-        ...
-
-    def spread(self, number: int, tangent: Any) -> Any:
-        """A tangent of an operand, in the shape that `Linear.backward` gives its cotangents."""
-        ...
 
 
 def call(program: Program, *operands: Any) -> list[Any]:
@@ -125,7 +80,7 @@ def _jvp_of_call(
 
 
 def _tangents_of(
-    linear: Linear,
+    linear: Derivative,
     primals: Sequence[Any],
     residuals: Sequence[Any],
     given: Sequence[Any],
@@ -156,13 +111,13 @@ def _is_around(axis: Any, axes: Sequence[Any], jaxpr: Any) -> bool:
     return not named and all(one is None for one in axes)
 
 
-def _split(operands: Sequence[Any], linear: Linear, last: int) -> tuple[list[Any], ...]:
+def _split(operands: Sequence[Any], linear: Derivative, last: int) -> tuple[list[Any], ...]:
     operands = list(operands)
     end = len(operands) - last
     return operands[: linear.count], operands[linear.count : end], operands[end:]
 
 
-def _expand(*operands: Any, linear: Linear, types: Any) -> list[Any]:
+def _expand(*operands: Any, linear: Derivative, types: Any) -> list[Any]:
     primals, residuals, given = _split(operands, linear, len(linear.which))
     return _transposed(lambda *slopes: linear.backward(primals, residuals, slopes), types, given)
 
@@ -180,18 +135,18 @@ def _transposed(pull: Any, types: Any, given: Sequence[Any]) -> list[Any]:
         ) from error
 
 
-def _slopes(*_: Any, linear: Linear, types: Any) -> list[Any]:
+def _slopes(*_: Any, linear: Derivative, types: Any) -> list[Any]:
     return list(types[0])
 
 
-def _transpose_tangents(slopes: Any, *operands: Any, linear: Linear, types: Any) -> list[Any]:
+def _transpose_tangents(slopes: Any, *operands: Any, linear: Derivative, types: Any) -> list[Any]:
     primals, residuals, _ = _split(operands, linear, len(linear.which))
     full = list(map(_full, slopes, types[0]))
     found = _bound_pullback(linear, types, [*primals, *residuals, *full])
     return [*[None] * (len(primals) + len(residuals)), *found]
 
 
-def _bound_pullback(linear: Linear, types: Any, operands: Sequence[Any]) -> list[Any]:
+def _bound_pullback(linear: Derivative, types: Any, operands: Sequence[Any]) -> list[Any]:
     def pull(*given: Any) -> list[Any]:
         return list(linear.backward(*_split(given, linear, len(types[0]))))
 
@@ -200,7 +155,7 @@ def _bound_pullback(linear: Linear, types: Any, operands: Sequence[Any]) -> list
 
 
 def _jvp_of_tangents(
-    primals: Sequence[Any], tangents: Sequence[Any], *, linear: Linear, types: Any
+    primals: Sequence[Any], tangents: Sequence[Any], *, linear: Derivative, types: Any
 ) -> tuple[list[Any], list[Any]]:
     operands, residuals, given = _split(primals, linear, len(linear.which))
     changes, _, changes_given = _split(tangents, linear, len(linear.which))
@@ -225,9 +180,9 @@ def _jvp_of_tangents(
 
 
 def _batched(
-    axis: Any, arrays: Any, axes: Any, linear: Linear, types: Any, last: int
-) -> tuple[Linear, Any, list[Any]]:
-    """A `Linear` for many examples, its types and operands."""
+    axis: Any, arrays: Any, axes: Any, linear: Derivative, types: Any, last: int
+) -> tuple[Derivative, Any, list[Any]]:
+    """A `Derivative` for many examples, its types and operands."""
     added = Mapped.of(axis)
     fronted = [_fronted(*pair) for pair in zip(arrays, axes, strict=True)]
     mapped = [one is not None for one in axes]
@@ -237,12 +192,12 @@ def _batched(
         one if is_mapped else jnp.broadcast_to(one, (added.size, *one.shape))
         for one, is_mapped in zip(given, moved, strict=True)
     ]
-    batched = BatchedLinear(linear, tuple(on), tuple(kept), added)
+    batched = BatchedDerivative(linear, tuple(on), tuple(kept), added)
     longer = tuple(tuple(_longer(one, added.size) for one in some) for some in types)
     return batched, longer, [*operands, *residuals, *given]
 
 
-def _batch_tangents(axis: Any, arrays: Any, axes: Any, *, linear: Linear, types: Any) -> Any:
+def _batch_tangents(axis: Any, arrays: Any, axes: Any, *, linear: Derivative, types: Any) -> Any:
     if _is_around(axis, axes, None):
         results = _tangents.bind(*arrays, linear=linear, types=types)
         return results, [None] * len(results)
@@ -251,16 +206,16 @@ def _batch_tangents(axis: Any, arrays: Any, axes: Any, *, linear: Linear, types:
     return results, [0] * len(results)
 
 
-def _pull(*operands: Any, linear: Linear, types: Any, jaxpr: Any) -> list[Any]:
+def _pull(*operands: Any, linear: Derivative, types: Any, jaxpr: Any) -> list[Any]:
     return jaxpr_as_fun(jaxpr)(*operands)
 
 
-def _pulled(*_: Any, linear: Linear, types: Any, jaxpr: Any) -> list[Any]:
+def _pulled(*_: Any, linear: Derivative, types: Any, jaxpr: Any) -> list[Any]:
     return list(types[1])
 
 
 def _transpose_pullback(
-    changes: Any, *operands: Any, linear: Linear, types: Any, jaxpr: Any
+    changes: Any, *operands: Any, linear: Derivative, types: Any, jaxpr: Any
 ) -> list[Any]:
     primals, residuals, _ = _split(operands, linear, len(types[0]))
     full = list(map(_full, changes, types[1]))
@@ -269,7 +224,7 @@ def _transpose_pullback(
 
 
 def _jvp_of_pullback(
-    primals: Sequence[Any], tangents: Sequence[Any], *, linear: Linear, types: Any, jaxpr: Any
+    primals: Sequence[Any], tangents: Sequence[Any], *, linear: Derivative, types: Any, jaxpr: Any
 ) -> tuple[list[Any], list[Any]]:
     operands, _, slopes = _split(primals, linear, len(types[0]))
     changes, _, changes_of_slopes = _split(tangents, linear, len(types[0]))
@@ -287,7 +242,7 @@ def _jvp_of_pullback(
 
 
 def _batch_pullback(
-    axis: Any, arrays: Any, axes: Any, *, linear: Linear, types: Any, jaxpr: Any
+    axis: Any, arrays: Any, axes: Any, *, linear: Derivative, types: Any, jaxpr: Any
 ) -> Any:
     if _is_around(axis, axes, jaxpr):
         results = _bound_pullback(linear, types, arrays)
@@ -295,112 +250,6 @@ def _batch_pullback(
     linear, types, given = _batched(axis, arrays, axes, linear, types, len(types[0]))
     results = _bound_pullback(linear, types, given)
     return results, [0] * len(results)
-
-
-@dataclasses.dataclass(frozen=True)
-class Mapped:
-    """An axis that `jax.vmap` adds.
-
-    Attributes:
-        size: how many examples there are.
-        options: its names, as `jax.vmap` takes them.
-    """
-
-    size: int
-    options: tuple[tuple[str, Any], ...]
-
-    @classmethod
-    def of(cls, axis: Any) -> Mapped:
-        """As a rule for batches is given it."""
-        names = {"spmd_axis_name": axis.spmd_name}
-        if isinstance(axis.name, str):
-            names["axis_name"] = axis.name
-        return cls(axis.size, tuple(names.items()))
-
-    def over(self, function: Any, axes: Sequence[Any]) -> Any:
-        """A function of all examples.
-
-        Args:
-            function: of one.
-            axes: for each argument, where it has the axis.
-        """
-        return jax.vmap(function, in_axes=tuple(axes), axis_size=self.size, **dict(self.options))
-
-
-class BatchedProgram:
-    """A program for many operands at once.
-
-    Args:
-        inner: the program.
-        mapped: which operands have an axis of examples, the first.
-        axis: that axis.
-    """
-
-    def __init__(self, inner: Program, mapped: tuple[bool, ...], axis: Mapped):
-        """See the class."""
-        self._inner, self._mapped, self._axis = inner, mapped, axis
-        self._linears: dict[tuple[int, ...], Linear] = {}
-
-    def __call__(self, *operands: Any) -> list[Any]:
-        """The results of all examples."""
-        return self._axis.over(self._inner, _axes(self._mapped))(*operands)
-
-    def linear(self, which: tuple[int, ...]) -> Linear:
-        """With respect to some operands."""
-        if which not in self._linears:
-            inner = self._inner.linear(which)
-            self._linears[which] = BatchedLinear(inner, self._mapped, None, self._axis)
-        return self._linears[which]
-
-    def spread(self, number: int, tangent: Any) -> Any:
-        """Of an operand that all examples share, a tangent for each."""
-        inner = functools.partial(self._inner.spread, number)
-        if self._mapped[number]:
-            return self._axis.over(inner, [0])(tangent)
-        one = inner(tangent)
-        return jnp.broadcast_to(one, (self._axis.size, *one.shape))
-
-
-class BatchedLinear:
-    """A `Linear` for many operands at once.
-
-    Args:
-        inner: of one example.
-        mapped: which operands have an axis of examples.
-        kept: which residuals have; None for all.
-        axis: that axis.
-    """
-
-    def __init__(
-        self, inner: Linear, mapped: tuple[bool, ...], kept: tuple[bool, ...] | None, axis: Mapped
-    ):
-        """See the class."""
-        self._inner, self._mapped, self._kept, self._axis = inner, mapped, kept, axis
-        self.count, self.which = inner.count, inner.which
-        self.with_slope = inner.with_slope
-
-    def forward(self, *operands: Any) -> tuple[list[Any], list[Any]]:
-        """The results and residuals of all examples."""
-        return self._axis.over(self._inner.forward, _axes(self._mapped))(*operands)
-
-    def backward(
-        self, operands: Sequence[Any], residuals: Sequence[Any], slopes: Sequence[Any]
-    ) -> list[Any]:
-        """The cotangents of all examples, apart also where they share an operand."""
-        kept = (True,) * len(residuals) if self._kept is None else self._kept
-        axes = [_axes(self._mapped), _axes(kept), [0] * len(slopes)]
-        run = self._axis.over(self._inner.backward, axes)
-        return run(list(operands), list(residuals), list(slopes))
-
-    @functools.cached_property
-    def pullback(self) -> Program:
-        """The backward pass as a program."""
-        mapped = (*self._mapped, *(True for _ in self.with_slope))
-        return BatchedProgram(self._inner.pullback, mapped, self._axis)
-
-
-def _axes(mapped: Sequence[bool]) -> list[Any]:
-    return [0 if one else None for one in mapped]
 
 
 def _fronted(array: Any, axis: Any) -> Any:

@@ -57,3 +57,10 @@ MAP = NAMES.state(
     why="is what `map` of `torch._higher_order_ops` calls with the graph of a step",
     without=_WITHOUT,
 )
+
+
+def is_control_flow(function: Any) -> bool:
+    """Whether a function is one of these operators."""
+    if not hasattr(function, "py_kernels"):
+        return False  # nearly always
+    return any(function is row.found(None) for row in (COND, WHILE, STACKED_WHILE, SCAN, MAP))

@@ -78,6 +78,12 @@ backward_hooks: Callable[[torch.Tensor], Any] = NAMES.field(
     without="`xm.optimization_barrier_` of a module raises",
 )
 
+writes: Callable[[torch.Tensor], int] = NAMES.field(
+    "torch.Tensor._version",
+    why="counts the writes to a tensor's memory",
+    without="`torch_function` of a function that reads tensors on the CPU raises",
+)
+
 gradient_hooks: Callable[[torch.Tensor], Any] = NAMES.field(
     "torch.Tensor._post_accumulate_grad_hooks",
     why="has the hooks that see a leaf's gradient when it is complete",

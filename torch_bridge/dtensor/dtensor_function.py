@@ -22,6 +22,7 @@ program is compiled they compare what they are about to run, and all raise if it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ from isoshard.core.processes.agreement import pass_by, tell_fault
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge.interop.jax_operands import TENSOR, of_operands, sorted_out, surroundings
+from isoshard.torch_bridge.interop.reads import Reads
 
 from . import dtensor_exchange, fitting, translation
 from .dtensor_exchange import is_dtensor
@@ -50,16 +52,23 @@ if TYPE_CHECKING:
 class DistributedFunction:
     """A function of DTensors that a JAX function computes; see `isoshard.torch_function`."""
 
-    def __init__(self, function: Callable[..., Any], name: str, out_specs: SpecLike = None):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        out_specs: SpecLike = None,
+        reads: Reads | None = None,
+    ):
         """See `isoshard.torch_function`.
 
         Args:
             function: pure, and traceable by `jax.jit`.
             name: for error messages and reports.
             out_specs: layouts of the results, a prefix of their tree; None leaves them to XLA.
+            reads: what the function reads, if that may change.
         """
         self.name = name
-        self._function, self._out_specs = function, out_specs
+        self._function, self._out_specs, self._reads = function, out_specs, reads
         self._known: Bounded[Any, RankProgram] = Bounded(PROGRAMS)
         self._own = partial("{}: tensors of its own".format, name)
 
@@ -97,7 +106,8 @@ class DistributedFunction:
         differentiate = torch.is_grad_enabled()
         wanted = tuple([differentiate and t is not None and t.requires_grad for t in tensors])
         avals = tuple([(array.shape, array.dtype, array.sharding) for array in arrays])
-        key = (structure, fixed, avals, wanted, mesh, *surroundings())
+        version = self._reads and self._reads.version()
+        key = (structure, fixed, avals, wanted, mesh, version, *surroundings())
         try:
             program = self._known.get(key)
         except TypeError as error:
@@ -107,7 +117,8 @@ class DistributedFunction:
         if program is None:
             flat = of_operands(self._function, structure, fixed)
             try:
-                program = RankProgram(flat, arrays, wanted, mesh, self.name, self._out_specs)
+                with self._reads.tracing() if self._reads else nullcontext():
+                    program = RankProgram(flat, arrays, wanted, mesh, self.name, self._out_specs)
             except DistributedError:
                 raise  # they know
             except Exception as error:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -34,11 +35,12 @@ import torch
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.errors import CopyError
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
-from isoshard.core.runtime.varying_axes import (
+from isoshard.core.runtime.shard_map_axes import (
     checked_axes,
     communicated,
     varying,
@@ -62,6 +64,7 @@ from .flat_vjp import Pulled, hoisted
 from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
 from .operand_types import Types, explained, say, typed_call, types_of
 from .plain_tensors import PlainFunction
+from .reads import Reads
 from .users_mesh import under_auto_axes
 
 
@@ -74,6 +77,7 @@ class TorchFunction:
         out_specs: as for `torch_function`.
         copy: likewise.
         types: of the operands; True reads them off their Explicit mesh, False traces under Auto.
+        reads: whether what the function closes over may change, which traces it anew.
         wide: whether to compute in 64 bits where operands have them; None does as JAX is set.
 
     Attributes:
@@ -94,13 +98,15 @@ class TorchFunction:
         *,
         types: bool | Types = False,
         wide: bool | None = None,
+        reads: bool = False,
     ):
         """See the class."""
         self.name, self._types, self._wide = name, types, wide
-        self._function, self._out_specs = function, out_specs
+        self.__wrapped__, self._out_specs = function, out_specs
+        self._reads = Reads(function, name) if reads else None
         self._known: Bounded[Any, _Traced] = Bounded(PROGRAMS)
-        self._distributed = DistributedFunction(function, name, out_specs)
-        self._plain = PlainFunction(function, name, copy, torch_function)
+        self._distributed = DistributedFunction(function, name, out_specs, self._reads)
+        self._plain = PlainFunction(function, name, copy, _of_gradient, self._reads)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Record the call; on DTensors and plain tensors, compute it.
@@ -145,7 +151,8 @@ class TorchFunction:
         if types is True:
             types = types_of(tensors, self.name, lambda: _names(args, kwargs))
         wide = bool(jax.config.read("jax_enable_x64")) if self._wide is None else self._wide
-        key = (structure, tuple(fixed), avals, wanted, types, wide, *surroundings())
+        version = self._reads and self._reads.version()
+        key = (structure, tuple(fixed), avals, wanted, types, wide, version, *surroundings())
         try:
             traced = self._known.get(key)
         except TypeError as error:
@@ -153,10 +160,11 @@ class TorchFunction:
                 f"{self.name} takes tensors, arrays and hashable constants: {error}"
             ) from None
         if traced is None:
-            function = of_operands(self._function, structure, fixed)
+            function = of_operands(self.__wrapped__, structure, fixed)
             around: list[Any] = []
             try:
-                traced = _Traced(function, avals, wanted, self.name, types, wide)
+                with self._reads.tracing() if self._reads else nullcontext():
+                    traced = _Traced(function, avals, wanted, self.name, types, wide)
                 if traced.pulled.holds_tracers and subtrace.is_recording():
                     around, traced = traced.with_operands(function, differentiate)
                     tensors, wanted = [*tensors, *around], (*wanted, *traced.wanted[len(wanted) :])
@@ -238,7 +246,11 @@ def torch_function(
             "array becomes a tensor with iso.to_torch"
         )
     called = name or getattr(function, "__name__", None) or type(function).__name__
-    return TorchFunction(function, called, out_specs, copy, types=True)
+    return TorchFunction(function, called, out_specs, copy, types=True, reads=True)
+
+
+def _of_gradient(function: Callable[..., Any], name: str) -> TorchFunction:
+    return TorchFunction(function, name, types=True)
 
 
 def _names(args: Any, kwargs: Any) -> list[str]:
@@ -415,7 +427,8 @@ class _Traced:
             given = tensor._aval.physical
             if given != shape.dtype:
                 message = _TOO_LARGE.format(self._name, given, shape.dtype)
-                deferred_checks.require(_fitting(shape.dtype), lazy_tensor.read(tensor), message)
+                value = lazy_tensor.read(tensor)
+                deferred_checks.require(_fitting(shape.dtype), value, CopyError, message)
 
     def _kinds(self, avals: Sequence[Any]) -> list[NamedSharding]:
         """The types of values on the user's mesh; nothing if the function was traced without."""

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import to_jax
-from isoshard.torch_bridge.argument_types import Leaf
+from isoshard.torch_bridge.argument_types import ArrayLike, Leaf
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -121,7 +121,7 @@ class Result:
     mark: NamedSharding | None
 
     @staticmethod
-    def of(leaf: Leaf, array: Any = None) -> Any:
+    def of(leaf: Leaf, array: ArrayLike | None = None) -> Any:
         """What stands for a tensor, while its program can still be added to; else the leaf.
 
         Args:

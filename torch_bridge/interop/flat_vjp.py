@@ -27,7 +27,7 @@ from isoshard.core.layout.axis_types import is_typed
 from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.jaxprs import closed, opened
-from isoshard.core.runtime.varying_axes import varying, varying_over
+from isoshard.core.runtime.shard_map_axes import varying, varying_over
 
 
 class Pulled:
@@ -57,10 +57,13 @@ class Pulled:
             operands: shape and dtype of each; and its layout, where that is part of its type.
             wanted: for each operand, whether its gradient is.
         """
-        self._function = function
         self.wanted = [number for number, want in enumerate(wanted) if want]
         self._pull: Any = None
-        traced = jax.make_jaxpr(self._with_residuals)(*operands)
+        # Once: what the function closes over may be another when a gradient is asked for.
+        traced = jax.make_jaxpr(self._flat(function))(*operands)
+        self._function = jaxpr_as_fun(traced)
+        if self.wanted:
+            traced = jax.make_jaxpr(self._with_residuals)(*operands)
         self.holds_tracers = any(isinstance(const, Tracer) for const in traced.consts)
         self._compute = jaxpr_as_fun(traced)
         jaxpr = self.program = opened(traced)
@@ -126,9 +129,14 @@ class Pulled:
         results, pull = self._differentiated(arrays)
         return self._gradients(pull, grads, list(map(jax.typeof, results)))
 
+    def _flat(self, function: Callable[..., Any]) -> Callable[..., list[jax.Array]]:
+        def flat(*arrays: jax.Array) -> list[jax.Array]:
+            results, self.structure = jax.tree.flatten(function(*arrays))
+            return [jnp.asarray(result) for result in results]
+
+        return flat
+
     def _with_residuals(self, *arrays: jax.Array) -> list[Any]:
-        if not self.wanted:
-            return self._of_wanted(arrays)()
         results, pull = self._differentiated(arrays)
         needed, self._pull = jax.tree.flatten(pull)
         return [*results, *needed]
@@ -143,8 +151,7 @@ class Pulled:
             given = list(arrays)
             for number, array in zip(self.wanted, chosen, strict=True):
                 given[number] = array
-            results, self.structure = jax.tree.flatten(self._function(*given))
-            return [jnp.asarray(result) for result in results]
+            return self._function(*given)
 
         return of_wanted
 

@@ -106,7 +106,9 @@ class TorchModule(_Level):
         """
         if vars(self)["_call"] is None:
             source: Tree = vars(self)["_source"]
-            vars(self)["_call"] = TorchFunction(_Applied(source.apply), source.name, types=True)
+            vars(self)["_call"] = TorchFunction(
+                _Applied(source.apply), source.name, types=True, reads=True
+            )
         parameters = dict(self.named_parameters(remove_duplicate=False))
         buffers = dict(self.named_buffers(remove_duplicate=False))
         given = buffers
@@ -166,12 +168,12 @@ class _Applied:
     """The source's function; new buffers have no gradient."""
 
     def __init__(self, apply: Any):
-        self._apply = apply
+        self.__wrapped__ = apply
 
     def __call__(
         self, parameters: Arrays, buffers: Arrays, args: Any, kwargs: Any, *, training: bool
     ) -> Any:
-        result, changed = self._apply(parameters, buffers, args, kwargs, training=training)
+        result, changed = self.__wrapped__(parameters, buffers, args, kwargs, training=training)
         return result, jax.lax.stop_gradient(changed)
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -41,6 +42,7 @@ from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
 
 from .flat_vjp import Pulled
 from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
+from .reads import Reads
 
 
 class PlainFunction:
@@ -52,6 +54,7 @@ class PlainFunction:
         copy: of arguments, as for `isoshard.to_jax`.
         again: makes a function of any tensors, as `isoshard.torch_function`; of the VJP, so that
             gradients can be differentiated.
+        reads: what the function reads, if that may change.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class PlainFunction:
         name: str,
         copy: bool | None,
         again: Callable[..., Callable[..., Any]],
+        reads: Reads | None = None,
     ):
         """See the class."""
+        self._reads = reads
         self._function, self._name, self._copy, self._again = function, name, copy, again
         self._known: Bounded[Any, Compiled] = Bounded(PROGRAMS)
 
@@ -98,7 +103,8 @@ class PlainFunction:
         grad = torch.is_grad_enabled()
         wanted = tuple([grad and one is not None and one.requires_grad for one in tensors])
         shapes = tuple([(array.shape, array.dtype) for array in arrays])
-        key = (structure, tuple(fixed), shapes, wanted, *surroundings())
+        version = self._reads and self._reads.version()
+        key = (structure, tuple(fixed), shapes, wanted, version, *surroundings())
         try:
             compiled = self._known.get(key)
         except TypeError as error:
@@ -107,7 +113,8 @@ class PlainFunction:
             ) from None
         if compiled is None:
             function = of_operands(self._function, structure, fixed)
-            compiled = Compiled(function, arrays, wanted, self._name, self._again)
+            with self._reads.tracing() if self._reads else nullcontext():
+                compiled = Compiled(function, arrays, wanted, self._name, self._again)
             self._known[key] = compiled
         if any(wanted):
             results = _PlainCall.apply(compiled, arrays, *tensors)

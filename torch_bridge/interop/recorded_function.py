@@ -11,48 +11,51 @@ Torch's gradient of a complex number is the conjugate of JAX's cotangent.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import torch
 
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.primitive_rules import ShapedArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.differentiable_calls import Linear, Program, call
-from isoshard.core.runtime.varying_axes import varying, varying_over
+from isoshard.core.runtime.differentiable_calls import call
+from isoshard.core.runtime.differentiable_programs import Program
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.dispatcher import autograd_allowed
-from isoshard.torch_bridge._torch_internals.undocumented import is_autocast_enabled
+from isoshard.torch_bridge.argument_types import ArrayLike, Leaf
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
 from isoshard.torch_bridge.engine.capture.tracing_flag import compiling
-from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, cut, needed_slots
 from isoshard.torch_bridge.engine.subprograms.subtrace import SubTrace
-from isoshard.torch_bridge.engine.values.value import Aval, Value
-from isoshard.torch_bridge.layout.widths import astype, for_jax, jax_dtype
+from isoshard.torch_bridge.engine.values.value import Aval
+from isoshard.torch_bridge.layout.widths import jax_dtype
 
 from .convert import SAID, Result, Said, wrap
+from .recorded_program import Port, RecordedGraph, RecordedProgram, differentiating
 from .rolled_function import RolledProgram, layout_of
 
 
 class Take(Protocol):
     """Makes tensors of what a function is given."""
 
-    def __call__(self, leaf: Any, dtype: torch.dtype | None = None, *, wants: bool = True) -> Any:
+    def __call__(
+        self,
+        leaf: Leaf,
+        dtype: torch.dtype | None = None,
+        *,
+        wants: bool = True,
+        is_parameter: bool = False,
+    ) -> Any:
         """A tensor.
 
         Args:
             leaf: an array of JAX or NumPy, a tensor; anything else stays as it is.
             dtype: of the tensor; that of the array if it is not given.
             wants: whether it has a gradient, if it has floats.
+            is_parameter: whether it is a leaf of the graph, which only `no_grad` lets write to.
         """
         ...
 
@@ -64,11 +67,18 @@ def at_once(said: Said) -> Take:
         said: layouts on the user's mesh.
     """
 
-    def take(leaf: Any, dtype: torch.dtype | None = None, *, wants: bool = True) -> Any:
+    def take(
+        leaf: Leaf,
+        dtype: torch.dtype | None = None,
+        *,
+        wants: bool = True,
+        is_parameter: bool = False,
+    ) -> Any:
         tensor = wrap(leaf, dtype, said.get(id(leaf)))
         if not isinstance(leaf, jax.Array) or not (wants and _is_inexact(tensor.dtype)):
             return tensor
-        copy = tensor.requires_grad_().clone()
+        tensor.requires_grad_()
+        copy = tensor if is_parameter else tensor.clone()
         if id(leaf) in said:
             SAID[copy._storage.value] = said[id(leaf)]
         return copy
@@ -77,7 +87,7 @@ def at_once(said: Said) -> Take:
 
 
 def recorded(
-    code: Callable[[Take], Any], rng: Any, said: Said, what: str, repeat: Repeat = None
+    code: Callable[[Take], Any], rng: ArrayLike | None, said: Said, what: str, repeat: Repeat = None
 ) -> Any:
     """Record code, and call what was recorded.
 
@@ -92,9 +102,9 @@ def recorded(
         Its results, with a `Result` for each tensor.
     """
     with autograd_allowed():
-        recording = Recording(said, what)
+        recording = FunctionRecording(said, what)
     try:
-        with recording.subtrace, _differentiating(), compiling(), no_cpu_draws(what):
+        with recording.subtrace, differentiating(), compiling(), no_cpu_draws(what):
             leaves, structure = pytree.tree_flatten(code(recording.take))
             ours = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
             program = recording.program(ours, rng)
@@ -113,81 +123,7 @@ def recorded(
     return pytree.tree_unflatten(found, structure)
 
 
-@dataclasses.dataclass(frozen=True)
-class Port:
-    """An operand or a result.
-
-    Attributes:
-        aval: of the tensor.
-        type: of the array in JAX.
-        flipped: whether the array is the conjugate of the tensor.
-        shared: inside `jax.shard_map`, what devices have alike stands for the mean of what each
-            of them has, and otherwise for the same on each (see `RecordedLinear`).
-        like: of a cotangent, the number of the operand that it is one of.
-    """
-
-    aval: Aval
-    type: Any
-    flipped: bool = False
-    shared: bool = False
-    like: int | None = None
-
-    @property
-    def has_slope(self) -> bool:
-        """Whether it has a derivative."""
-        return bool(jnp.issubdtype(self.type.dtype, jnp.inexact))
-
-    def to_torch(self, array: Any) -> Any:
-        """The elements of the tensor."""
-        array = array if array.dtype == self.aval.physical else astype(array, self.aval.physical)
-        return jnp.conj(array) if self.flipped else array
-
-    def to_jax(self, array: Any, name: str) -> Any:
-        """The array in JAX."""
-        array = jnp.conj(array) if self.flipped else array
-        if self.type.dtype != jax_dtype(array.dtype):
-            return astype(array, self.type.dtype)
-        return for_jax(array, name=name)
-
-    def slope(self, like: int | None = None) -> Port:
-        """What has its cotangents.
-
-        Args:
-            like: the number of the operand that this is.
-        """
-        kind = ShapedArray(self.type.shape, self.type.dtype)
-        return Port(self.aval, kind, not self.flipped, self.shared, like)
-
-    def apart(self, array: Any, axes: frozenset[Any]) -> Any:
-        """What each device has of an array that may be alike on all.
-
-        Args:
-            array: as a program is given it.
-            axes: over which the code may differ.
-        """
-        missing = tuple(sorted(axes - varying(array)))
-        if not (self.shared and missing):
-            return array
-        return varying_over(array, axes) / jax.lax.axis_size(missing)
-
-    def together(self, array: Any, axes: frozenset[Any], operands: Sequence[Any]) -> Any:
-        """A cotangent of an operand, of all devices if they have it alike.
-
-        Args:
-            array: of each device.
-            axes: over which the code may differ.
-            operands: of the program.
-        """
-        if self.like is None or not axes:
-            return array
-        array = varying_over(array, axes)
-        missing = tuple(sorted(axes - varying(operands[self.like])))
-        if not missing:
-            return array
-        return (jax.lax.pmean if self.shared else jax.lax.psum)(array, missing)
-
-
-class Recording:
+class FunctionRecording:
     """Torch code in the making, on placeholders.
 
     Args:
@@ -210,8 +146,15 @@ class Recording:
         self._leaves: list[lazy_tensor.LazyTensor] = []
         self._slots: list[int] = []
 
-    def take(self, leaf: Any, dtype: torch.dtype | None = None, *, wants: bool = True) -> Any:
-        """A placeholder for an array; no leaf of the graph, so that it can be written to."""
+    def take(
+        self,
+        leaf: Leaf,
+        dtype: torch.dtype | None = None,
+        *,
+        wants: bool = True,
+        is_parameter: bool = False,
+    ) -> Any:
+        """A placeholder for an array."""
         if not isinstance(leaf, jax.Array) or isinstance(
             leaf, UnevenArray | lazy_tensor.LazyTensor
         ):
@@ -220,7 +163,7 @@ class Recording:
         wants = wants and _is_inexact(dtype)
         tensor = self.subtrace.input(Aval.contiguous(tuple(leaf.shape), dtype), requires_grad=wants)
         self._add(tensor, leaf)
-        copy = tensor.clone() if wants else tensor
+        copy = tensor.clone() if wants and not is_parameter else tensor
         if id(leaf) in self._said:
             SAID[copy._storage.value] = self._said[id(leaf)]
         return copy
@@ -241,14 +184,16 @@ class Recording:
         self._add(leaf, lazy_tensor.read(tensor).array)
         return leaf.clone()
 
-    def program(self, results: Sequence[lazy_tensor.LazyTensor], rng: Any) -> RecordedProgram:
+    def program(
+        self, results: Sequence[lazy_tensor.LazyTensor], rng: ArrayLike | None
+    ) -> RecordedProgram:
         """What was recorded; to be called inside.
 
         Args:
             results: tensors.
             rng: a key, the last operand, or None.
         """
-        graph = _Graph(self.subtrace)
+        graph = RecordedGraph(self.subtrace)
         for slot, value in graph.around():
             if isinstance(value.array, Tracer):  # of a trace around this one
                 size, dtype = self.subtrace.tokens[slot]
@@ -266,273 +211,6 @@ class Recording:
             kind = ShapedArray(tuple(one.shape), jax_dtype(aval.physical))
             found.append(Port(aval, kind, shared=True))
         return RecordedProgram(graph, leaves, self._slots, ports, list(results), found)
-
-
-class _Graph:
-    """What the programs of one recording have together."""
-
-    def __init__(self, subtrace: SubTrace):
-        self.subtrace = subtrace
-
-    @contextlib.contextmanager
-    def more(self) -> Iterator[None]:
-        """Context in which torch's autograd records more."""
-        without = torch.autocast("jax", enabled=False) if is_autocast_enabled("jax") else None
-        with self.subtrace, _differentiating(), without or contextlib.nullcontext():
-            yield
-
-    def part(self, given: Sequence[int], wanted: Sequence[int]) -> _Part:
-        """What computes some slots from others, and from what the code reads beside operands."""
-        around = [
-            (slot, value) for slot, value in self.around() if not isinstance(value.array, Tracer)
-        ]
-        program = cut(self.subtrace, [*given, *(slot for slot, _ in around)], wanted)
-        floats = [self.subtrace.scalars[number] for number in program.scalars]
-        return _Part(program, [_array(value) for _, value in around], floats)
-
-    def around(self) -> list[tuple[int, Value]]:
-        """What the code reads that is no operand: slots, and the values there."""
-        values = [*self.subtrace.firsts(), *self.subtrace.constants]
-        return list(zip(self.subtrace.around_slots(), values, strict=True))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-    """A part of what was recorded.
-
-    Attributes:
-        program: takes operands, and arrays from around.
-        around: those arrays.
-        floats: the lifted floats.
-    """
-
-    program: Subprogram
-    around: list[Any]
-    floats: list[Any]
-
-    def run(self, arrays: Sequence[Any], key: Any) -> list[Any]:
-        """Its results."""
-        if self.program.draws and key is None:
-            names = [recipe.name for recipe in self.program.recipes if recipe.random]
-            raise RuntimeError(NO_KEY.format(", ".join(sorted(names))))
-        floats = [jnp.asarray(one, jnp.float64) for one in self.floats]
-        return self.program.run([*arrays, *map(jnp.asarray, self.around)], floats, key)
-
-
-class RecordedProgram:
-    """Recorded code as a `Program`.
-
-    Args:
-        graph: of the recording.
-        leaves: a tensor for each operand; None for a key.
-        inputs: the slots of those tensors, before the code ran.
-        operands: their ports.
-        tensors: the results.
-        results: their ports.
-    """
-
-    def __init__(
-        self,
-        graph: _Graph,
-        leaves: Sequence[lazy_tensor.LazyTensor | None],
-        inputs: Sequence[int],
-        operands: Sequence[Port | None],
-        tensors: Sequence[lazy_tensor.LazyTensor],
-        results: Sequence[Port],
-    ):
-        """See the class; to be called inside the recording."""
-        self.graph = graph
-        self.leaves, self.operands = list(leaves), list(operands)
-        self.tensors, self.ports = list(tensors), list(results)
-        self.inputs = list(inputs)
-        self.slots = graph.subtrace.slots(self.tensors)
-        self._linears: dict[tuple[int, ...], Linear] = {}
-
-    def __call__(self, *operands: Any) -> list[Any]:
-        """The results."""
-        return self.found(self.run(self._forward, operands), operands)
-
-    def found(self, arrays: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-        """The results in JAX.
-
-        Args:
-            arrays: as torch has them.
-            operands: of the program.
-        """
-        axes = self.axes(operands)
-        return [
-            port.to_jax(port.together(one, axes, operands), "a result")
-            for port, one in zip(self.ports, arrays, strict=True)
-        ]
-
-    def axes(self, operands: Sequence[Any]) -> frozenset[Any]:
-        """Axes of a `jax.shard_map` around, over which the code may differ."""
-        return frozenset(self.graph.subtrace.axes).union(*map(varying, operands))
-
-    def linear(self, which: tuple[int, ...]) -> Linear:
-        """With respect to some operands; recorded when first asked for."""
-        if which not in self._linears:
-            self._linears[which] = RecordedLinear(self, which)
-        return self._linears[which]
-
-    def spread(self, number: int, tangent: Any) -> Any:
-        """A tangent as it is."""
-        return tangent
-
-    @functools.cached_property
-    def _forward(self) -> _Part:
-        return self.graph.part(self.inputs, self.slots)
-
-    def run(self, part: _Part, operands: Sequence[Any], more: Sequence[Any] = ()) -> list[Any]:
-        """Compute a part of what was recorded.
-
-        Args:
-            part: takes the operands, and `more`.
-            operands: of the program.
-            more: other arrays, as they are.
-        """
-        key, given, axes = None, [], self.axes(operands)
-        with _as_torch():
-            for port, one in zip(self.operands, operands, strict=True):
-                if port is None:
-                    key = one
-                else:
-                    given.append(port.to_torch(port.apart(jnp.asarray(one), axes)))
-            return part.run([*given, *more], key)
-
-
-class RecordedLinear:
-    """The derivative of recorded code, by torch's autograd.
-
-    Inside `jax.shard_map` each device runs torch's autograd on what it has. What is alike on some
-    devices counts once in JAX and for each of them there: cotangents of such results are divided
-    among the devices, and those of such operands are added up.
-
-    Args:
-        program: the code.
-        which: numbers of its operands that change.
-    """
-
-    def __init__(self, program: RecordedProgram, which: tuple[int, ...]):
-        """Let torch run backward, on placeholders."""
-        self._program, self.which = program, which
-        graph, subtrace = program.graph, program.graph.subtrace
-        self.count = len(program.operands)
-        self.with_slope = [
-            number
-            for number, (tensor, port) in enumerate(
-                zip(program.tensors, program.ports, strict=True)
-            )
-            if tensor.requires_grad and port.has_slope
-        ]
-        self._given = [program.ports[number].slope() for number in self.with_slope]
-        ports: list[Any] = [program.operands[number] for number in which]
-        self._found = [port.slope(number) for port, number in zip(ports, which, strict=True)]
-        with graph.more():
-            given = [subtrace.input(port.aval) for port in self._given]
-            slots = subtrace.slots(given)
-            border = min(slots, default=0)
-            found = self._gradients(given, create_graph=False)
-            wanted = [
-                None if one is None else subtrace.slot(lazy_tensor.read(one)) for one in found
-            ]
-        there = [slot for slot in wanted if slot is not None]
-        inputs = program.inputs
-        available = [*inputs, *slots, *subtrace.around_slots()]
-        _, kept = needed_slots(subtrace, there, available, border)
-        self._forward = graph.part(inputs, [*program.slots, *kept])
-        self._backward = graph.part([*inputs, *slots, *kept], there)
-        self._has = [slot is not None for slot in wanted]
-
-    def _gradients(self, given: Sequence[Any], *, create_graph: bool) -> Sequence[Any]:
-        program = self._program
-        results = [program.tensors[number] for number in self.with_slope]
-        leaves: list[Any] = [program.leaves[number] for number in self.which]
-        wants = [leaf for leaf in leaves if leaf.requires_grad]
-        if not results or not wants:
-            return [None] * len(leaves)
-        options: Any = {"retain_graph": True, "create_graph": create_graph}
-        try:
-            found = torch.autograd.grad(results, wants, list(given), allow_unused=True, **options)
-        except RuntimeError as error:
-            if _OF_BACKWARD not in str(error):
-                raise
-            found = _accumulated(results, given, wants, options)
-        gradients = iter(found)
-        return [next(gradients) if leaf.requires_grad else None for leaf in leaves]
-
-    def forward(self, *operands: Any) -> tuple[list[Any], list[Any]]:
-        """The results, and the residuals."""
-        program = self._program
-        found = program.run(self._forward, operands)
-        count = len(program.ports)
-        return program.found(found[:count], operands), found[count:]
-
-    def backward(
-        self, operands: Sequence[Any], residuals: Sequence[Any], slopes: Sequence[Any]
-    ) -> list[Any]:
-        """The cotangents of the operands `which`."""
-        axes = self._program.axes(operands)
-        with _as_torch():
-            given = [
-                port.to_torch(port.apart(jnp.asarray(one), axes))
-                for port, one in zip(self._given, slopes, strict=True)
-            ]
-        found = iter(self._program.run(self._backward, operands, [*given, *residuals]))
-        return [
-            port.to_jax(port.together(next(found), axes, operands), "a gradient")
-            if has
-            else varying_over(jnp.zeros(*_token(port.type)), varying(operands[port.like]))
-            for port, has in zip(self._found, self._has, strict=True)
-        ]
-
-    @functools.cached_property
-    def pullback(self) -> RecordedProgram:
-        """Torch's backward, as code that torch can differentiate again."""
-        program, subtrace = self._program, self._program.graph.subtrace
-        with program.graph.more():
-            given = [subtrace.input(port.aval, requires_grad=True) for port in self._given]
-            slots = subtrace.slots(given)
-            found = self._gradients([one.clone() for one in given], create_graph=True)
-            tensors = [
-                torch.zeros(port.aval.meta.size, dtype=port.aval.meta.dtype, device="jax")
-                if one is None
-                else one
-                for port, one in zip(self._found, found, strict=True)
-            ]
-            return RecordedProgram(
-                program.graph,
-                [*program.leaves, *given],
-                [*program.inputs, *slots],
-                [*program.operands, *self._given],
-                tensors,
-                self._found,
-            )
-
-
-_OF_BACKWARD = "use_reentrant=True"
-"""In what torch says of checkpoints that ask for `backward`, with all leaves."""
-
-
-def _accumulated(results: Any, given: Any, wants: Any, options: Any) -> list[Any]:
-    """Gradients as `backward` leaves them in the leaves."""
-    torch.autograd.backward(results, list(given), **options)
-    found = [leaf.grad for leaf in wants]
-    for leaf in wants:
-        leaf.grad = None
-    return found
-
-
-@contextlib.contextmanager
-def _differentiating() -> Iterator[None]:
-    with autograd_allowed(), torch.enable_grad():
-        yield
-
-
-@contextlib.contextmanager
-def _as_torch() -> Iterator[None]:
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @contextlib.contextmanager
@@ -562,22 +240,7 @@ _CPU_DRAWS = (
     "where the arguments are, torch.randn(.., device=x.device), and pass "
     "rng=jax.random.key(seed) to the function"
 )
-NO_KEY = (
-    "{} draws random numbers, but this function was traced without a key: pass "
-    "rng=jax.random.key(seed) when you call it, or use .eval()"
-)
 
 
 def _is_inexact(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
-
-
-def _array(value: Any) -> Any:
-    if isinstance(value.array, np.ndarray):
-        return value.array
-    with jax.ensure_compile_time_eval():
-        return input_placement.array_of(value)
-
-
-def _token(kind: Any) -> tuple[tuple[int, ...], Any]:
-    return kind.shape, kind.dtype

@@ -136,7 +136,7 @@ class _TypedCall:
         self._mesh: Any = mesh
         self._home = mesh or home
 
-    def found(self, results: Any, layouts: Callable[[Any], Any]) -> list[Any]:
+    def found(self, results: PyTree, layouts: Callable[[Any], Any]) -> list[Any]:
         """The arrays among the results."""
         pairs, self._structure = pytree.tree_flatten_with_path(results)
         names = [f"result{pytree.keystr(path)} of {self._what}" for path, _ in pairs]

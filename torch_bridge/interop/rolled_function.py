@@ -29,8 +29,9 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import (
     jaxpr_as_fun,
 )
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.differentiable_calls import Linear, Program
+from isoshard.core.runtime.differentiable_programs import Derivative, Program
 from isoshard.core.runtime.jaxprs import equations, opened
+from isoshard.torch_bridge.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
 from isoshard.torch_bridge.engine.compiling.loop_copies import loop_copies
 from isoshard.torch_bridge.engine.compiling.rolled_plan import said
@@ -38,7 +39,7 @@ from isoshard.torch_bridge.engine.compiling.rolled_plan import said
 Layouts = Sequence[NamedSharding | None]
 
 
-def layout_of(value: Any, typed: NamedSharding | None) -> NamedSharding | None:
+def layout_of(value: ArrayLike, typed: NamedSharding | None) -> NamedSharding | None:
     """How an operand lies, under Auto axes; None is not known.
 
     Args:
@@ -63,26 +64,26 @@ class RolledProgram:
     def __init__(self, inner: Program, repeat: Repeat, lies: Layouts):
         """See the class."""
         self._inner, self._repeat, self._lies = inner, repeat, lies
-        self._linears: dict[tuple[int, ...], Linear] = {}
+        self._linears: dict[tuple[int, ...], Derivative] = {}
 
     def __call__(self, *operands: Any) -> list[Any]:
         """The results."""
         program = jax.make_jaxpr(lambda *given: self._inner(*given))(*operands)
         return list(_rolled_values(program, operands, self._repeat, self._lies))
 
-    def linear(self, which: tuple[int, ...]) -> Linear:
+    def linear(self, which: tuple[int, ...]) -> Derivative:
         """With respect to some operands."""
         if which not in self._linears:
             inner = self._inner.linear(which)
-            self._linears[which] = RolledLinear(inner, self._repeat, self._lies)
+            self._linears[which] = RolledDerivative(inner, self._repeat, self._lies)
         return self._linears[which]
 
-    def spread(self, number: int, tangent: Any) -> Any:
+    def spread(self, number: int, tangent: ArrayLike) -> Any:
         """As of the program."""
         return self._inner.spread(number, tangent)
 
 
-class RolledLinear:
+class RolledDerivative:
     """Forward and backward pass with loops.
 
     Args:
@@ -91,7 +92,7 @@ class RolledLinear:
         lies: likewise.
     """
 
-    def __init__(self, inner: Linear, repeat: Repeat, lies: Layouts):
+    def __init__(self, inner: Derivative, repeat: Repeat, lies: Layouts):
         """See the class."""
         self._inner, self._repeat, self._lies = inner, repeat, lies
         self.count, self.which, self.with_slope = inner.count, inner.which, inner.with_slope

@@ -82,7 +82,7 @@ class JaxFunction:
         self, target: Callable[..., Any], out_sharding: SpecLike = None, repeat: Repeat = None
     ):
         """See `jax_function`."""
-        self._target, self._out_sharding = target, out_sharding
+        self.__wrapped__, self._out_sharding = target, out_sharding
         self._repeat: Repeat = checked_repeat(repeat)
 
     @property
@@ -137,12 +137,12 @@ class JaxFunction:
             RuntimeError: random numbers are drawn, and there is no `rng`.
             TypeError: the function of a module is called without `params`.
         """
-        if isinstance(self._target, torch.nn.Module):
+        if isinstance(self.__wrapped__, torch.nn.Module):
             if params is _LEFT_OUT:
                 raise TypeError(
                     f"the function of {self._name} takes the module's arrays first: f(f.params, x)"
                 )
-            own = dict(modules.tensors(self._target))
+            own = dict(modules.tensors(self.__wrapped__))
             _check(params, own, f"params of {self._name}", "params")
             return self._cross(self._of_module, (params, args, kwargs), rng)
         given = args if params is _LEFT_OUT else (params, *args)
@@ -174,10 +174,10 @@ class JaxFunction:
             KeyError: the names are not those of the module's parameters and of its buffers.
             TypeError: this is no module's function.
         """
-        if not isinstance(self._target, torch.nn.Module):
+        if not isinstance(self.__wrapped__, torch.nn.Module):
             raise TypeError("a plain function has no buffers; call it as f(*args)")
-        _check_names(self._target, params, "parameters")
-        _check_names(self._target, buffers, "buffers")
+        _check_names(self.__wrapped__, params, "parameters")
+        _check_names(self.__wrapped__, buffers, "buffers")
 
         def code(given: Any, take: Take) -> Any:
             tensors: dict[str, Any] = {}
@@ -220,33 +220,34 @@ class JaxFunction:
 
     def _of_function(self, given: Any, take: Take) -> Any:
         args, kwargs = _taken(given, take)
-        return self._target(*args, **kwargs)
+        return self.__wrapped__(*args, **kwargs)
 
     def _of_module(self, given: Any, take: Take, tensors: dict[str, Any] | None = None) -> Any:
         """The module's result; parameters and buffers as they are afterwards go to `tensors`."""
         params, args, kwargs = given
-        module: Any = self._target
+        module: Any = self.__wrapped__
         own = dict(modules.tensors(module))
         args, kwargs = _taken((args, kwargs), take)
         tensors = {} if tensors is None else tensors
         for name, value in params.items():
-            tensors[name] = take(value, own[name].dtype, wants=own[name].requires_grad)
+            wants = own[name].requires_grad
+            tensors[name] = take(value, own[name].dtype, wants=wants, is_parameter=True)
         return torch.func.functional_call(module, tensors, args, kwargs)
 
     @property
     def _name(self) -> str:
-        return getattr(self._target, "__name__", type(self._target).__name__)
+        return getattr(self.__wrapped__, "__name__", type(self.__wrapped__).__name__)
 
     def _named(self, what: str) -> list[tuple[str, torch.Tensor]]:
-        module = self._target
+        module = self.__wrapped__
         return list(getattr(module, what)()) if isinstance(module, torch.nn.Module) else []
 
     def _arrays(self, named: list[tuple[str, torch.Tensor]]) -> dict[str, jax.Array]:
         empty = [name for name, tensor in named if tensor.is_meta]
         if empty:
             raise ValueError(
-                f"{type(self._target).__name__} is on the meta device, so {', '.join(empty)} have "
-                "no values. Pass arrays of your own, with the shapes in jax_function(module)"
+                f"{self._name} is on the meta device, so {', '.join(empty)} have no "
+                "values. Pass arrays of your own, with the shapes in jax_function(module)"
                 ".shapes, or fill the module: module.to_empty(device='cpu')"
             )
         return {name: constant(tensor, name) for name, tensor in named}

@@ -19,6 +19,7 @@ import contextvars
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from isoshard.core.layout.mesh import mesh_of
@@ -61,8 +62,8 @@ def compiling_for(layouts: Iterable[Sharding]) -> Iterator[None]:
 
 
 def partition() -> Partition:
-    """How the program being compiled is split."""
-    return _PARTITION.get()
+    """How the program being compiled is split; inside `jax.shard_map` arrays are shards already."""
+    return _NOT_SPLIT if jax.sharding.get_abstract_mesh().manual_axes else _PARTITION.get()
 
 
 def _together(layouts: Iterable[Sharding]) -> Partition:

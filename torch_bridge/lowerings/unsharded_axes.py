@@ -60,8 +60,8 @@ def named(x: jax.Array) -> jax.Array:
     before what is cut from it: what comes after the cut is laid out anew as the cut is.
     """
     mesh = partition().mesh
-    if mesh is None or mesh.size == 1 or jax.sharding.get_abstract_mesh().manual_axes:
-        return x  # inside `jax.shard_map` arrays are shards already
+    if mesh is None or mesh.size == 1:
+        return x
     free = [PartitionSpec.UNCONSTRAINED] * x.ndim
     return constrained(x, NamedSharding(mesh, PartitionSpec(*free)))
 

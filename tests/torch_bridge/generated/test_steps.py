@@ -86,6 +86,7 @@ def test_state_of_a_step(program, way):
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")  # JAX 0.9's P
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not")  # dynamo asks
 @pytest.mark.parametrize(("with_it", "without", "way"), cases(verbs()))
 def test_a_verb_within_a_step(with_it, without, way, known):
     agree(ran(with_it, "jax", way, known), ran(without, "cpu", "lazy", known))

@@ -196,7 +196,9 @@ class Assembly:
         checks = _checks(tape)
         own = {id(one): one for one in sources if isinstance(one, Storage)}
         own |= {id(one): one for _, one in targets if isinstance(one, Storage)}
-        state = Rebounds(self._rebound, own.values(), recording.arguments)
+        state = None
+        if self._rebound:
+            state = Rebounds(self._rebound, own.values(), recording.arguments)
         touched = set(recording.log.storages)
         cleared = {
             id(tensor)
@@ -229,7 +231,7 @@ class Assembly:
             state,
             bound,
             checks,
-            [(self._mark(check.flag), check.message) for check in self._later],
+            [(self._mark(one.flag), one.error, one.message) for one in self._later],
         )
 
     def _sources(self, values: Sequence[Value | Taken]) -> list[Any]:

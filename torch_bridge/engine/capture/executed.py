@@ -9,7 +9,7 @@ Python calls for frames and for C functions), so the names are known afterwards.
 >>> LIMIT = 4
 >>> with Executed() as executed:
 ...     _ = step()
->>> step.__code__ in executed.codes, "LIMIT" in described(step.__code__).globals
+>>> id(step.__code__) in executed.codes, "LIMIT" in described(step.__code__).globals
 (True, True)
 
 What a program may ask that leaves no trace in any object is noted as a reason why the step cannot
@@ -35,6 +35,8 @@ from typing import Any
 
 import torch
 
+from .holders import Holder
+
 _GETATTR = frozenset({"getattr", "hasattr", "setattr", "delattr"})
 _ANY_NAME = frozenset({"vars", "__getattribute__", "attrgetter", "getattr_static"})
 _SPACES = frozenset({"globals", "vars", "eval", "exec", "__globals__"})
@@ -46,6 +48,10 @@ _ATTRIBUTES = frozenset(
 )
 
 
+Codes = dict[int, tuple[types.CodeType, dict[str, Any]]]
+"""Code objects by id, as code with constants of dynamo's cannot be hashed; and their globals."""
+
+
 class Executed:
     """Context that notes the code that runs on this thread.
 
@@ -53,7 +59,7 @@ class Executed:
         begins: called with the first frame of each code object in `codes`, before it runs.
 
     Attributes:
-        codes: the code objects of the user and of libraries, with the globals of each.
+        codes: the code objects of the user and of libraries by id, with the globals of each.
         ids: ids of all code objects that ran, those of torch's and our own internals too.
         names: what the codes mention: attributes, and strings that may be keys.
         stored: attributes and globals that they set or delete.
@@ -61,6 +67,7 @@ class Executed:
         stores_items: whether a code sets or deletes an item of something.
         open_names: ids of the objects that code which computes names has at hand.
         variables: the environment variables that were asked for.
+        asked: what keeps values that the code took for constants.
         reasons: why the step cannot be replayed, with the user's line.
         is_partial: whether code ran that dynamo made of other code.
     """
@@ -68,10 +75,11 @@ class Executed:
     def __init__(self, begins: Callable[[types.FrameType], None] | None = None) -> None:
         """Nothing ran yet."""
         self._begins = begins
-        self.codes: dict[types.CodeType, dict[str, Any]] = {}
+        self.codes: Codes = {}
         self.ids: set[int] = set()
         self.open_names: set[int] = set()
         self.variables: set[str] = set()
+        self.asked: list[Holder] = []
         self.reasons: list[str] = []
         self.is_partial = False
         self._around: Executed | None = None
@@ -110,6 +118,7 @@ class Executed:
         self.ids |= other.ids
         self.open_names |= other.open_names
         self.variables |= other.variables
+        self.asked += other.asked
         self.reasons += [reason for reason in other.reasons if reason not in self.reasons]
         self.is_partial |= other.is_partial
         self._kept += other._kept
@@ -134,7 +143,7 @@ class Executed:
                 self.ids.add(key)
                 self._kept.append(code)
                 if not is_internal(code):
-                    self.codes[code] = frame.f_globals
+                    self.codes[key] = (code, frame.f_globals)
                     self.is_partial |= is_dynamos(code)
                     if described(code).is_open:
                         self._open.add(key)
@@ -174,22 +183,24 @@ class Executed:
     @functools.cached_property
     def names(self) -> frozenset[str]:
         """See the class."""
-        return frozenset().union(*(described(code).names for code in self.codes))
+        return frozenset().union(*(described(code).names for code, _ in self.codes.values()))
 
     @functools.cached_property
     def stored(self) -> frozenset[str]:
         """See the class."""
-        return frozenset().union(*(described(code).stored for code in self.codes))
+        return frozenset().union(*(described(code).stored for code, _ in self.codes.values()))
 
     @functools.cached_property
     def only_stored(self) -> frozenset[str]:
         """See the class."""
-        return self.stored - frozenset().union(*(described(code).read for code in self.codes))
+        return self.stored - frozenset().union(
+            *(described(code).read for code, _ in self.codes.values())
+        )
 
     @functools.cached_property
     def stores_items(self) -> bool:
         """See the class."""
-        return any(described(code).stores_items for code in self.codes)
+        return any(described(code).stores_items for code, _ in self.codes.values())
 
 
 def current() -> Executed | None:

@@ -247,7 +247,7 @@ class Elements(Holder):
 
     def single(self, number: int) -> Holder:
         """One of the elements."""
-        return Element(self.thing, number, self.path)
+        return SingleElement(self.thing, number, self.path)
 
     def put_back(self, values: Sequence[Any]) -> None:
         """Let it have the elements that it had."""
@@ -256,7 +256,7 @@ class Elements(Holder):
             self.thing.extend(values)
 
 
-class Element(Holder):
+class SingleElement(Holder):
     """One element of a list or deque.
 
     Args:

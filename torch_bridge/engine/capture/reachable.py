@@ -37,7 +37,7 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 
 from .closed_kinds import CLOSED
-from .executed import Executed, described, is_dynamos, is_internal, is_of_torch
+from .executed import Codes, Executed, described, is_dynamos, is_internal, is_of_torch
 from .holders import (
     MISSING,
     ArrayBytes,
@@ -109,7 +109,7 @@ class Reachable:
         self.unwatched: list[str] = []
         self._executed = executed
         self._asked: dict[int, set[str]] = collections.defaultdict(set)
-        for code, space in {} if executed is None else executed.codes.items():
+        for code, space in () if executed is None else executed.codes.values():
             for name, attribute in described(code).asked:
                 self._asked[id(space.get(name))].add(attribute)
         self._names = {*ALWAYS, *(executed.names if executed is not None else ())}
@@ -128,10 +128,10 @@ class Reachable:
         self._push(thing, path)
         self._drain()
 
-    def follow_code(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> None:
+    def follow_code(self, codes: Codes) -> None:
         """Search from the globals that code which ran has named."""
         spaces: dict[int, tuple[dict[str, Any], set[str]]] = {}
-        for code, space in codes.items():
+        for code, space in codes.values():
             seen = described(code)
             _, names = spaces.setdefault(id(space), (space, set()))
             names |= seen.globals

@@ -53,7 +53,10 @@ class Rebound:
 
     def bind(self, leaves: Sequence[Any]) -> None:
         """Let it hold what a replay made."""
-        self.place.put_back([pytree.tree_unflatten(list(leaves), self.structure)])
+        nested = self.structure is not None
+        self.place.put_back(
+            [pytree.tree_unflatten(list(leaves), self.structure) if nested else leaves[0]]
+        )
 
     def found(self) -> list[lazy_tensor.LazyTensor] | None:
         """The tensors that it holds now; None if they are of another kind than when captured."""
@@ -90,7 +93,7 @@ class Rebounds:
         self._rebound = list(rebound)
         self._others = {id(storage): storage for storage in others}
         before = [tensor for one in rebound for tensor in one.before]
-        self._pattern = self._sharing(before, arguments) if before else None
+        self._pattern = self._sharing(before, arguments)
 
     def tensors(
         self, arguments: Sequence[lazy_tensor.LazyTensor]
@@ -100,8 +103,6 @@ class Rebounds:
         Args:
             arguments: of the call.
         """
-        if not self._rebound:
-            return []
         found: list[lazy_tensor.LazyTensor] = []
         for one in self._rebound:
             tensors = one.found()
@@ -151,7 +152,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 def _flattened(value: Any) -> tuple[list[Any], Any]:
     if not isinstance(value, tuple):
-        return [value], _LEAF
+        return [value], None
     return pytree.tree_flatten(value, is_leaf=lambda one: not isinstance(one, tuple))
 
 
@@ -163,6 +164,3 @@ def _kind(tensor: lazy_tensor.LazyTensor) -> tuple[Any, ...]:
     """What a program depends on in a tensor, beside its elements."""
     storage = tensor._storage
     return (tensor._aval, tensor._chain, storage.aval, storage.annotation, tensor.requires_grad)
-
-
-_LEAF = pytree.tree_flatten(0)[1]

@@ -62,10 +62,10 @@ class Replay:
         outputs: the step's result, with places, views and `New` for tensors.
         guards: what must be as it was when the step was captured.
         written: where Python keeps numbers that the step computes, and the expressions for them.
-        state: the names that the step binds anew.
+        state: the names that the step binds anew, if there are any.
         bound: the same with what they hold after it.
         checks: what refuses lifted floats that change, and the floats it looks at.
-        later: the results that check what the step computed, with what they say.
+        later: the results that check what the step computed, with the errors.
     """
 
     plan: program.CompileRequest
@@ -83,10 +83,10 @@ class Replay:
     outputs: Any
     guards: tuple[Guard, TensorGuard]
     written: list[tuple[Holder, torch.SymFloat]]
-    state: Rebounds
+    state: Rebounds | None
     bound: list[tuple[Rebound, list[Any]]]
     checks: list[tuple[Check, list[Any]]]
-    later: list[tuple[New, str]]
+    later: list[tuple[New, type[Exception], str]]
 
     def __post_init__(self) -> None:
         """Arrange what each run goes through."""
@@ -110,7 +110,7 @@ class Replay:
         values, tensors = self.guards
         if not (values.holds() and tensors.holds()):
             return False
-        bound = self.state.tensors(arguments)
+        bound = [] if self.state is None else self.state.tensors(arguments)
         return bound is not None and self._gathering.fits(Scene(arguments, self.owners, bound))
 
     def __call__(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
@@ -125,7 +125,8 @@ class Replay:
             return self._run(arguments)
 
     def _run(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
-        scene = Scene(arguments, self.owners, self.state.tensors(arguments) or [])
+        bound = [] if self.state is None else self.state.tensors(arguments) or []
+        scene = Scene(arguments, self.owners, bound)
         numbers = self.table.values()
         for check, floats in self.checks:
             check([filled(scalar, numbers) for scalar in floats])
@@ -147,8 +148,8 @@ class Replay:
         leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
         for one, marks in self.bound:
             one.bind([_filled(mark, scene, made) for mark in marks])
-        for mark, message in self.later:
-            deferred_checks.wait_for(deferred_checks.Check(made[mark.number], message))
+        for mark, *what in self.later:
+            deferred_checks.wait_for(deferred_checks.Check(made[mark.number], *what))
         for number, mark in self.gradients:
             scene.owner(number).grad = _filled(mark, scene, made)
         if self.dropped and (

@@ -158,6 +158,7 @@ class Recording:
             self.reached.follow_code(self.executed.codes)
             self.numbers.settle(self.reached.holders)
         get = os.environ.get
+        self.reached.holders += self.executed.asked
         self.reached.holders += [
             Asked(functools.partial(get, name), f"os.environ[{name!r}]")
             for name in sorted(self.executed.variables)

@@ -8,7 +8,7 @@ where a script reads a value, which waits for the program anyway:
 >>> wrong = rest(torch.tensor([2**40 + 7], device="jax"))
 >>> try:
 ...     wrong.tolist()
-... except RuntimeError as error:
+... except iso.CopyError as error:
 ...     print(str(error).partition(",")[0])
 rest was given int64 values that do not fit in int32
 """
@@ -37,26 +37,29 @@ class Check:
 
     Attributes:
         flag: whether all is well: a bool.
-        message: of the error otherwise.
+        error: what is raised otherwise.
+        message: of it.
         tape: that it was recorded on; None of a program that ran again.
     """
 
     flag: lazy_tensor.LazyTensor
+    error: type[Exception]
     message: str
     tape: Recorder | None = None
 
 
-def require(recipe: Recipe, value: Value, message: str) -> None:
+def require(recipe: Recipe, value: Value, error: type[Exception], message: str) -> None:
     """Check a value when it is known.
 
     Args:
         recipe: computes from an array whether all is well.
         value: that it looks at.
-        message: of the RuntimeError that is raised otherwise, where a value is read.
+        error: what is raised otherwise, where a value is read.
+        message: of it.
     """
     tape = recorder()
     flag = lazy_tensor.fresh(_FLAG, tape.record(recipe, [value])[0])
-    wait_for(Check(flag, message, tape))
+    wait_for(Check(flag, error, message, tape))
 
 
 def wait_for(check: Check) -> None:
@@ -86,7 +89,7 @@ def look() -> None:
     """Look at the checks whose programs have run.
 
     Raises:
-        RuntimeError: something was not well.
+        Exception: of the first check that found something.
     """
     if not _WAITING:
         return
@@ -95,7 +98,7 @@ def look() -> None:
         _WAITING[:] = [check for check in _WAITING if check not in ready]
     for check in ready:
         if not np.asarray(check.flag._storage.value.array):
-            raise RuntimeError(check.message)
+            raise check.error(check.message)
 
 
 def _is_ready(check: Check) -> bool:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from isoshard.core.runtime.bounded import PROGRAMS, Interned
-from isoshard.core.runtime.varying_axes import alike
+from isoshard.core.runtime.shard_map_axes import alike
 from isoshard.torch_bridge.engine.values.value import Aval
 
 from .traced_vjp import TracedVjp
@@ -30,12 +30,14 @@ class _ScanKey(EntriesKey):
         carries: how many carries there are.
         slices: how many inputs it scans over.
         carried: numbers of what the body writes to, among what it takes from around.
+        axes: of a `jax.shard_map` around, over which the body communicates.
     """
 
     length: int
     carries: int
     slices: int
     carried: tuple[int, ...]
+    axes: frozenset[str]
 
 
 class ScanLoop(VjpEntries):
@@ -60,7 +62,7 @@ class ScanLoop(VjpEntries):
             return [strong(one) for one in state], (out[carries:results], out[count:])
 
         along = list(arrays[carries : carries + slices])
-        init, rest, along, keys = alike((init, rest, along, keys))
+        init, rest, along, keys = alike((init, rest, along, keys), known.axes)
         last, (ys, kept) = jax.lax.scan(body, init, (along, keys), known.length)
         return [*last[:carries], *ys, *last[carries:], *kept]
 
@@ -91,7 +93,8 @@ class ScanLoop(VjpEntries):
         start = [given[parts.wanted[n]] if parts.wanted[n] in given else zeros[n] for n in mine]
         state = (start, [zeros[n] for n in sums])
         values = list(saved.values())
-        state, ys, along, kept, values = alike((state, ys, along, kept, values))
+        found = alike((state, ys, along, kept, values), known.axes)
+        state, ys, along, kept, values = found
         saved = dict(zip(saved, values, strict=True))
         (grads, added), stacks = jax.lax.scan(
             body, state, (ys, along, kept), known.length, reverse=True
@@ -132,6 +135,7 @@ def loop_of(
         carries,
         slices,
         carried,
+        frozenset(subtrace.axes or ()),
     )
     loop = _LOOPS.lookup(key)
     if loop is None:

@@ -29,7 +29,8 @@ from torch.overrides import TorchFunctionMode
 
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge._torch_internals.tensor_fields import sequence_number
+from isoshard.torch_bridge._torch_internals.higher_order_ops import is_control_flow
+from isoshard.torch_bridge._torch_internals.tensor_fields import HOOK_FIELDS, sequence_number
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
@@ -333,6 +334,8 @@ class _Aliasing(TorchFunctionMode):
         self._what = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # for `torch.cond`, which runs its graph here
+            return func(*args, **(kwargs or {}))
         if not torch.is_grad_enabled() or recorder() is not self._subtrace or _is_of_hooks(func):
             return func(*args, **(kwargs or {}))
         args, kwargs = pytree.tree_map_only(
@@ -340,6 +343,8 @@ class _Aliasing(TorchFunctionMode):
         )
         if func is torch.autograd.grad:
             self._check_gradient(*args, **kwargs)
+        if is_control_flow(func):  # dynamo, which has looked at it, looks no further
+            func = torch.compiler.disable(func)
         return func(*args, **kwargs)
 
     def refuse_behind(self, carried: Sequence[lazy_tensor.LazyTensor], what: str) -> None:
@@ -410,15 +415,12 @@ def is_recording() -> bool:
     return isinstance(recorder(), SubTrace)
 
 
-_HOOKS = torch.Tensor._backward_hooks
-
-
 def _is_of_hooks(func: Any) -> bool:
     """Whether a function sets the hooks of a tensor.
 
     Torch does while it makes the `grad_fn` of a view anew, and has it locked.
     """
-    return getattr(func, "__self__", None) is _HOOKS
+    return getattr(getattr(func, "__self__", None), "__name__", None) == HOOK_FIELDS[0]
 
 
 def _sequence() -> int:

@@ -10,7 +10,7 @@ before:
 ...     total, blocks = alike((jax.numpy.zeros(()), block))
 ...     return jax.lax.scan(lambda total, row: (total + row.sum(), None), total, blocks)[0][None]
 >>> run = jax.shard_map(count, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
->>> run(jax.numpy.ones((8, 2))).tolist()
+>>> run(jax.numpy.ones((8, 2), device=jax.NamedSharding(mesh, P("x")))).tolist()
 [4.0, 4.0, 4.0, 4.0]
 """
 
@@ -69,12 +69,13 @@ def varying_over(value: Any, axes: Iterable[Any]) -> Any:
     return jax.lax.pcast(value, missing, to="varying") if missing else value
 
 
-def alike(values: Any) -> Any:
+def alike(values: Any, axes: Iterable[Any] = ()) -> Any:
     """Values that all differ over the same axes: those over which any of them does.
 
     Args:
         values: a pytree of arrays.
+        axes: other axes.
     """
     leaves, structure = jax.tree.flatten(values)
-    axes = frozenset[Any]().union(*map(varying, leaves))
+    axes = frozenset(axes).union(*map(varying, leaves))
     return jax.tree.unflatten(structure, [varying_over(leaf, axes) for leaf in leaves])
