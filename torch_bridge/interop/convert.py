@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding
 
+from isoshard.core.errors import CopyError
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import to_jax
@@ -21,6 +22,7 @@ from isoshard.torch_bridge.argument_types import ArrayLike, Leaf
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.values.metas import Meta
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.framework import Torch
 from isoshard.torch_bridge.layout.widths import astype, for_jax
@@ -31,17 +33,28 @@ SAID: weakref.WeakKeyDictionary[Value, NamedSharding] = weakref.WeakKeyDictionar
 """Where JAX runs torch code: layouts of arguments on the user's mesh, typed functions' results."""
 
 
-def wrap(leaf: Leaf, dtype: torch.dtype | None = None, said: NamedSharding | None = None) -> Any:
+def wrap(
+    leaf: Leaf,
+    dtype: torch.dtype | None = None,
+    said: NamedSharding | None = None,
+    like: torch.Tensor | None = None,
+) -> Any:
     """A tensor over an array or tracer.
 
     Args:
         leaf: a `jax.Array`, a NumPy array, a tensor on any device, or anything else.
         dtype: the logical dtype; that of the array if not given.
         said: the array's layout on the user's mesh, if that has Explicit axes.
+        like: a tensor whose dtype and memory order it has.
 
     Returns:
         A tensor on the `jax` device; what is neither array nor tensor as it is.
+
+    Raises:
+        CopyError: a tensor was computed from others that require grad.
     """
+    if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+        raise CopyError(_CUT.format(tuple(leaf.shape)))
     if isinstance(leaf, lazy_tensor.LazyTensor):
         return leaf
     if isinstance(leaf, torch.Tensor):
@@ -57,11 +70,42 @@ def wrap(leaf: Leaf, dtype: torch.dtype | None = None, said: NamedSharding | Non
         )
     if not isinstance(leaf, jax.Array):
         return leaf
-    aval = Aval.contiguous(tuple(leaf.shape), dtype or logical_dtype(leaf.dtype))
+    aval = aval_of(leaf, dtype, like)
     value = Value.handed(leaf if leaf.dtype == aval.physical else astype(leaf, aval.physical))
     if said is not None:
         SAID[value] = said
     return lazy_tensor.fresh(aval, value)
+
+
+def aval_of(
+    array: ArrayLike, dtype: torch.dtype | None = None, like: torch.Tensor | None = None
+) -> Aval:
+    """What a tensor over an array is.
+
+    Args:
+        array: or a tracer.
+        dtype: the logical dtype; that of the array if not given.
+        like: a tensor whose dtype and memory order it has.
+
+    Raises:
+        TypeError: a size is a symbol of `jax.export`.
+    """
+    size = tuple(array.shape)
+    if not all(isinstance(extent, int) for extent in size):
+        raise TypeError(_SYMBOLIC.format(size))
+    if like is not None:
+        return Aval.of(Meta.of(torch.empty_like(like, device="meta")))
+    return Aval.contiguous(size, dtype or logical_dtype(array.dtype))
+
+
+_CUT = (
+    "a tensor of shape {} was computed from tensors that require grad, and JAX would not see the "
+    "graph; pass x.detach(), or call the module in torch"
+)
+_SYMBOLIC = (
+    "torch code is recorded for sizes that are known, and an argument has the shape {}; export it "
+    "for each size, or give numbers in place of jax.export.symbolic_shape"
+)
 
 
 def unwrap(leaf: Leaf) -> Any:

@@ -33,7 +33,7 @@ from isoshard.torch_bridge.engine.subprograms.subtrace import SubTrace
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
-from .convert import SAID, Result, Said, wrap
+from .convert import SAID, Result, Said, aval_of, wrap
 from .recorded_program import Port, RecordedGraph, RecordedProgram, differentiating
 from .rolled_function import RolledProgram, layout_of
 
@@ -42,20 +42,15 @@ class Take(Protocol):
     """Makes tensors of what a function is given."""
 
     def __call__(
-        self,
-        leaf: Leaf,
-        dtype: torch.dtype | None = None,
-        *,
-        wants: bool = True,
-        is_parameter: bool = False,
+        self, leaf: Leaf, dtype: torch.dtype | None = None, *, like: torch.Tensor | None = None
     ) -> Any:
         """A tensor.
 
         Args:
             leaf: an array of JAX or NumPy, a tensor; anything else stays as it is.
             dtype: of the tensor; that of the array if it is not given.
-            wants: whether it has a gradient, if it has floats.
-            is_parameter: whether it is a leaf of the graph, which only `no_grad` lets write to.
+            like: a module's tensor that it stands for: then it has its dtype and memory order, and
+                is a leaf of the graph, with a gradient if that has one.
         """
         ...
 
@@ -68,17 +63,16 @@ def at_once(said: Said) -> Take:
     """
 
     def take(
-        leaf: Leaf,
-        dtype: torch.dtype | None = None,
-        *,
-        wants: bool = True,
-        is_parameter: bool = False,
+        leaf: Leaf, dtype: torch.dtype | None = None, *, like: torch.Tensor | None = None
     ) -> Any:
-        tensor = wrap(leaf, dtype, said.get(id(leaf)))
-        if not isinstance(leaf, jax.Array) or not (wants and _is_inexact(tensor.dtype)):
+        tensor = wrap(leaf, dtype, said.get(id(leaf)), like)
+        wants = _is_inexact(tensor.dtype) if isinstance(tensor, torch.Tensor) else False
+        if not isinstance(leaf, jax.Array) or not wants or not (like is None or like.requires_grad):
             return tensor
         tensor.requires_grad_()
-        copy = tensor if is_parameter else tensor.clone()
+        if like is not None:
+            return tensor
+        copy = tensor.clone()
         if id(leaf) in said:
             SAID[copy._storage.value] = said[id(leaf)]
         return copy
@@ -147,23 +141,18 @@ class FunctionRecording:
         self._slots: list[int] = []
 
     def take(
-        self,
-        leaf: Leaf,
-        dtype: torch.dtype | None = None,
-        *,
-        wants: bool = True,
-        is_parameter: bool = False,
+        self, leaf: Leaf, dtype: torch.dtype | None = None, *, like: torch.Tensor | None = None
     ) -> Any:
         """A placeholder for an array."""
         if not isinstance(leaf, jax.Array) or isinstance(
             leaf, UnevenArray | lazy_tensor.LazyTensor
         ):
-            return wrap(leaf, dtype)
-        dtype = dtype or logical_dtype(leaf.dtype)
-        wants = wants and _is_inexact(dtype)
-        tensor = self.subtrace.input(Aval.contiguous(tuple(leaf.shape), dtype), requires_grad=wants)
+            return wrap(leaf, dtype, like=like)
+        aval = aval_of(leaf, dtype, like)
+        wants = _is_inexact(aval.meta.dtype) and (like is None or like.requires_grad)
+        tensor = self.subtrace.input(aval, requires_grad=wants)
         self._add(tensor, leaf)
-        copy = tensor.clone() if wants and not is_parameter else tensor
+        copy = tensor.clone() if wants and like is None else tensor
         if id(leaf) in self._said:
             SAID[copy._storage.value] = self._said[id(leaf)]
         return copy

@@ -50,6 +50,7 @@ from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
+from . import module_tensors
 from .convert import constant, keys
 from .recorded_function import Take, at_once, no_cpu_draws, recorded
 from .result_types import Result, Said, as_given, computed, spread
@@ -134,6 +135,7 @@ class JaxFunction:
 
         Raises:
             KeyError: `params` has other names than the module.
+            ValueError: it has other shapes or dtypes.
             RuntimeError: random numbers are drawn, and there is no `rng`.
             TypeError: the function of a module is called without `params`.
         """
@@ -144,6 +146,7 @@ class JaxFunction:
                 )
             own = dict(modules.tensors(self.__wrapped__))
             _check(params, own, f"params of {self._name}", "params")
+            module_tensors.check(params, own, f"params of {self._name}")
             return self._cross(self._of_module, (params, args, kwargs), rng)
         given = args if params is _LEFT_OUT else (params, *args)
         return self._cross(self._of_function, (given, kwargs), rng)
@@ -172,12 +175,15 @@ class JaxFunction:
 
         Raises:
             KeyError: the names are not those of the module's parameters and of its buffers.
+            ValueError: shapes or dtypes are not.
             TypeError: this is no module's function.
         """
         if not isinstance(self.__wrapped__, torch.nn.Module):
             raise TypeError("a plain function has no buffers; call it as f(*args)")
         _check_names(self.__wrapped__, params, "parameters")
         _check_names(self.__wrapped__, buffers, "buffers")
+        own = dict(modules.tensors(self.__wrapped__))
+        module_tensors.check({**params, **buffers}, own, f"params and buffers of {self._name}")
 
         def code(given: Any, take: Take) -> Any:
             tensors: dict[str, Any] = {}
@@ -226,13 +232,11 @@ class JaxFunction:
         """The module's result; parameters and buffers as they are afterwards go to `tensors`."""
         params, args, kwargs = given
         module: Any = self.__wrapped__
-        own = dict(modules.tensors(module))
         args, kwargs = _taken((args, kwargs), take)
         tensors = {} if tensors is None else tensors
-        for name, value in params.items():
-            wants = own[name].requires_grad
-            tensors[name] = take(value, own[name].dtype, wants=wants, is_parameter=True)
-        return torch.func.functional_call(module, tensors, args, kwargs)
+        tensors.update(module_tensors.taken(params, dict(modules.tensors(module)), take))
+        with module_tensors.unchanged(module, self._name):
+            return torch.func.functional_call(module, tensors, args, kwargs)
 
     @property
     def _name(self) -> str:

@@ -268,11 +268,7 @@ class SubTrace(Recorder):
         if self.refusal is not None and not self._ended:
             raise TypeError(f"{metrics.user_location()}: {self.refusal}")
         if self._ended:
-            raise RuntimeError(
-                "a tensor that was made by code that runs as one loop or one function of the "
-                "compiled program outlives it: it was kept in an attribute, a list or a variable, "
-                "and stands for a value of every step. Return the tensor from that code instead."
-            )
+            raise RuntimeError(_OUTLIVES if self.refusal is None else _OUTLIVES_A_TRACE)
         raise RuntimeError(
             "code that runs as one loop or one function of the compiled program needs the value of "
             "a tensor that is not computed yet. Return the tensor, and read it outside (for a "
@@ -429,3 +425,14 @@ def _sequence() -> int:
         node = torch.zeros((), requires_grad=True).view(()).grad_fn
     assert node is not None
     return sequence_number(node) + 1
+
+
+_OUTLIVES = (
+    "a tensor that was made by code that runs as one loop or one function of the compiled program "
+    "outlives it: it was kept in an attribute, a list or a variable, and stands for a value of "
+    "every step. Return the tensor from that code instead."
+)
+_OUTLIVES_A_TRACE = (
+    "a tensor that was made while JAX traced torch code outlives the trace: it was kept in an "
+    "attribute, a list or a variable, and has no value. Return the tensor from that code instead."
+)
