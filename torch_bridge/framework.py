@@ -33,6 +33,7 @@ from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.engine.subprograms.subtrace import is_recording
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 
@@ -47,6 +48,7 @@ from .layout.array_behind import array_behind, in_layout, users_sharding
 from .layout.marks import annotated
 from .layout.optimizer_state import says_memory, shard_state
 from .layout.widths import for_jax, jax_dtype
+from .spmd.gradients import mark_sharding_with_gradients
 from .tensor import XLAShardedTensor
 
 _CUT = (
@@ -117,6 +119,8 @@ class Torch(Framework):
     ) -> torch.Tensor:
         """One tensor on the mesh; gradients and being a parameter are kept."""
         if x.grad_fn is not None:
+            if isinstance(layout, NamedSharding) and (is_tracing() or is_recording()):
+                return mark_sharding_with_gradients(x, layout.mesh, layout.spec)
             raise ShardingError(_CUT.format(name))
         if isinstance(x, XLAShardedTensor):
             value = lazy_tensor.read(x)

@@ -98,3 +98,10 @@ RENDEZVOUS = NAMES.state(
     why="lets `init_process_group` start from `xla://`",
     without="as without backend_list",
 )
+
+is_functorch_wrapped: Callable[[torch.Tensor], bool] = NAMES.bind(
+    "torch._C._functorch.is_functorch_wrapped_tensor",
+    otherwise=lambda _: False,
+    why="knows a tensor under a transformation of `torch.func`",
+    without="`iso.torch_function` under `torch.func` raises another error",
+)

@@ -65,6 +65,7 @@ from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
 from .operand_types import Types, explained, say, typed_call, types_of
 from .plain_tensors import PlainFunction
 from .reads import Reads
+from .transformed_call import TransformedCall, is_transformed
 from .users_mesh import under_auto_axes
 
 
@@ -104,7 +105,7 @@ class TorchFunction:
         self.name, self._types, self._wide = name, types, wide
         self.__wrapped__, self._out_specs = function, out_specs
         self._reads = Reads(function, name) if reads else None
-        self._known: Bounded[Any, _Traced] = Bounded(PROGRAMS)
+        self._known: Bounded[Any, Any] = Bounded(PROGRAMS)
         self._distributed = DistributedFunction(function, name, out_specs, self._reads)
         self._plain = PlainFunction(function, name, copy, _of_gradient, self._reads)
 
@@ -129,6 +130,8 @@ class TorchFunction:
         leaves, structure = jax.tree.flatten((args, kwargs))
         if any(map(_is_distributed, leaves)):
             return self._distributed(args, kwargs)
+        if any(map(is_transformed, leaves)):
+            return self._transformed(leaves, structure)
         self._distributed.pass_by()
         if self._out_specs is not None:
             raise TypeError(
@@ -170,6 +173,8 @@ class TorchFunction:
                     tensors, wanted = [*tensors, *around], (*wanted, *traced.wanted[len(wanted) :])
             except Exception as error:
                 found = explained(error, types, _names(args, kwargs), self.name)
+                if any(wanted):
+                    found.add_note(_NO_GRADIENT.format(self.name))
                 if found is error:
                     raise
                 raise found from None
@@ -177,6 +182,29 @@ class TorchFunction:
                 self._known[key] = traced
         results = _JaxCall.apply(traced, *tensors) if any(wanted) else traced.record(tensors)
         return jax.tree.unflatten(traced.pulled.structure, results[: len(traced.outs)])
+
+    def _transformed(self, leaves: Sequence[Any], structure: Any) -> Any:
+        """Call it under transformations of `torch.func`."""
+        tensors: list[torch.Tensor] = []
+        fixed = []
+        for leaf in leaves:
+            kind, array = (TENSOR, None) if isinstance(leaf, torch.Tensor) else sorted_out(leaf)
+            fixed.append(kind)
+            if array is not None:
+                tensors.append(_tensor_of(array))
+            elif kind is TENSOR:
+                tensors.append(leaf)
+        version = self._reads and self._reads.version()
+        key = ("torch.func", structure, tuple(fixed), version, *surroundings())
+        watched: Any = nullcontext()
+        call = self._known.get(key)
+        if call is None:
+            watched = self._reads.tracing() if self._reads else watched
+            wrapped = functools.partial(TorchFunction, types=True, reads=False)
+            function = of_operands(self.__wrapped__, structure, fixed)
+            call = self._known[key] = TransformedCall(function, self.name, wrapped)
+        with watched:
+            return call(*tensors)
 
     def _take(self, leaf: Any, tensors: list[lazy_tensor.LazyTensor]) -> Any:
         """Put an array or tensor among the operands; returns what is fixed of the argument."""
@@ -327,10 +355,13 @@ class _Traced:
         self.rest = [self._out_aval(aval) for aval in pulled.rest]
         count = len(pulled.kept)
 
+        self._has_effects = bool(pulled.program.effects)
+
         def run(arrays: Any, _scalars: Any, _key: Any) -> Any:
             with jax.enable_x64(wide):
                 pulled = self._pulled(axes.union(*map(varying, arrays)))
-                return self._call(pulled.forward, arrays, pulled.operands)
+                found = self._call(pulled.forward, arrays, pulled.operands)
+                return [*found, jnp.ones((), bool)] if self._has_effects else found
 
         def pull(arrays: Any, _scalars: Any, _key: Any) -> Any:
             with jax.enable_x64(wide):
@@ -340,7 +371,8 @@ class _Traced:
                 gradients = lambda *given: pulled.backward(given[:count], given[count:])  # noqa: E731
                 return self._call(gradients, [*arrays[:count], *slopes], pulled.pulled)
 
-        self.forward = Recipe(name, run, len(self.outs) + len(self.rest))
+        count_of_all = len(self.outs) + len(self.rest) + self._has_effects
+        self.forward = Recipe(name, run, count_of_all)
         self.backward = Recipe(f"gradient of {name}", pull, len(pulled.wanted))
 
     def _pulled(self, axes: frozenset[Any]) -> Pulled:
@@ -411,9 +443,11 @@ class _Traced:
         values = tapes.recorder().record(
             self.forward, [lazy_tensor.read(tensor) for tensor in tensors]
         )
+        if self._has_effects and isinstance(tapes.recorder(), tapes.Tape):
+            deferred_checks.keep(values[-1])
         made = [
             lazy_tensor.fresh(aval, value)
-            for aval, value in zip((*self.outs, *self.rest), values, strict=True)
+            for aval, value in zip((*self.outs, *self.rest), values, strict=False)
         ]
         for tensor, kind in zip(made, self._kinds(self.pulled.outs), strict=False):
             say(tensor, kind)
@@ -453,6 +487,10 @@ class _Traced:
         return self._gradient
 
 
+_NO_GRADIENT = (
+    "An argument of {} requires a gradient, so its VJP was traced too. Where the function has "
+    "none, call it under torch.no_grad(), or with x.detach()."
+)
 _TOO_LARGE = (
     "{0} was given {1} values that do not fit in {2}, in which JAX computes while jax_enable_x64 "
     "is off: its results are wrong. Switch it on first: jax.config.update('jax_enable_x64', True)"
@@ -479,7 +517,9 @@ class _JaxCall(torch.autograd.Function):
         results, rest = outputs[: len(traced.outs)], outputs[len(traced.outs) :]
         ctx.traced = traced
         ctx.width = len(tensors)
-        ctx.save_for_backward(*tensors, *results, *rest)
+        found = [*tensors, *results, *rest]
+        ctx.kept = [place for place in sorted({*traced.pulled.kept}) if place >= len(tensors)]
+        ctx.save_for_backward(*tensors, *(found[place] for place in ctx.kept))
         integers = set(range(len(results))) - set(traced.pulled.floating)
         ctx.mark_non_differentiable(*(results[number] for number in sorted(integers)))
         return tuple(results)
@@ -487,12 +527,14 @@ class _JaxCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         traced: _Traced = ctx.traced
-        saved = ctx.saved_tensors
+        saved = ctx.saved_tensors[: ctx.width]
         given = [grads[number] for number in traced.pulled.floating]
         if torch.is_grad_enabled():
-            found = traced.gradient()(list(saved[: ctx.width]), given)
+            found = traced.gradient()(list(saved), given)
         else:
-            inputs = [*(saved[place] for place in traced.pulled.kept), *given]
+            places = dict(zip(ctx.kept, ctx.saved_tensors[ctx.width :], strict=True))
+            places.update(enumerate(saved))
+            inputs = [*(places[place] for place in traced.pulled.kept), *given]
             values = tapes.recorder().record(
                 traced.backward, [lazy_tensor.read(one) for one in inputs]
             )

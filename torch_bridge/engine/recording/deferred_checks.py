@@ -62,6 +62,15 @@ def require(recipe: Recipe, value: Value, error: type[Exception], message: str) 
     wait_for(Check(flag, error, message, tape))
 
 
+def keep(value: Value) -> None:
+    """Have a value computed that nobody looks at, for the effects of what computes it.
+
+    Args:
+        value: true.
+    """
+    wait_for(Check(lazy_tensor.fresh(_FLAG, value), RuntimeError, "", recorder()))
+
+
 def wait_for(check: Check) -> None:
     """Look at a check when a value is read."""
     look()
