@@ -30,8 +30,9 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import writes
 from isoshard.torch_bridge.engine.capture import executed
 from isoshard.torch_bridge.engine.capture.guards import Guard
 from isoshard.torch_bridge.engine.capture.holders import Asked
-from isoshard.torch_bridge.engine.capture.reachable import Reachable
+from isoshard.torch_bridge.engine.capture.reachable import LARGEST_ARRAY, Reachable
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.exchange import to_numpy
 
 KEPT = 8
 """How many states of what a function reads are told apart; the one not met for longest goes."""
@@ -99,4 +100,9 @@ def _elements(tensor: torch.Tensor) -> Any:
     """Another object whenever the elements of a tensor may be others."""
     if isinstance(tensor, lazy_tensor.LazyTensor):
         return tensor._storage.value
-    return object() if tensor.is_inference() else (tensor.data_ptr(), writes(tensor))
+    if tensor.is_inference():
+        return object()  # torch counts no writes to it
+    place = (tensor.data_ptr(), writes(tensor))
+    if tensor.device.type == "cpu" and tensor.nbytes <= LARGEST_ARRAY:
+        return (*place, to_numpy(tensor.detach()).tobytes())  # writes to `.data` are not counted
+    return place

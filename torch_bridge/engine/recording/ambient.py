@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import torch
 
 from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches, open_functions
@@ -30,6 +31,9 @@ def ambient() -> tuple[Any, ...]:
     autocast = is_autocast_enabled("jax")
     return (
         compile_settings.current(),
+        jax.config.jax_enable_x64,  # JAX's functions are traced with these three
+        jax.config.jax_numpy_dtype_promotion,
+        jax.sharding.get_abstract_mesh(),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         (get_autocast_dtype("jax"), caches_casts()) if autocast else None,
