@@ -192,6 +192,10 @@ class Framework:
         """
         return self.to_jax(x)
 
+    def other_axes(self, x: Any) -> dict[str, str]:
+        """Weights of a module whose axes are not those of a Linear or Conv; what to do of each."""
+        return {}
+
     def to_numpy(self, x: Any) -> np.ndarray:
         """An array in host memory as NumPy sees it, sharing the memory."""
         self._lacks("to_numpy", x)

@@ -37,7 +37,7 @@ from isoshard.torch_bridge.engine.subprograms.subtrace import is_recording
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 
-from . import modules
+from . import modules, weight_axes
 from .dtensor import dtensor_exchange as dtensors
 from .dtensor import dtensor_modules as dtensor_modules
 from .dtensor import resharding, routes
@@ -321,6 +321,10 @@ class Torch(Framework):
             for name, t in modules.tensors(x)
             if name in kept
         }
+
+    def other_axes(self, x: Any) -> dict[str, str]:
+        """Weights of transposed convolutions, embeddings and their kind, which are no kernels."""
+        return weight_axes.other_axes(x) if isinstance(x, torch.nn.Module) else {}
 
     def to_numpy(self, x: Any) -> np.ndarray:
         """The memory of a plain CPU tensor."""

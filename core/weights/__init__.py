@@ -5,7 +5,7 @@ if __name__ != "isoshard.core.weights":
 
 from .joining import Concat, Split
 from .loading import load_safetensors
-from .ops import Kernel, Op, Transpose
+from .ops import Kernel, Op, Transpose, TransposedKernel
 from .reshaping import MergeAxes, SplitAxis
 from .safetensors_writing import save_safetensors
 from .standard_layers import attention, flax_names, linen_names
@@ -25,6 +25,7 @@ __all__ = [
     "Split",
     "SplitAxis",
     "Transpose",
+    "TransposedKernel",
     "WeightError",
     "WeightMap",
     "attention",

@@ -163,6 +163,93 @@ class Kernel(Transpose):
         return tuple(int(axis) for axis in np.argsort(axes)) if self.undo else axes
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class StandardKernel(Kernel):
+    """The `Kernel` of a preset, which takes a `weight` for that of a Linear or Conv by its name.
+
+    Example:
+        >>> StandardKernel(), StandardKernel().inverse
+        (Kernel(), Kernel(undo=True))
+    """
+
+    @property
+    def inverse(self) -> StandardKernel:
+        """The way back."""
+        return StandardKernel(undo=not self.undo)
+
+
+@dataclasses.dataclass(frozen=True)
+class TransposedKernel(Op):
+    """The weight of a torch ConvTranspose, `(in, out, *window)`, as a Flax kernel.
+
+    Flax's ConvTranspose slides the window as it is, and torch's backwards: the kernel is
+    `(*window, in, out)` with each axis of the window reversed. A Flax layer with
+    `transpose_kernel=True` computes as torch does, and its kernel is `Kernel()` of the weight.
+
+    Attributes:
+        undo: from the kernel to the weight.
+
+    Example:
+        >>> TransposedKernel().shapes([(64, 3, 7, 5)])
+        [(7, 5, 64, 3)]
+    """
+
+    undo: bool = False
+
+    @property
+    def inverse(self) -> TransposedKernel:
+        """The way back."""
+        return TransposedKernel(undo=not self.undo)
+
+    def shapes(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """See `Op`."""
+        return [shape for given in shapes for shape in self._order(len(given)).shapes([given])]
+
+    def layouts(
+        self, layouts: Sequence[Entries], shapes: Sequence[Shape], sizes: Sizes
+    ) -> list[Entries]:
+        """The mesh axes go along; an axis of the window that is split would move data."""
+        for layout in layouts:
+            split = [axis for axis in self._window(len(layout)) if layout[axis]]
+            if split:
+                raise OpError(f"{self} would move data: axis {split[0]} is split")
+        return [
+            found
+            for given in layouts
+            for found in self._order(len(given)).layouts([given], [], sizes)
+        ]
+
+    def run(self, arrays: Sequence[Any], xp: Any) -> list[Any]:
+        """See `Op`."""
+        return [
+            xp.transpose(xp.flip(array, self._window(array.ndim)), self._order(array.ndim).axes)
+            for array in arrays
+        ]
+
+    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
+        """See `Op`."""
+        found = []
+        for piece in pieces:
+            shape = shapes[piece.which]
+            [turned] = self._order(len(shape)).back([piece], [])
+            start = list(turned.start)
+            for axis in self._window(len(shape)):
+                start[axis] = shape[axis] - start[axis] - turned.view.shape[axis]
+            view = np.flip(turned.view, self._window(len(shape)))
+            found.append(WaitingMemory(piece.which, tuple(start), view))
+        return found
+
+    def _window(self, rank: int) -> tuple[int, ...]:
+        """The axes of the window in the input."""
+        return tuple(range(rank - 2)) if self.undo else tuple(range(2, rank))
+
+    def _order(self, rank: int) -> Transpose:
+        if not 3 <= rank <= 5:
+            raise OpError(f"{self} takes rank 3 to 5, not {rank}")
+        order = Transpose((*range(2, rank), 0, 1))
+        return order.inverse if self.undo else order
+
+
 def whole_sizes(op: Op, sizes: Shape, total: int, join: Any = math.prod) -> Shape:
     """`sizes` with what -1 stands for; they make up `total`."""
     known = [size for size in sizes if size != -1]

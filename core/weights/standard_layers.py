@@ -19,22 +19,23 @@
 >>> jax.tree.map(jnp.shape, made)
 {'layers': [{'bias': (8,), 'kernel': (4, 8)}]}
 
-torch calls three things `weight`, so these maps ask `like` which is meant. Transposed convolutions
-(whose window Flax turns round) and packed formats are not among the standard names: put rules of
-your own for them first.
+torch calls three things `weight`, so these maps read from `like` which is meant. Transposed
+convolutions and packed formats are not among the standard names: put rules of your own for them
+first. Where a torch module is given, its layers of other axes (`ConvTranspose2d`) raise; a plain
+tree of arrays has no layers to look at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .ops import Kernel
+from .ops import Kernel, StandardKernel
 from .reshaping import SplitAxis
 from .weight_map import WeightMap
 from .weight_rules import Rule
 
 _LEAVES = (
-    ("weight", "kernel", (Kernel(),), (2, 3, 4, 5)),
+    ("weight", "kernel", (StandardKernel(),), (2, 3, 4, 5)),
     ("weight", "embedding", (), (2,)),
     ("weight", "scale", (), (1,)),
     ("bias", "bias", (), None),

@@ -38,7 +38,7 @@ from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .matching import Matching, RuleGroup
 from .ops import Kernel as Kernel
-from .ops import OpError
+from .ops import OpError, StandardKernel
 from .running import describe, layouts_of, run_group
 from .weight_errors import WeightError, raise_listed
 from .weight_rules import Rule
@@ -100,7 +100,7 @@ class WeightMap:
                 move between devices.
         """
         given = named_weights(source)
-        matching, wanted = self.match(given, like)
+        matching, wanted = self.match(given, like, source)
         layouts, faults = [], list(matching.faults)
         for group in matching.groups:
             try:
@@ -141,13 +141,14 @@ class WeightMap:
         return self.reversed.apply(source, like=like)
 
     def match(
-        self, given: Mapping[str, Any], like: Any = None
+        self, given: Mapping[str, Any], like: Any = None, source: Any = None
     ) -> tuple[Matching, dict[str, Any] | None]:
         """Look up what is to be done, without doing it.
 
         Args:
             given: weights, or anything with a shape, by name.
             like: as for `apply`.
+            source: the module that `given` is of, if it is of one.
 
         Returns:
             The groups with all that does not fit, and the weights of `like` by name.
@@ -155,7 +156,13 @@ class WeightMap:
         wanted = None if like is None else named_weights(like)
         shapes = {name: tuple(leaf.shape) for name, leaf in given.items()}
         asked = wanted and {name: tuple(leaf.shape) for name, leaf in wanted.items()}
-        return Matching(self.rules, shapes, asked, by_target=self.by_target), wanted
+        matching = Matching(self.rules, shapes, asked, by_target=self.by_target)
+        other = {**_other_axes(source), **_other_axes(like)}
+        for group in matching.groups if other else ():
+            if any(isinstance(op, StandardKernel) for op in group.rule.ops):
+                names = [name for layer in (*group.sources, *group.targets) for name in layer]
+                matching.faults += [f"{name}: {other[name]}" for name in names if name in other]
+        return matching, wanted
 
     def explain(self, source: Any, *, like: Any = None) -> str:
         """Say what becomes of each leaf, a line each, and what does not fit.
@@ -175,7 +182,7 @@ class WeightMap:
             fault: up.bias (8,): no rule takes it
         """
         given = named_weights(source)
-        matching, _ = self.match(given, like)
+        matching, _ = self.match(given, like, source)
         lines = []
         for group in matching.groups:
             made = ", ".join(f"{name} {shape}" for name, shape in group.shapes.items())
@@ -219,6 +226,12 @@ def named_weights(tree: Any) -> dict[str, Any]:
         twice = sorted({name for name in names if names.count(name) > 1})
         raise_listed("names must differ", [f"{name}: several leaves" for name in twice])
     return found
+
+
+def _other_axes(tree: Any) -> dict[str, str]:
+    """Weights of a module that no preset's kernels are, and why."""
+    framework = framework_of(tree) if tree is not None and _is_leaf(tree) else None
+    return {} if framework is None else framework.other_axes(tree)
 
 
 def filled(like: Any, made: Mapping[str, Any]) -> Any:

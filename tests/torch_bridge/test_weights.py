@@ -292,3 +292,88 @@ def test_results_keep_64_bits(device):
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, want, rtol=1e-14)
     assert on_arrays(lambda x: x.long())(x).dtype == np.int64
+
+
+def channels_last(flax):
+    return lambda x: jnp.moveaxis(flax(jnp.moveaxis(jnp.asarray(x), 1, -1)), -1, 1)
+
+
+@pytest.mark.parametrize("outs", [3, 5])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_transposed_convolution_needs_a_rule_of_its_own(outs, turned):
+    """With as many channels in as out it fitted as a Conv, and its numbers were wrong."""
+    model = randomised(torch.nn.ConvTranspose2d(3, outs, (2, 3), stride=(2, 1)))
+    flax = nnx.ConvTranspose(
+        3, outs, (2, 3), (2, 1), padding="VALID", transpose_kernel=turned, rngs=nnx.Rngs(0)
+    )
+    like = nnx.state(flax)
+    how = r"weight: the weight of a ConvTranspose2d is \(in, out, .*first=\[Rule\('weight', .*Tran"
+    for preset in (weights.flax_names(), weights.linen_names()):
+        with pytest.raises(weights.WeightError, match=how):
+            preset.apply(model, like=like if preset == weights.flax_names() else {"params": like})
+    with pytest.raises(weights.WeightError, match=how):
+        weights.flax_names().inverse(like, like=model)
+    op = weights.Kernel() if turned else weights.TransposedKernel()
+    names = weights.flax_names(first=[weights.Rule("weight", "kernel", op)])
+    nnx.update(flax, names.apply(model, like=like))
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 5)).astype(np.float32)
+    weights.verify(on_arrays(model), channels_last(flax), x)
+    back = names.inverse(nnx.state(flax), like=model)
+    np.testing.assert_array_equal(back["weight"], model.weight.detach().numpy())
+
+
+def test_a_transposed_convolution_from_a_file(tmp_path, mesh):
+    model = randomised(torch.nn.ConvTranspose1d(4, 4, 3))
+    iso.save_safetensors(tmp_path, model)
+    rule = weights.Rule("weight", "kernel", weights.TransposedKernel())
+    names = weights.flax_names(first=[rule])
+    like = {"kernel": jax.ShapeDtypeStruct((3, 4, 4), "float32"), "bias": jnp.zeros(4)}
+    state = iso.load_safetensors(
+        tmp_path, mesh, {"kernel": (None, "y"), "bias": ()}, weights=names, like=like
+    )
+    want = names.apply(model, like=like)["kernel"]
+    np.testing.assert_array_equal(state["kernel"], want)
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        (torch.nn.Embedding(4, 4), r"an Embedding is \(rows, features\)"),
+        (torch.nn.EmbeddingBag(4, 4), r"an EmbeddingBag is \(rows, features\)"),
+        (transformers.pytorch_utils.Conv1D(4, 4), r"a Conv1D of transformers is \(in, out\)"),
+        (torch.nn.Bilinear(4, 4, 4), r"a Bilinear is \(out, in1, in2\)"),
+    ],
+    ids=lambda case: type(case).__name__,
+)
+def test_square_weights_of_other_layers_are_no_kernels(layer, why):
+    shape = (4,) * layer.weight.dim()
+    like = {name: jax.ShapeDtypeStruct((4,), "float32") for name in dict(layer.named_parameters())}
+    like = {**like, "kernel": jax.ShapeDtypeStruct(shape, "float32")}
+    del like["weight"]
+    with pytest.raises(weights.WeightError, match=why):
+        weights.flax_names().apply(layer, like=like)
+
+
+@pytest.mark.parametrize(
+    ("layer", "flax", "shape"),
+    [
+        (lambda: torch.nn.Conv1d(4, 8, 3, groups=2), {"groups": 2, "window": (3,)}, (2, 4, 7)),
+        (lambda: torch.nn.Conv2d(4, 8, 3, groups=4), {"groups": 4, "window": (3, 3)}, (2, 4, 6, 5)),
+    ],
+    ids=["groups", "depthwise"],
+)
+def test_grouped_convolutions(layer, flax, shape):
+    model = randomised(layer())
+    other = nnx.Conv(
+        4, 8, flax["window"], padding="VALID", feature_group_count=flax["groups"], rngs=nnx.Rngs(0)
+    )
+    nnx.update(other, weights.flax_names().apply(model, like=nnx.state(other)))
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    weights.verify(on_arrays(model), channels_last(other), x)
+
+
+def test_gates_of_recurrent_layers_have_no_standard_name():
+    flax = nnx.OptimizedLSTMCell(4, 4, rngs=nnx.Rngs(0))
+    like = nnx.state(flax, nnx.Param)
+    with pytest.raises(weights.WeightError, match=r"weight_ih.*nothing wanted is called"):
+        weights.flax_names().apply(torch.nn.LSTMCell(4, 4), like=like)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoshard.core.weights.joining import Concat, Split
-from isoshard.core.weights.ops import Kernel, OpError, Transpose, WaitingMemory
+from isoshard.core.weights.ops import Kernel, OpError, Transpose, TransposedKernel, WaitingMemory
 from isoshard.core.weights.reshaping import MergeAxes, SplitAxis
 
 CASES = [
@@ -17,6 +17,9 @@ CASES = [
     ([Kernel()], [(4, 6)]),
     ([Kernel()], [(4, 3, 5, 2)]),
     ([Kernel(undo=True)], [(5, 2, 3, 4)]),
+    ([TransposedKernel()], [(4, 3, 5, 2)]),
+    ([TransposedKernel()], [(2, 3, 4)]),
+    ([TransposedKernel(undo=True), Transpose((1, 0, 2))], [(5, 2, 3)]),
     ([SplitAxis(0, (3, -1))], [(12, 4)]),
     ([SplitAxis(1, (2, -1, 2))], [(3, 12)]),
     ([MergeAxes(0, (3, -1))], [(3, 4, 2)]),
@@ -100,6 +103,7 @@ def test_every_run_of_merged_axes_is_loaded_as_it_is_computed():
     ("op", "shapes", "why"),
     [
         (Kernel(), [(3,)], "rank 2 to 5, not 1"),
+        (TransposedKernel(), [(3, 4)], "rank 3 to 5, not 2"),
         (Transpose(), [(2, 3, 4)], "does not fit rank 3"),
         (SplitAxis(0, (5, -1)), [(12,)], "does not divide size 12"),
         (SplitAxis(2, (5, -1)), [(12,)], "does not fit rank 1"),
@@ -122,6 +126,7 @@ SIZES = {"x": 2, "y": 4}
     ("op", "layouts", "shapes", "found"),
     [
         (Kernel(), [(("x",), ("y",))], [(4, 8)], [(("y",), ("x",))]),
+        (TransposedKernel(), [(("x",), ("y",), ())], [(4, 8, 3)], [((), ("x",), ("y",))]),
         (SplitAxis(0, (4, -1)), [(("y",), ())], [(8, 2)], [(("y",), (), ())]),
         (SplitAxis(0, (2, -1)), [(("x", "y"),)], [(8,)], [(("x",), ("y",))]),
         (MergeAxes(0, (4, -1)), [(("y",), ("x",))], [(4, 8)], [(("y", "x"),)]),
@@ -137,6 +142,7 @@ def test_the_layout_follows(op, layouts, shapes, found):
 @pytest.mark.parametrize(
     ("op", "layouts", "shapes", "why"),
     [
+        (TransposedKernel(), [((), (), ("x",))], [(4, 8, 2)], "move data: axis 2 is split"),
         (SplitAxis(0, (2, -1)), [(("y",),)], [(8,)], "cuts through the blocks"),
         (MergeAxes(0, (4, -1)), [((), ("x",))], [(4, 8)], "side by side"),
         (Concat(0), [(("x",),)] * 2, [(4,)] * 2, "would move data: axis 0 is split"),

@@ -1,0 +1,58 @@
+"""Layers of torch whose `weight` has other axes than that of a Linear or Conv.
+
+By name and shape it could be theirs, and a map of standard names would take it for such.
+
+>>> other_axes(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ConvTranspose1d(2, 2, 3))).keys()
+dict_keys(['1.weight'])
+"""
+
+from __future__ import annotations
+
+import torch
+
+_TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+
+
+def other_axes(module: torch.nn.Module) -> dict[str, str]:
+    """Find weights that would be wrong as the kernel of a Linear or Conv.
+
+    Args:
+        module: with its children.
+
+    Returns:
+        By the name of the weight, what it is, and the rule that takes it.
+    """
+    found = {}
+    for path, child in module.named_modules():
+        name = f"{path}.weight" if path else "weight"
+        reason = _reason(child, name)
+        if reason is not None and isinstance(getattr(child, "weight", None), torch.Tensor):
+            found[name] = reason
+    return found
+
+
+def _reason(layer: torch.nn.Module, name: str) -> str | None:
+    kind = type(layer).__name__
+    rule = f"first=[Rule({name!r}, <name of the kernel>"
+    if isinstance(layer, _TRANSPOSED):
+        return (
+            f"the weight of a {kind} is (in, out, *window), and Flax's ConvTranspose slides the "
+            f"window the other way round: pass {rule}, TransposedKernel())], or with Kernel() for "
+            "a Flax layer that has transpose_kernel=True"
+        )
+    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):
+        return (
+            f"the weight of an {kind} is (rows, features), and would be transposed as a kernel: "
+            f"name the layer of Flax that has an `embedding`, or pass {rule})]"
+        )
+    if isinstance(layer, torch.nn.Bilinear):
+        return (
+            f"the weight of a {kind} is (out, in1, in2), which no Linear or Conv of Flax has: pass "
+            f"{rule}, Transpose(<axes>))]"
+        )
+    if kind == "Conv1D" and type(layer).__module__.startswith("transformers."):
+        return (
+            "the weight of a Conv1D of transformers is (in, out), as Flax's kernels are, and would "
+            f"be transposed: pass {rule})]"
+        )
+    return None
