@@ -32,6 +32,7 @@ are torch's: what `detach`, `no_grad`, hooks and `torch.autograd.Function`s say 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -119,7 +120,7 @@ class JaxFunction:
         }
 
     def __call__(
-        self, params: PyTree = _LEFT_OUT, *args: Any, rng: jax.Array | None = None, **kwargs: Any
+        self, params: PyTree = _LEFT_OUT, /, *args: Any, rng: jax.Array | None = None, **kwargs: Any
     ) -> Any:
         """Run the torch code on JAX values.
 
@@ -137,9 +138,13 @@ class JaxFunction:
             KeyError: `params` has other names than the module.
             ValueError: it has other shapes or dtypes.
             RuntimeError: random numbers are drawn, and there is no `rng`.
-            TypeError: the function of a module is called without `params`.
+            TypeError: the function of a module is called without `params`, or `rng` is given and
+                is an argument of the torch code, too.
         """
+        self._refuse_own(rng)
         if isinstance(self.__wrapped__, torch.nn.Module):
+            if params is _LEFT_OUT and not self._has("params"):
+                params = kwargs.pop("params", _LEFT_OUT)
             if params is _LEFT_OUT:
                 raise TypeError(
                     f"the function of {self._name} takes the module's arrays first: f(f.params, x)"
@@ -155,6 +160,7 @@ class JaxFunction:
         self,
         params: PyTree,
         buffers: PyTree,
+        /,
         *args: Any,
         rng: jax.Array | None = None,
         **kwargs: Any,
@@ -180,6 +186,7 @@ class JaxFunction:
         """
         if not isinstance(self.__wrapped__, torch.nn.Module):
             raise TypeError("a plain function has no buffers; call it as f(*args)")
+        self._refuse_own(rng)
         _check_names(self.__wrapped__, params, "parameters")
         _check_names(self.__wrapped__, buffers, "buffers")
         own = dict(modules.tensors(self.__wrapped__))
@@ -237,6 +244,23 @@ class JaxFunction:
         tensors.update(module_tensors.taken(params, dict(modules.tensors(module)), take))
         with module_tensors.unchanged(module, self._name):
             return torch.func.functional_call(module, tensors, args, kwargs)
+
+    def _has(self, name: str) -> bool:
+        """Whether the torch code names one of its own arguments so."""
+        target = self.__wrapped__
+        code = target.forward if isinstance(target, torch.nn.Module) else target
+        try:
+            return name in inspect.signature(code).parameters
+        except (TypeError, ValueError):  # of C code there is no signature
+            return False
+
+    def _refuse_own(self, rng: Any) -> None:
+        if rng is not None and self._has("rng"):
+            raise TypeError(
+                f"{self._name} has an argument `rng` of its own, and the rng= of jax_function is "
+                "the JAX key for random numbers: which is meant cannot be told. Pass the module's "
+                "own by its position, or rename it"
+            )
 
     @property
     def _name(self) -> str:

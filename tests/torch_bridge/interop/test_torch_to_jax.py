@@ -433,3 +433,34 @@ def test_operators_are_differentiable_by_jax_as_by_torch():
 
     for name, got in gradients(jnp.asarray(x.detach().numpy())).items():
         np.testing.assert_allclose(got, want[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+class OwnNames(torch.nn.Module):
+    """A module whose arguments have the names that `jax_function` uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("one", torch.ones(()))
+
+    def forward(self, x, rng=None, params=None, buffers=None):
+        for other in (rng, params, buffers):
+            x = x if other is None else x * other
+        return x * self.one
+
+
+def test_arguments_of_the_code_called_as_ours_reach_it_or_are_refused():
+    f, x = iso.jax_function(OwnNames()), jnp.ones(())
+    for call in (f, lambda own, *args, **kwargs: f.with_buffers({}, own, *args, **kwargs)[0]):
+        assert call(f.params, x, params=5.0, buffers=3.0) == 15
+        assert call(f.params, x, 5.0) == 5
+        assert jax.jit(lambda rng, call=call: call(f.params, x, rng))(5.0) == 5
+        with pytest.raises(TypeError, match=r"OwnNames has an argument `rng` of its own.*position"):
+            call(f.params, x, rng=5.0)
+    g = iso.jax_function(lambda x, params=1.0, rng=1.0: x * params * rng)
+    assert g(x, params=5.0) == 5
+    assert g(x, 1.0, 5.0) == 5
+    with pytest.raises(TypeError, match="`rng` of its own"):
+        g(x, rng=jax.random.key(0))
+    other = iso.jax_function(torch.nn.Identity())
+    assert other(params={}, input=x) == 1
+    assert iso.jax_function(torch.sin)(x, rng=jax.random.key(0)) == jnp.sin(x)
