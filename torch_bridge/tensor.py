@@ -285,7 +285,11 @@ class XLAShardedTensor(LayoutMethods):
         return array
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        """A copy with a buffer, an annotation and gradients of its own."""
+        """A copy with an annotation of its own, as torch makes it.
+
+        What shares memory also does among the copies, but for parameters, whose copies have no
+        gradient either.
+        """
         if id(self) in memo:
             return memo[id(self)]
         if self.grad_fn is not None:
@@ -293,14 +297,25 @@ class XLAShardedTensor(LayoutMethods):
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
                 "protocol at the moment. Use .detach() first."
             )
-        with torch.no_grad():
+        if isinstance(self, torch.nn.Parameter):
             new: Any = self.detach().clone()
+            marks.copy_mark(self, new)
+            memo[id(self)] = new = torch.nn.Parameter(new, self.requires_grad)
+            return new
+        memories: Any = memo.setdefault("jax", {})  # type: ignore[call-overload]
+        if self._storage not in memories:
+            whole: Any = self._storage.aval
+            whole = lazy_tensor.new_tensor(whole, self._storage, lazy_tensor.Chain.root(whole))
+            memories[self._storage] = whole.clone()._storage
+        new = lazy_tensor.new_tensor(
+            self._aval, memories[self._storage], self._chain, self.storage_offset()
+        )
         marks.copy_mark(self, new)
         new.requires_grad_(self.requires_grad)
-        if isinstance(self, torch.nn.Parameter):
-            new = torch.nn.Parameter(new, self.requires_grad)
         if self.grad is not None:
             new.grad = copy.deepcopy(self.grad, memo)
+        own, made = vars(self), vars(new)
+        made.update({name: copy.deepcopy(own[name], memo) for name in own if name not in made})
         memo[id(self)] = new
         return new
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
+from isoshard import P
 
 
 def same(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -190,3 +192,63 @@ def test_a_module_goes_by_a_plan_to_a_mesh_in_any_form():
     model = iso.reshard(torch.nn.Linear(8, 8), iso.Plan({"weight": ("x",)}), mesh)
     assert model.weight.named_sharding.mesh == mesh.get_jax_mesh()
     assert model.weight.partition_spec == iso.P("x")
+
+
+class Tied(torch.nn.Module):
+    """Buffers that share memory, one transposed, and parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.arange(6.0).reshape(2, 3))
+        self.register_buffer("turned", self.table.t())
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self.weight.grad = torch.ones(2)
+
+
+def copied(device):
+    """What copies of tensors that share memory are, and what a write to one of them shows."""
+    a = torch.arange(6.0, device=device)
+    a.label = ["mine"]
+    grown, row, other = copy.deepcopy([a, a[:2], a.view(2, 3).t()])
+    row.add_(10)
+    flat, bits = copy.deepcopy((a, a.view(torch.int32)))
+    bits[0] = 0x40000000
+    wide, alone = copy.deepcopy([a[:1].expand(3), a[2:4]])
+    module = Tied()
+    if device == "jax":
+        tensors = {name: buffer.to(device) for name, buffer in module.named_buffers()}
+        module.to(device)
+        module.table = tensors["table"]
+        module.turned = module.table.t()
+    again = copy.deepcopy(module)
+    again.table[0, 1] = 7
+    return (
+        [grown, other, flat, wide, alone, again.turned, module.turned, a],
+        [x.stride() for x in (grown, row, other, wide, alone, again.turned)],
+        [grown.label, grown.label is a.label, again.weight.grad, again.weight.requires_grad],
+        [alone.untyped_storage().nbytes(), alone.storage_offset()],
+        row.untyped_storage().data_ptr() == grown.untyped_storage().data_ptr(),
+    )
+
+
+def test_deep_copies_share_memory_as_what_they_copy():
+    want, got = copied("cpu"), copied("jax")
+    assert [x.tolist() for x in got[0]] == [x.tolist() for x in want[0]]
+    assert got[1:] == want[1:]
+
+
+def test_deep_copies_of_a_sharded_tensor_share_memory(mesh):
+    x = xs.mark_sharding(torch.arange(8.0, device="jax"), mesh, ("y",))
+    whole, part = copy.deepcopy([x, x[4:]])
+    part.zero_()
+    assert whole.tolist() == [0, 1, 2, 3, 0, 0, 0, 0]
+    assert whole.partition_spec == P("y")
+    assert x.tolist() == list(range(8))
+
+    @xs.compile
+    def step(t):
+        ours, its = copy.deepcopy([t, t[:2]])
+        its.add_(1)
+        return ours.add_(1)
+
+    assert [step(x).tolist() for _ in range(3)][2] == [2, 3, 3, 4, 5, 6, 7, 8]
