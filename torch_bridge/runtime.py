@@ -12,6 +12,7 @@ from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.engine.capture.rolled_step import Repeat, checked_repeat
 from isoshard.torch_bridge.engine.capture.step import CompiledStep
 from isoshard.torch_bridge.engine.compiling import input_placement, program
+from isoshard.torch_bridge.engine.recording.deferred_checks import raise_failed
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values.value import Storage
 
@@ -44,6 +45,7 @@ def sync(*, wait: bool = False) -> None:
     metrics.count("syncs")
     if wait:
         jax.block_until_ready(jax.live_arrays())
+        raise_failed()
     closures.run_step_closures()
 
 

@@ -444,7 +444,7 @@ class _Traced:
             self.forward, [lazy_tensor.read(tensor) for tensor in tensors]
         )
         if self._has_effects and isinstance(tapes.recorder(), tapes.Tape):
-            deferred_checks.keep(values[-1])
+            deferred_checks.check(lazy_tensor.fresh(_FLAG, values[-1]), lambda _: None)
         made = [
             lazy_tensor.fresh(aval, value)
             for aval, value in zip((*self.outs, *self.rest), values, strict=False)
@@ -461,8 +461,9 @@ class _Traced:
             given = tensor._aval.physical
             if given != shape.dtype:
                 message = _TOO_LARGE.format(self._name, given, shape.dtype)
-                value = lazy_tensor.read(tensor)
-                deferred_checks.require(_fitting(shape.dtype), value, CopyError, message)
+                found = tapes.recorder().record(_fitting(shape.dtype), [lazy_tensor.read(tensor)])
+                fault = functools.partial(_cut_error, message)
+                deferred_checks.check(lazy_tensor.fresh(_FLAG, found[0]), fault)
 
     def _kinds(self, avals: Sequence[Any]) -> list[NamedSharding]:
         """The types of values on the user's mesh; nothing if the function was traced without."""
@@ -495,6 +496,13 @@ _TOO_LARGE = (
     "{0} was given {1} values that do not fit in {2}, in which JAX computes while jax_enable_x64 "
     "is off: its results are wrong. Switch it on first: jax.config.update('jax_enable_x64', True)"
 )
+
+
+_FLAG = Aval.contiguous((), torch.bool)
+
+
+def _cut_error(message: str, fits: int) -> Exception | None:
+    return None if fits else CopyError(message)
 
 
 @functools.cache

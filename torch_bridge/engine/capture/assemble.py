@@ -19,7 +19,7 @@ from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.compiling import input_placement, program
 from isoshard.torch_bridge.engine.compiling.layout_constraints import same
 from isoshard.torch_bridge.engine.compiling.padded_blocks import padded
-from isoshard.torch_bridge.engine.recording import deferred_checks, lazy_tensor
+from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Check
 from isoshard.torch_bridge.engine.recording.tape import Tape
@@ -63,7 +63,6 @@ class Assembly:
         self._rebound = recording.rebound
         self.made: list[tuple[lazy_tensor.LazyTensor, Value, int]] = []
         self._numbers: dict[int, int] = {}
-        self._later = deferred_checks.of(recording.tape)
         with recording.on_tape():
             self._note_made()
             self.written = self._find_written()
@@ -90,8 +89,8 @@ class Assembly:
         """Number the tensors that each run makes anew."""
         found: dict[int, lazy_tensor.LazyTensor] = {}
         bound = [tensor for one in self._rebound for tensor in one.now]
-        flags = [check.flag for check in self._later]
-        for leaf in (*self._leaves, *self.after, *bound, *flags):
+        checked = [tensor for tensor, _ in self._recording.host.deferred]
+        for leaf in (*self._leaves, *self.after, *bound, *checked):
             if isinstance(leaf, lazy_tensor.LazyTensor) and not self._recording.is_outer(leaf):
                 found[id(leaf)] = leaf
         storages = [id(tensor._storage) for tensor in found.values()]
@@ -209,7 +208,6 @@ class Assembly:
         recording.snapshot.restore_gradients()
         draws = recording.random.draws()
         recording.random.restore()
-        deferred_checks.forget(tape)
         tape.forget()
         recording.log.clear()
         return Replay(
@@ -231,7 +229,7 @@ class Assembly:
             state,
             bound,
             checks,
-            [(self._mark(one.flag), one.error, one.message) for one in self._later],
+            [(self._numbers[id(tensor)], check) for tensor, check in recording.host.deferred],
         )
 
     def _sources(self, values: Sequence[Value | Taken]) -> list[Any]:

@@ -23,6 +23,7 @@ from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches
 from isoshard.torch_bridge._torch_internals.tensor_fields import is_view
 from isoshard.torch_bridge._torch_internals.undocumented import is_anomaly_enabled
 from isoshard.torch_bridge.engine.operators import dispatch
+from isoshard.torch_bridge.engine.recording.deferred_checks import Fault
 from isoshard.torch_bridge.engine.values.expressions import Listed
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Table
 
@@ -42,6 +43,7 @@ class HostOps(TorchDispatchMode):
         refused: the last value of a `jax` tensor that the step asked for in vain, or None.
         operands: by the id of a value on the device, the value, and what gives the CPU tensor that
             it is a copy of.
+        deferred: numbers that the step's program computes, and what is checked of each.
         reasons: why repeating the operations would not do what the step did.
     """
 
@@ -62,6 +64,7 @@ class HostOps(TorchDispatchMode):
         self._fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._constants: dict[int, torch.Tensor] = {}
         self.operands: dict[int, tuple[Any, Callable[[], torch.Tensor]]] = {}
+        self.deferred: list[tuple[Any, Fault]] = []
         self.reasons: list[str] = []
         self._arranged: Repeated | None = None
         self._changing: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -14,7 +14,8 @@ import torch
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.engine.compiling.interrupts import Uninterrupted
-from isoshard.torch_bridge.engine.recording import deferred_checks, lazy_tensor, random_state
+from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
+from isoshard.torch_bridge.engine.recording.deferred_checks import Fault, defer
 from isoshard.torch_bridge.engine.recording.recipes import Check
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Scalars, Table, filled
 from isoshard.torch_bridge.engine.values.value import Storage, Value
@@ -65,7 +66,7 @@ class Replay:
         state: the names that the step binds anew, if there are any.
         bound: the same with what they hold after it.
         checks: what refuses lifted floats that change, and the floats it looks at.
-        later: the results that check what the step computed, with the errors.
+        deferred: which of the tensors made are checked after the run, and how.
     """
 
     plan: program.CompileRequest
@@ -86,7 +87,7 @@ class Replay:
     state: Rebounds | None
     bound: list[tuple[Rebound, list[Any]]]
     checks: list[tuple[Check, list[Any]]]
-    later: list[tuple[New, type[Exception], str]]
+    deferred: list[tuple[int, Fault]]
 
     def __post_init__(self) -> None:
         """Arrange what each run goes through."""
@@ -148,14 +149,14 @@ class Replay:
         leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
         for one, marks in self.bound:
             one.bind([_filled(mark, scene, made) for mark in marks])
-        for mark, *what in self.later:
-            deferred_checks.wait_for(deferred_checks.Check(made[mark.number], *what))
         for number, mark in self.gradients:
             scene.owner(number).grad = _filled(mark, scene, made)
         if self.dropped and (
             self.gradients or not self._dropping or self.guards[1].lacks_gradients
         ):
             self._drop(scene)
+        for number, fault in self.deferred:
+            defer(made[number], fault)
         return leaves[0] if self._is_leaf else pytree.tree_unflatten(leaves, self._structure)
 
     def _drop(self, scene: Scene) -> None:

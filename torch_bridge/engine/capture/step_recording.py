@@ -22,6 +22,7 @@ from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.compiling import poisoned, program
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.deferred_checks import defer
 from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, visible
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder, replace
@@ -404,6 +405,8 @@ class Recording:
         self.log.uploads.clear()
         self.tape.log = None
         program.execute(self.tape)
+        for number, fault in self.host.deferred:
+            defer(number, fault)
         leaves = [
             sealed(leaf) if id(leaf) in self.differentiable else present(leaf)
             for leaf in self.leaves

@@ -26,6 +26,7 @@ from . import (
     dispatch,
     expanded_writes,
     global_tensors,
+    mask_counts,
     overlaps,
     reading,
     uninitialized,
@@ -174,8 +175,10 @@ def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`index_put_`: a boolean mask with one value is a `where`; with many, positions are needed."""
     tensor, indices, values = args[0], list(args[1]), args[2]
     masks = [index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices]
-    if any(masks) and sum(index is not None for index in indices) > 1:
-        indices = _positions(indices)
+    if any(masks):
+        if sum(index is not None for index in indices) > 1:
+            indices = _positions(indices)
+        mask_counts.check_put(tensor, indices, values)
     if isinstance(tensor, lazy_tensor.LazyTensor) and tensor._aval.expanded:
         return expanded_writes.put(tensor, indices, values, *args[3:4])
     return _put((tensor, indices, values, *args[3:]), kwargs)

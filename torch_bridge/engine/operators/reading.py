@@ -26,7 +26,8 @@ from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.compiling import input_placement
-from isoshard.torch_bridge.engine.recording import deferred_checks, lazy_tensor
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.deferred_checks import raise_failed
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.recording.recorder import recorder
@@ -50,6 +51,7 @@ def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     """Compute a tensor, gather it and copy it to the CPU."""
     recorder().refuse("the value of a tensor")
     array: Any = held(tensor)
+    raise_failed()
     uneven = array if isinstance(array, UnevenArray) else None
     array = array if uneven is None else uneven.array
     check_readable(array, tensor)
@@ -62,7 +64,6 @@ def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     started = time.perf_counter()
     host = np.array(array, copy=True) if uneven is None else without_padding(uneven)
     seconds = time.perf_counter() - started
-    deferred_checks.look()
     metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
     if naming.is_torch_xla() and len(array.sharding.device_set) > 1:
         metrics.count("reads_of_shards")

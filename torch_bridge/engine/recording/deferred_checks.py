@@ -1,120 +1,87 @@
-"""Checks of values that are known only once a program has run.
+"""Checks of values that only a run of the program computes.
 
-A check is one more result of the program, so it costs no execution and no wait. It is looked at
-where a script reads a value, which waits for the program anyway:
+The program returns the number to be checked, and nothing waits for it: it is looked at with the
+next value of a tensor that is read, as a device-side assertion is reported at the next
+synchronization.
 
->>> import torch, isoshard as iso
->>> rest = iso.torch_function(lambda i: i % 1009, name="rest")
->>> wrong = rest(torch.tensor([2**40 + 7], device="jax"))
->>> try:
-...     wrong.tolist()
-... except iso.CopyError as error:
-...     print(str(error).partition(",")[0])
-rest was given int64 values that do not fit in int32
+>>> import torch, isoshard.torch_bridge
+>>> x, mask = torch.zeros(3, device="jax"), torch.arange(3, device="jax") > 0
+>>> x[mask] = torch.arange(1.0, 4, device="jax")       # three values, and two places
+>>> x.tolist()  # doctest: +ELLIPSIS
+Traceback (most recent call last):
+...
+RuntimeError: shape mismatch: value tensor of shape [3] cannot be broadcast to indexing result of \
+shape [2] (in the write at ...
 """
 
 from __future__ import annotations
 
-import dataclasses
 import threading
+from collections.abc import Callable
 
 import numpy as np
-import torch
-
-from isoshard.torch_bridge.engine.values.value import Aval, Value
 
 from . import lazy_tensor
-from .recipes import Recipe
-from .recorder import Recorder, recorder
+from .recorder import recorder
 
-KEPT = 256
-"""How many checks wait for a value to be read; the oldest goes first."""
+MOST = 128
+"""Checks that wait for a read; beyond, those whose program has run are looked at in any case."""
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Check:
-    """A check that nobody has looked at.
-
-    Attributes:
-        flag: whether all is well: a bool.
-        error: what is raised otherwise.
-        message: of it.
-        tape: that it was recorded on; None of a program that ran again.
-    """
-
-    flag: lazy_tensor.LazyTensor
-    error: type[Exception]
-    message: str
-    tape: Recorder | None = None
+Fault = Callable[[int], Exception | None]
+"""What is wrong with a number: None if nothing is."""
 
 
-def require(recipe: Recipe, value: Value, error: type[Exception], message: str) -> None:
-    """Check a value when it is known.
+class _Waiting(threading.local):
+    """The checks of this thread, in the order of its operations."""
+
+    def __init__(self) -> None:
+        self.checks: list[tuple[lazy_tensor.LazyTensor, Fault]] = []
+
+
+_WAITING = _Waiting()
+
+
+def check(number: lazy_tensor.LazyTensor, fault: Fault) -> None:
+    """Check a number when the program has run that computes it; in each replay of a captured step.
 
     Args:
-        recipe: computes from an array whether all is well.
-        value: that it looks at.
-        error: what is raised otherwise, where a value is read.
-        message: of it.
-    """
-    tape = recorder()
-    flag = lazy_tensor.fresh(_FLAG, tape.record(recipe, [value])[0])
-    wait_for(Check(flag, error, message, tape))
-
-
-def keep(value: Value) -> None:
-    """Have a value computed that nobody looks at, for the effects of what computes it.
-
-    Args:
-        value: true.
-    """
-    wait_for(Check(lazy_tensor.fresh(_FLAG, value), RuntimeError, "", recorder()))
-
-
-def wait_for(check: Check) -> None:
-    """Look at a check when a value is read."""
-    look()
-    with _LOCK:
-        _WAITING.append(check)
-        del _WAITING[:-KEPT]
-
-
-def of(tape: Recorder) -> list[Check]:
-    """The checks that were recorded on a tape."""
-    return [check for check in [*_WAITING] if check.tape is tape]
-
-
-def forget(tape: Recorder) -> None:
-    """Drop the checks of a tape.
-
-    Args:
-        tape: of a captured step, whose replays have checks of their own.
-    """
-    with _LOCK:
-        _WAITING[:] = [check for check in _WAITING if check.tape is not tape]
-
-
-def look() -> None:
-    """Look at the checks whose programs have run.
+        number: a scalar that was recorded just now.
+        fault: of it.
 
     Raises:
-        Exception: of the first check that found something.
+        Exception: many are waiting, and one of them has failed.
     """
-    if not _WAITING:
+    here = recorder()
+    if here.capture is not None:
+        here.capture.deferred.append((number, fault))
+    else:
+        defer(number, fault)
+
+
+def defer(number: lazy_tensor.LazyTensor, fault: Fault) -> None:
+    """As `check`, where no step is being captured."""
+    _WAITING.checks.append((number, fault))
+    if len(_WAITING.checks) > MOST:
+        raise_failed()
+
+
+def raise_failed() -> None:
+    """Look at the numbers that have been computed; those of failed programs are dropped.
+
+    Raises:
+        Exception: of the first check that has failed; each is reported once.
+    """
+    waiting = _WAITING.checks
+    if not waiting:
         return
-    with _LOCK:
-        ready = list(filter(_is_ready, _WAITING))
-        _WAITING[:] = [check for check in _WAITING if check not in ready]
-    for check in ready:
-        if not np.asarray(check.flag._storage.value.array):
-            raise check.error(check.message)
-
-
-def _is_ready(check: Check) -> bool:
-    array = check.flag._storage.value.array
-    return array is not None and array.is_ready()
-
-
-_FLAG = Aval.contiguous((), torch.bool)
-_WAITING: list[Check] = []
-_LOCK = threading.Lock()
+    _WAITING.checks = []
+    for place, (number, fault) in enumerate(waiting):
+        value = number._storage.value
+        if value.array is None:
+            if value.tape is not None and not value.tape.failed:
+                _WAITING.checks.append((number, fault))
+        elif not value.array.is_ready():
+            _WAITING.checks.append((number, fault))
+        elif (error := fault(int(np.asarray(value.array)))) is not None:
+            _WAITING.checks += waiting[place + 1 :]
+            raise error
