@@ -40,7 +40,7 @@ def places(x: jax.Array, indices: Sequence[jax.Array | None]) -> tuple[jax.Array
     found, axis = [], 0
     for index in indices:
         if index is not None and index.dtype in (bool, jnp.uint8):  # a mask
-            found.append(index)
+            found.append(index.astype(bool))
             axis += index.ndim
             continue
         found.append(slice(None) if index is None else along(index, x, axis))

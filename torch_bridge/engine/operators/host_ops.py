@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from typing import Any
 
 import torch
@@ -173,18 +174,47 @@ _index_static: Any = None
 
 def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`index_put_`: a boolean mask with one value is a `where`; with many, positions are needed."""
-    tensor, indices, values = args[0], list(args[1]), args[2]
-    masks = [index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices]
-    if any(masks):
-        if sum(index is not None for index in indices) > 1:
-            indices = _positions(indices)
-        mask_counts.check_put(tensor, indices, values)
+    tensor, indices, values = _checked_put(args)
     if isinstance(tensor, lazy_tensor.LazyTensor) and tensor._aval.expanded:
         return expanded_writes.put(tensor, indices, values, *args[3:4])
     return _put((tensor, indices, values, *args[3:]), kwargs)
 
 
+def _index_put_new(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`index_put`, likewise."""
+    return _put_new((*_checked_put(args), *args[3:]), kwargs)
+
+
+def _checked_put(args: tuple[Any, ...]) -> tuple[Any, list[Any], Any]:
+    tensor, indices, values = args[0], list(args[1]), args[2]
+    masks = [index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices]
+    if any(masks):
+        mask_counts.warn_of_bytes(indices)
+        if sum(index is not None for index in indices) > 1:
+            indices = _positions(indices)
+        mask_counts.check_put(tensor, indices, values)
+    return tensor, indices, values
+
+
 _put: Any = None
+_put_new: Any = None
+
+
+def _put_elements(handler: dispatch.Handler) -> dispatch.Handler:
+    """`put` and `put_`, which torch has no deterministic implementation of on any device."""
+
+    def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.are_deterministic_algorithms_enabled() and not any(args[3:]):
+            message = (
+                "put_ does not have a deterministic implementation, but you set "
+                "'torch.use_deterministic_algorithms(True"
+            )
+            if not torch.is_deterministic_algorithms_warn_only_enabled():
+                raise RuntimeError(f"{message})'. You can turn off determinism just for it.")
+            warnings.warn(f"{message}, warn_only=True)'.", UserWarning, stacklevel=2)
+        return handler(args, kwargs)
+
+    return handled
 
 
 def _positions(indices: list[Any]) -> list[Any]:
@@ -275,12 +305,13 @@ def _scaled_floats() -> dispatch.Handler:
 
 def register() -> None:
     """Put the special operations into the dispatcher."""
-    global _cast, _copy_cast, _index_on_host, _index_static, _put
+    global _cast, _copy_cast, _index_on_host, _index_static, _put, _put_new
     _cast = dispatch.functional_handler(aten._to_copy.default)
     _copy_cast = dispatch.in_place_handler(aten.copy_.default, ["self"])
     _index_on_host = cpu_fallback.on_host(aten.index.Tensor)
     _index_static = dispatch.functional_handler(aten.index.Tensor)
     _put = dispatch.in_place_handler(aten.index_put_.default, ["self"])
+    _put_new = dispatch.functional_handler(aten.index_put.default)
     dispatch.SPECIAL.update(
         {
             "aten::_to_copy": _to_copy,
@@ -294,6 +325,9 @@ def register() -> None:
             "aten::_new_zeros_with_same_feature_meta": _zeros_in_memory_like,
             "aten::is_same_size": lambda args, kwargs: args[0].shape == args[1].shape,
             "aten::index.Tensor": _index,
+            "aten::index_put": _index_put_new,
+            "aten::put": _put_elements(dispatch.functional_handler(aten.put.default)),
+            "aten::put_": _put_elements(dispatch.in_place_handler(aten.put_.default, ["self"])),
             "aten::index_put_": _index_put,
             "aten::_index_put_impl_": lambda args, kwargs: _index_put(args[:4], kwargs),
             "aten::set_": _set,

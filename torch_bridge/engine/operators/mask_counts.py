@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,18 @@ from . import dispatch
 
 aten = torch.ops.aten
 MASKS = (torch.bool, torch.uint8)
+
+
+def warn_of_bytes(indices: Sequence[Any]) -> None:
+    """Warn of each mask of bytes among indices, as torch does."""
+    for index in indices:
+        if index is not None and index.dtype == torch.uint8:
+            warnings.warn(
+                "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool "
+                "instead.",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 def check_put(tensor: torch.Tensor, indices: Sequence[Any], values: torch.Tensor) -> None:
@@ -141,9 +154,8 @@ def _checking(func: OpOverload, check: Any, writes: bool) -> dispatch.Handler:
 
 
 def register() -> None:
-    """Put the operations into the dispatcher, but for `index_put_`, which has more to look at."""
+    """Put `masked_scatter` into the dispatcher; of `index_put` there is more to look at."""
     for func, check, writes in (
-        (aten.index_put.default, check_put, False),
         (aten.masked_scatter.default, check_scatter, False),
         (aten.masked_scatter_.default, check_scatter, True),
     ):

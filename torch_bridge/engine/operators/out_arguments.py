@@ -66,7 +66,16 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
             if as_shaped and target.numel() == result.numel():
                 result = result.reshape(target.shape)
             if target.shape != result.shape:
-                if not quiet:
+                if as_shaped and not quiet and target.numel():
+                    warnings.warn(
+                        f"The number of elements in the out tensor of shape {list(target.shape)} "
+                        f"is {target.numel()} which does not match the computed number of elements "
+                        f"{result.numel()}. Note that this may occur as a result of rounding "
+                        "error. The out tensor will be resized to a tensor of shape "
+                        f"({result.numel()},).",
+                        stacklevel=2,
+                    )
+                elif not quiet:
                     warn_of_resizing(target, result)
                 _resize(target, result)
             else:

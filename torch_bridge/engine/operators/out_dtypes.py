@@ -44,6 +44,11 @@ def refuse(func: OpOverload, args: Any, kwargs: Any, results: list[Any], outs: l
             f"Expected object of scalar type {spelled(results[0].dtype)} but got scalar type "
             f"{spelled(outs[0].dtype)} for argument 'out'"
         )
+    if func.name() == "aten::nonzero.out":
+        raise RuntimeError(
+            f"nonzero: Expected out tensor to have scalar type {spelled(results[0].dtype)} but got "
+            f"scalar type {spelled(outs[0].dtype)}"
+        )
     if schema_of(func).name in ("aten::any", "aten::all") and outs[0].dtype != torch.uint8:
         name = schema_of(func).name.removeprefix("aten::")
         raise RuntimeError(

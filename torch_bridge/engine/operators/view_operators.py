@@ -17,6 +17,7 @@ from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.signatures.kernel_checks import spelled
 from isoshard.torch_bridge.engine.signatures.shape_checks import strides_for_each, written_once
 from isoshard.torch_bridge.engine.values.metas import Meta
 from isoshard.torch_bridge.engine.values.value import Aval
@@ -158,14 +159,15 @@ def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -
         if found is None:
             found = known.again(key)
         if found is None:
-            found = known[key] = _prepare(func, ops_of, tensor, args, kwargs)
+            try:
+                found = known[key] = _prepare(func, ops_of, tensor, args, kwargs)
+            except RuntimeError as error:
+                if "self.stride(" in str(error):  # torch looks at the offset first
+                    _check_start(tensor, args[1].itemsize, args[1])
+                raise
         start = tensor.storage_offset() * tensor.dtype.itemsize
         if start and start % found[0][3]:
-            raise RuntimeError(
-                f"self.storage_offset() must be divisible by {found[0][3] // tensor.dtype.itemsize}"
-                f" to view {tensor.dtype} as {args[1]} (different element sizes), but got "
-                f"{tensor.storage_offset()}"
-            )
+            _check_start(tensor, found[0][3], args[1])
         views = [
             lazy_tensor.view_of(tensor, aval, chain, start // width + step)
             for aval, chain, step, width in found
@@ -173,6 +175,16 @@ def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -
         return views if many else views[0]
 
     return handler
+
+
+def _check_start(tensor: lazy_tensor.LazyTensor, width: int, dtype: torch.dtype) -> None:
+    """Refuse to view memory as wider elements from within one of them."""
+    step, start = width // tensor.dtype.itemsize, tensor.storage_offset()
+    if step and start % step:
+        raise RuntimeError(
+            f"self.storage_offset() must be divisible by {step} to view {spelled(tensor.dtype)} as "
+            f"{spelled(dtype)} (different element sizes), but got {start}"
+        )
 
 
 def _hashable(value: Any) -> Any:

@@ -361,7 +361,7 @@ _RULES: dict[str, tuple[Callable[[str, Arguments], None], ...]] = {
     "index_reduce": (*_PLACED, reads_something),
     "index_copy": (axis_checks.axis_exists, list_of_places, _source_like_self),
     "put": (elements_to_put, _source_like_self),
-    **dict.fromkeys(("index_put", "_index_put_impl"), (_source_like_self, put_fits)),
+    **dict.fromkeys(("index_put", "_index_put_impl"), (put_fits, _source_like_self)),
     "_unsafe_masked_index_put_accumulate": (_source_like_self,),
     "index": (indexes_fit,),
     **dict.fromkeys(("gather", "take"), (reads_something,)),

@@ -155,8 +155,10 @@ def bounds_fit(name: str, named: Arguments) -> None:
         return
     last = low if high is None else high - 1
     if dtype.is_floating_point:
-        exact = round(2 / torch.finfo(dtype).eps)
+        exact, most = round(2 / torch.finfo(dtype).eps), torch.finfo(dtype).max
         for argument, number in (("from", low), ("to - 1", last)):
+            if not -most <= number <= most:
+                raise RuntimeError(f"{argument} is out of bounds for {spelled(dtype)}: {number}")
             if not -exact <= number <= exact:
                 warnings.warn(
                     f"{argument} is out of bounds [-{exact}, {exact}]: {spelled(dtype)} does not "

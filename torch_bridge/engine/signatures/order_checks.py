@@ -129,8 +129,10 @@ def divides_by_something(name: str, named: Arguments) -> None:
 
 
 def bounds_numbers(name: str, named: Arguments) -> None:
-    """Refuse to bound bools by Python's bools, and by tensors of them on both sides."""
+    """Refuse no bounds, and to bound bools by Python's bools or by two tensors of them."""
     limits = [limit for key, limit in named.items() if key in ("min", "max") and limit is not None]
+    if not limits:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
     whole = limits and all(type(limit) is bool for limit in limits)
     tensors = name == "clamp" and len(limits) == 2 and {*map(_dtype, limits)} == {torch.bool}
     if (whole or tensors) and named["self"].dtype == torch.bool:

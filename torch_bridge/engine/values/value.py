@@ -31,6 +31,9 @@ from isoshard.torch_bridge.dtypes import physical_dtype
 from . import layout_numbers
 from .metas import Meta
 
+MOST_AXES = 64
+"""Axes that NumPy's arrays have at most."""
+
 
 class Aval:
     """An interned `Meta`: equal metas are one object, so they hash and compare by identity.
@@ -50,6 +53,11 @@ class Aval:
 
     def __init__(self, meta: Meta):
         """Use `Aval.of`, which interns."""
+        if len(meta.size) > MOST_AXES:
+            raise RuntimeError(
+                f"a tensor of {len(meta.size)} axes cannot be on the jax device: NumPy's arrays, "
+                f"and so JAX's, have {MOST_AXES} at most; merge some with reshape()"
+            )
         self.meta = meta
         self.physical = physical_dtype(meta.dtype)
         self.token = (meta.size, self.physical)
@@ -65,6 +73,7 @@ class Aval:
 
         Raises:
             TypeError: JAX cannot store its dtype.
+            RuntimeError: it has more axes than JAX's arrays have.
         """
         found = Aval._known.get(meta)
         if found is None:
