@@ -185,10 +185,11 @@ class Framework:
         """The same of one array with all its bits, of which JAX may compute with half."""
         return self.to_jax(x, sharding, copy=copy)
 
-    def weights_of(self, x: Any) -> dict[str, Any]:
+    def weights_of(self, x: Any, *, exact: bool = False) -> dict[str, Any]:
         """The weights of a module by name, as a file of weights has them: tied ones once.
 
-        JAX arrays, or shapes (`jax.ShapeDtypeStruct`) of those that have no memory.
+        JAX arrays (if `exact`, of 64 bits too), or shapes (`jax.ShapeDtypeStruct`) where there is
+        no memory.
         """
         return self.to_jax(x)
 

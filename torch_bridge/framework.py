@@ -27,6 +27,7 @@ from isoshard.core.transfer.host_memory import check_host
 from isoshard.core.transfer.memory_kinds import in_kind, kind_of
 from isoshard.core.transfer.place import sharding_of
 from isoshard.core.transfer.process_local import from_local
+from isoshard.core.weights.weight_errors import WeightError
 from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
@@ -311,11 +312,14 @@ class Torch(Framework):
             array = jnp.from_dlpack(x.detach().contiguous() if copy is not False else x.detach())
             return lay_out(array, sharding, copy=copy, name=name)
 
-    def weights_of(self, x: Any) -> dict[str, Any]:
+    def weights_of(self, x: Any, *, exact: bool = False) -> dict[str, Any]:
         """What `state_dict` has; tied weights once, under the first name. On `meta`: shapes."""
+        if isinstance(x, torch.optim.Optimizer):
+            raise WeightError(weight_axes.NO_OPTIMIZER.format(type(x).__name__))
+        read = self.array if exact else self.to_jax
         kept = x.state_dict(keep_vars=True) if isinstance(x, torch.nn.Module) else {"": x}
         return {
-            name: self.to_jax(t)
+            name: read(t)
             if t.device.type != "meta"
             else jax.ShapeDtypeStruct(tuple(t.shape), jax_dtype(physical_dtype(t.dtype)))
             for name, t in modules.tensors(x)

@@ -10,6 +10,13 @@ from __future__ import annotations
 
 import torch
 
+NO_OPTIMIZER = (
+    "the state of {} is no weights. Map what it keeps of each parameter as the parameter itself: "
+    "names.apply({{name: optimizer.state[p]['exp_avg'] for name, p in model.named_parameters()}}, "
+    "like=optax_state[0].mu), and 'exp_avg_sq' to .nu; the count is optimizer.state[p]['step']. "
+    "Files and checkpoints of an optimizer are iso.save's"
+)
+
 _TRANSPOSED = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
 
 

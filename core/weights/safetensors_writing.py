@@ -97,13 +97,13 @@ def _weights(tree: Any) -> dict[str, Any]:
     found = jax.tree.leaves_with_path(tree, is_leaf=is_uneven)
     blocks = {path_name(path): leaf for path, leaf in found if is_uneven(leaf)}
     if not blocks:
-        return named_weights(tree)
+        return named_weights(tree, exact=True)
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_uneven(x) else x,
         tree,
         is_leaf=is_uneven,
     )
-    return named_weights(shapes) | blocks
+    return named_weights(shapes, exact=True) | blocks
 
 
 def _nbytes(array: Any) -> int:

@@ -193,12 +193,13 @@ class WeightMap:
         return "\n".join([*lines, *(f"fault: {fault}" for fault in matching.faults)])
 
 
-def named_weights(tree: Any) -> dict[str, Any]:
+def named_weights(tree: Any, *, exact: bool = False) -> dict[str, Any]:
     """List the weights of a tree or module by name.
 
     Args:
         tree: a pytree of arrays or shapes, or a module of a framework with a bridge: what a
             checkpoint of it holds.
+        exact: tensors keep all their bits, also where JAX computes with half of them.
 
     Returns:
         The weights; those of a module as JAX arrays.
@@ -216,8 +217,8 @@ def named_weights(tree: Any) -> dict[str, Any]:
             raise WeightError(
                 f"weights come as a tree of arrays or a module; given was {type(tree).__name__}"
             )
-        return dict(framework.weights_of(tree))
-    named = [(name, _as_array(leaf)) for name, leaf in named_leaves(tree)]
+        return dict(framework.weights_of(tree, exact=exact))
+    named = [(name, _as_array(leaf, exact)) for name, leaf in named_leaves(tree)]
     found = dict(named)
     faults = [f"{n}: {type(leaf).__name__}" for n, leaf in named if not hasattr(leaf, "shape")]
     raise_listed("weights are arrays, or have a shape", faults)
@@ -247,12 +248,12 @@ def _is_leaf(tree: Any) -> bool:
     return len(leaves) == 1 and leaves[0] is tree
 
 
-def _as_array(leaf: Any) -> Any:
+def _as_array(leaf: Any, exact: bool) -> Any:
     if isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
         return leaf
     framework = framework_of(leaf)
     if framework is not None:
-        return framework.to_jax(leaf)
+        return framework.array(leaf) if exact else framework.to_jax(leaf)
     return np.asarray(leaf) if isinstance(leaf, np.generic | int | float) else leaf
 
 

@@ -7,7 +7,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from flax import linen, nnx
@@ -377,3 +379,65 @@ def test_gates_of_recurrent_layers_have_no_standard_name():
     like = nnx.state(flax, nnx.Param)
     with pytest.raises(weights.WeightError, match=r"weight_ih.*nothing wanted is called"):
         weights.flax_names().apply(torch.nn.LSTMCell(4, 4), like=like)
+
+
+@pytest.mark.parametrize("device", ["cpu", "jax"])
+def test_files_keep_64_bits(device, tmp_path):
+    """Also where JAX computes with 32: a file holds the bytes."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2).double(), torch.nn.BatchNorm1d(2))
+    model[1].num_batches_tracked += 2**40
+    state = {"third": torch.tensor([1 / 3], dtype=torch.float64), "many": torch.tensor(2**40 + 1)}
+    want = {**model.state_dict(), **state}
+    model.to(device)
+    for name, tree in [
+        ("module", model),
+        ("tree", {name: tensor.to(device) for name, tensor in state.items()}),
+    ]:
+        [file] = iso.save_safetensors(tmp_path / f"{name}.safetensors", tree)
+        for key, tensor in safetensors.torch.load_file(file).items():
+            assert tensor.dtype == want[key].dtype
+            assert torch.equal(tensor, want[key].cpu()), key
+
+
+@pytest.mark.parametrize("device", ["cpu", "jax"])
+def test_the_state_of_adam_goes_to_optax(device):
+    model = randomised(torch.nn.Linear(3, 4)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.01)
+    names, x = weights.flax_names(), np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
+
+    def loss(output):
+        return (output**2).sum() + output.sum()
+
+    def train():
+        optimizer.zero_grad()
+        loss(model(torch.from_numpy(x).to(device))).backward()
+        optimizer.step()
+
+    train()
+    flax = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    params = names.apply(model, like=nnx.state(flax))
+    tx = optax.adamw(0.1, weight_decay=0.01)
+    state = tx.init(params)
+    with pytest.raises(weights.WeightError, match=r"AdamW is no weights.*'exp_avg'.*\[0\]\.mu"):
+        names.apply(optimizer, like=state)
+    with pytest.raises(weights.WeightError, match=r"AdamW is no weights.*iso\.save"):
+        iso.save_safetensors("never", optimizer)
+    moments = [
+        names.apply(
+            {name: optimizer.state[p][slot] for name, p in model.named_parameters()},
+            like=getattr(state[0], kept),
+        )
+        for slot, kept in (("exp_avg", "mu"), ("exp_avg_sq", "nu"))
+    ]
+    count = jnp.asarray(int(optimizer.state[model.weight]["step"]), jnp.int32)
+    state = (state[0]._replace(count=count, mu=moments[0], nu=moments[1]), *state[1:])
+    for _ in range(3):
+        train()
+        grads = jax.grad(lambda params: loss(x @ params["kernel"][...] + params["bias"][...]))(
+            params
+        )
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    back = names.inverse(params, like=model)
+    for name, parameter in model.named_parameters():  # updates are 0.1; optax corrects in float32
+        np.testing.assert_allclose(back[name], parameter.detach().cpu(), rtol=0, atol=1e-5)

@@ -53,7 +53,7 @@ def test_copies_by_the_copy_module():
         with torch.no_grad():
             copied.zero_()
         assert original.detach().cpu().all()
-    assert copy.deepcopy(p).grad.tolist() == [3, 3]
+    assert copy.deepcopy(p).grad is None  # as on the CPU
     marked = copy.deepcopy(split(torch.arange(8.0)))
     xs.sync()
     assert tuple(marked.partition_spec) == ("x",) and marked.tolist() == list(range(8))
