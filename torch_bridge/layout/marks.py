@@ -270,12 +270,12 @@ def copy_mark(source: lazy_tensor.LazyTensor, target: lazy_tensor.LazyTensor) ->
 
 def keep_gradient_layout(tensor: lazy_tensor.LazyTensor) -> None:
     """Lay the gradients of a leaf out as the leaf, and with them what optimizers make of them."""
-    if tensor.requires_grad and _is_leaf(tensor):
+    if tensor.requires_grad and is_leaf(tensor):
         if _lay_out_gradient not in (gradient_hooks(tensor) or {}).values():
             tensor.register_post_accumulate_grad_hook(_lay_out_gradient)
 
 
-def _is_leaf(tensor: lazy_tensor.LazyTensor) -> bool:
+def is_leaf(tensor: lazy_tensor.LazyTensor) -> bool:
     """Whether no operation made it; of some views torch no longer says so, as of no leaf.
 
     It refuses for one of several views of memory that was written to since. To lay out memory asks
@@ -289,26 +289,38 @@ def _is_leaf(tensor: lazy_tensor.LazyTensor) -> bool:
 
 def _lay_out_gradient(leaf: Any) -> None:
     held = leaf.grad
-    if not isinstance(held, lazy_tensor.LazyTensor):
-        return
+    if isinstance(held, lazy_tensor.LazyTensor):
+        laid = laid_out_as(leaf, held)
+        if laid is not held:
+            leaf.grad = laid
+
+
+def laid_out_as(leaf: Any, held: lazy_tensor.LazyTensor) -> torch.Tensor:
+    """A gradient laid out as the leaf that it is of: itself, or a copy where it is a view.
+
+    Args:
+        leaf: a tensor on the device.
+        held: its gradient, of the same shape.
+    """
     gradient: Any = held
     layout, meant = leaf._storage.value.layout, _ASKED.get(leaf._storage)
     if gradient._chain.ops:  # a view has no layout of its own
         marked = meant or leaf._storage.annotation is not None
         if gradient.requires_grad or not (marked or _is_split(layout)):
-            return
-        leaf.grad = gradient = gradient.clone()
+            return gradient
+        gradient = gradient.clone()
     if meant and not gradient.requires_grad:
         if _ASKED.get(gradient._storage, meant) != meant:  # another leaf has the same gradient
-            leaf.grad = gradient = gradient.clone()
+            gradient = gradient.clone()
         copy_mark(leaf, gradient)
     value = gradient._storage.value
     if value.array is not None or value.layout == layout or layout == layout_numbers.UNPLACED:
-        return
+        return gradient
     if value.layout == layout_numbers.UNPLACED:
         value.layout = layout
     elif gradient._storage.annotation is None and not gradient.requires_grad:
         lazy_tensor.write(gradient, constrain(value, layout))  # another leaf has the same gradient
+    return gradient
 
 
 def _is_split(number: int) -> bool:

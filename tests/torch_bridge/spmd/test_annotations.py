@@ -136,3 +136,32 @@ def test_results_are_laid_out_by_the_partitioner(grid):
     xs.sync()
     assert real_spec(product) == P("x", "y")
     assert spec(product) == ("x", "y")
+
+
+GRADIENTS = {
+    "sum over the split axis": lambda x: x.sum(0),
+    "sum": lambda x: x.sum(),
+    "product": lambda x: (x * 2).sum(),
+    "matrix product": lambda x: (x @ x.detach()).sum(),
+}
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "y"), P()])
+def test_autograd_grad_lays_gradients_out_as_leaves(mesh, spec):
+    """As `.backward()` does; values and shapes are torch's."""
+    rows = torch.arange(64.0).reshape(8, 8)
+    for name, function in GRADIENTS.items():
+        want_leaf = rows.clone().requires_grad_()
+        want_y = function(want_leaf)
+        [want] = torch.autograd.grad(want_y, want_leaf, grad_outputs=torch.ones_like(want_y) * 3)
+        x = iso.shard(rows, mesh, spec).requires_grad_()
+        y = function(x)
+        [got] = torch.autograd.grad(y, x, grad_outputs=torch.ones_like(y) * 3)
+        xs.sync()
+        if spec != P():
+            assert iso.to_jax(got).sharding.spec == spec, name
+        torch.testing.assert_close(got.cpu(), want, rtol=0, atol=0)
+    other = torch.ones(3, requires_grad=True)
+    y = x.sum().cpu() + other.sum()
+    got = torch.autograd.grad(y, [x, other, torch.ones(1, requires_grad=True)], allow_unused=True)
+    assert [one is None for one in got] == [False, False, True]

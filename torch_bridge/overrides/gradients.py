@@ -1,0 +1,46 @@
+"""`torch.autograd.grad`, whose gradients are laid out as the leaves that they are of.
+
+`backward()` has a hook for that, which only `.grad` passes. The function is replaced once, when the
+device is registered; gradients of other devices pass as they are.
+
+>>> import isoshard as iso
+>>> mesh = iso.make_mesh((8,), ("x",))
+>>> weight = iso.shard(torch.ones(8, 2), mesh, ("x",)).requires_grad_()
+>>> [gradient] = torch.autograd.grad((weight * 2).sum(), weight)
+>>> iso.to_jax(gradient).sharding.spec
+PartitionSpec('x',)
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.layout import marks
+
+
+def register() -> None:
+    """Replace the function."""
+    theirs = torch.autograd.grad
+
+    @functools.wraps(theirs)
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        found = theirs(outputs, inputs, *args, **kwargs)
+        if not lazy_tensor.used():
+            return found
+        leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        if len(leaves) != len(found):  # one GradientEdge
+            return found
+        return tuple(map(_laid_out, leaves, found))
+
+    torch.autograd.grad = grad
+
+
+def _laid_out(leaf: Any, gradient: Any) -> Any:
+    both = isinstance(leaf, lazy_tensor.LazyTensor) and isinstance(gradient, lazy_tensor.LazyTensor)
+    if not both or leaf.shape != gradient.shape or not marks.is_leaf(leaf):
+        return gradient
+    return marks.laid_out_as(leaf, gradient)
