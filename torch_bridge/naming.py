@@ -6,6 +6,10 @@ device(type='jax', index=0)
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Iterator
+
 import torch
 
 from isoshard.core.errors import DeviceError
@@ -46,6 +50,35 @@ def check_index(device: torch.device | str | None) -> None:
 def is_torch_xla() -> bool:
     """Whether the script was written for torch_xla: its device is `xla`."""
     return current().type == "xla"
+
+
+def reword(error: Exception) -> None:
+    """Let an error of torch's C++ side name the device as its user does.
+
+    Args:
+        error: changed in place, where it names the C++ type of the tensors.
+
+    >>> error = RuntimeError("found input tensor at lazy:0 and parameter tensor at cpu")
+    >>> reword(error)
+    >>> str(error)
+    'found input tensor at jax:0 and parameter tensor at cpu'
+    """
+    if not error.args or not isinstance(error.args[0], str):
+        return
+    name = current().type
+    text = re.sub(r"\blazy(?=:\d)|(?<=['(])lazy(?=[)'])", name, error.args[0])
+    text = re.sub(r"\bLazy(\w+)Type\b", rf"torch.{name}.\1Tensor", text)
+    error.args = (text, *error.args[1:])
+
+
+@contextlib.contextmanager
+def in_users_words() -> Iterator[None]:
+    """Reword what is raised inside."""
+    try:
+        yield
+    except RuntimeError as error:
+        reword(error)
+        raise
 
 
 def moving() -> str:

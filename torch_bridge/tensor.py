@@ -117,7 +117,8 @@ class XLAShardedTensor(LayoutMethods):
 
     @grad.setter
     def grad(self, new: torch.Tensor | None) -> None:
-        dropped_gradients.FIELD.__set__(self, new)
+        with naming.in_users_words():
+            dropped_gradients.FIELD.__set__(self, new)
 
     @grad.deleter
     def grad(self) -> None:
@@ -184,7 +185,18 @@ class XLAShardedTensor(LayoutMethods):
                     f"move it with .to({self.device.type!r}) first"
                 )
             gradient = gradient.to("jax")
-        super().backward(gradient, *args, **kwargs)
+        with naming.in_users_words():
+            super().backward(gradient, *args, **kwargs)
+
+    def pin_memory(self, device: Any = None) -> torch.Tensor:
+        """Refused, as for all tensors that are not on the CPU.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(
+            f"cannot pin a tensor on {self.device}: only dense CPU tensors can be pinned"
+        )
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """The whole tensor, gathered, as a NumPy array of its own.

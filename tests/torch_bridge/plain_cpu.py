@@ -196,6 +196,22 @@ def on_meta():
     return str(model.weight.device), str(torch.get_default_device())
 
 
+@idiom
+def scripted():
+    def converted(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.as_tensor(1.0)
+
+    def force(x: torch.Tensor) -> torch.Tensor:
+        found = torch.autograd.grad([(x * x).sum()], [x])[0]
+        assert found is not None
+        return found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises against scripts
+        functions = [torch.jit.script(converted), torch.jit.script(force)]
+    return [function(data().requires_grad_()).tolist() for function in functions]
+
+
 def told(function):
     """What an idiom does, as text."""
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()):

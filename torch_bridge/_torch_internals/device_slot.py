@@ -78,3 +78,10 @@ device_functions: Callable[[], Any] | None = NAMES.bind(
     why="makes torch remember which functions take the device of `with torch.device(..)`",
     without="`torch.as_tensor` and `asarray` copy a tensor that is on the device already",
 )
+
+let_scripts_call: Callable[[Callable[..., Any], str], None] = NAMES.bind(
+    "torch.jit._builtins._register_builtin",
+    otherwise=lambda function, operator: None,
+    why="lets `torch.jit.script` take functions that stand for torch's own",
+    without="scripts that call `torch.as_tensor` or `torch.autograd.grad` are refused",
+)

@@ -235,7 +235,14 @@ def to_array(tensor: torch.Tensor, copy: bool | None, name: str) -> jax.Array:
     if tensor.device.type == "cpu":
         # Where JAX computes on CPUs anyway, the array may move, as for a mesh of several.
         cpu = None if jax.default_backend() == "cpu" else _cpu()
-        return host_to_jax(to_numpy(tensor), cpu, copy=copy, name=name)
+        try:
+            return host_to_jax(to_numpy(tensor), cpu, copy=copy, name=name)
+        except RuntimeError as error:
+            if "storage" not in str(error):
+                raise
+            raise TypeError(_TRANSFORMED.format(name)) from None
+    if tensor.device.type == "lazy":
+        raise TypeError(_TRANSFORMED.format(name))
     try:
         array = jnp.from_dlpack(tensor.contiguous() if copy is not False else tensor)
     except (RuntimeError, ValueError) as error:
@@ -244,6 +251,13 @@ def to_array(tensor: torch.Tensor, copy: bool | None, name: str) -> jax.Array:
             f"that device, or move the tensor with .cpu() or {naming.moving()}"
         ) from None
     return lay_out(array, None, copy=copy, name=name)
+
+
+_TRANSFORMED = (
+    "{} is a tensor of a transformation of torch (torch.func.grad, vmap, jvp, ..) or of a trace, "
+    "which JAX does not see the elements of. Transform the JAX function instead, as in "
+    "iso.torch_function(jax.vmap(f)), or differentiate its results with torch.autograd.grad"
+)
 
 
 def _cpu() -> jax.sharding.Sharding:

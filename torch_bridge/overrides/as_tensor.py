@@ -18,7 +18,10 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge import naming
-from isoshard.torch_bridge._torch_internals.device_slot import device_functions
+from isoshard.torch_bridge._torch_internals.device_slot import (
+    device_functions,
+    let_scripts_call,
+)
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 
@@ -29,6 +32,8 @@ def register() -> None:
     device_functions()  # torch remembers which functions take a default device: its own
     torch.as_tensor = _sharing(torch.as_tensor)
     torch.asarray = _sharing(torch.asarray)
+    let_scripts_call(torch.as_tensor, "aten::as_tensor")
+    let_scripts_call(torch.asarray, "aten::asarray")
 
 
 def _sharing(theirs: Callable[..., Any]) -> Callable[..., Any]:

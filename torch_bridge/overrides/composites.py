@@ -12,10 +12,12 @@ tensor(3, device='jax:0')
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
+from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.operators import dispatch, out_arguments
 from isoshard.torch_bridge.kernels import attention_choice
 
@@ -149,6 +151,15 @@ _COMPOSITES = {
 }
 
 
+def _worded(function: Any) -> Any:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with naming.in_users_words():
+            return function(*args, **kwargs)
+
+    return run
+
+
 def _handler(function: Any) -> dispatch.Handler:
     return lambda args, kwargs: function(*args, **kwargs)
 
@@ -156,8 +167,9 @@ def _handler(function: Any) -> dispatch.Handler:
 def register() -> list[torch.library.Library]:
     """Give torch the compositions; they last as long as the libraries that are returned."""
     library = torch.library.Library("aten", "IMPL")
-    for name, function in _COMPOSITES.items():
+    for name, own in _COMPOSITES.items():
         packet, _, overload = name.partition(".")
+        function = _worded(own)
         if hasattr(getattr(torch.ops.aten, packet, None), overload or "default"):
             library.impl(name, function, "AutogradLazy")
             # Inference mode goes by autograd, and comes to our dispatcher at once.

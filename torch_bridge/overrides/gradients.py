@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from isoshard.torch_bridge import naming
+from isoshard.torch_bridge._torch_internals.device_slot import let_scripts_call
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.layout import marks
 
@@ -28,7 +30,8 @@ def register() -> None:
 
     @functools.wraps(theirs)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        found = theirs(outputs, inputs, *args, **kwargs)
+        with naming.in_users_words():
+            found = theirs(outputs, inputs, *args, **kwargs)
         if not lazy_tensor.used():
             return found
         leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
@@ -37,6 +40,7 @@ def register() -> None:
         return tuple(map(_laid_out, leaves, found))
 
     torch.autograd.grad = grad
+    let_scripts_call(grad, "aten::grad")
 
 
 def _laid_out(leaf: Any, gradient: Any) -> Any:
