@@ -318,10 +318,10 @@ class XLAShardedTensor(LayoutMethods):
         if self._storage not in memories:
             whole: Any = self._storage.aval
             whole = lazy_tensor.new_tensor(whole, self._storage, lazy_tensor.Chain.root(whole))
-            memories[self._storage] = whole.clone()._storage
-        new = lazy_tensor.new_tensor(
-            self._aval, memories[self._storage], self._chain, self.storage_offset()
-        )
+            copied: Any = whole.clone()
+            memories[self._storage] = copied._storage
+        offset = int(self.storage_offset())
+        new = lazy_tensor.new_tensor(self._aval, memories[self._storage], self._chain, offset)
         marks.copy_mark(self, new)
         new.requires_grad_(self.requires_grad)
         if self.grad is not None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from isoshard.core.weights.weight_errors import TRANSPOSED
+
 NO_OPTIMIZER = (
     "the state of {} is no weights. Map what it keeps of each parameter as the parameter itself: "
     "names.apply({{name: optimizer.state[p]['exp_avg'] for name, p in model.named_parameters()}}, "
@@ -42,11 +44,7 @@ def _reason(layer: torch.nn.Module, name: str) -> str | None:
     kind = type(layer).__name__
     rule = f"first=[Rule({name!r}, <name of the kernel>"
     if isinstance(layer, _TRANSPOSED):
-        return (
-            f"the weight of a {kind} is (in, out, *window), and Flax's ConvTranspose slides the "
-            f"window the other way round: pass {rule}, TransposedKernel())], or with Kernel() for "
-            "a Flax layer that has transpose_kernel=True"
-        )
+        return TRANSPOSED.format(kind=kind, weight=repr(name), kernel="<name of the kernel>")
     if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):
         return (
             f"the weight of an {kind} is (rows, features), and would be transposed as a kernel: "

@@ -43,6 +43,14 @@ class FileFormatError(CodedError, ValueError, code="ISO031"):
     """  # noqa: E501
 
 
+TRANSPOSED = (
+    "the weight of a {kind} is (in, out, *window), and Flax's ConvTranspose slides the window the "
+    "other way round: pass first=[Rule({weight}, {kernel}, TransposedKernel())], or with Kernel() "
+    "for a Flax layer that has transpose_kernel=True"
+)
+"""What is wrong with the weight of a transposed convolution as the kernel of another one."""
+
+
 def raise_listed(
     what: str, faults: Sequence[str], kind: type[ValueError] = WeightError, fix: str = ""
 ) -> None:

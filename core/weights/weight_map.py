@@ -25,6 +25,7 @@ isoshard.core.weights.weight_errors.WeightError: the weights do not fit the rule
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,9 +41,11 @@ from .matching import Matching, RuleGroup
 from .ops import Kernel as Kernel
 from .ops import OpError, StandardKernel
 from .running import describe, layouts_of, run_group
-from .weight_errors import WeightError, raise_listed
+from .weight_errors import TRANSPOSED, WeightError, raise_listed
 from .weight_rules import Rule
 
+_LINEN_TRANSPOSED = re.compile(r"(^|\.)ConvTranspose_\d+\.kernel$")
+"""Linen calls a layer by its class where it has no name."""
 _HEAD = "the weights do not fit the rules"
 
 
@@ -158,6 +161,10 @@ class WeightMap:
         asked = wanted and {name: tuple(leaf.shape) for name, leaf in wanted.items()}
         matching = Matching(self.rules, shapes, asked, by_target=self.by_target)
         other = {**_other_axes(source), **_other_axes(like)}
+        for name in (*given, *(wanted or ())):
+            if _LINEN_TRANSPOSED.search(name):
+                told = {"weight": "<name of the weight>", "kernel": repr(name)}
+                other[name] = TRANSPOSED.format(kind="ConvTranspose", **told)
         for group in matching.groups if other else ():
             if any(isinstance(op, StandardKernel) for op in group.rule.ops):
                 names = [name for layer in (*group.sources, *group.targets) for name in layer]

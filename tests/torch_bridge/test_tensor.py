@@ -252,3 +252,13 @@ def test_deep_copies_of_a_sharded_tensor_share_memory(mesh):
         return ours.add_(1)
 
     assert [step(x).tolist() for _ in range(3)][2] == [2, 3, 3, 4, 5, 6, 7, 8]
+
+
+def test_lazy_clones_are_copies():
+    for device in ("cpu", "jax"):
+        a = torch.ones(2, device=device)
+        b = a._lazy_clone()
+        total = a + b
+        b.add_(1)
+        a.mul_(4)
+        assert [x.tolist() for x in (a, b, total)] == [[4, 4], [2, 2], [2, 2]]

@@ -324,6 +324,32 @@ def test_a_transposed_convolution_needs_a_rule_of_its_own(outs, turned):
     np.testing.assert_array_equal(back["weight"], model.weight.detach().numpy())
 
 
+def test_a_transposed_convolution_of_linen_is_known_by_its_name():
+    """Also where the source is no module, but a dictionary of tensors."""
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.ConvTranspose(3, (2, 2))(x)
+
+    like = jax.eval_shape(Net().init, jax.random.key(0), jnp.zeros((1, 4, 4, 3)))
+    state = {f"up.{name}": x for name, x in torch.nn.ConvTranspose2d(3, 3, 2).state_dict().items()}
+    names = weights.linen_names({"up": "ConvTranspose_0"})
+    how = r"the weight of a ConvTranspose is .*'params.ConvTranspose_0.kernel', TransposedKernel"
+    with pytest.raises(weights.WeightError, match=how):
+        names.apply(state, like=like)
+    with pytest.raises(weights.WeightError, match=how):
+        names.inverse(jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), like), like=state)
+    rule = weights.Rule("up.weight", "params.ConvTranspose_0.kernel", weights.TransposedKernel())
+    names = weights.linen_names({"up": "ConvTranspose_0"}, first=[rule])
+    assert names.apply(state, like=like)["params"]["ConvTranspose_0"]["kernel"].shape == (
+        2,
+        2,
+        3,
+        3,
+    )
+
+
 def test_a_transposed_convolution_from_a_file(tmp_path, mesh):
     model = randomised(torch.nn.ConvTranspose1d(4, 4, 3))
     iso.save_safetensors(tmp_path, model)

@@ -21,25 +21,29 @@ import torch
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.device_slot import let_scripts_call
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.layout import marks
 
 
 def register() -> None:
     """Replace the function."""
-    theirs = torch.autograd.grad
+    theirs: Any = torch.autograd.grad
 
     @functools.wraps(theirs)
-    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         with naming.in_users_words():
             found = theirs(outputs, inputs, *args, **kwargs)
-        if not lazy_tensor.used():
+        if not lazy_tensor.used() or not isinstance(recorder(), Tape):
             return found
+        if isinstance(found, dict):
+            return {name: _laid_out(inputs[name], one) for name, one in found.items()}
         leaves = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
         if len(leaves) != len(found):  # one GradientEdge
             return found
         return tuple(map(_laid_out, leaves, found))
 
-    torch.autograd.grad = grad
+    setattr(torch.autograd, "grad", grad)  # noqa: B010  (typed with overloads)
     let_scripts_call(grad, "aten::grad")
 
 
