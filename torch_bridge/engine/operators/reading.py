@@ -51,7 +51,6 @@ def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     """Compute a tensor, gather it and copy it to the CPU."""
     recorder().refuse("the value of a tensor")
     array: Any = held(tensor)
-    raise_failed()
     uneven = array if isinstance(array, UnevenArray) else None
     array = array if uneven is None else uneven.array
     check_readable(array, tensor)
@@ -64,6 +63,7 @@ def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     started = time.perf_counter()
     host = np.array(array, copy=True) if uneven is None else without_padding(uneven)
     seconds = time.perf_counter() - started
+    raise_failed()
     metrics.record_transfer("device_to_host", host.nbytes, metrics.user_location(), seconds)
     if naming.is_torch_xla() and len(array.sharding.device_set) > 1:
         metrics.count("reads_of_shards")

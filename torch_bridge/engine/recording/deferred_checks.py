@@ -80,8 +80,10 @@ def raise_failed() -> None:
         if value.array is None:
             if value.tape is not None and not value.tape.failed:
                 _WAITING.checks.append((number, fault))
-        elif not value.array.is_ready():
+            continue
+        mine = value.array.addressable_shards  # none in a process that has no part in it
+        if mine and not mine[0].data.is_ready():  # of a later program than the one just read
             _WAITING.checks.append((number, fault))
-        elif (error := fault(int(np.asarray(value.array)))) is not None:
+        elif mine and (error := fault(int(np.asarray(mine[0].data)))) is not None:
             _WAITING.checks += waiting[place + 1 :]
             raise error
