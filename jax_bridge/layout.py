@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.layout.axis_types import AnyMesh
+from isoshard.core.layout.axis_types import AnyMesh, retyped, same_grid
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh
 from isoshard.core.plan import Plan
@@ -86,6 +86,26 @@ def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:
     found = plan.resolve(boxes, mesh).shardings
     _, tree = jax.tree.flatten(state)
     return tree.unflatten([found.get(name, NamedSharding(mesh, P())) for name, _ in named])
+
+
+def with_types(x: Any, mesh: Any) -> Any:
+    """An array that was computed under Auto axes, on the user's mesh of the same grid.
+
+    Args:
+        x: anything; a traced value and an array on another grid stay as they are.
+        mesh: the user's mesh.
+
+    Example:
+        >>> from isoshard.core.layout.axis_types import auto
+        >>> mesh = jax.make_mesh((8,), ("x",))
+        >>> x = jax.device_put(jax.numpy.ones(8), NamedSharding(auto(mesh), P("x")))
+        >>> jax.typeof(with_types(x, mesh))
+        ShapedArray(float32[8@x])
+    """
+    sharding = getattr(x, "sharding", None)  # a traced value has none
+    if isinstance(sharding, NamedSharding) and same_grid(sharding.mesh, mesh):
+        return retyped(x, mesh)
+    return x
 
 
 def named_boxes(state: Any) -> dict[str, Any]:

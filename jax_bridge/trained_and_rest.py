@@ -96,3 +96,26 @@ def _refuse_empty(params: Any, names: list[str], wrt: Any) -> None:
         raise ShardingError(
             f"wrt={wrt!r} leaves nothing to train; the arrays are {', '.join(names) or 'none'}"
         )
+
+
+def split_result(result: Any, *, has_aux: bool, mutable: bool) -> tuple[Any, Any, Any]:
+    """Split what a loss returned.
+
+    Args:
+        result: of the loss.
+        has_aux: as for `train_step`.
+        mutable: likewise.
+
+    Returns:
+        The loss, the new collections and the rest; None for what it does not return.
+
+    Example:
+        >>> split_result((1.0, "more"), has_aux=True, mutable=False)
+        (1.0, None, 'more')
+    """
+    if not has_aux and not mutable:
+        return result, None, None
+    loss, more = result
+    if not mutable:
+        return loss, None, more
+    return (loss, *more) if has_aux else (loss, more, None)

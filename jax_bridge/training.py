@@ -35,7 +35,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh, retyped, same_grid
+from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh
 from isoshard.core.layout.mesh import as_mesh, describe_mesh
 from isoshard.core.layout.offload import bring_in, brought_in_after, on_device
 from isoshard.core.layout.on_auto_axes import axes_of, hint, on_auto, on_auto_axes
@@ -57,12 +57,13 @@ from isoshard.core.transfer import exchange
 
 from .activations import Constrained, constrain_activations
 from .create import born
-from .layout import LEFT_OUT, mesh_first, named_boxes, plan_state
+from .layout import LEFT_OUT, mesh_first, named_boxes, plan_state, with_types
 from .optimizers import opt_state_layouts
 from .planning import marked_modules, traced_train_step
 from .state_checks import check_layout, check_structure
+from .step_batches import StepBatches
 from .train_state import TrainState
-from .trained_and_rest import ModelParts, join_parts, split_parts
+from .trained_and_rest import ModelParts, join_parts, split_parts, split_result
 
 if TYPE_CHECKING:
     import optax
@@ -79,6 +80,7 @@ def train_step(
     wrt: Any = None,
     donate: bool = True,
     explicit: bool = False,
+    uneven: Literal["error", "pad"] = "error",
 ) -> TrainStep:
     """Make a training step for a model laid out by a plan.
 
@@ -88,7 +90,8 @@ def train_step(
         mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out
             (`train_step(loss_fn, tx, plan)`) where `jax.set_mesh` has set one.
         plan: a `Plan`, or one spec for every parameter. Activations it speaks of are constrained
-            inside the step (NNX and Linen).
+            inside the step (NNX and Linen). Where it has `inputs`, they lay out the batch,
+            whatever it was before: NumPy arrays, arrays on one device, on the mesh otherwise.
         has_aux: whether the loss comes with anything else, as `(loss, aux)`.
         mutable: for Linen: whether it comes with new collections, as `(loss, updates)` or
             `(loss, (updates, aux))`, where `updates` is what `apply(.., mutable=..)` returned.
@@ -99,6 +102,10 @@ def train_step(
         explicit: whether the loss is written for the Explicit axes of the mesh (`out_sharding=`,
             `jax.sharding.reshard`, `jax.typeof`): it is then traced as under `jax.set_mesh(mesh)`.
             Otherwise it is traced under Auto axes, also on a mesh with Explicit ones.
+        uneven: of rows of a batch (axis 0) that do not divide as the plan's `inputs` split them:
+            "error" raises; "pad" repeats rows of NumPy arrays, from the first on, up to the rows of
+            the first batch. The loss counts those like the others; a mask comes from
+            `iso.data.loader(.., last="pad", mask=..)`.
 
     Returns:
         The step: `state = step.init(make)`, then `state, loss = step(state, *batch)`, with
@@ -106,7 +113,7 @@ def train_step(
 
     Raises:
         ShardingError: there is no mesh, or it has no devices; `explicit` on a mesh that has no
-            Explicit axis.
+            Explicit axis; `uneven` is something else, or the plan has no `inputs` to pad for.
 
     Example:
         >>> import optax
@@ -128,7 +135,8 @@ def train_step(
             "has none: leave it out, or make the mesh with jax.make_mesh."
         )
     options = {"has_aux": has_aux, "mutable": mutable, "wrt": wrt, "donate": donate}
-    return TrainStep(loss_fn, tx, mesh, plan, options | {"explicit": explicit})
+    options |= {"explicit": explicit, "uneven": uneven}
+    return TrainStep(loss_fn, tx, mesh, plan, options)
 
 
 class TrainStep:
@@ -162,6 +170,7 @@ class TrainStep:
         self._auto = auto(mesh).abstract_mesh if is_typed(mesh) else mesh
         self._plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
         self._options = options
+        self._batches = StepBatches(mesh, self._plan, options["uneven"])
         self._programs: Bounded[Any, Any] = Bounded(PROGRAMS)
         self._traced = 0
         self._lays_out = True
@@ -221,14 +230,16 @@ class TrainStep:
 
         Args:
             state: the state; with `donate`, its arrays are deleted.
-            *batch: further arguments of the loss, pytrees of arrays, on the mesh.
+            *batch: further arguments of the loss, pytrees of arrays. They are laid out as the
+                plan's `inputs` say; by a plan without them, those in host memory are replicated.
 
         Returns:
             The next state and the loss, and with `has_aux` what came with the loss.
 
         Raises:
             ShardingError: arrays of the state lie elsewhere than the plan says, or the loss
-                changed the structure of the model.
+                changed the structure of the model; or arrays of the batch do not fit the plan's
+                `inputs` (UnevenError: rows do not divide).
         """
         if not isinstance(state.step, Tracer) and state.step.is_deleted():
             raise RuntimeError(
@@ -236,6 +247,7 @@ class TrainStep:
                 "on with the state that the step returned: state, loss = step(state, batch); or "
                 "keep states with train_step(.., donate=False)"
             )
+        batch = self._batches.place(batch)
         program = self._program(state)
         serialize_virtual.wait()
         traced, start = self._traced, time.perf_counter()
@@ -249,10 +261,11 @@ class TrainStep:
         metrics.count("executions")
         if not self._options["has_aux"]:
             return result[:2]
-        return (*result[:2], jax.tree.map(self._on_mesh, result[2]))
+        return (*result[:2], jax.tree.map(lambda x: with_types(x, self._mesh), result[2]))
 
     def lower(self, state: TrainState, *batch: Any) -> Any:
         """The step for this state and batch as `jax.jit(..).lower(..)` gives it."""
+        batch = self._batches.place(batch)
         with axes_of(self._mesh):
             return self._program(state).lower(state, batch)
 
@@ -365,13 +378,6 @@ class TrainStep:
         typed = jax.tree.map(lambda x, to: constrain(x, on_mesh(to, mesh)), result[:2], layouts)
         return (*typed, result[2])
 
-    def _on_mesh(self, x: Any) -> Any:
-        """What the compiler laid out under Auto axes, on the user's mesh."""
-        there = getattr(x, "sharding", None)  # a traced value has none
-        if isinstance(there, NamedSharding) and same_grid(there.mesh, self._mesh):
-            return retyped(x, self._mesh)
-        return x
-
     def _loss(self, params: Any, state: TrainState, batch: tuple[Any, ...]) -> Any:
         model = join_parts(state.parts, params, state.rest)
         models = [model] if state.parts.is_nnx else []
@@ -381,16 +387,8 @@ class TrainStep:
             self._marks(models),
         ):
             found = self._loss_fn(model, *batch)
-        loss, updates, aux = self._taken_apart(found)
+        has_aux, mutable = self._options["has_aux"], self._options["mutable"]
+        loss, updates, aux = split_result(found, has_aux=has_aux, mutable=mutable)
         if state.parts.is_nnx:
             return loss, (self._split(model)[2], aux)
-        return loss, ({**state.rest, **updates} if self._options["mutable"] else state.rest, aux)
-
-    def _taken_apart(self, found: Any) -> tuple[Any, Any, Any]:
-        has_aux, mutable = self._options["has_aux"], self._options["mutable"]
-        if not has_aux and not mutable:
-            return found, None, None
-        loss, more = found
-        if not mutable:
-            return loss, None, more
-        return (loss, *more) if has_aux else (loss, more, None)
+        return loss, ({**state.rest, **updates} if mutable else state.rest, aux)

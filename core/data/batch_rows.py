@@ -29,6 +29,8 @@ so that one compiled step serves all:
 from __future__ import annotations
 
 import math
+import re
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -36,9 +38,12 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError, UnevenError
 from isoshard.core.layout.spec import named_sharding
+from isoshard.core.plan import Plan
 from isoshard.core.runtime import metrics
-from isoshard.core.transfer.leaf_specs import NamedArray
+from isoshard.core.transfer.leaf_specs import NamedArray, assign
 from isoshard.core.transfer.process_local import blocks_here
+
+_OF_A_LOADER = "and for the last batch last='drop' or last='pad'"
 
 
 class BatchRows:
@@ -135,18 +140,47 @@ class BatchRows:
         return found
 
 
-def uneven_error(uneven: list[tuple[str, int, int]], why: str = "") -> UnevenError:
+def assign_specs(
+    leaves: list[NamedArray], structure: Any, mesh: Mesh, spec: Any, name: str
+) -> None:
+    """Give each leaf of a batch its spec, whether or not its rows divide.
+
+    Args:
+        leaves: of the batch.
+        structure: of their tree.
+        mesh: the mesh.
+        spec: one for all, a tree of them, or a Plan, whose rules are for arrays with axes: single
+            numbers are replicated.
+        name: of the batch, for messages.
+
+    Raises:
+        SpecError: the tree of specs does not match, or the plan does not fit.
+    """
+    if isinstance(spec, Plan):
+        numbers = {f"re:{re.escape(leaf.path)}": None for leaf in leaves if leaf.shape == ()}
+        spec = Plan(numbers).otherwise(spec) if numbers else spec
+        for leaf in leaves:  # a plan resolves shapes that divide; `BatchRows` counts the rows
+            if leaf.shape is not None:
+                leaf.whole = tuple(-(-n // mesh.size) * mesh.size for n in leaf.shape)
+    assign(leaves, structure, mesh, spec, name)
+    for leaf in leaves:
+        leaf.whole = None
+
+
+def uneven_error(
+    uneven: list[tuple[str, int, int]], why: str = "", *, fix: str = _OF_A_LOADER
+) -> UnevenError:
     """The error of a batch whose rows do not split.
 
     Args:
         uneven: as `BatchRows.uneven` gives it.
         why: what else is to be said.
+        fix: what else than another size of batch helps.
 
     Returns:
         The error, to be raised.
     """
     told = "; ".join(f"{name} has {rows} rows for {parts} parts" for name, rows, parts in uneven)
     return UnevenError(
-        f"a batch does not split evenly: {told}. {why}Choose a batch size that does, and for the "
-        "last batch last='drop' or last='pad'."
+        f"a batch does not split evenly: {told}. {why}Choose a batch size that does, {fix}."
     )

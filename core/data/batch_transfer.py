@@ -26,15 +26,14 @@ from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import Framework, framework_of
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.spec import named_sharding
-from isoshard.core.plan import Plan
 from isoshard.core.processes import agree
 from isoshard.core.runtime import metrics
 from isoshard.core.transfer.array_like import from_literal, is_literal
 from isoshard.core.transfer.device_dtypes import device_dtype
-from isoshard.core.transfer.leaf_specs import NamedArray, assign, named_arrays
+from isoshard.core.transfer.leaf_specs import NamedArray, named_arrays
 from isoshard.core.transfer.process_local import from_local, whole_shape
 
-from .batch_rows import BatchRows, uneven_error
+from .batch_rows import BatchRows, assign_specs, uneven_error
 from .ordered_queue import END
 
 _PATIENCE = 600.0
@@ -180,14 +179,7 @@ class Placer:
             raise ShardingError(
                 f"{self.name}: it has an entry {self.mask!r} of its own; give mask another name"
             )
-        if isinstance(self.spec, Plan):  # it goes by shapes that divide; that is seen to below
-            for leaf in leaves:
-                leaf.whole = tuple(
-                    -(-n // self.mesh.size) * self.mesh.size for n in leaf.value.shape
-                )
-        assign(leaves, structure, self.mesh, self.spec, self.name)
-        for leaf in leaves:
-            leaf.whole = None
+        assign_specs(leaves, structure, self.mesh, self.spec, self.name)
         return leaves, structure
 
     def _placed(
