@@ -10,8 +10,10 @@
 >>> state[0].mu["w"].sharding.spec, state[0].count.sharding.spec
 (P(None, 'model'), P())
 
-A slot belongs to the parameter whose name ends its own and whose shape it has, and rests in the
-same memory, unless the plan's `memory` says another. Other arrays (those of factored optimizers,
+A slot belongs to the parameter whose name ends its own and whose shape it has. It is sharded as the
+parameter, unless a rule of the plan is for slots (ZeRO-1: `Plan({"*.mu.*": P("data"), "*": None})`;
+see `isoshard.core.plan.slot_rules`), and rests in the same memory, unless the plan's `memory` says
+another. Other arrays (those of factored optimizers,
 for instance) follow the plan's default and its limit for replication; step counters and other
 single numbers are replicated.
 """
@@ -30,10 +32,12 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.offload import in_memory
 from isoshard.core.plan import Plan
 from isoshard.core.plan.memory_rules import check_used
+from isoshard.core.plan.model_leaves import leaves_of
+from isoshard.core.plan.slot_rules import slot_layouts
 
 from .create import born
 from .graphs import is_nnx
-from .layout import LEFT_OUT, mesh_first, plan_state
+from .layout import LEFT_OUT, mesh_first, named_boxes, plan_state
 
 
 def create_opt_state(tx: Any, params: Any, mesh: Any = LEFT_OUT, plan: Any = LEFT_OUT) -> Any:
@@ -47,7 +51,7 @@ def create_opt_state(tx: Any, params: Any, mesh: Any = LEFT_OUT, plan: Any = LEF
         plan: the `Plan` of the parameters, or one spec for all.
 
     Returns:
-        What `tx.init(params)` gives, each slot laid out as its parameter.
+        What `tx.init(params)` gives, each slot laid out as its parameter or by a rule for slots.
 
     Raises:
         PlanError: the plan does not fit, or leaves an array without a rule that is too large to
@@ -132,22 +136,30 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
         The state with a NamedSharding in place of each array.
 
     Raises:
-        PlanError: as `create_opt_state`; or a memory rule of the plan matches nothing.
+        PlanError: as `create_opt_state`; or a rule does not fit a slot, or a memory rule of the
+            plan matches nothing.
     """
     mesh = as_mesh(mesh, abstract=True)
     plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
     shapes = {name: tuple(param.shape) for name, param in named_leaves(params)}
     layouts = dict(named_leaves(plan_state(params, mesh, plan)))
     whole = NamedSharding(mesh, P())
-    found, others = {}, {}
+    parameters = {leaf.name: leaf for leaf in leaves_of(named_boxes(params))}
+    found, others, slots = {}, {}, {}
     for name, leaf in named_leaves(state):
         owner = _owner(name, shapes)
-        if owner and leaf.shape == shapes[owner]:
+        follows = bool(owner) and leaf.shape == shapes[owner]
+        if leaf.ndim:
+            [slot] = leaves_of({name: leaf})
+            slots[slot] = parameters.get(owner) if follows else None
+        if follows:
             found[name] = layouts[owner]
         elif leaf.ndim:
             others[name] = leaf
+    ruled = slot_layouts(plan, slots, list(parameters.values()), mesh)
+    others = {name: leaf for name, leaf in others.items() if name not in ruled}
     rest = Plan(default=plan.default, replicate_below=plan.replicate_below)
-    found |= rest.resolve(others, mesh).shardings
+    found |= rest.resolve(others, mesh).shardings | ruled
     names = [name for name, _ in named_leaves(state)]
     check_used((factor.memory for factor in plan.factors), [*shapes, *names])
     return jax.tree.structure(state).unflatten(

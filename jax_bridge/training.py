@@ -44,6 +44,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh
+from isoshard.core.layout.leaf_paths import named_leaves
 from isoshard.core.layout.mesh import as_mesh, describe_mesh
 from isoshard.core.layout.offload import bring_in, brought_in_after, on_device
 from isoshard.core.layout.on_auto_axes import axes_of, hint, on_auto, on_auto_axes
@@ -319,7 +320,8 @@ class TrainStep:
 
     def _first(self, parts: ModelParts, params: Any, rest: Any) -> TrainState:
         def layouts(shapes: Any) -> Any:
-            warn_unused(self._plan, named_boxes(params), named_boxes(rest), shapes)
+            slots = [name for name, _ in named_leaves(shapes)]
+            warn_unused(self._plan, named_boxes(params), named_boxes(rest), slots=slots)
             return opt_state_layouts(shapes, params, self._mesh, self._plan)
 
         opt_state = born(self._tx.init, layouts, params)

@@ -47,7 +47,7 @@ from .dtypes import logical_dtype, physical_dtype
 from .exchange import shard_to_torch, share_with_cpu, to_numpy
 from .layout.array_behind import array_behind, in_layout, users_sharding
 from .layout.marks import annotated
-from .layout.optimizer_state import says_memory, shard_state
+from .layout.optimizer_state import says_state, shard_state
 from .layout.widths import for_jax, jax_dtype
 from .spmd.gradients import mark_sharding_with_gradients
 from .tensor import XLAShardedTensor
@@ -74,9 +74,10 @@ class Torch(Framework):
     ) -> Any:
         """A tensor becomes an XLAShardedTensor; a module's parameters and buffers become that.
 
-        The state of an optimizer lies as its parameters, and rests where a plan's `memory` says.
+        The state of an optimizer is sharded as its parameters, or as rules for slots say, and rests
+        where a plan's `memory` says.
         """
-        if isinstance(x, torch.optim.Optimizer) and says_memory(spec):
+        if isinstance(x, torch.optim.Optimizer) and says_state(spec, x):
             return shard_state(x, mesh, spec)
         refuse_shard(x)
         if isinstance(x, torch.nn.Module):
@@ -104,7 +105,7 @@ class Torch(Framework):
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> None:
         """Raise what `shard` would."""
-        if says_memory(spec) and isinstance(x, torch.optim.Optimizer):
+        if isinstance(x, torch.optim.Optimizer) and says_state(spec, x):
             return
         refuse_shard(x)
         if isinstance(x, torch.nn.Module):

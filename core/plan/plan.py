@@ -74,6 +74,7 @@ from .resolving import decide, resolve
 from .rule_patterns import check_patterns, pairs_of
 from .size_rules import REPLICATE_BELOW, Largest
 from .slice_rules import over_dcn, slice_rules
+from .slot_names import slot_rules
 from .standard_plans import Presets
 
 
@@ -337,13 +338,14 @@ class Plan(Presets, Imports, Automatic):
         """Make the plan of an optimizer's state, in which each slot follows its parameter.
 
         A leaf belongs to the parameter whose whole name ends its own: `0.mu.blocks.0.kernel` to
-        `blocks.0.kernel`. Other leaves (step counters) follow the default and the size limit.
+        `blocks.0.kernel`. Rules that match no parameter are for slots, and come first. Other leaves
+        (step counters) follow the default and the size limit.
 
         Args:
             params: the parameters, as for `resolve`.
 
         Returns:
-            A plan with one exact rule per parameter that has a rule here.
+            A plan with one exact rule per parameter that has a rule here, behind those for slots.
 
         Example:
             >>> Plan({"w": P("x")}).for_state({"w": (8,), "b": (8,)})
@@ -352,8 +354,9 @@ class Plan(Presets, Imports, Automatic):
         if self.product:
             factors = tuple(factor.for_state(params) for factor in self.product)
             return dataclasses.replace(self, product=factors)
-        rules = {}
-        for leaf in sorted(leaves_of(params), key=lambda leaf: -len(leaf.name)):
+        leaves = leaves_of(params)
+        rules = dict(slot_rules(self, [leaf.name for leaf in leaves]))
+        for leaf in sorted(leaves, key=lambda leaf: -len(leaf.name)):
             for decision in decide(self, leaf, None):
                 spec = decision.spec
                 spec = spec.settled(leaf.size) if isinstance(spec, Largest) else spec

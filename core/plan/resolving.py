@@ -131,7 +131,7 @@ def resolve_leaves(
         lacking += [fault for fault in wrong if fault is not None]
 
         def decides(name: str, factor: Plan = factor) -> str | None:
-            found = _decide(factor, of_name[name], mesh)
+            found = decision_of(factor, of_name[name], mesh)
             return None if found is None else found.rule
 
         check_orders(factor.rules, tuple(of_name), used, decides)
@@ -159,7 +159,7 @@ def decide(plan: Plan, leaf: ModelLeaf, mesh: Mesh | None) -> list[Decision]:
     """
     factors = plan.product or (plan,)
     speaking = [factor for factor in factors if _lays_out(factor)] or factors
-    found = [_decide(factor, leaf, mesh) for factor in speaking]
+    found = [decision_of(factor, leaf, mesh) for factor in speaking]
     spoken = list(dict.fromkeys(one for one in found if one is not None))
     if any(one.rule != BY_DEFAULT for one in spoken) or all(found):
         return spoken
@@ -173,7 +173,8 @@ def _lays_out(factor: Plan) -> bool:
     return bool(factor.rules or factor.axes) or factor.default is not UNSAID
 
 
-def _decide(factor: Plan, leaf: ModelLeaf, mesh: Mesh | None) -> Decision | None:
+def decision_of(factor: Plan, leaf: ModelLeaf, mesh: Any) -> Decision | None:
+    """Find what a plan that is no product says of one leaf; see `decide`."""
     for pattern, spec in factor.rules:
         if matcher(pattern)(leaf.name):
             return Decision(pattern, spec, factor.axes)

@@ -56,6 +56,7 @@ from .hf_plan import HfStyle
 from .layout_rules import PlanError
 from .model_leaves import names_in
 from .rule_patterns import label, matches
+from .slot_names import deciding_rule, slot_rules
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -85,13 +86,14 @@ class UnusedRuleWarning(CodedWarning, code="ISO013"):
     """  # noqa: E501
 
 
-def warn_unused(plan: Any, *trees: Any) -> None:
+def warn_unused(plan: Any, *trees: Any, slots: Sequence[str] = ()) -> None:
     """Warn of the rules of a plan that decide for no leaf.
 
     Args:
         plan: a Plan; anything else, such as a spec, has no rules.
         *trees: what is laid out by it, together: modules, or pytrees. A lone array is looked up by
             a name that it need not have, so it is passed over.
+        slots: names of the slots of an optimizer; see `slot_rules`.
     """
     names: list[str] = []
     for tree in trees if hasattr(plan, "factors") else ():
@@ -99,7 +101,7 @@ def warn_unused(plan: Any, *trees: Any) -> None:
         if more is None:
             return
         names += more
-    lines = unused_rules(plan, names) if names else []
+    lines = unused_rules(plan, names, slots) if names else []
     if lines:
         listed = "".join(f"\n  {line}" for line in lines)
         warn_user(
@@ -145,14 +147,16 @@ def warn_unused_activations(plan: Plan, modules: Sequence[str]) -> None:
         )
 
 
-def unused_rules(plan: Plan, names: Sequence[str]) -> list[str]:
+def unused_rules(plan: Plan, names: Sequence[str], slots: Sequence[str] = ()) -> list[str]:
     """The rules of a plan that decide for none of some leaves, each with what may be wrong.
 
     Args:
         plan: the plan.
         names: of the leaves.
+        slots: names of the slots of an optimizer.
     """
-    decided = [_deciding(factor, names) for factor in plan.factors]
+    decided = [_deciding(factor, names, slots) for factor in plan.factors]
+    names = [*names, *slots]
     alone = not any(
         any(_names(spec)) and pattern in deciding.values()
         for factor, deciding in zip(plan.factors, decided, strict=True)
@@ -174,10 +178,16 @@ def unused_rules(plan: Plan, names: Sequence[str]) -> list[str]:
     return found
 
 
-def _deciding(factor: Plan, names: Sequence[str]) -> dict[str, str | None]:
-    """Which pattern decides for each leaf; None if none does."""
-    patterns = [pattern for pattern, _ in factor.rules]
-    return {name: next((p for p in patterns if matches(p, name)), None) for name in names}
+def _deciding(factor: Plan, names: Sequence[str], slots: Sequence[str]) -> dict[str, str | None]:
+    """Which pattern decides for each leaf and each slot; None if none does."""
+    own = slot_rules(factor, names) if slots else []
+    return {name: _pattern(deciding_rule(factor.rules, name)) for name in names} | {
+        name: _pattern(deciding_rule(own, name)) for name in slots
+    }
+
+
+def _pattern(rule: tuple[str, Any] | None) -> str | None:
+    return None if rule is None else rule[0]
 
 
 def _is_ready_made(pattern: str, spec: Any) -> bool:

@@ -74,6 +74,7 @@ def refuse_shard(x: Leaf) -> None:
     if isinstance(x, torch.optim.Optimizer):
         raise TypeError(
             f"{type(x).__name__} is no array; shard the module before the optimizer is made, and "
-            "its state follows; a Plan with memory= says where it rests. "
+            "its state follows; a Plan with memory= says where it rests, one with rules for slots "
+            "('*.exp_avg*') how it is sharded. "
             "iso.to_jax(optimizer) gives the state it has."
         )

@@ -41,6 +41,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSAID
 from isoshard.core.plan.model_leaves import ModelLeaf
 from isoshard.core.plan.resolving import resolve_leaves
+from isoshard.core.plan.slot_rules import slot_layouts
 from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
 from isoshard.core.runtime._jax_internals.undocumented import key_impl
 
@@ -168,10 +169,15 @@ def layouts_of(
     inputs: dict[str, NamedSharding] = {}
     if said and batch:
         inputs = resolve_leaves(plan.for_inputs(), batch, mesh).shardings
+    owners = {leaf.name: leaf for leaf in model}
+    slots = {_model_leaf(leaf): owners.get(leaf.follows or "") for leaf in leaves if leaf.follows}
+    moments = slot_layouts(plan, slots, model, mesh)
     layouts = []
     for leaf, mine in zip(leaves, own, strict=True):
         if leaf.role == "input":
             layouts.append(inputs.get(leaf.name, mine or whole))
+        elif leaf.follows and leaf.name in moments:
+            layouts.append(moments[leaf.name])
         else:
             layouts.append(found.get(leaf.follows or leaf.name, whole))
     return layouts
