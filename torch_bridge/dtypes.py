@@ -43,6 +43,7 @@ _NAMES = {
     torch.float8_e5m2: "float8_e5m2",
     torch.float8_e4m3fnuz: "float8_e4m3fnuz",
     torch.float8_e5m2fnuz: "float8_e5m2fnuz",
+    torch.float8_e8m0fnu: "float8_e8m0fnu",
 }
 _TORCH = {name: dtype for dtype, name in _NAMES.items()}
 

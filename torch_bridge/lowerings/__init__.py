@@ -30,6 +30,7 @@ _FAMILIES = (
     "random_numbers",
     "dirichlet",
     "matmul",
+    "quantization",
     "grouped",
     "linalg",
     "qr",

@@ -8,18 +8,18 @@ Array(5, dtype=int32)
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import torch
 
 from isoshard.core.nn.precision import wide as wide
 from isoshard.core.nn.precision import wide_dtype as wide_dtype
 from isoshard.torch_bridge.dtypes import NARROW
+
+from .float8 import FLOAT8, from_float8, to_float8
 
 
 def axes(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
@@ -105,8 +105,11 @@ def cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
         return x  # at once: steps cast each operand
     if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
         x = x != 0 if np.dtype(dtype).kind == "b" else jnp.real(x)
-    if dtype == jnp.float8_e4m3fn and _saturates():
-        return _saturated(x, 448.0).astype(dtype)
+    if dtype in FLOAT8:
+        return to_float8(x, dtype)
+    if x.dtype in FLOAT8:
+        single = jnp.issubdtype(dtype, jnp.floating) and np.dtype(dtype).itemsize > 1
+        x = from_float8(x, dtype if single else jnp.float32)
     if x.dtype == bool and jnp.issubdtype(dtype, jnp.inexact):
         # XLA takes a converted bool times x for a choice between x and 0, also where x is infinite.
         return jnp.where(x, jnp.ones((), dtype), jnp.zeros((), dtype))
@@ -117,24 +120,13 @@ def cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
     return x.astype(dtype)
 
 
-@functools.cache
-def _saturates() -> bool:
-    """Whether this torch takes the largest float8_e4m3fn for what is too large: from 2.13 on."""
-    return not torch.full((1,), 600.0).to(torch.float8_e4m3fn).float().isnan().item()
-
-
-def _saturated(x: jax.Array, largest: float) -> jax.Array:
-    x = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
-    return jnp.where(jnp.isnan(x), x, jnp.clip(x, -largest, largest))
-
-
 def _truncated(x: jax.Array, dtype: Any) -> jax.Array:
     """Floats as integers; what does not fit is the least one, as CPUs have it.
 
     XLA takes the nearest bound, and 0 for NaN.
     """
     least = float(jnp.iinfo(dtype).min)
-    if float(jnp.finfo(x.dtype).max) < -least:  # of 8 bits, and float16
+    if float(jnp.finfo(x.dtype).max) < -least:  # float16
         x = x.astype(jnp.float32)
     fits = (x >= least) & (x < -least)
     return jnp.where(fits, x, least).astype(dtype)

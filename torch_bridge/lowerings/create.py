@@ -20,14 +20,20 @@ import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
 from .argument_forms import cast, number, whole_dtype
+from .float8 import E8M0
 from .memory_order import lower_cloned
 from .registry import lower
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    """Zeros; a kind of float without one has its least number."""
+    return jnp.zeros(shape, dtype) if dtype != E8M0 else jnp.broadcast_to(number(0.0, dtype), shape)
 
 
 @lower("aten::zeros", "aten::empty.memory_format", "aten::_efficientzerotensor")
 def zeros(size: Sequence[int], *, dtype: np.dtype | None = None) -> jax.Array:
     """Zeros of a shape."""
-    return jnp.zeros(tuple(size), dtype or jnp.float32)
+    return _zeros(tuple(size), dtype or jnp.float32)
 
 
 @lower("aten::ones")
@@ -66,13 +72,13 @@ def empty_strided(
 @lower_cloned("aten::zeros_like", "aten::empty_like")
 def zeros_like(x: jax.Array, *, dtype: np.dtype | None = None) -> jax.Array:
     """Zeros in the shape of `x`."""
-    return jnp.zeros_like(x, dtype=dtype)
+    return _zeros(x.shape, dtype or x.dtype)
 
 
 @lower("aten::zero")
 def zero(x: jax.Array) -> jax.Array:
     """Zeros in the shape and dtype of `x`."""
-    return jnp.zeros_like(x)
+    return _zeros(x.shape, x.dtype)
 
 
 @lower_cloned("aten::ones_like")
@@ -92,7 +98,7 @@ def full_like(
 @lower("aten::new_zeros", "aten::new_empty")
 def new_zeros(x: jax.Array, size: Sequence[int], *, dtype: np.dtype | None = None) -> jax.Array:
     """Zeros of a shape in the dtype of `x`."""
-    return jnp.zeros(tuple(size), dtype or x.dtype)
+    return _zeros(tuple(size), dtype or x.dtype)
 
 
 @lower("aten::new_empty_strided")

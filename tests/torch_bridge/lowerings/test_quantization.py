@@ -1,0 +1,95 @@
+"""Fake quantization: torch's values, and its gradient: straight through inside of the range."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import isoshard as iso
+import isoshard.torch_bridge as xs
+
+AWKWARD = [0.5, 1.5, 2.5, -0.5, 0.25, -3.05, 12.7, 12.75, 12.8, -12.85, 1e30, -1e30]
+AWKWARD += [0.0, -0.0, float("inf"), -float("inf"), float("nan")]
+
+
+def by_tensor(x):
+    return torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -128, 127)
+
+
+def by_tensors(x):
+    scale, point = torch.tensor(0.3), torch.tensor(3, dtype=torch.int32)
+    return torch.fake_quantize_per_tensor_affine(x, scale.to(x.device), point.to(x.device), -8, 7)
+
+
+def by_channel(x):
+    scale, point = torch.tensor([0.1, 0.3]), torch.tensor([3, -2], dtype=torch.int32)
+    return torch.fake_quantize_per_channel_affine(
+        x, scale.to(x.device), point.to(x.device), 1, -128, 127
+    )
+
+
+FORMS = {"tensor": by_tensor, "tensors": by_tensors, "channel": by_channel}
+EACH = pytest.mark.parametrize("form", FORMS)
+
+
+def values(dtype=torch.float32):
+    random = torch.from_numpy(np.random.default_rng(0).standard_normal(47) * 8)
+    x = torch.cat([torch.tensor(AWKWARD, dtype=torch.float64), random]).to(dtype)
+    return torch.stack([x, x.flip(0)], 1)
+
+
+def gradient(function, x):
+    x = x.detach().clone().requires_grad_()
+    made = function(x)
+    weights = torch.arange(made.numel(), device=x.device, dtype=made.dtype).view(made.shape)
+    (made.nan_to_num() * weights).sum().backward()
+    return made.detach(), x.grad
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_values_and_gradients_of_torch(form, dtype):
+    x = values(dtype)
+    want, by = gradient(FORMS[form], x)
+    got, found = gradient(FORMS[form], x.to("jax"))
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.cpu(), by, rtol=0, atol=0)
+
+
+@EACH
+def test_compiled_steps_and_jax(form):
+    x = values()
+    want, by = gradient(FORMS[form], x)
+    step = xs.compile(lambda x: gradient(FORMS[form], x))
+    for _ in range(2):
+        got, found = step(x.to("jax"))
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-6, atol=0)
+        torch.testing.assert_close(found.cpu(), by, rtol=0, atol=0)
+    weights = torch.arange(want.numel(), dtype=torch.float32).view(want.shape)
+
+    def loss(x):
+        return (FORMS[form](x).nan_to_num() * weights.to(x.device)).sum()
+
+    in_jax = jax.grad(iso.jax_function(loss))(x.numpy())
+    np.testing.assert_array_equal(in_jax, by)
+
+
+def test_a_scale_that_changes_compiles_nothing():
+    x = values().to("jax")
+
+    def made(scale):
+        return torch.fake_quantize_per_tensor_affine(x, scale, 0, -128, 127).cpu()
+
+    made(0.1), made(0.2)
+    iso.metrics.reset()
+    made(0.3)
+    assert iso.metrics.counters()["compilations"] == 0
+
+
+def test_layers_of_torch_ao():
+    quantize = torch.ao.quantization.FakeQuantize()
+    x = values()[17:-17]  # of finite numbers
+    want = quantize(x)
+    got = torch.ao.quantization.FakeQuantize().to("jax")(x.to("jax"))
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,144 @@
+"""Products of quantized matrices with their scales, and rounding to what quantization will keep.
+
+>>> fake_quantize(jnp.array([0.26, 9.0]), 0.5, 0, -8, 7)
+(Array([0.5, 3.5], dtype=float32), Array([ True, False], dtype=bool))
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from .registry import lower
+
+
+def _product(
+    x: torch.Tensor,
+    mat2: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """The shape, where CPUs take the arguments; torch's meta kernel has the limits of CUDA's."""
+    if x.dim() != 2 or mat2.dim() != 2 or x.shape[1] != mat2.shape[0]:
+        raise ValueError(
+            f"_scaled_mm multiplies matrices (m, k) and (k, n), and was given {tuple(x.shape)} and "
+            f"{tuple(mat2.shape)}"
+        )
+    wrong = [str(t.dtype) for t in (x, mat2) if t.dtype not in _FACTORS]
+    if wrong:
+        raise ValueError(
+            f"_scaled_mm multiplies matrices of {', '.join(map(str, _FACTORS))}, and was given "
+            f"{' and '.join(wrong)}; quantize first: (x / scale).to(torch.float8_e4m3fn)"
+        )
+    rows, columns = x.shape[0], mat2.shape[1]
+    by_tensor = scale_a.numel() == scale_b.numel() == 1
+    by_row = tuple(scale_a.shape) == (rows, 1) and tuple(scale_b.shape) == (1, columns)
+    if {scale_a.dtype, scale_b.dtype} != {torch.float32} or not (by_tensor or by_row):
+        raise ValueError(
+            f"_scaled_mm takes float32 scales, one for each matrix or ({rows}, 1) and "
+            f"(1, {columns}) for rows and columns; given were scale_a {tuple(scale_a.shape)} of "
+            f"{scale_a.dtype} and scale_b {tuple(scale_b.shape)} of {scale_b.dtype}. Scales of "
+            "blocks: multiply dequantized matrices"
+        )
+    if bias is not None and tuple(bias.shape) != (columns,):
+        raise ValueError(f"bias is of shape ({columns},), and was given {tuple(bias.shape)}")
+    return x.new_empty(rows, columns, dtype=out_dtype or x.dtype)
+
+
+_FACTORS = (
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)
+
+
+@lower("aten::_scaled_mm", meta=_product)
+def scaled_mm(
+    x: jax.Array,
+    mat2: jax.Array,
+    scale_a: jax.Array,
+    scale_b: jax.Array,
+    bias: jax.Array | None = None,
+    scale_result: jax.Array | None = None,
+    out_dtype: np.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> jax.Array:
+    """`(scale_a x) @ (scale_b mat2) + bias` in float32, the form that XLA knows for float8."""
+    first = x.astype(jnp.float32) * (scale_a.reshape(()) if scale_a.size == 1 else scale_a)
+    second = mat2.astype(jnp.float32) * (scale_b.reshape(()) if scale_b.size == 1 else scale_b)
+    found = jnp.matmul(first, second, precision=jax.lax.Precision.HIGHEST)
+    return found if bias is None else found + bias.astype(jnp.float32)
+
+
+def _kept(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The results of all fake quantizations: of the input's dtype, and the mask."""
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+@lower("aten::fake_quantize_per_tensor_affine_cachemask", lift=("scale",), meta=_kept)
+def fake_quantize(
+    x: jax.Array, scale: Any, zero_point: Any, quant_min: int, quant_max: int
+) -> tuple[jax.Array, jax.Array]:
+    """Numbers on a grid of integers times `scale`, and which were inside; the gradient's mask."""
+    found, scale = _on_grid(x, scale, zero_point)
+    inside = (quant_min <= found) & (found <= quant_max)
+    found = jnp.clip(jnp.where(jnp.isnan(found), quant_min, found), quant_min, quant_max)
+    return _off_grid(found, scale, zero_point), inside
+
+
+@lower("aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", meta=_kept)
+def fake_quantize_by_tensors(
+    x: jax.Array,
+    scale: jax.Array,
+    zero_point: jax.Array,
+    fake_quant_enabled: jax.Array,
+    quant_min: int,
+    quant_max: int,
+) -> tuple[jax.Array, jax.Array]:
+    """The same where `fake_quant_enabled` is not 0; there all numbers stay, and are inside."""
+    made, inside = fake_quantize(x, scale.reshape(()), zero_point.reshape(()), quant_min, quant_max)
+    enabled = fake_quant_enabled.reshape(()) != 0
+    return jnp.where(enabled, made, x.astype(made.dtype)), inside | ~enabled
+
+
+@lower("aten::fake_quantize_per_channel_affine_cachemask", meta=_kept)
+def fake_quantize_channels(
+    x: jax.Array,
+    scale: jax.Array,
+    zero_point: jax.Array,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+) -> tuple[jax.Array, jax.Array]:
+    """The same with a scale and a zero point for each index along an axis.
+
+    What does not fit in 64 bits is the least number there, as on CPUs.
+    """
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
+    found, scale = _on_grid(x, scale, zero_point)
+    found = jnp.where((found >= -(2.0**63)) & (found < 2.0**63), jnp.trunc(found), -jnp.inf)
+    inside = (quant_min <= found) & (found <= quant_max)
+    return _off_grid(jnp.clip(found, quant_min, quant_max), scale, zero_point), inside
+
+
+def _on_grid(x: jax.Array, scale: Any, zero_point: Any) -> tuple[jax.Array, jax.Array]:
+    """The nearest numbers of the grid, and its scale, which has 32 bits in torch."""
+    scale = jnp.asarray(scale).astype(jnp.float32)
+    x = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+    found = jnp.round(x * (1 / scale).astype(x.dtype))
+    return found + jnp.asarray(zero_point).astype(x.dtype), scale
+
+
+def _off_grid(found: jax.Array, scale: jax.Array, zero_point: Any) -> jax.Array:
+    return (found - jnp.asarray(zero_point).astype(found.dtype)).astype(jnp.float32) * scale
