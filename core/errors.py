@@ -109,6 +109,20 @@ class RecompilationWarning(CodedWarning, code="ISO021"):
     """
 
 
+class ReplicationWarning(CodedWarning, code="ISO017"):
+    """Data is stored whole on every device where a layout splits it, or could.
+
+    Example:
+        >>> import warnings
+        >>> with warnings.catch_warnings():                  # a test may take it for an error
+        ...     warnings.simplefilter("error", ReplicationWarning)
+        ...     warnings.warn("the plan leaves 90 % of the bytes whole", ReplicationWarning)
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.ReplicationWarning: the plan leaves 90 % of the bytes whole [ISO017]
+    """
+
+
 class UnevenError(ShardingError, code="ISO003"):
     """A tensor axis cannot be split into equal shards.
 

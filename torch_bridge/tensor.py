@@ -94,7 +94,11 @@ class XLAShardedTensor(LayoutMethods):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same memory, outside autograd: writes to it do not count as in-place changes."""
+        """The same memory, outside autograd: writes to it do not count as in-place changes.
+
+        What is assigned takes over the tensor's layout, unless it was laid out itself: by
+        `iso.shard`, a mark, or as a tensor on a mesh of its own.
+        """
         return torch.Tensor.data.__get__(self)  # pyrefly: ignore[missing-attribute]
 
     @data.setter
@@ -104,7 +108,9 @@ class XLAShardedTensor(LayoutMethods):
                 f"a tensor on {self.device} cannot take the data of one on {new.device}; move it "
                 f"with .to({self.device.type!r}) first"
             )
+        before = marks.marked(self)
         lazy_tensor.adopt(self, new)
+        marks.take_over(self, before)
 
     @property
     def grad(self) -> torch.Tensor | None:

@@ -27,11 +27,14 @@ import numpy as np
 import torch
 
 from isoshard.core.domain import BlockLayout
+from isoshard.core.errors import ReplicationWarning
+from isoshard.core.layout.axis_types import dividing
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.user_warnings import warn_user
 from isoshard.torch_bridge._torch_internals.tensor_fields import PARAMETER_FIELD, gradient_hooks
 from isoshard.torch_bridge.argument_types import DeviceTensor, LayoutLike
 from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
@@ -259,6 +262,30 @@ def annotated(
         namespace(tensor)[PARAMETER_FIELD] = True
     keep_gradient_layout(tensor)
     return tensor
+
+
+def take_over(tensor: lazy_tensor.LazyTensor, before: Sharding | None) -> None:
+    """Lay memory that a tensor was given out as what it had before, unless it has a mark itself.
+
+    Args:
+        tensor: with the new memory.
+        before: the mark of the memory that it had.
+    """
+    if before is None or marked(tensor) is not None:
+        return
+    shape = tuple(tensor.shape)
+    fits = not tensor._chain.ops and len(before.spec) <= len(shape)
+    if fits and dividing(before, shape) == before:
+        annotate(tensor, before)
+    elif any(before.spec):
+        warn_user(
+            f"tensor.data = ..: the new data of shape {shape} cannot be laid out by {before.spec} "
+            f"as the old, so that layout is lost. {_LAY_OUT}",
+            ReplicationWarning,
+        )
+
+
+_LAY_OUT = "Lay the new data out first, iso.shard(new, mesh, spec), or write it with copy_."
 
 
 def copy_mark(source: lazy_tensor.LazyTensor, target: lazy_tensor.LazyTensor) -> None:
