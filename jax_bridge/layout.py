@@ -20,6 +20,7 @@ from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import names_of
+from isoshard.core.plan.whole_leaves import warn_whole
 
 from .graphs import is_random_state, is_variable
 
@@ -83,7 +84,9 @@ def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:
     plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
     named = leaf_names(state)
     boxes = named_boxes(state)
-    found = plan.resolve(boxes, mesh).shardings
+    resolved = plan.resolve(boxes, mesh)
+    warn_whole(plan, resolved)
+    found = resolved.shardings
     _, tree = jax.tree.flatten(state)
     return tree.unflatten([found.get(name, NamedSharding(mesh, P())) for name, _ in named])
 

@@ -14,6 +14,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import ModelLeaf
 from isoshard.core.plan.resolving import resolve_leaves
 from isoshard.core.plan.unused_rules import warn_unused
+from isoshard.core.plan.whole_leaves import warn_whole
 
 from .loops.by_layer import ByLayer
 from .loops.stacked import StackedLayers
@@ -68,6 +69,8 @@ def _decided(
     """What a spec says of named tensors."""
     if isinstance(spec, Plan):
         resolved = resolve_leaves(spec, [_leaf(*item) for item in found.items()], mesh)
+        if warn:
+            warn_whole(spec, resolved)
         if warn and resolved.unused:
             warn_unused(spec, module)
         return {leaf.name: leaf.sharding for leaf in resolved.leaves}

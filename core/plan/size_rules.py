@@ -40,6 +40,8 @@ class Largest:
     Attributes:
         axis: mesh axis or axes to split over.
         min_bytes: leaves of fewer bytes stay whole.
+        stacked: the first axis counts the members of a stack (experts), and comes before larger
+            ones.
 
     Example:
         >>> Largest(("dp", "fsdp"), min_bytes=0)
@@ -48,6 +50,7 @@ class Largest:
 
     axis: Axes
     min_bytes: int = REPLICATE_BELOW
+    stacked: bool = False
 
     def fit(self, leaf: ModelLeaf, mesh: Mesh, taken: Sequence[tuple[str, ...]]) -> P:
         """Choose the axis.
@@ -69,11 +72,12 @@ class Largest:
         if leaf.size < self.min_bytes or not ndim:
             return P()
         shards = math.prod(mesh.shape[name] for name in axis_names(self.axis))
-        best: tuple[tuple[bool, float, int], int] | None = None
+        best: tuple[tuple[bool, bool, float, int], int] | None = None
         for rank, axis in enumerate(_by_meaning(leaf.name, ndim)):
             before = math.prod(mesh.shape[name] for name in taken[axis])
             if leaf.shape[axis] % (before * shards) == 0:
-                key = (bool(taken[axis]), -leaf.shape[axis] / before, rank)
+                inside = self.stacked and axis > 0
+                key = (bool(taken[axis]), inside, -leaf.shape[axis] / before, rank)
                 best = min(best, (key, axis)) if best else (key, axis)
         if best is None:
             raise PlanError(
@@ -86,7 +90,7 @@ class Largest:
 
     def settled(self, size: int) -> Largest | None:
         """The rule for whatever follows a leaf of `size` bytes: it splits, or it does not."""
-        return None if size < self.min_bytes else Largest(self.axis, 0)
+        return None if size < self.min_bytes else dataclasses.replace(self, min_bytes=0)
 
 
 def _by_meaning(name: str, ndim: int) -> list[int]:

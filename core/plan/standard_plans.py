@@ -11,7 +11,7 @@ h.0.mlp.c_fc.weight  (128, 32)  ?      P('tp', 'fsdp')          2.0 KiB  fsdp * 
 h.0.mlp.c_fc.bias    (128,)     ?      P(('tp', 'fsdp'),)          64 B  fsdp * column
 wte.weight           (256, 32)  ?      P('tp', 'fsdp')          4.0 KiB  fsdp * embedding
 total 6.1 KiB on each of 8 devices, mesh (fsdp=2, tp=4)
-rules that decided nothing: 'row', 'whole'
+rules that decided nothing: 'row', 'experts', 'whole'
 
 The names that `tensor_parallel` and the others know are those of GPT-2, Llama and its kin, BERT,
 and Flax's own attention. A model that uses others needs rules of its own, put before:
@@ -103,7 +103,9 @@ class Presets:
 
         Layers that widen (query, key, value, the first of an MLP, the head) split their outputs,
         layers that narrow their inputs, so that a block talks twice; embeddings split the
-        vocabulary; norms and positions are whole.
+        vocabulary; norms and positions are whole. Parameters of stacked experts (`experts.up`,
+        `[expert, ..]`) are split along the stack, or along their largest axis that divides where
+        the number of experts does not, or `expert_parallel` splits the stack.
 
         Args:
             axis: mesh axis or axes.
@@ -131,6 +133,7 @@ class Presets:
                 _named("column", _COLUMN, _LEAF): Heads(out=axis, weights=weights),
                 _named("row", _ROW, _LEAF): Heads(into=axis, weights=weights),
                 _named("embedding", _EMBEDDING, "(?:weight|embedding)"): P(axis),
+                _named("experts", "experts", "[^.]+"): Largest(axis, 0, stacked=True),
                 _WHOLE: None,
             }
         )

@@ -158,7 +158,7 @@ def unused_rules(plan: Plan, names: Sequence[str], slots: Sequence[str] = ()) ->
     decided = [_deciding(factor, names, slots) for factor in plan.factors]
     names = [*names, *slots]
     alone = not any(
-        any(_names(spec)) and pattern in deciding.values()
+        any(names_of_axes(spec)) and pattern in deciding.values()
         for factor, deciding in zip(plan.factors, decided, strict=True)
         for pattern, spec in factor.rules
     )
@@ -170,7 +170,7 @@ def unused_rules(plan: Plan, names: Sequence[str], slots: Sequence[str] = ()) ->
         ready_made = [pattern for pattern, spec in unused if _is_ready_made(pattern, spec)]
         for pattern, spec in unused:
             if pattern not in ready_made and not _is_for_others(pattern, used, names):
-                fault = _fault(pattern, any(_names(spec)) and alone, names, deciding)
+                fault = _fault(pattern, any(names_of_axes(spec)) and alone, names, deciding)
                 found += [] if fault is None else [f"{pattern!r}: {fault}"]
         if ready_made and ready_made == patterns:
             labels = ", ".join(map(label, ready_made[:_SHOWN]))
@@ -258,7 +258,7 @@ def unknown_axes(pattern: str, spec: Any, logical: Sequence[str], mesh: AnyMesh)
         The fault, or None.
     """
     known = {*mesh.axis_names, *logical}
-    wrong = [repr(name) for name in dict.fromkeys(_names(spec)) if name not in known]
+    wrong = [repr(name) for name in dict.fromkeys(names_of_axes(spec)) if name not in known]
     if not wrong:
         return None
     return (
@@ -293,7 +293,7 @@ def check_activation_axes(plan: Plan, mesh: AnyMesh) -> None:
         raise PlanError("\n  ".join(["activations cannot be laid out on this mesh:", *lines]))
 
 
-def _names(spec: Any) -> Iterator[str]:
+def names_of_axes(spec: Any) -> Iterator[str]:
     """The names of axes in a spec or a rule; what has other spellings is looked at with a leaf."""
     if isinstance(spec, str | P | tuple):
         entries = entries_of(spec) if isinstance(spec, P) else spec
@@ -306,4 +306,4 @@ def _names(spec: Any) -> Iterator[str]:
     for field in ("out", "into", "axis"):
         axes = getattr(spec, field, None)
         if isinstance(axes, str | tuple):
-            yield from _names((axes,))
+            yield from names_of_axes((axes,))

@@ -31,6 +31,7 @@ from isoshard.core.layout.spec import is_spec, named_sharding
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import boxed_leaves
+from isoshard.core.plan.whole_leaves import warn_whole
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .array_like import hidden_array, is_array
@@ -191,7 +192,9 @@ def _ask_plan(leaves: list[NamedArray], structure: Any, mesh: Mesh, plan: Plan) 
         )
     boxed = dict(boxed_leaves(structure.unflatten(leaves)))  # boxes of Linen name their axes
     named = {path: boxed.get(path, leaf) for path, leaf in arrays.items()}
-    layouts = plan.resolve(named, mesh).shardings
+    resolved = plan.resolve(named, mesh)
+    warn_whole(plan, resolved)
+    layouts = resolved.shardings
     specs = {path: s if is_offloaded(s) else s.spec for path, s in layouts.items()}
     for leaf in leaves:
         leaf.spec = specs.get(leaf.path, plan)

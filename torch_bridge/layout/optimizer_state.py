@@ -24,8 +24,8 @@ a single number, such as a count of steps, stays where devices compute.
 >>> adam = torch.optim.Adam(model.parameters())
 >>> _ = iso.shard(adam, mesh, zero)
 >>> model(torch.ones(8, device="jax")).sum().backward(); adam.step()
->>> iso.sharding_of(adam.state[model.weight]["exp_avg"]).spec, model.weight.sharding.spec
-(P('x',), P())
+>>> [iso.sharding_of(x).spec for x in (adam.state[model.weight]["exp_avg"], model.weight)]
+[P('x',), P()]
 """
 
 from __future__ import annotations
