@@ -47,6 +47,10 @@ _NAMES = {
 }
 _TORCH = {name: dtype for dtype, name in _NAMES.items()}
 
+BYTES = frozenset({torch.float4_e2m1fn_x2})
+"""Dtypes of which a tensor is moved and viewed and not computed with; their bytes are stored."""
+_NAMES |= dict.fromkeys(BYTES, "uint8")
+
 
 def supported() -> set[torch.dtype]:
     """The dtypes that tensors on the device can have."""

@@ -14,7 +14,7 @@ from isoshard.core.errors import CopyError
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 
-from .dtypes import logical_dtype, numpy_dtype
+from .dtypes import BYTES, logical_dtype, numpy_dtype
 
 _BITS = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 _NATIVE = frozenset("?bBhHiIlLqQefdFD")
@@ -36,6 +36,8 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     dtype = numpy_dtype(tensor.dtype)
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype in BYTES:
+        return tensor.view(torch.uint8).numpy()
     if dtype.char in _NATIVE:
         return tensor.numpy()
     bits, _ = _BITS[dtype.itemsize]
@@ -53,7 +55,8 @@ def from_numpy(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
     tensor([0, 1])
     """
     if array.dtype.char in _NATIVE:
-        return torch.from_numpy(array).to(dtype)
+        made = torch.from_numpy(array)
+        return made.view(dtype) if dtype in BYTES else made.to(dtype)
     _, numpy_bits = _BITS[array.dtype.itemsize]
     raw = np.ascontiguousarray(array).reshape(array.shape).view(numpy_bits)
     return (

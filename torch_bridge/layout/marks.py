@@ -276,7 +276,7 @@ def take_over(tensor: lazy_tensor.LazyTensor, before: Sharding | None) -> None:
     shape = tuple(tensor.shape)
     fits = not tensor._chain.ops and len(before.spec) <= len(shape)
     if fits and dividing(before, shape) == before:
-        annotate(tensor, before)
+        (lies if tensor._storage.value.array is None else annotate)(tensor, before)
     elif any(before.spec):
         warn_user(
             f"tensor.data = ..: the new data of shape {shape} cannot be laid out by {before.spec} "

@@ -184,3 +184,60 @@ def test_products_that_cannot_be():
     ):
         with pytest.raises((ValueError, RuntimeError), match=message):
             torch._scaled_mm(*args)
+
+
+F4 = torch.float4_e2m1fn_x2
+
+
+def test_packed_floats_of_four_bits_are_moved_viewed_and_saved(tmp_path):
+    x = torch.arange(32, dtype=torch.uint8).view(F4)
+    there = x.to("jax")
+    assert there.dtype == F4
+    for made in (
+        lambda x: x,
+        lambda x: x.clone(),
+        lambda x: x[3:7],
+        lambda x: x.view(4, 8).t().contiguous(),
+        lambda x: torch.cat([x[:2], x[30:]]),
+        lambda x: torch.stack([x, x]),
+        lambda x: torch.zeros(3, dtype=F4, device=x.device),
+        lambda x: torch.empty_like(x).copy_(x),
+    ):
+        got = made(there)
+        assert got.dtype == F4
+        want = made(x).view(torch.uint8)
+        assert torch.equal(got.cpu().view(torch.uint8), want)
+        assert torch.equal(got.view(torch.uint8).cpu(), want)
+    assert torch.empty(3, dtype=F4, device="jax").shape == (3,)
+    assert torch.equal(
+        there.view(torch.uint8).view(F4).cpu().view(torch.uint8), x.view(torch.uint8)
+    )
+    mesh = iso.make_mesh((8,), ("x",))
+    sharded = iso.shard(x, mesh, P("x"))
+    assert sharded.dtype == F4 and iso.sharding_of(sharded).spec == P("x")
+    assert iso.to_jax(sharded).dtype == np.uint8
+    iso.save(tmp_path / "weights", {"x": sharded})
+    into = {"x": iso.shard(torch.zeros(32, dtype=F4), mesh, P())}
+    found = iso.restore(tmp_path / "weights", into)["x"]
+    assert found.dtype == F4
+    assert torch.equal(found.cpu().view(torch.uint8), x.view(torch.uint8))
+    torch.save(sharded, tmp_path / "file")
+    loaded = torch.load(tmp_path / "file", weights_only=False)
+    assert loaded.dtype == F4
+    assert torch.equal(loaded.cpu().view(torch.uint8), x.view(torch.uint8))
+
+
+def test_packed_floats_are_not_computed_with():
+    x = torch.arange(32, dtype=torch.uint8).view(F4).to("jax")
+    for function in (
+        lambda: x + x,
+        lambda: x.float(),
+        lambda: x * 2,
+        lambda: torch.ones(32, device="jax").to(F4),
+        lambda: torch.arange(32, dtype=torch.uint8, device="jax").to(F4),
+        lambda: x == x,
+        lambda: x.sum(),
+        lambda: torch.ones(3, dtype=F4, device="jax"),
+    ):
+        with pytest.raises((NotImplementedError, RuntimeError), match="mplemented|float4|Float4"):
+            function()

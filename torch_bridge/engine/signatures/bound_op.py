@@ -36,6 +36,7 @@ from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leav
 from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.argument_forms import cast, number, wide_dtype
 
+from .moved_dtypes import check_moved_only
 from .number_range import in_range
 from .shape_inference import missing
 
@@ -141,6 +142,7 @@ def build_call(
         if run is None:
             raise NotImplementedError(missing(op))
         return BoundOp(op, outs, (), False, _bind_decomposition(run, args, kwargs, metas), metas)
+    check_moved_only(op, (*metas, *outs))
     plain = not kwargs and all(isinstance(arg, Slot) for arg in args)
     given = args, kwargs
     args, kwargs = _steer(op, args, kwargs)
