@@ -239,5 +239,5 @@ def test_packed_floats_are_not_computed_with():
         lambda: x.sum(),
         lambda: torch.ones(3, dtype=F4, device="jax"),
     ):
-        with pytest.raises((NotImplementedError, RuntimeError), match="mplemented|float4|Float4"):
+        with pytest.raises((NotImplementedError, RuntimeError), match=r"mplemented|float4|Float4"):
             function()
