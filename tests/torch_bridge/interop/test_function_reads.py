@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -118,3 +119,20 @@ def test_gradients_of_gradients_are_of_the_function_that_was_called():
     scale.factor = 100.0
     (gradient,) = torch.autograd.grad(y, x, create_graph=True)
     assert torch.autograd.grad(gradient.sum(), x)[0].tolist() == [12.0, 12.0]
+
+
+def test_what_listens_to_events_of_jax_is_not_read_by_the_function():
+    told, traces = [], itertools.count()
+
+    def listen(event, seconds, **_):
+        told.append(seconds)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        known = iso.torch_function(lambda x: (next(traces), jnp.sin(x) + 1)[1])
+        for size in (1.0, 2.0, 3.0):
+            known(torch.ones(2, device="jax"))
+            jax.jit(lambda x, size=size: x + size)(1.0)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert next(traces) == 1 and told

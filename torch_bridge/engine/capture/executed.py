@@ -33,6 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import torch
 
 from .holders import Holder
@@ -167,10 +168,14 @@ class Executed:
                     self._note_call(user, asked, what)
 
     def _is_beside(self, frame: types.FrameType) -> bool:
-        """Whether a frame runs beside the step: a module being imported, once, or a collection."""
-        code = frame.f_code
+        """Whether a frame runs beside the step.
+
+        So does a module being imported, once, a collection, or what listens to JAX's events.
+        """
+        code, around = frame.f_code, frame.f_back
         imported = code.co_name == "<module>" and _is_imported(frame)
-        return imported or id(code) in self._collecting
+        told = around is not None and around.f_code.co_filename == _EVENTS
+        return imported or told or id(code) in self._collecting
 
     def _note_call(self, frame: types.FrameType, asked: Any, what: str) -> None:
         owner = getattr(asked, "__self__", None)
@@ -370,6 +375,7 @@ _MODULES_OF_OURS = tuple(  # which users hold, and whose mode and attributes the
     str(_HOME / "torch_bridge" / Path(name))
     for name in ("interop/flax_module.py", "interop/assume_pure.py", "torch_xla/core/functions.py")
 )
+_EVENTS = jax.monitoring.record_event.__code__.co_filename
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _SITE = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _IMPORTLIB = _STDLIB + "importlib" + os.sep
