@@ -52,6 +52,11 @@ class Largest:
     min_bytes: int = REPLICATE_BELOW
     stacked: bool = False
 
+    def __repr__(self) -> str:
+        """The constructor's call."""
+        stacked = ", stacked=True" if self.stacked else ""
+        return f"Largest(axis={self.axis!r}, min_bytes={self.min_bytes}{stacked})"
+
     def fit(self, leaf: ModelLeaf, mesh: Mesh, taken: Sequence[tuple[str, ...]]) -> P:
         """Choose the axis.
 

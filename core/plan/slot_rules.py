@@ -5,6 +5,7 @@ parameter, unless a rule names slots: one that matches no parameter, whatever st
 after the parameter's name. Of those, the first that matches the slot decides, wherever in the plan
 it stands.
 
+>>> from jax.sharding import PartitionSpec as P
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> plan = Plan({"*": None, "*.mu.*": P("data")})                     # ZeRO-1, of one moment

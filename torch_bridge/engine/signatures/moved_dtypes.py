@@ -2,6 +2,7 @@
 
 The device stores their bytes, so an operator that computes would take them for integers.
 
+>>> import torch
 >>> x = torch.zeros(4, dtype=torch.uint8, device="jax").view(torch.float4_e2m1fn_x2)
 >>> x[1:].view(torch.uint8).tolist()
 [0, 0, 0]
