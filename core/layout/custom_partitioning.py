@@ -41,7 +41,6 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
@@ -49,10 +48,8 @@ from isoshard.core.runtime import _jax_internals
 from isoshard.core.runtime._jax_internals.compilation import CUSTOM_PARTITIONING
 
 from .mesh import mesh_of
-
-Static = Any
-"""The static arguments of an operator: hashable. Their `repr` says all of them, and the same in
-every process: no addresses."""
+from .spec_entries import axis_names, entries_of
+from .split_operator import Mapped, Pulls, SplitOperator, Static
 
 Rule = tuple[str, dict[str, int]]
 """How axes correspond, and the sizes of factors that stand in products only."""
@@ -67,7 +64,8 @@ def partitioned(
     whole: Callable[..., Any],
     split: Callable[..., tuple[Any, Callable[..., Any], Any, tuple[Any, ...]]],
     rule: Callable[[Static, tuple[tuple[int, ...], ...]], Rule],
-) -> Callable[..., Any]:
+    linear: Callable[[Static], Pulls | None] = lambda static: None,
+) -> SplitOperator:
     """Make an operator of a function of whole arrays.
 
     Args:
@@ -79,9 +77,13 @@ def partitioned(
             name mesh axes in collectives), and the layouts of results and operands that it needs.
         rule: `rule(static, operand shapes)`, how axes of operands and results correspond, as
             `custom_partitioning` writes it: `"i j, j k -> i k"`; and the sizes that it asks for.
+        linear: `linear(static)`, the `Pulls` of an operator of arrays with one result that is
+            linear in each of them; None for any other.
 
     Returns:
-        A function `(static, *operands)`. It has no gradient and no batching rule.
+        A function `(static, *operands)`. Its derivatives are those of `whole`, which the compiler
+        splits as it can, or what `linear` says. Under `jax.vmap` it is such an operator too, split
+        as it was and along the axis that is mapped.
     """
 
     def stamped(known: _Known, operands: tuple[Any, ...], _stamp: Any) -> Any:
@@ -119,11 +121,77 @@ def partitioned(
         )
         return operation
 
-    def call(static: Static, *operands: Any) -> Any:
+    def ask(static: Static) -> tuple[Callable[..., Any], np.ndarray]:
         known = _Known(static, bool(jax.config.read("jax_enable_x64")))
-        return operator()(known, operands, jnp.asarray(_stamp_of(whole, known)))
+        return functools.partial(operator(), known), _stamp_of(whole, known)
 
-    return call
+    mapped = functools.cache(lambda: _mapped(whole, split, rule, linear))
+    return SplitOperator(whole, ask, mapped, linear)
+
+
+def _mapped(whole: Any, split: Any, rule: Any, linear: Any) -> SplitOperator:
+    """The operator under `jax.vmap`, of what `partitioned` takes."""
+
+    @functools.wraps(whole)
+    def mapped_whole(mapped: Mapped, *operands: Any) -> Any:
+        return mapped.over(functools.partial(whole, mapped.static))(*operands)
+
+    def mapped_split(mapped: Mapped, mesh: Mesh, operands: Any, results: Any) -> Any:
+        pairs = zip(mapped.axes, operands, strict=True)
+        added = [*(x for own, x in pairs if own), *jax.tree.leaves(results)]
+        names = next(filter(None, (_names(x)[0] for x in added)), ())
+
+        def below(x: Any, own: bool | None = True) -> Any:
+            entries = _names(x)[1 if own else 0 :]
+            spec = PartitionSpec(*(tuple(n for n in axis if n not in names) for axis in entries))
+            shape = x.shape[1:] if own else x.shape
+            return jax.ShapeDtypeStruct(
+                shape, x.dtype, sharding=NamedSharding(x.sharding.mesh, spec)
+            )
+
+        def above(layout: NamedSharding, own: bool | None = True) -> NamedSharding:
+            spec = PartitionSpec(names, *entries_of(layout.spec)) if own else layout.spec
+            return NamedSharding(layout.mesh, spec)
+
+        pairs = zip(operands, mapped.axes, strict=True)
+        given = tuple(x if x is None else below(x, own) for x, own in pairs)
+        mesh, local, out, need = split(mapped.static, mesh, given, jax.tree.map(below, results))
+        pairs = zip(need, mapped.axes, strict=True)
+        needed = tuple(own if own is None else above(layout, own) for layout, own in pairs)
+        return mesh, mapped.over(local), jax.tree.map(above, out), needed
+
+    def mapped_rule(mapped: Mapped, shapes: tuple[tuple[int, ...], ...]) -> Rule:
+        axes = [own for own in mapped.axes if own is not None]
+        below = (shape[1:] if own else shape for shape, own in zip(shapes, axes, strict=True))
+        text, sizes = rule(mapped.static, tuple(below))
+        name = f"vmap{_depth(mapped)}"
+        left, right = (side.split(", ") for side in text.split(" -> "))
+        pairs = zip(left, axes, strict=True)
+        left = [f"{name} {axis}".strip() if own else axis for axis, own in pairs]
+        return f"{', '.join(left)} -> {', '.join(f'{name} {axis}' for axis in right)}", sizes
+
+    def mapped_linear(mapped: Mapped) -> Pulls | None:
+        pulls = linear(mapped.static)
+        axes = [0 if own else None for own in mapped.axes]
+
+        def over(pull: Any, own: bool | None) -> Any:
+            every = jax.vmap(pull, (0, *axes))
+            return every if own else lambda *given: every(*given).sum(0)
+
+        pairs = zip(pulls or (), mapped.axes, strict=pulls is not None)
+        return pulls and tuple(pull and over(pull, own) for pull, own in pairs)
+
+    return partitioned(mapped_whole, mapped_split, mapped_rule, mapped_linear)
+
+
+def _depth(static: Static) -> int:
+    return _depth(static.static) + 1 if isinstance(static, Mapped) else 0
+
+
+def _names(x: Any) -> list[tuple[str, ...]]:
+    """The mesh axes that split each axis of a shape with a layout."""
+    entries = entries_of(x.sharding.spec)
+    return [*map(axis_names, entries), *[()] * (len(x.shape) - len(entries))]
 
 
 def _decoded(mesh: Mesh, shapes: Any) -> tuple[Mesh, Any]:

@@ -21,7 +21,8 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Lite
 from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened, replaced
 from isoshard.core.runtime.jaxprs import equations as all_equations
 
-_BODY = {name: CALLS[name] for name in ("jit", "closed_call", "eval_jaxpr", "custom_vjp_call")}
+_WRITTEN_OUT = ("jit", "closed_call", "eval_jaxpr", "custom_vjp_call", "split_operator")
+_BODY = {name: CALLS[name] for name in _WRITTEN_OUT}
 """Primitive that calls one program with its operands -> the parameter that has it."""
 
 

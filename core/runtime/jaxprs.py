@@ -45,6 +45,7 @@ PLAIN_CALLS = {
 CALLS = {
     **PLAIN_CALLS,
     **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
+    "split_operator": "jaxpr",  # layout/custom_partitioning.py
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 """With those of functions that have a derivative of their own."""

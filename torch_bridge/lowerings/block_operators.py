@@ -42,9 +42,25 @@ def by_shards(x: jax.Array) -> bool:
     Args:
         x: its operand.
     """
-    if 0 in x.shape or x.dtype.itemsize > 4 or recording():
+    return x.dtype.itemsize <= 4 and partition().mesh is not None and _may_ask(x)
+
+
+def by_groups(x: jax.Array) -> bool:
+    """Whether that is so of a convolution in groups, also of 64 bits and in a function of JAX's.
+
+    What the engine does not compile has a mesh where JAX knows one, as of the arguments of
+    `jax.jit`.
+
+    Args:
+        x: its images.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.inexact) or not _may_ask(x):
         return False
-    return partition().mesh is not None and custom_partitioning.possible()
+    return partition().mesh is not None or jax.typeof(x).sharding.mesh.size > 1
+
+
+def _may_ask(x: jax.Array) -> bool:
+    return 0 not in x.shape and not recording() and custom_partitioning.possible()
 
 
 def over_space(

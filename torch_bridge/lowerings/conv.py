@@ -31,7 +31,7 @@ from isoshard.core.nn.convolution import (
 
 from . import integer_products
 from .argument_forms import per_axis, wide, wide_dtype
-from .block_operators import by_rows, over_space
+from .block_operators import by_groups, by_rows, over_space
 from .conv_split import batch_split, kernel_whole
 from .memory_order import format_of
 from .program_partition import partition
@@ -117,14 +117,15 @@ def _of_rows(
     channels_last: bool,
     sums: np.dtype | None,
 ):
-    """The operator for which devices send each other rows, and its kernel.
+    """The operator of which each device computes its own results, and its kernel.
 
-    None for a plain convolution: XLA's partitioner sends halos for it.
+    None for a plain convolution: XLA's partitioner sends halos for it. Of one in groups it gathers
+    the batch, and of a depthwise one whose batch is split over a part of the mesh it adds up the
+    kernel's gradient too often.
     """
     rank = x.ndim - 2
     plain = groups == 1 and not transposed and all(d == 1 for d in dilation)
-    images = jax.eval_shape(lambda x: _first(x, channels_last), x)
-    if plain or not by_rows(images, rank) or 0 in weight.shape:
+    if plain or 0 in weight.shape or not (by_groups(x) if groups > 1 else by_rows(x, rank)):
         return None
     if not transposed:
         pads = tuple((p, p) for p in padding)

@@ -187,7 +187,7 @@ def conv_operator(
     reaches = tuple((2 + at, ConvReach(k, s, d, *pad)) for at, (k, s, d, pad) in enumerate(numbers))
     local = ConvWindow(stride, dilation, groups, sums)
     apart = forms_apart(local, kernel)
-    return Operator("conv", reaches, local, free=(1,), made=0, apart=apart)
+    return Operator("conv", reaches, local, free=(1,), made=0, apart=apart, groups=groups)
 
 
 def forms_apart(window: Any, kernel: Sequence[int]) -> tuple[Any, Any]:

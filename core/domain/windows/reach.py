@@ -76,6 +76,8 @@ class Operator:
         apart: of which form of `local` the gradient of what is read is taken on CPUs, and that of
             an operand; None for `local` as it is.
         made: which axis of the first operand the one free axis of outputs is; None for none.
+        groups: of the one free axis, each of which reads and makes its own rows of axis 0 of the
+            operand; `local` and its forms have a field of that name.
     """
 
     verb: str
@@ -87,3 +89,17 @@ class Operator:
     free: tuple[int, ...] = ()
     apart: tuple[Local | None, Local | None] = (None, None)
     made: int | None = None
+    groups: int = 1
+
+    def of_groups(self, groups: int) -> Operator:
+        """The operator for some of its groups.
+
+        Args:
+            groups: how many.
+        """
+        if groups == self.groups:
+            return self
+        local, *apart = (
+            form and dataclasses.replace(form, groups=groups) for form in (self.local, *self.apart)
+        )
+        return dataclasses.replace(self, local=local, apart=tuple(apart), groups=groups)

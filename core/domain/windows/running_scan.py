@@ -260,7 +260,6 @@ def _of_shard(
     return kind.join(here, jnp.expand_dims(before, axis).astype(here.dtype))
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def run_where_split(verb: str, axis: int, x: Any) -> Any:
     """One of the four from the first row on, wherever the compiler splits the axis.
 
@@ -274,11 +273,6 @@ def run_where_split(verb: str, axis: int, x: Any) -> Any:
         [0.0, 1.0, 3.0, 6.0]
     """
     return _wherever((verb, axis), x)
-
-
-@run_where_split.defjvp
-def _run_moved(verb: str, axis: int, xs: tuple[Any], steps: tuple[Any]) -> tuple[Any, Any]:
-    return jax.jvp(functools.partial(_KINDS[verb].along, axis=axis, reverse=False), xs, steps)
 
 
 def _anywhere(static: tuple[str, int], x: Any) -> Any:

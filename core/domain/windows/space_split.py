@@ -16,7 +16,8 @@ gathers axes:
 >>> sent(lambda x: by_halos(pool, x)), sent(lambda x: slope_by_halos(pool, by_halos(pool, x), x))
 (['collective-permute'], ['collective-permute'])
 
-An axis is read so where its rows and its outputs divide; where not, it is gathered.
+An axis is read so where its rows and its outputs divide; where not, it is gathered. Channels of a
+convolution in groups may be split, too, so that each device has some of the groups.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,29 +38,23 @@ from isoshard.core.domain.blocks.array_layout import ArrayLayout, whole_layout
 from isoshard.core.layout.custom_partitioning import Rule, partitioned
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.spec_entries import entries_of
+from isoshard.core.layout.split_operator import Pulls
 
 from .reach import Operator
 from .window_operators import here, on_shards
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def by_halos(operator: Operator, x: Any, *operands: Any) -> Any:
     """What an operator makes of an array.
 
     Args:
         operator: what to compute.
         x: traced, where `custom_partitioning.possible`.
-        *operands: arrays that every device is to have whole (weights).
+        *operands: arrays that every device is to have whole (weights), or for its groups.
     """
     return _outputs(operator, x, *operands)
 
 
-@by_halos.defjvp
-def _moved(operator: Operator, xs: tuple[Any, ...], steps: tuple[Any, ...]) -> tuple[Any, Any]:
-    return jax.jvp(functools.partial(_whole, operator), xs, steps)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def slope_by_halos(operator: Operator, slope: Any, x: Any, *operands: Any) -> Any:
     """The gradient of what an operator reads.
 
@@ -72,12 +67,6 @@ def slope_by_halos(operator: Operator, slope: Any, x: Any, *operands: Any) -> An
     return _slopes(operator, slope, x, *operands)
 
 
-@slope_by_halos.defjvp
-def _slope_moved(operator: Operator, xs: tuple[Any, ...], steps: tuple[Any, ...]) -> Any:
-    return jax.jvp(functools.partial(_whole_slope, operator), xs, steps)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def operand_slope_by_halos(operator: Operator, slope: Any, x: Any, operand: Any) -> Any:
     """The gradient of the one operand: every device has that of its outputs, and they are added up.
 
@@ -88,11 +77,6 @@ def operand_slope_by_halos(operator: Operator, slope: Any, x: Any, operand: Any)
         operand: as for `by_halos`.
     """
     return _operand_slopes(operator, slope, x, operand)
-
-
-@operand_slope_by_halos.defjvp
-def _operand_slope_moved(operator: Operator, xs: tuple[Any, ...], steps: tuple[Any, ...]) -> Any:
-    return jax.jvp(functools.partial(_whole_operand_slope, operator), xs, steps)
 
 
 @functools.partial(jax.jit, static_argnums=0)  # tables of numbers may not stand by themselves
@@ -113,14 +97,14 @@ def _whole_operand_slope(operator: Operator, slope: Any, x: Any, operand: Any) -
 def _split(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> Any:
     x, *others = operands
     layout = _layout(operator, mesh, x, result)
-    lies, whole = layout.sharding, _whole_on(mesh)
+    lies, whole = layout.sharding, _operand_on(operator, layout)
     return mesh, _local(operator, layout), lies, (lies, *[whole] * len(others))
 
 
 def _split_slope(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> Any:
     slope, x, *others = operands
     layout = _layout(operator, mesh, x, slope, result)
-    lies, whole = layout.sharding, _whole_on(mesh)
+    lies, whole = layout.sharding, _operand_on(operator, layout)
 
     def pulled(local: Callable[..., Any], slope: Any, x: Any, *others: Any) -> Any:
         return jax.vjp(lambda x: local(x, *others), x)[1](slope)[0]
@@ -131,14 +115,15 @@ def _split_slope(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> 
 def _split_operand_slope(operator: Operator, mesh: Mesh, operands: Any, result: Any) -> Any:
     slope, x, _ = operands
     layout = _layout(operator, mesh, x, slope)
-    lies, whole = layout.sharding, _whole_on(mesh)
-    names = [name for own in layout.names for name in own]
+    lies, own = layout.sharding, _operand_on(operator, layout)
+    summed = [axis for axis in range(len(x.shape)) if axis not in operator.free]
+    names = [name for axis in summed for name in layout.names[axis]]
 
     def pulled(local: Callable[..., Any], slope: Any, x: Any, operand: Any) -> Any:
-        (own,) = jax.vjp(functools.partial(local, x), operand)[1](slope)
-        return lax.psum(own, names) if names else own
+        (here,) = jax.vjp(functools.partial(local, x), operand)[1](slope)
+        return lax.psum(here, names) if names else here
 
-    return mesh, _by_form(operator, 1, layout, pulled), whole, (lies, lies, whole)
+    return mesh, _by_form(operator, 1, layout, pulled), own, (lies, lies, own)
 
 
 def _by_form(
@@ -146,14 +131,22 @@ def _by_form(
 ) -> Callable[..., Any]:
     """A gradient, `pulled(local, *operands)`, of the form that suits the platform."""
     usual, form = functools.partial(pulled, _local(operator, layout)), operator.apart[which]
-    if form is None:
+    if form is None or _on_each(operator, layout).groups == 1:
         return usual
     apart = functools.partial(pulled, _local(dataclasses.replace(operator, local=form), layout))
     return functools.partial(lax.platform_dependent, cpu=apart, default=usual)
 
 
-def _whole_on(mesh: Mesh) -> NamedSharding:
-    return NamedSharding(mesh, PartitionSpec())
+def _operand_on(operator: Operator, layout: ArrayLayout) -> NamedSharding:
+    """Where an operand is whole, but for the groups of other devices."""
+    names = [name for axis in operator.free for name in layout.names[axis]]
+    return NamedSharding(layout.mesh, PartitionSpec(tuple(names) or None))
+
+
+def _on_each(operator: Operator, layout: ArrayLayout) -> Operator:
+    """The operator for the groups of one device."""
+    count = math.prod(len(layout.sizes[axis]) for axis in operator.free)
+    return operator.of_groups(operator.groups // count)
 
 
 def _layout(operator: Operator, mesh: Mesh, x: Any, *others: Any) -> ArrayLayout:
@@ -163,11 +156,14 @@ def _layout(operator: Operator, mesh: Mesh, x: Any, *others: Any) -> ArrayLayout
     used: set[str] = set()
     for of in (x, *others):
         for axis, own in enumerate(map(axis_names, entries_of(of.sharding.spec))):
-            count = math.prod(mesh.shape[name] for name in own)
             sizes = [x.shape[axis]]
             sizes += [reaches[axis].outputs(sizes[0])] if axis in reaches else []
-            divides = all(size % count == 0 for size in sizes)
-            if axis in operator.free or not divides:
+            if axis in operator.free:  # no device computes a part of a group
+                sizes = [operator.groups]
+                while operator.groups % math.prod(mesh.shape[name] for name in own):
+                    own = own[:-1]
+            count = math.prod(mesh.shape[name] for name in own)
+            if any(size % count for size in sizes):
                 continue
             if own and not names[axis] and not used & {*own}:
                 names[axis] = own
@@ -180,7 +176,7 @@ def _layout(operator: Operator, mesh: Mesh, x: Any, *others: Any) -> ArrayLayout
 
 def _local(operator: Operator, layout: ArrayLayout) -> Callable[..., Any]:
     """What a device makes of its shard."""
-    tables, shard = on_shards(operator, layout)
+    tables, shard = on_shards(_on_each(operator, layout), layout)
 
     def run(block: Any, *operands: Any) -> Any:
         numbers = [tuple(_own(array, names) for array in arrays) for names, arrays in tables]
@@ -196,40 +192,48 @@ def _own(array: np.ndarray, names: tuple[str, ...]) -> Any:
 
 
 def _rule(operator: Operator, shapes: tuple[tuple[int, ...], ...]) -> Rule:
-    reads, makes, sizes = _axes(operator, shapes[0])
-    return f"{', '.join([reads, *_whole_axes(shapes[1:])])} -> {makes}", sizes
+    x, *others = shapes
+    reads, makes, operands, sizes = _axes(operator, x, others)
+    return f"{', '.join([reads, *operands])} -> {makes}", sizes
 
 
 def _slope_rule(operator: Operator, shapes: tuple[tuple[int, ...], ...]) -> Rule:
-    reads, makes, sizes = _axes(operator, shapes[1])
-    return f"{', '.join([makes, reads, *_whole_axes(shapes[2:])])} -> {reads}", sizes
+    _, x, *others = shapes
+    reads, makes, operands, sizes = _axes(operator, x, others)
+    return f"{', '.join([makes, reads, *operands])} -> {reads}", sizes
 
 
 def _operand_slope_rule(operator: Operator, shapes: tuple[tuple[int, ...], ...]) -> Rule:
-    reads, makes, sizes = _axes(operator, shapes[1])
-    (own,) = _whole_axes(shapes[2:])
-    (made,) = _whole_axes(shapes[2:], "w")
+    _, x, *others = shapes
+    reads, makes, (own,), sizes = _axes(operator, x, others)
+    made = own.replace("o0", "w0")  # the gradient need not be split as the operand is
+    sizes |= {name.replace("o0", "w0"): size for name, size in sizes.items()}
     return f"{makes}, {reads}, {own} -> {made}", sizes
 
 
-def _whole_axes(shapes: Iterable[tuple[int, ...]], name: str = "o") -> list[str]:
-    """Axes of operands, which correspond to none."""
-    return [
-        " ".join(f"{name}{number}_{axis}" for axis in range(len(shape)))
-        for number, shape in enumerate(shapes)
-    ]
+def _axes(
+    operator: Operator, shape: tuple[int, ...], operands: Sequence[tuple[int, ...]]
+) -> tuple[str, str, list[str], dict[str, int]]:
+    """Names for the axes that are read and made, and of operands; sizes of factors of axes.
 
-
-def _axes(operator: Operator, shape: tuple[int, ...]) -> tuple[str, str, dict[str, int]]:
-    """Names for the axes that are read and made: rows and outputs at one place are split alike."""
+    Rows and outputs at one place are split alike, and so are the groups of an axis; other axes of
+    operands correspond to none.
+    """
     reaches = dict(operator.reaches)
-    reads, makes, sizes = [], [], {}
+    reads, makes, sizes = [], [], dict[str, int]()
+
+    def in_groups(name: str, size: int) -> str:
+        if operator.groups in (1, size):
+            return name if operator.groups == 1 else "g"
+        sizes[name] = size // operator.groups
+        return f"(g {name})"
+
     for axis, rows in enumerate(shape):
         outputs = reaches[axis].outputs(rows) if axis in reaches else rows
         own, more = f"a{axis}", f"m{axis}"
         read = make = own
         if axis in operator.free:
-            make = f"{own}made"
+            read, make = in_groups(own, rows), in_groups(f"{own}made", operands[0][0])
         elif 1 < outputs < rows and rows % outputs == 0:
             read, sizes[more] = f"({own} {more})", rows // outputs
         elif 1 < rows < outputs and outputs % rows == 0:
@@ -238,9 +242,46 @@ def _axes(operator: Operator, shape: tuple[int, ...]) -> tuple[str, str, dict[st
             make = f"{own}made"
         reads.append(read)
         makes.append(make)
-    return " ".join(reads), " ".join(makes), sizes
+    others = [
+        [f"o{number}_{axis}" for axis in range(len(own))] for number, own in enumerate(operands)
+    ]
+    if operator.groups > 1:
+        others[0][0] = in_groups(others[0][0], operands[0][0])
+    if "g" not in (*reads, *makes, *(name for names in others for name in names)):
+        sizes |= {"g": operator.groups} if operator.groups > 1 else {}
+    return " ".join(reads), " ".join(makes), list(map(" ".join, others)), sizes
 
 
-_outputs = partitioned(_whole, _split, _rule)
-_slopes = partitioned(_whole_slope, _split_slope, _slope_rule)
-_operand_slopes = partitioned(_whole_operand_slope, _split_operand_slope, _operand_slope_rule)
+def _pulls(operator: Operator) -> Pulls | None:
+    """Of a convolution, whose three functions are the transpositions of each other."""
+    if not operator.free:
+        return None
+    return (
+        lambda slope, x, kernel: _slopes(operator, slope, x, kernel),
+        lambda slope, x, kernel: _operand_slopes(operator, slope, x, kernel),
+    )
+
+
+def _slope_pulls(operator: Operator) -> Pulls | None:
+    if not operator.free:
+        return None
+    return (
+        lambda moved, slope, x, kernel: _outputs(operator, moved, kernel),
+        None,
+        lambda moved, slope, x, kernel: _operand_slopes(operator, slope, moved, kernel),
+    )
+
+
+def _operand_slope_pulls(operator: Operator) -> Pulls | None:
+    return (
+        lambda moved, slope, x, kernel: _outputs(operator, x, moved),
+        lambda moved, slope, x, kernel: _slopes(operator, slope, x, moved),
+        None,
+    )
+
+
+_outputs = partitioned(_whole, _split, _rule, _pulls)
+_slopes = partitioned(_whole_slope, _split_slope, _slope_rule, _slope_pulls)
+_operand_slopes = partitioned(
+    _whole_operand_slope, _split_operand_slope, _operand_slope_rule, _operand_slope_pulls
+)

@@ -201,4 +201,5 @@ def transposed_operator(
     numbers = zip(kernel[2:], stride, dilation, padding, extra, strict=True)
     reaches = tuple((axis + 2, TransposedReach(*each)) for axis, each in enumerate(numbers))
     local = TransposedWindow(stride, dilation, padding, extra, groups, sums)
-    return Operator("conv_transpose", reaches, local, free=(1,), apart=forms_apart(local, kernel))
+    apart = forms_apart(local, kernel)
+    return Operator("conv_transpose", reaches, local, free=(1,), apart=apart, groups=groups)

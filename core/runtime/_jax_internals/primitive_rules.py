@@ -45,3 +45,14 @@ batching_rules = _bind("batching.primitive_batchers", "has the rules of primitiv
 named_batching_rules = _bind(
     "batching.fancy_primitive_batchers", "has those that ask which axis `vmap` adds"
 )
+
+
+def for_export(context: Any) -> bool:
+    """Whether a program is lowered to be written down by `jax.export`.
+
+    Args:
+        context: as a lowering is given it. Where it does not say (JAX has no public name for that),
+            the program is taken to be for this process.
+    """
+    settings = getattr(context.module_context, "lowering_parameters", None)
+    return bool(getattr(settings, "for_export", False))

@@ -1,5 +1,7 @@
 """Operators that say themselves how they are split."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,3 +88,37 @@ def test_a_layout_of_no_mesh_is_taken_for_a_whole_array(mesh):
     x = jax.ShapeDtypeStruct((8,), np.float32, sharding=odd)
     grid, one = partitioning._decoded(mesh, x)
     assert grid == mesh and one.sharding.is_fully_replicated
+
+
+def products(static, mesh, operands, result):
+    """Each device multiplies its rows by the whole matrix."""
+    rows = NamedSharding(mesh, P(operands[0].sharding.spec[0]))
+    return mesh, lambda x, w: x @ w, rows, (rows, NamedSharding(mesh, P()))
+
+
+MULTIPLIED = partitioning.partitioned(
+    lambda static, x, w: x @ w, products, lambda static, shapes: ("i j, k l -> i m", {})
+)
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)], ids=str)
+def test_a_mapped_axis_is_split_too_and_derivatives_are_those_of_the_whole(axes, mesh):
+    x, w = np.ones((4, 3), np.float32), np.arange(6, dtype=np.float32).reshape(3, 2)
+    specs = [P("y"), P()]
+    given = [x, w]
+    for at, axis in enumerate(axes):
+        if axis == 0:
+            given[at] = np.stack([given[at], 2 * given[at]])
+            specs[at] = P("x", *specs[at])
+    placed = [shard(leaf, mesh, spec) for leaf, spec in zip(given, specs, strict=True)]
+    ours = jax.jit(jax.vmap(lambda x, w: MULTIPLIED(0, x, w), axes)).lower(*placed).compile()
+    assert "all-gather" not in ours.as_text()
+    np.testing.assert_array_equal(ours(*placed), jax.vmap(jnp.matmul, axes)(*given))
+
+    def gradients(multiply):
+        slopes = jax.grad(lambda x, w: (multiply(x, w) ** 2).sum(), (0, 1))
+        return jax.jit(jax.vmap(slopes, axes))(*placed)
+
+    found = gradients(functools.partial(MULTIPLIED, 0))
+    for got, want in zip(found, gradients(jnp.matmul), strict=True):
+        np.testing.assert_allclose(got, want)

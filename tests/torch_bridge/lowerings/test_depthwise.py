@@ -39,7 +39,6 @@ def test_in_jax_alone():
     np.testing.assert_allclose(got, WANT, rtol=1e-4, atol=1e-4)
 
 
-@depthwise_on_a_part_of_a_mesh
 def test_in_torch():
     mesh = iso.make_mesh((2, 4), ("x", "y"))
     x = xs.mark_sharding(torch.from_numpy(X).to("jax"), mesh, ("y", None, None, None))
