@@ -11,7 +11,7 @@ one place wins is open in both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -95,7 +95,10 @@ def masked_index_put(
 @lower("aten::scatter.src")
 def scatter(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
     """`x` with the places that `index` names along an axis replaced by `src`."""
-    return _scatter(x, dim, index, src, None)
+    along = axis(dim, x.ndim) if x.ndim else 0
+    if not _is_batch(x, along, index):
+        return _scatter(x, dim, index, src, None)
+    return _in_batches(jax.lax.scatter, x, along, index, src)
 
 
 @lower("aten::scatter.value", lift=("value",))
@@ -110,10 +113,27 @@ def scatter_value(
 def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
     """`x` with `src` added at the places that `index` names along an axis."""
     along = axis(dim, x.ndim) if x.ndim else 0
-    beside = tuple(d for d in range(x.ndim) if d != along)
-    if index.size < 2 or x.dtype == bool or any(index.shape[d] != x.shape[d] for d in beside):
+    if x.dtype == bool or not _is_batch(x, along, index):
         return _scatter(x, dim, index, src, "sum")
+    return _in_batches(jax.lax.scatter_add, wide(x), along, index, src).astype(x.dtype)
+
+
+def _is_batch(x: jax.Array, along: int, index: jax.Array) -> bool:
+    """Whether each line of `x` along an axis has its own line of `index`."""
+    beside = [d for d in range(x.ndim) if d != along]
+    return index.size > 1 and all(index.shape[d] == x.shape[d] for d in beside)
+
+
+def _in_batches(
+    function: Callable[..., jax.Array],
+    x: jax.Array,
+    along: int,
+    index: jax.Array,
+    src: jax.Array,
+) -> jax.Array:
+    """A scatter of JAX's along one axis, for each place beside it."""
     index = narrowed(index, x.shape[along])
+    beside = tuple(d for d in range(x.ndim) if d != along)
     # Said as a batch of scatters, which a mesh splits like any batch. Where what is added is split
     # along the axis of the scatter, XLA's partitioner gives wrong sums for some other layouts.
     index, src = whole(index, [along]), whole(src, [along])
@@ -124,11 +144,8 @@ def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax
         operand_batching_dims=beside,
         scatter_indices_batching_dims=beside,
     )
-    base, src = wide(x), leading(src, index.shape)
-    added = jax.lax.scatter_add(
-        base, index[..., None], src.astype(base.dtype), numbers, mode="drop"
-    )
-    return added.astype(x.dtype)
+    src = leading(src, index.shape).astype(x.dtype)
+    return function(x, index[..., None], src, numbers, mode="drop")
 
 
 @lower("aten::scatter.reduce")

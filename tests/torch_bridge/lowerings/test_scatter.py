@@ -171,3 +171,21 @@ def test_the_gradient_of_a_gather_stays_where_the_batch_is():
     assert {found.bytes for found in collectives(xs.program_text(step))} <= {4}
     expected = torch.zeros(16, 32).scatter(1, labels.cpu(), 1.0)
     torch.testing.assert_close(gradient.cpu(), expected)
+
+
+def test_gradients_of_what_each_row_selects_send_nothing():
+    """Of extremes, sorted and counted elements, where the batch is split."""
+    x = torch.randn(16, 4, 5, generator=torch.Generator().manual_seed(0))
+
+    def gradients(x):
+        x = x.detach().requires_grad_()
+        picked = (x.max(1)[0], x.sort(2)[0], x.topk(2, 1)[0], x.median(-1)[0], x.kthvalue(2)[0])
+        loss = sum((part.cos() * (n + 1)).sum() for n, part in enumerate(picked))
+        return torch.autograd.grad(loss, x)[0]
+
+    step = xs.compile(gradients)
+    split = iso.shard(x.to("jax"), iso.make_mesh((2, 4), ("x", "y")), P(("x", "y")))
+    torch.testing.assert_close(step(split).cpu(), gradients(x))
+    assert not collectives(xs.program_text(step))
+    columns = iso.shard(x.to("jax"), iso.make_mesh((2, 4), ("x", "y")), P("x", "y"))
+    torch.testing.assert_close(step(columns).cpu(), gradients(x))
