@@ -9,6 +9,7 @@ import torch
 from jax.sharding import Mesh
 
 from isoshard.torch_bridge.engine.capture.bindings import Argument
+from isoshard.torch_bridge.engine.capture.described import Descriptions
 from isoshard.torch_bridge.engine.capture.host_counters import HostOps
 from isoshard.torch_bridge.engine.capture.numbers import Numbers
 from isoshard.torch_bridge.engine.capture.reachable import Reachable
@@ -70,7 +71,8 @@ class PlannedRecording(Recording):
         self.owners = [*leaves, *(Argument(number) for number in mine)]
         self.tensors = [*leaves, *(arguments[number] for number in mine)]
         self._rates = []
-        self.rebound = []
+        self.rebound, self.turned = [], []
+        self.described = Descriptions()
         self.table = Table()
         self.numbers = Numbers(self.table, ())
         self.host = _HostOps(self.table, found.tensors)

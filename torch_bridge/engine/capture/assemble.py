@@ -230,6 +230,7 @@ class Assembly:
             bound,
             checks,
             [(self._numbers[id(tensor)], check) for tensor, check in recording.host.deferred],
+            recording.turned,
         )
 
     def _sources(self, values: Sequence[Value | Taken]) -> list[Any]:

@@ -32,6 +32,7 @@ from .bindings import (
     SharedMemory,
     View,
 )
+from .described import Description
 from .dropped_gradients import held, stand_in
 from .gathering import Gathering
 from .guards import Guard
@@ -67,6 +68,7 @@ class Replay:
         bound: the same with what they hold after it.
         checks: what refuses lifted floats that change, and the floats it looks at.
         deferred: which of the tensors made are checked after the run, and how.
+        turned: the arguments that the step gives another shape in place, and what they become.
     """
 
     plan: program.CompileRequest
@@ -88,6 +90,7 @@ class Replay:
     bound: list[tuple[Rebound, list[Any]]]
     checks: list[tuple[Check, list[Any]]]
     deferred: list[tuple[int, Fault]]
+    turned: list[tuple[int, Description]]
 
     def __post_init__(self) -> None:
         """Arrange what each run goes through."""
@@ -149,6 +152,8 @@ class Replay:
         leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
         for one, marks in self.bound:
             one.bind([_filled(mark, scene, made) for mark in marks])
+        for number, description in self.turned:
+            description.give(arguments[number], arguments[number]._storage)
         for number, mark in self.gradients:
             scene.owner(number).grad = _filled(mark, scene, made)
         if self.dropped and (

@@ -30,6 +30,7 @@ from isoshard.torch_bridge.engine.values.symbolic_numbers import Table, present,
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
 
 from .bindings import Argument, Owner
+from .described import Description, Descriptions
 from .effects import Effects
 from .executed import Executed
 from .guards import Change, Guard
@@ -68,6 +69,8 @@ class Recording:
         reached: the objects that this code could reach.
         changed: what it changed in them, if a replay would not.
         rebound: names that hold other tensors after the step, which a replay binds anew.
+        described: what tensors were like before the step.
+        turned: the arguments that it gives another shape in place, and what they become.
         arguments: its tensor arguments.
         owners: who may have gradients: parameters, and arguments that require one.
         tensors: those as tensors.
@@ -118,6 +121,9 @@ class Recording:
         self.log = self.tape.log = MemoryLog(self.tape)
         self.random = random_state.DrawnKeys()
         self.snapshot = Snapshot(found, self.tensors)
+        self.described = Descriptions()
+        self.described.include([*arguments, *(one for one, _ in found.tensors.values())])
+        self.turned: list[tuple[int, Description]] = []
         self.zeroing = Zeroing(found, self.is_written)
         self.leaves: list[Any] = []
         self.structure: Any = None
@@ -180,6 +186,7 @@ class Recording:
         )
         if modules or optimizers or scalers or len(found.tensors) > tensors:
             with self.host.aside():
+                self.described.include(one for one, _ in list(found.tensors.values())[tensors:])
                 leaves = list(found.leaves(self._known))
                 self._leaves += leaves
                 self.owners += leaves
@@ -197,11 +204,24 @@ class Recording:
         if self.host.kept(self.reached.tensors.keys() - self._optimizer_state()):
             return "it makes a tensor on the CPU that it keeps"
         written = self.numbers.outputs()
+        if (turned := self._turned()) is not None:
+            return turned
         change, self.rebound = self.effects.counting(self.executed, self.is_outer, written)
         if change is None:
             return self._shared()
         self.changed = change
         return f"it changes {change.text.replace(' was ', ', which was ')}"
+
+    def _turned(self) -> str | None:
+        """Note which arguments have another shape; why a replay could not repeat others."""
+        self.turned = []
+        numbers = {id(argument): number for number, argument in enumerate(self.arguments)}
+        for tensor, before, now in self.described.changed():
+            number = numbers.get(id(tensor))
+            if number is None or now.storage is not before.storage:
+                return f"it changes a tensor of {before.differs(now)} in place"
+            self.turned.append((number, now))
+        return None
 
     def _shared(self) -> str | None:
         """Why a replay could not tell which name the step read; None if it can.
@@ -350,6 +370,7 @@ class Recording:
 
     def put_back(self) -> None:
         """Give every storage that the step wrote the value it had before."""
+        self.described.put_back()
         self.log.put_back()
 
     def restart_with_state(self) -> bool:
