@@ -121,7 +121,11 @@ class Graph:
             lazy_tensor.read(leaf) for leaf in given if isinstance(leaf, lazy_tensor.LazyTensor)
         ]
         results = iter(tapes.recorder().record(signature.recipe, values))
-        return [_filled(mark, raw, results) for mark in signature.outputs]
+        found = [_filled(mark, raw, results) for mark in signature.outputs]
+        for place, mark in enumerate(signature.outputs):
+            if isinstance(mark, _View):
+                found[place] = mark.of(raw if mark.is_input else found)
+        return found
 
     def _import(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and not isinstance(leaf, lazy_tensor.LazyTensor):
@@ -145,9 +149,12 @@ class Graph:
             with tapes.immediately(_keys(draw)), torch.no_grad():
                 got = self.module(*leaves)
                 computed = []
+                views = _views(leaves, got) if any(type(leaf) is int for leaf in key) else {}
                 for place, (node, leaf) in enumerate(zip(results, got, strict=True)):
                     if node in inputs:
                         outputs[place] = _Same(inputs.index(node))
+                    elif place in views:
+                        outputs[place] = views[place]
                     elif isinstance(leaf, torch.Tensor):
                         tensor = import_tensor(torch.ops.aten.copy.default, leaf)
                         outputs[place] = _dense(tensor)
@@ -197,6 +204,48 @@ class _Same:
     """A result that is one of the arguments."""
 
     number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """A result that is a view of an argument or of another result.
+
+    Where sizes or indices are open, AOTAutograd takes nothing of such a result but size, stride and
+    offset, and makes it of its base.
+    """
+
+    number: int
+    is_input: bool
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, tensors: Sequence[Any]) -> torch.Tensor:
+        """The view."""
+        base: torch.Tensor = tensors[self.number]
+        return base.as_strided(self.size, self.stride, base.storage_offset() + self.offset)
+
+
+def _views(leaves: Sequence[Any], results: Sequence[Any]) -> dict[int, _View]:
+    """The results that are views, by position.
+
+    Args:
+        leaves: the arguments.
+        results: of the graph.
+    """
+    bases: dict[int, tuple[int, bool, torch.dtype]] = {}
+    for group, is_input in ((results, False), (leaves, True)):
+        for number, one in enumerate(group):
+            if isinstance(one, lazy_tensor.LazyTensor) and not one._chain.ops:
+                bases[id(one._storage)] = number, is_input, one.dtype
+    views = {}
+    for place, one in enumerate(results):
+        if isinstance(one, lazy_tensor.LazyTensor) and one._chain.ops:
+            number, is_input, dtype = bases.get(id(one._storage), (0, False, None))
+            if dtype == one.dtype:
+                where = tuple(one.shape), tuple(one.stride()), int(one.storage_offset())
+                views[place] = _View(number, is_input, *where)
+    return views
 
 
 @dataclasses.dataclass(frozen=True)

@@ -254,3 +254,14 @@ def test_a_draw_from_a_generator_of_its_own_breaks_the_graph_and_follows_its_see
     expected = twice(noisy)
     assert expected[0] != expected[1]
     assert twice(fast) == expected
+
+
+def test_views_at_open_indices_are_those_of_the_call():
+    def views(x: torch.Tensor, i: int) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return x[i], x[i : i + 2], x.view(5, 6).t()[i], x.unfold(0, 2, 1)[i], y, y[i:]
+
+    fast, x = torch.compile(views, backend="isoshard", dynamic=True), torch.arange(30.0).to("jax")
+    for i in (1, 3, -2):
+        for found, wanted in zip(fast(x, i), views(x, i), strict=True):
+            assert found.tolist() == wanted.tolist()
