@@ -100,6 +100,9 @@ def write_slice(
         one = part.shape[dim] == 1
         return jnp.where(inside, part if one else spread(part, x.shape[dim], dim, start, step), x)
     if step == 1:
+        # Under vmap this is a scatter that JAX lowers in the caller's setting, often of 32 bits.
+        if max(x.shape) < 2**31:
+            start = np.int32(start) if isinstance(start, int) else start.astype(jnp.int32)
         return lax.dynamic_update_slice_in_dim(x, part, start, dim)
     return x.at[(slice(None),) * dim + (slice(start, stop, step),)].set(part)
 
