@@ -333,6 +333,24 @@ def framework_of(obj: Any) -> Framework | None:
     return next((f for f in _frameworks.values() if f.owns(obj)), None)
 
 
+def check_no_tensor(obj: Any, verb: str) -> None:
+    """Refuse tensors and modules where arrays are meant.
+
+    Args:
+        obj: an argument.
+        verb: is called, for the message.
+
+    Raises:
+        TypeError: it belongs to a framework.
+    """
+    found = framework_of(obj)
+    if found is not None:
+        raise TypeError(
+            f"{verb} takes arrays of JAX or NumPy, not a {type(obj).__name__} of {found.name}; "
+            "pass iso.to_jax(x), or shard the tensor with iso.shard(x, mesh, spec, uneven='pad')"
+        )
+
+
 def framework_owning(step: Any) -> Framework | None:
     """Find the framework, of those that are loaded, whose own kind of step something is.
 

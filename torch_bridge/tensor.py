@@ -276,6 +276,28 @@ class XLAShardedTensor(LayoutMethods):
         """
         raise RuntimeError(addresses.refusal("storage()"))
 
+    _typed_storage = storage
+
+    def storage_type(self) -> Any:
+        """Refused, likewise.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(addresses.refusal("storage_type()"))
+
+    def is_shared(self) -> bool:
+        """Never with another process."""
+        return False
+
+    def share_memory_(self) -> Any:
+        """Refused: no other process sees the memory.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(addresses.refusal("share_memory_()"))
+
     def __dlpack_device__(self) -> tuple[Any, int]:
         """The DLPack device of the only buffer."""
         return self._one_buffer().__dlpack_device__()

@@ -30,6 +30,7 @@ from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.frameworks import check_no_tensor
 from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh
 from isoshard.core.layout.mesh import as_mesh, mesh_of
 from isoshard.core.layout.spec import named_sharding, same_layout
@@ -186,6 +187,7 @@ def lay_out_in_blocks(x: Any, layout: Layout) -> Any:
         >>> lay_out_in_blocks(np.arange(6, dtype=np.float32), layout).array.tolist()
         [0.0, 0.0, 0.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 3.0, 4.0, 5.0]
     """
+    check_no_tensor(x, "lay_out_in_blocks")
     if isinstance(x, np.ndarray):
         x = narrowed(x, None, "array")
     if not isinstance(layout, BlockLayout):
@@ -221,6 +223,7 @@ def without_padding(u: UnevenArray) -> np.ndarray:
         >>> without_padding(UnevenArray(jax.numpy.arange(4), (3,), ((1, 2),)))
         array([0, 2, 3], dtype=int32)
     """
+    check_no_tensor(u, "without_padding")
     valid: Splits = tuple(
         None if size is None else AxisSplit(size, extent // len(size))
         for size, extent in zip(u.sizes, u.array.shape, strict=True)

@@ -30,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError, no_sharing
+from isoshard.core.frameworks import check_no_tensor
 from isoshard.core.layout.mesh import as_mesh, mesh_of
 from isoshard.core.layout.spec import axis_names, named_sharding, same_layout
 from isoshard.core.layout.spec_entries import entries_of
@@ -86,6 +87,7 @@ def pack(
             ...
         isoshard.core.errors.UnevenError: rows: sizes do not fit shape (5,) by P('x',): axis 0 is given 3 sizes for its 4 blocks; axis 0 is given 6 elements, and has 5. Give one size per block, which together make the axis, as torch.chunk: (2, 2, 1, 0).
     """  # noqa: E501
+    check_no_tensor(x, "pack")
     mesh = as_mesh(mesh, abstract=True)
     shape = tuple(x.shape)
     sharding = named_sharding(spec, mesh, len(shape), name=name)
@@ -113,6 +115,7 @@ def unpack(u: UnevenArray) -> jax.Array:
         >>> unpack(UnevenArray(jax.numpy.arange(4), (3,), ((1, 2),))).tolist()
         [0, 2, 3]
     """
+    check_no_tensor(u, "unpack")
     splits = splits_of(u)
     if not isinstance(u.array, Tracer):
         return _unpack(u.array, splits)
@@ -141,6 +144,7 @@ def repack(u: UnevenArray, sizes: SizesLike = None) -> Any:
         >>> repack(u, (2, 1, 1, 1))
         UnevenArray(int32[5] in int32[8], axis 0 in blocks of 2: 2, 1, 1, 1 valid; P('x',))
     """
+    check_no_tensor(u, "repack")
     layout = _layout_of(u)
     return relaid(u, layout, plan_splits(u.shape, layout, sizes))
 
