@@ -66,6 +66,7 @@ test-room: $(VENV)/.dev-installed  ## the tests of one folder (ROOM=core/plan, R
 
 test-all: test test-torchrun test-clusters test-torch-xla docs-browser notebooks  ## all there is (hours)
 	$(BIN)/pytest tests/aot
+	EXAMPLES=500 $(BIN)/pytest -n $(WORKERS) --dist worksteal tests/torch_bridge/generated
 	AXIS_TYPES=Explicit $(BIN)/pytest -n $(WORKERS) --dist worksteal $(TYPED)
 	$(BIN)/python -m tests.conformance
 	$(BIN)/python -m tests.fuzz
