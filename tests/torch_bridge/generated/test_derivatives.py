@@ -1,152 +1,211 @@
-"""`jax.grad` of a torch function is torch's gradient, at awkward points too.
+"""Gradients are torch's in every way to run the forms of `forms.py`, at awkward points too.
 
-Points are zeros, ties, edges of activations and halves; functions are given as text, so that
-each is one line. All gradients are one compiled program. What fails is in
-`known_faults.py`, all of it.
+The gradients of many forms are one program: each form has an argument of its own, and their sum is
+differentiated. `EXAMPLES=500` tries all forms in all ways; without, JAX's `vmap` of `grad` takes
+all, and the other ways share them. What fails is in `known_faults.py`, all of it.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import os
 
 import jax
 import numpy as np
+import pytest
 import torch
-from torch.nn import functional
 
 import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard import P
+from isoshard.torch_bridge.torch_xla.experimental.scan import scan
 
+from .forms import ANY_OF_TIES, ELEMENTWISE, EVERY, PAIRS, POINTS, scalar, wanted
 from .known_faults import DERIVATIVES
 
-POINTS = {
-    "zeros": [0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
-    "ties": [1.0, 1.0, -2.0, -2.0, 1.0, -2.0],
-    "edges": [-1.0, 0.0, 1.0, 3.0, -3.0, 6.0],
-    "halves": [0.5, -0.5, 1.5, 2.5, -1.5, 0.25],
-    "others": [0.3, -1.7, 2.2, 0.9, -0.4, 1.1],
-    "one zero": [0.0, 2.0, -1.5, 0.7, 0.4, -0.2],
+ROWS = np.array(list(POINTS.values()), np.float32)
+
+
+def pulled(total, vs):
+    """Torch's gradients of a sum; zeros where there are none."""
+    if total.requires_grad:
+        total.backward()
+    return [torch.zeros_like(v) if v.grad is None else v.grad for v in vs]
+
+
+def torch_step(lines):
+    """Gradients of all lines by torch's autograd."""
+
+    def step(v, w):
+        vs = [v.detach().clone().requires_grad_() for _ in lines]
+        return pulled(sum(scalar(line)(one, w) for line, one in zip(lines, vs, strict=True)), vs)
+
+    return step
+
+
+def in_torch(wrap, lines):
+    """Point after point, in float64 on the device."""
+    step, found = wrap(torch_step(lines)), []
+    for row in ROWS:
+        point = torch.tensor(row, dtype=torch.float64).to("jax")
+        found.append(step(point, point.flip(0)))
+    xs.sync()
+    return [[one.cpu().numpy() for one in row] for row in found]
+
+
+def jax_total(lines):
+    """The sum of all lines, as a function of JAX."""
+
+    def total(vs, w):
+        return sum(scalar(line)(one, w) for line, one in zip(lines, vs, strict=True))
+
+    return iso.jax_function(total)
+
+
+def by_vmap(lines):
+    """`vmap` of `grad`, in `jit`."""
+    gradient = jax.grad(jax_total(lines))
+    vs = [ROWS] * len(lines)
+    return by_point(jax.jit(jax.vmap(gradient))(vs, ROWS[:, ::-1]))
+
+
+def by_scan(lines):
+    """`grad` in the body of `jax.lax.scan`."""
+    gradient = jax.grad(jax_total(lines))
+
+    def body(carry, row):
+        return carry, gradient([row] * len(lines), row[::-1])
+
+    return by_point(jax.jit(lambda rows: jax.lax.scan(body, 0, rows)[1])(ROWS))
+
+
+def by_grad(lines):
+    """`grad` alone."""
+    gradient = jax.grad(jax_total(lines))
+    return [gradient([row] * len(lines), row[::-1]) for row in map(jax.numpy.asarray, ROWS)]
+
+
+def by_point(found):
+    """Results of all points, point by point."""
+    return list(zip(*[np.asarray(one) for one in found], strict=True))
+
+
+def by_round_trip(lines):
+    """To JAX and back: torch's backward of JAX's derivative of torch's backward."""
+    back = iso.torch_function(jax.jit(jax_total(lines)))
+
+    def step(v, w):
+        vs = [v.detach().clone().requires_grad_() for _ in lines]
+        return pulled(back(vs, w), vs)
+
+    found = []
+    for row in ROWS:
+        point = torch.tensor(row).to("jax")
+        found.append(step(point, point.flip(0)))
+    return [[one.cpu().numpy() for one in row] for row in found]
+
+
+def by_loop(lines):
+    """A loop on the device over the points, with the forms as its body."""
+    rows = torch.tensor(ROWS, dtype=torch.float64).to("jax")
+    vs = [rows.clone().requires_grad_() for _ in lines]
+
+    def body(carry, given):
+        *each, w = given
+        total = sum(scalar(line)(one, w) for line, one in zip(lines, each, strict=True))
+        return carry + total, total
+
+    start = torch.zeros((), dtype=torch.float64, device="jax")
+    total = scan(body, start, (*vs, rows.flip(1)))[0]
+    return list(zip(*[one.cpu().numpy() for one in pulled(total, vs)], strict=True))
+
+
+def by_blocks(lines):
+    """Elementwise forms on shards of unequal sizes, all points in one tensor."""
+    mesh, sizes = iso.make_mesh((8,), ("a",)), (9, 0, 6, 5, 4, 4, 7, 1)
+    laid = functools.partial(iso.shard, mesh=mesh, spec=P("a"), uneven="pad", sizes=sizes)
+    v, w = (
+        laid(torch.tensor(np.ascontiguousarray(rows)).reshape(36)) for rows in (ROWS, ROWS[:, ::-1])
+    )
+    vs = [v.detach().clone().requires_grad_() for _ in lines]
+    weights = torch.linspace(1, 2, 6).repeat(6)
+    weights = laid(weights)
+    total = sum((form(line)(one, w) * weights).sum() for line, one in zip(lines, vs, strict=True))
+    found = [one.cpu().numpy().reshape(6, 6) for one in pulled(total, vs)]
+    return list(zip(*found, strict=True))
+
+
+def form(line):
+    """The function of a line, without weights."""
+    return functools.partial(scalar(line), plain=True)
+
+
+WAYS = {
+    "lazy": functools.partial(in_torch, lambda step: step),
+    "compile": functools.partial(in_torch, xs.compile),
+    "repeat": functools.partial(in_torch, lambda step: xs.compile(step, repeat="always")),
+    "torch.compile": functools.partial(
+        in_torch, lambda step: torch.compile(step, backend="isoshard")
+    ),
+    "loop": by_loop,
+    "round trip": by_round_trip,
+    "grad": by_grad,
+    "scan": by_scan,
+    "vmap": by_vmap,
+    "blocks": by_blocks,
 }
-
-ELEMENTWISE = (
-    "torch.relu(v)", "F.relu6(v)", "F.hardtanh(v)", "F.leaky_relu(v)", "F.elu(v)", "F.selu(v)",
-    "F.celu(v)", "F.softplus(v)", "F.gelu(v)", "F.silu(v)", "F.mish(v)", "F.hardswish(v)",
-    "F.hardsigmoid(v)", "F.softshrink(v)", "F.hardshrink(v)", "F.threshold(v, 1.0, 0.0)",
-    "F.logsigmoid(v)", "F.tanhshrink(v)", "F.softsign(v)", "F.prelu(v, v[:1].detach())",
-    "v.abs()", "v.sign()", "v ** 2", "v ** 3", "v ** 0", "v ** 1.0", "v.abs() ** 0.5",
-    "v.abs().sqrt()", "v.clamp(-1, 1)", "v.clamp(min=0)", "v.clamp(max=1)", "v.round() * v",
-    "v.floor() * v", "v.trunc() + v", "torch.exp(v)", "torch.expm1(v)", "torch.log1p(v.abs())",
-    "torch.sinc(v)", "torch.tanh(v)", "torch.sigmoid(v)", "torch.erf(v)", "torch.nan_to_num(v)",
-    "torch.where(v > 0, v, v * 0.1)", "torch.where(v == 0, torch.zeros_like(v), 1 / v)",
-)  # fmt: skip
-PAIRS = (
-    "torch.maximum(v, w)", "torch.minimum(v, w)", "torch.fmax(v, w)", "torch.fmin(v, w)",
-    "torch.copysign(v, w)", "torch.hypot(v, w)", "torch.atan2(v, w)", "torch.xlogy(v, w.abs())",
-    "torch.fmod(v, 1.5)", "torch.remainder(v, 1.5)", "F.l1_loss(v, w)", "F.smooth_l1_loss(v, w)",
-    "F.huber_loss(v, w)", "F.mse_loss(v, w)", "(v - w).abs()", "torch.dist(v, w)",
-    "F.cosine_similarity(v, w, dim=0)", "F.pairwise_distance(v[None], w[None])",
-    "torch.cdist(v.view(3, 2), w.view(3, 2))", "torch.logaddexp(v, w)", "v.abs() ** w",
-)  # fmt: skip
-REDUCTIONS = (
-    "v.norm()", "v.norm(1)", "v.norm(3)", "v.norm(float('inf'))", "v.view(3, 2).norm(dim=1)",
-    "torch.linalg.vector_norm(v)", "F.normalize(v, dim=0)", "v.max()", "v.min()", "v.amax()",
-    "v.amin(0)", "v.view(3, 2).max(dim=1).values", "v.view(3, 2).min(dim=0).values", "v.median()",
-    "v.std()", "v.var()", "v.prod()", "v.cumprod(0)", "v.cumsum(0)", "v.logsumexp(0)",
-    "v.softmax(0)", "v.log_softmax(0)", "v.sort().values * torch.arange(6.0)", "v.cummax(0).values",
-    "v.topk(2).values", "v.kthvalue(3).values", "v.mean() * v", "v.aminmax().max",
-    "F.layer_norm(v, (6,))", "F.max_pool1d(v[None, None], 2)", "v.logcumsumexp(0)",
-    "torch.zeros(3).scatter_reduce(0, torch.tensor([0, 0, 1, 1, 2, 2]), v, 'prod')",
-    "torch.zeros(3).scatter_reduce(0, torch.tensor([0, 0, 1, 1, 2, 2]), v, 'amax')",
-    "torch.zeros(3).index_add(0, torch.tensor([0, 0, 1, 1, 2, 2]), v)",
-)  # fmt: skip
-STOPPED = (
-    "v * v.detach()", "v * v.data", "v + (v.round() - v).detach()", "v / v.detach().abs().max()",
-    "v * without(v)", "v * decorated(v)", "hooked(v * 2)", "v * frozen(v)", "straight(v) * v",
-    "F.embedding(torch.tensor([0, 2, 0]), v.view(3, 2), padding_idx=0)",
-    "F.embedding(torch.tensor([0, 2, 0]), v.view(3, 2), scale_grad_by_freq=True)",
-    "F.embedding_bag(torch.tensor([[0, 2]]), v.view(3, 2), padding_idx=0, mode='sum')",
-    "v * v.clone().detach_()", "v * v.new_tensor(2.0)",
-    "v * (3 if torch.is_grad_enabled() else 2)", "v * (3 if v.requires_grad else 2)",
-)  # fmt: skip
+BLOCKS = [line for line in (*ELEMENTWISE, *PAIRS) if "v[" not in line]
 
 
-def without(v):
-    """Of code that runs with gradients off."""
-    with torch.no_grad():
-        return v * 3
+def settled(line, name, gradient):
+    """A gradient as it can be compared: where torch may choose among equals, their sum."""
+    if line not in ANY_OF_TIES:
+        return gradient
+    equal = np.equal.outer(POINTS[name], POINTS[name])
+    return equal @ np.nan_to_num(gradient)
 
 
-@torch.no_grad()
-def decorated(v):
-    """As `without`."""
-    return v * v
+SIZE = 32
+"""Forms in a program."""
 
 
-def hooked(v):
-    """Of a tensor whose gradient a hook changes."""
-    if v.requires_grad:
-        v.register_hook(lambda gradient: gradient * 10)
-    return v
+def wrong(way, lines):
+    """The lines whose gradient is another one than torch's, with both."""
+    if len(lines) > SIZE:
+        return wrong(way, lines[:SIZE]) | wrong(way, lines[SIZE:])
+    try:
+        found = WAYS[way](lines)
+    except Exception as error:
+        if len(lines) == 1:
+            return {lines[0]: error}
+        half = len(lines) // 2
+        return wrong(way, lines[:half]) | wrong(way, lines[half:])
+    faults = {}
+    for name, row in zip(POINTS, found, strict=True):
+        for line, one in zip(lines, row, strict=True):
+            want = settled(line, name, wanted(line, name))
+            finite = np.abs(want[np.isfinite(want)]).max(initial=1.0)
+            if not np.allclose(
+                settled(line, name, one), want, 2e-4, 1e-5 + 1e-6 * finite, equal_nan=True
+            ):
+                faults.setdefault(line, {})[name] = np.asarray(one), want
+    return faults
 
 
-def frozen(v):
-    """Of a layer whose result is a target."""
-    with torch.inference_mode():
-        target = v * 2
-    return target.clone()
+def lines_of(way):
+    """The forms of a way: all, or its share."""
+    lines = BLOCKS if way == "blocks" else EVERY
+    if way == "vmap" or "EXAMPLES" in os.environ:
+        return list(lines)
+    share = {"torch.compile": 16, "grad": 16}.get(way, 8)
+    return list(lines[list(WAYS).index(way) :: share])
 
 
-class _Straight(torch.autograd.Function):
-    @staticmethod
-    def forward(context, v):
-        return v.sign()
-
-    @staticmethod
-    def backward(context, gradient):
-        return gradient.clamp(-1, 1)
-
-
-straight = _Straight.apply
-
-KNOWN = {line for lines in DERIVATIVES.values() for line in lines}
-EVERY = (*ELEMENTWISE, *PAIRS, *REDUCTIONS, *STOPPED)
-
-
-def scalar(line):
-    """The function of a line: its results are weighed and added."""
-    code = compile(line, "<line>", "eval")
-    names = globals() | {"F": functional}
-
-    def function(v, w):
-        result = eval(code, names, {"v": v, "w": w})
-        weights = torch.linspace(1, 2, result.numel()).reshape(result.shape)
-        return (result * weights).sum()
-
-    return function
-
-
-def wanted(line, point):
-    """torch's own gradient."""
-    v, w = torch.tensor(point, requires_grad=True), torch.tensor(point).flip(0)
-    scalar(line)(v, w).backward()
-    return v.grad.numpy()
-
-
-def test_gradients_are_those_of_torch():
-    lines = [line for line in EVERY if "aminmax" not in line or torch.__version__ >= "2.13"]
-    points = np.array(list(POINTS.values()), np.float32)
-
-    def gradients(v, w):
-        found = {}
-        for line in lines:
-            with contextlib.suppress(NotImplementedError):  # JAX's, of the product's scatter
-                found[line] = jax.vmap(jax.grad(iso.jax_function(scalar(line))))(v, w)
-        return found
-
-    found = jax.device_get(jax.jit(gradients)(points, points[:, ::-1]))
-    wrong = {}
-    for line in lines:
-        for name, one in zip(POINTS, found.get(line, [None] * len(POINTS)), strict=True):
-            want = wanted(line, POINTS[name])
-            if one is None or not np.allclose(one, want, 1e-4, 1e-5, equal_nan=True):
-                wrong.setdefault(line, {})[name] = one, want
-    assert wrong.keys() == KNOWN, wrong
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_are_those_of_torch(way):
+    lines = lines_of(way)
+    known = {line for ways, known in DERIVATIVES.values() if way in ways for line in known}
+    found = wrong(way, [line for line in lines if line not in known])
+    assert not found
+    for line in known.intersection(lines):
+        assert wrong(way, [line]), f"{line} is right by now"
