@@ -285,6 +285,7 @@ NOT_CALLED = {
     "__weakref__": "Python's",
     "__coerce_same_metadata_as_tangent__": "torch's, of tangents",
     "__delitem__": "tensors have none",
+    "jax": "an attribute while JAX traces, and no other time",
     "invalidate_spec_cache": "torch_xla's, of marks",
     "from_local": "DTensor's constructor",
     "load_local_shards_": "writes to shards, of a tensor that is marked",
