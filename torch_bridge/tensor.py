@@ -348,8 +348,7 @@ class XLAShardedTensor(LayoutMethods):
             whole = lazy_tensor.new_tensor(whole, self._storage, lazy_tensor.Chain.root(whole))
             copied: Any = whole.clone()
             memories[self._storage] = copied._storage
-        offset = int(self.storage_offset())
-        new = lazy_tensor.new_tensor(self._aval, memories[self._storage], self._chain, offset)
+        new = self._over(memories[self._storage])
         marks.copy_mark(self, new)
         new.requires_grad_(self.requires_grad)
         if self.grad is not None:
@@ -358,6 +357,20 @@ class XLAShardedTensor(LayoutMethods):
         made.update({name: copy.deepcopy(own[name], memo) for name in own if name not in made})
         memo[id(self)] = new
         return new
+
+    def __copy__(self) -> torch.Tensor:
+        """Another tensor over the same memory, as torch makes it."""
+        new = self._over(self._storage)
+        if isinstance(self, torch.nn.Parameter):
+            return torch.nn.Parameter(new, self.requires_grad)
+        own, made = vars(self), vars(new)
+        made.update({name: own[name] for name in own if name not in made})
+        return new.requires_grad_(self.requires_grad)
+
+    def _over(self, memory: Any) -> Any:
+        """A tensor that views some memory as this one views its own."""
+        offset = int(self.storage_offset())
+        return lazy_tensor.new_tensor(self._aval, memory, self._chain, offset)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as torch pickles tensors of other devices; the layout is not kept."""

@@ -262,3 +262,27 @@ def test_lazy_clones_are_copies():
         b.add_(1)
         a.mul_(4)
         assert [x.tolist() for x in (a, b, total)] == [[4, 4], [2, 2], [2, 2]]
+
+
+def test_shallow_copies_are_over_the_same_memory():
+    results = []
+    for device in ("cpu", "jax"):
+        a = torch.arange(4.0, device=device)
+        a.label = ["mine"]
+        b, row = copy.copy(a), copy.copy(a[1:].view(torch.int32))
+        b.add_(1)
+        row[0] = 0
+        weight = torch.nn.Parameter(torch.ones(2, device=device))
+        again = copy.copy(weight)
+        with torch.no_grad():
+            again.mul_(3)
+        facts = again.requires_grad, again.is_leaf, row.storage_offset(), row.dtype
+        results.append(
+            (
+                [x.tolist() for x in (a, b, row, weight)],
+                b.label is a.label,
+                isinstance(again, torch.nn.Parameter),
+                facts,
+            )
+        )
+    assert results[0] == results[1]
