@@ -9,11 +9,13 @@ backward pass come from `Derivative.pullback`, a program again.
 | operation | computes |
 |---|---|
 | `program_call` | the results |
+| `program_results` | nothing: what the forward pass computed, with the program's derivative |
 | `program_tangents` | tangents of the results, linear in those of the operands |
 | `program_pullback` | cotangents of the operands, linear in those of the results |
 
 The residuals are functions of the operands, so derivatives with respect to them are left to the
-operands.
+operands. No operation of a forward pass is differentiated by JAX, whose derivatives of lowerings
+are others than the program's.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def _effects(*, jaxpr: Any, **_: Any) -> Any:
     return frozenset() if jaxpr is None else jaxpr.effects
 
 
-def _results(*_: Any, program: Program, jaxpr: Any) -> list[Any]:
+def _types(*_: Any, program: Program, jaxpr: Any) -> list[Any]:
     return list(jaxpr.out_avals)
 
 
@@ -74,9 +76,45 @@ def _jvp_of_call(
         results = _bound(program, primals)
         return results, list(map(_none, results))
     linear = program.linear(which)
-    results, residuals = linear.forward(*primals)
+    computed, residuals = linear.forward(*map(jax.lax.stop_gradient, primals))
+    results = _attached(program, primals, computed)
     given = [program.spread(number, tangents[number]) for number in which]
     return results, _tangents_of(linear, primals, residuals, given, results)
+
+
+def _attached(program: Program, operands: Sequence[Any], computed: Sequence[Any]) -> list[Any]:
+    """What was computed without derivatives, as results that have the program's."""
+    count, given = len(operands), [*operands, *computed]
+    jaxpr = jax.make_jaxpr(lambda *given: list(given[count:]))(*given)
+    return _results.bind(*given, program=program, count=count, jaxpr=jaxpr)
+
+
+def _outcome(*given: Any, program: Program, count: int, jaxpr: Any) -> list[Any]:
+    return list(given[count:])
+
+
+def _jvp_of_results(
+    primals: Sequence[Any], tangents: Sequence[Any], *, program: Program, count: int, jaxpr: Any
+) -> tuple[list[Any], list[Any]]:
+    _, changes = _jvp_of_call(primals[:count], tangents[:count], program=program, jaxpr=None)
+    return _attached(program, primals[:count], primals[count:]), changes
+
+
+def _batch_results(
+    axis: Any, arrays: Sequence[Any], axes: Sequence[Any], *, program: Program, count: int, **_: Any
+) -> Any:
+    if _is_around(axis, axes, None):
+        results = _attached(program, arrays[:count], arrays[count:])
+        return results, [None] * len(results)
+    mapped = tuple(one is not None for one in axes[:count])
+    fronted = [_fronted(*pair) for pair in zip(arrays, axes, strict=True)]
+    computed = [
+        jnp.broadcast_to(one, (axis.size, *one.shape)) if at is None else one
+        for one, at in zip(fronted[count:], axes[count:], strict=True)
+    ]
+    batched = BatchedProgram(program, mapped, Mapped.of(axis))
+    results = _attached(batched, fronted[:count], computed)
+    return results, [0] * len(results)
 
 
 def _tangents_of(
@@ -170,7 +208,7 @@ def _jvp_of_tangents(
 
         def pull(*slopes: Any) -> list[Any]:
             there = [*operands, *slopes]
-            _, kept = second.forward(*there)
+            _, kept = second.forward(*map(jax.lax.stop_gradient, operands), *slopes)
             moved = [linear.pullback.spread(number, changes[number]) for number in which]
             return _expand(*there, *kept, *moved, linear=second, types=(types[1], ()))
 
@@ -236,7 +274,7 @@ def _jvp_of_pullback(
     program = linear.pullback
     second = program.linear(which)
     there = [*operands, *slopes]
-    _, kept = second.forward(*there)
+    _, kept = second.forward(*map(jax.lax.stop_gradient, there))
     given = [program.spread(number, moved[number]) for number in which]
     return results, _tangents_of(second, there, kept, given, results)
 
@@ -280,10 +318,18 @@ def _none(result: Any) -> Any:
 _call = new_primitive(
     "program_call",
     _run,
-    _results,
+    _types,
     jvp=_jvp_of_call,
     named_batch=_batch_call,
     effects=_effects,
+    several=True,
+)
+_results = new_primitive(
+    "program_results",
+    _outcome,
+    _outcome,
+    jvp=_jvp_of_results,
+    named_batch=_batch_results,
     several=True,
 )
 _tangents = new_primitive(

@@ -34,7 +34,7 @@ PLAIN_CALLS = {
     **dict.fromkeys(("jit", "pjit", "remat", "remat2", "checkpoint"), "jaxpr"),
     **dict.fromkeys(("closed_call", "core_call", "core_closed_call", "eval_jaxpr"), "call_jaxpr"),
     "program_order": "call_jaxpr",
-    **dict.fromkeys(("program_call", "program_pullback"), "jaxpr"),  # differentiable_calls.py
+    **dict.fromkeys(("program_call", "program_results", "program_pullback"), "jaxpr"),
     "xla_metadata_call": "jaxpr",
 }
 """Primitives that compute what one program computes, and the parameter that has it.

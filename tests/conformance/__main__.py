@@ -38,6 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
         columns, most, limit = ("backward", "forward"), 1, 1
     names = _entries(options.op)
     cells = {name: columns_of(entries()[name], columns)[:most] for name in names}
+    if options.quick:
+        for name in _ALSO_BY_JAX & cells.keys():
+            cells[name] += columns_of(entries()[name], ("jax.vjp", "complex jax.vjp"))
     tasks = [Task(name, tuple(some)) for name, some in cells.items() if some]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # for the workers: XLA's remarks on layouts
     if options.quick:
@@ -65,6 +68,16 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if wrong else 0
 
 
+_ALSO_BY_JAX = frozenset(
+    {
+        *("__getitem__", "add", "bmm", "cumprod", "index_put", "linalg.eigh", "linalg.svd"),
+        *("nn.functional.conv2d", "nn.functional.dropout", "nn.functional.layer_norm", "prod"),
+        *("masked_select", "scatter", "std", "where", "module.nn.BatchNorm2d", "module.nn.LSTM"),
+    }
+)
+"""Entries whose gradients by JAX `--quick` tries: one or more of each kind of derivative."""
+
+
 def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.conformance",
@@ -76,7 +89,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="one sample of each entry, backward or else forward, compiled as the tests do",
+        help="one sample of each entry, backward or else forward, of some through JAX, compiled as "
+        "the tests do",
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--limit", type=float, default=300, help="seconds for one entry")

@@ -16,7 +16,7 @@ import torch
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
-from . import transformed
+from . import through_jax, transformed
 from .samples import tensors
 from .transformed import NothingToCompare
 from .transformed import called as forward
@@ -185,8 +185,8 @@ def _clone(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _differentiable(info: OpInfo) -> bool:
-    return info.supports_autograd and torch.float32 in info.supported_backward_dtypes("cpu")
+def _differentiable(info: OpInfo, dtype: torch.dtype = torch.float32) -> bool:
+    return info.supports_autograd and dtype in info.supported_backward_dtypes("cpu")
 
 
 COLUMNS = {
@@ -272,6 +272,23 @@ COLUMNS = {
         ),
         Column("vmap", torch.float32, transformed.batched, samples=2),
         Column("views", torch.float32, view_backward, _differentiable, samples=2, gradient=True),
+        *(
+            Column(
+                name,
+                dtype,
+                through_jax.vjp,
+                # To torch what JAX traces is compiled, and it packs this call for dynamo.
+                lambda info, dtype=dtype: (
+                    _differentiable(info, dtype) and info.name != "invoke_quant"
+                ),
+                samples=6,
+                gradient=True,
+            )
+            for name, dtype in (
+                ("jax.vjp", torch.float64),
+                ("complex jax.vjp", torch.complex128),
+            )
+        ),
     )
 }
 

@@ -141,6 +141,12 @@ def _with_reference(
             continue
         random = first_difference(want, again) is not None
         attempts.append(Attempt(column, sample, want, random, place))
+    if any(attempt.random for attempt in attempts):  # two seeds may draw the same for one of them
+        for attempt in attempts:
+            attempt.random |= any(
+                first_difference(attempt.want, _reference(info, column, attempt.sample, seed))
+                for seed in range(2, 6)
+            )
     return attempts or refused
 
 

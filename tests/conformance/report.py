@@ -44,8 +44,13 @@ the same class of error, or one below it, is raised at the call. *reference*: fo
 samples by which torch tests against NumPy: infinite, NaN and huge values, broadcast operands,
 tensors with gaps between their elements. *channels last*: results and their strides for inputs in
 those formats. *forward mode*: the tangents of the results. *vmap*: the operator under
-`torch.func.vmap`. *views*: results and gradients through inputs that are views of other tensors. A
-module's sample has its parameters beside its input; an optimizer's sample takes three steps.
+`torch.func.vmap`. *views*: results and gradients through inputs that are views of other tensors.
+*jax.vjp*, *complex jax.vjp*: float64 and complex128 results of `iso.jax_function(operator)` under
+`jax.jit`, the gradients that `jax.vjp` takes of it, and gradients of these, for fixed random
+cotangents (complex ones conjugated, as JAX's are torch's conjugates). Inputs that ask for a
+gradient are traced arrays, other tensors are closed over; not tried are gradients of gradients
+where CPU torch has none, and of products by index, whose formula reads values. A module's sample
+has its parameters beside its input; an optimizer's sample takes three steps.
 
 **What counts as equal.** Shapes and dtypes always; integers and booleans exactly; floats within
 1e-4 (bfloat16: 2e-2) of CPU torch, or else at most eight times as far as CPU torch from the

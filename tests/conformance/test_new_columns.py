@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 from isoshard.torch_bridge.engine.operators import out_arguments
 from tests.conformance import entry, samples
@@ -30,11 +31,36 @@ def statuses(name, columns, limit=1):
         ("module.nn.Linear", ["forward", "backward", "forward mode", "errors"]),
         ("optim.Adam", ["forward", "errors"]),
         ("custom.NumpyMulCustomOp", ["forward", "backward"]),
+        ("linalg.eigh", ["jax.vjp", "complex jax.vjp"]),
+        ("nn.functional.dropout", ["jax.vjp"]),
     ],
 )
 def test_entries_of_the_databases(name, columns):
     columns = [column for column in columns if COLUMNS[column].applies(entries()[name])]
     assert statuses(name, columns) == dict.fromkeys(columns, ("pass", ""))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "result"),
+    [
+        (lambda x: x * x.detach(), "result 1"),  # the gradient
+        (lambda x: x.detach() * x.detach() + x * x.detach() * 2 - x.detach() ** 2 * 2, "result 2"),
+    ],
+)
+def test_a_wrong_derivative_by_jax_is_found(wrong, result):
+    def given(info, device, dtype, requires_grad, **_):
+        made = torch.testing.make_tensor(3, dtype=dtype, device=device)
+        yield SampleInput(made.requires_grad_(requires_grad))
+
+    info = OpInfo(
+        "squared",
+        op=lambda x: x * x if x.device.type == "cpu" else wrong(x),
+        dtypes=frozenset({torch.float64}),
+        sample_inputs_func=given,
+    )
+    cell = entry.run(info, ["jax.vjp"])["jax.vjp"]
+    assert cell.status == "wrong"
+    assert result in cell.reason
 
 
 def test_a_resize_without_its_warning_is_found(monkeypatch):

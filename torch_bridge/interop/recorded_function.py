@@ -134,6 +134,7 @@ class FunctionRecording:
         self.subtrace = SubTrace()
         self.subtrace.imports = True
         self.subtrace.stand_in = self._stand_in
+        self.subtrace.folded = RecordedGraph(self.subtrace).folded
         self.subtrace.axes = set()
         self.subtrace.refusal = _NO_VALUE.format(what)
         self.operands: list[Any] = []

@@ -137,6 +137,11 @@ class RecordedGraph:
         floats = [self.subtrace.scalars[number] for number in program.scalars]
         return Computation(program, [_array(value) for _, value in around], floats)
 
+    def folded(self, slot: int) -> Any:
+        """What is the same for all operands, computed now."""
+        with jax.ensure_compile_time_eval(), _as_torch():
+            return self.part([], [slot]).run([], None)[0]
+
     def around(self) -> list[tuple[int, Value]]:
         """What the code reads that is no operand: slots, and the values there."""
         values = [*self.subtrace.firsts(), *self.subtrace.constants]
@@ -246,7 +251,7 @@ class RecordedProgram:
                 if port is None:
                     key = one
                 else:
-                    given.append(port.to_torch(port.apart(jnp.asarray(one), axes)))
+                    given.append(port.to_torch(port.apart(_as_array(one), axes)))
             return part.run([*given, *more], key)
 
 
@@ -324,7 +329,7 @@ class RecordedDerivative:
         axes = self._program.axes(operands)
         with _as_torch():
             given = [
-                port.to_torch(port.apart(jnp.asarray(one), axes))
+                port.to_torch(port.apart(_as_array(one), axes))
                 for port, one in zip(self._given, slopes, strict=True)
             ]
         found = iter(self._program.run(self._backward, operands, [*given, *residuals]))
@@ -389,6 +394,14 @@ _NO_KEY = (
     "{} draws random numbers, but this function was traced without a key: pass "
     "rng=jax.random.key(seed) when you call it, or use .eval()"
 )
+
+
+def _as_array(operand: Any) -> Any:
+    """An operand with an array's methods: JAX hands NumPy constants of a trace on as they are."""
+    if not isinstance(operand, np.ndarray):
+        return jnp.asarray(operand)
+    with jax.ensure_compile_time_eval():
+        return jnp.asarray(np.asarray(operand))
 
 
 def _array(value: Any) -> Any:

@@ -103,6 +103,15 @@ def _ctc_loss(
     return torch.ops.aten.ctc_loss.Tensor.decompose(log_probs, targets, *lengths, *args, **kwargs)
 
 
+def _diagonal_scatter(
+    self: torch.Tensor, src: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> torch.Tensor:
+    """Real numbers in a complex diagonal have real gradients; torch gives them complex ones."""
+    found = self.clone()
+    found.diagonal(offset, dim1, dim2).copy_(src)
+    return found
+
+
 def _into(function: Any) -> Any:
     """The `out=` variant of an operator."""
 
@@ -122,6 +131,7 @@ def _into(function: Any) -> Any:
 _COMPOSITES = {
     "scaled_dot_product_attention": attention_choice.attend,
     "ctc_loss.Tensor": _ctc_loss,
+    "diagonal_scatter": _diagonal_scatter,
     "linalg_pinv.atol_rtol_float": _pinv,
     "linalg_pinv": _old_pinv,
     "linalg_pinv.rcond_tensor": _old_pinv,

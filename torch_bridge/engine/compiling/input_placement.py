@@ -156,7 +156,7 @@ def _home(values: Sequence[Value | Taken]) -> int | None:
 
 
 def _bring(value: Value | Taken, layout: layout_numbers.Layout | None) -> None:
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.ensure_compile_time_eval():  # it outlives a trace around this
         _bring_as_it_is(value, layout)
 
 

@@ -25,7 +25,7 @@ from isoshard.core.runtime.bounded import CALLS, Interned
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
-from isoshard.torch_bridge.engine.recording.recorder import Recorder, recorder
+from isoshard.torch_bridge.engine.recording.recorder import NoValueError, Recorder, recorder
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.signatures import checks, number_checks
 from isoshard.torch_bridge.engine.signatures.bound_op import build_call
@@ -43,6 +43,7 @@ from . import (
     error_hints,
     first_state,
     generator_argument,
+    host_kernels,
     out_arguments,
     overlaps,
     own_kernels,
@@ -157,7 +158,21 @@ def make_handler(func: OpOverload) -> Handler:
 def _unless_lowered(func: OpOverload, own: Handler) -> Handler:
     """An operator's own kernel, until somebody registers a lowering for it."""
     lowered = functools.cache(lambda: functional_handler(func))
-    return lambda args, kwargs: (own if registry.find(func) is None else lowered())(args, kwargs)
+    called_back = functools.cache(lambda: functional_handler(func, host_kernels.find))
+
+    def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if registry.find(func) is not None:
+            return lowered()(args, kwargs)
+        try:
+            return own(args, kwargs)
+        except NoValueError:
+            schema = schema_of(func)
+            numbers = [one for one in schema.returns if "Tensor" not in str(one.type)]
+            if numbers or written(schema.arguments):  # of which a program has none to give
+                raise
+            return called_back()(args, kwargs)
+
+    return handler
 
 
 class Signature:
@@ -200,6 +215,7 @@ def prepare(
     scalars: list[Any],
     *,
     outs: tuple[Meta | None, ...] | None = None,
+    decomposition: Callable[[OpOverload], Any] = decompose.find,
 ) -> Signature:
     """Build the signature of a call that was not seen before."""
     positional, named, lifts = flattener.template(args, kwargs)
@@ -209,7 +225,7 @@ def prepare(
         if check is not None:
             check(scalars)  # which torch does before it looks at dtypes
         outs = infer(func, positional, named, metas, [present(scalar) for scalar in scalars])
-    call = build_call(functional, positional, named, metas, outs=outs, decompose=decompose.find)
+    call = build_call(functional, positional, named, metas, outs=outs, decompose=decomposition)
 
     def run(
         arrays: Sequence[jax.Array], scalars: Sequence[jax.Array], key: jax.Array | None
@@ -242,8 +258,15 @@ _LIKE = frozenset(
 _NEW = frozenset(f"aten::new_{kind}" for kind in (*_KINDS, "empty_strided"))
 
 
-def functional_handler(func: OpOverload) -> Handler:
-    """A handler that records an operator which writes nothing that its schema tells of."""
+def functional_handler(
+    func: OpOverload, decomposition: Callable[[OpOverload], Any] = decompose.find
+) -> Handler:
+    """A handler that records an operator which writes nothing that its schema tells of.
+
+    Args:
+        func: the operator.
+        decomposition: finds what computes it if it has no lowering.
+    """
     flattener = CallTemplate(func)
     flatten = flattener.__call__  # looked up once: this runs for every operation
     signatures: Interned[Any, Signature] = Interned(CALLS)
@@ -257,7 +280,8 @@ def functional_handler(func: OpOverload) -> Handler:
         if signature is None:
             signature = signatures.again(key)
         if signature is None:
-            signature = prepare(func, func, flattener, args, kwargs, tensors, scalars)
+            given: Any = (func, func, flattener, args, kwargs, tensors, scalars)
+            signature = prepare(*given, decomposition=decomposition)
             signature = signatures.intern(key, signature)
         here = recorder()
         outs = signature.outs

@@ -113,7 +113,8 @@ def _equal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(aten.all.default(aten.eq.Tensor(left, right)).item())
 
 
-def _allclose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def allclose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether two tensors are about equal, which is read now."""
     return bool(torch.isclose(*args, **kwargs).all().item())
 
 
@@ -143,7 +144,6 @@ def _zeros_in_memory_like(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torc
 
 _DATA_DEPENDENT = (
     "nonzero",
-    "masked_select",
     "_unique",
     "_unique2",
     "unique_dim",
@@ -164,12 +164,24 @@ def _index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
             f"({tensor.device}); move the tensor with {naming.moving()}, or the indices with .cpu()"
         )
     if any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices):
-        return _index_on_host((tensor, indices), kwargs)
+        if recorder().refusal is None:
+            return _index_on_host((tensor, indices), kwargs)
+        indices = _positions(indices)  # the mask may have values where the tensor has none
     return _index_static((tensor, indices), kwargs)
 
 
 _index_on_host: Any = None
 _index_static: Any = None
+
+
+def _masked_select(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    if recorder().refusal is None:
+        return _masked_select_on_host(args, kwargs)
+    tensor, mask = (one.reshape(-1) for one in torch.broadcast_tensors(*args))
+    return aten.index.Tensor(tensor, [mask])
+
+
+_masked_select_on_host: Any = None
 
 
 def _index_put(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -305,10 +317,12 @@ def _scaled_floats() -> dispatch.Handler:
 
 def register() -> None:
     """Put the special operations into the dispatcher."""
-    global _cast, _copy_cast, _index_on_host, _index_static, _put, _put_new
+    global _cast, _copy_cast, _index_on_host, _index_static, _masked_select_on_host
+    global _put, _put_new
     _cast = dispatch.functional_handler(aten._to_copy.default)
     _copy_cast = dispatch.in_place_handler(aten.copy_.default, ["self"])
     _index_on_host = cpu_fallback.on_host(aten.index.Tensor)
+    _masked_select_on_host = cpu_fallback.on_host(aten.masked_select.default)
     _index_static = dispatch.functional_handler(aten.index.Tensor)
     _put = dispatch.in_place_handler(aten.index_put_.default, ["self"])
     _put_new = dispatch.functional_handler(aten.index_put.default)
@@ -320,11 +334,12 @@ def register() -> None:
             "aten::_local_scalar_dense": _item,
             "prims::convert_element_type": lambda args, kwargs: _cast(args[:1], {"dtype": args[1]}),
             "aten::equal": _equal,
-            "aten::allclose": _allclose,
+            "aten::allclose": allclose,
             "aten::_has_same_storage_numel": _same_storage_size,
             "aten::_new_zeros_with_same_feature_meta": _zeros_in_memory_like,
             "aten::is_same_size": lambda args, kwargs: args[0].shape == args[1].shape,
             "aten::index.Tensor": _index,
+            "aten::masked_select": _masked_select,
             "aten::index_put": _index_put_new,
             "aten::put": _put_elements(dispatch.functional_handler(aten.put.default)),
             "aten::put_": _put_elements(dispatch.in_place_handler(aten.put_.default, ["self"])),

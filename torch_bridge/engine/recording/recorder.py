@@ -27,6 +27,10 @@ from isoshard.torch_bridge.engine.values.value import Value
 from .recipes import Recipe
 
 
+class NoValueError(TypeError):
+    """Code that JAX traces needs the value of a tensor."""
+
+
 class Recorder:
     """Where operations go, and what decides what they do there.
 
@@ -121,6 +125,10 @@ class Recorder:
         if self.log is not None and self.log.tape is self:
             self.log.refuse_others()
             self.refuse("the value of a tensor")
+
+    def constant(self, value: Value) -> Any:
+        """The array of a recorded value that is the same whatever the code is given, or None."""
+        return None
 
     def check_handing_out(self) -> None:
         """Raise if an array is not to be handed out here.
@@ -217,6 +225,8 @@ def materialize(values: Sequence[Value]) -> None:
     """Make sure that every value has an array, executing the tapes that hold them."""
     for value in values:
         held = value.tape  # another thread may execute it now: it sets the array, then the tape
+        if value.array is None and held is not None and held.refusal is not None:
+            value.array = held.constant(value)
         if value.array is None and held is not None:
             execute(held, value if held.failed else None)
             if value.array is None and value.tape is not held:  # poisoned

@@ -28,6 +28,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.higher_order_ops import is_control_flow
 from isoshard.torch_bridge._torch_internals.tensor_fields import HOOK_FIELDS, sequence_number
@@ -37,7 +38,13 @@ from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
 from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, note_constant, noted_in
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES as recipes
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
-from isoshard.torch_bridge.engine.recording.recorder import Recorder, materialize, recorder, replace
+from isoshard.torch_bridge.engine.recording.recorder import (
+    NoValueError,
+    Recorder,
+    materialize,
+    recorder,
+    replace,
+)
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
 
 
@@ -57,6 +64,7 @@ class SubTrace(Recorder):
         recipes: what the numbers of recipes in the entries stand for.
         lines: of each operation the line of user code; empty where nobody wants to know.
         stand_in: gives what stands inside for a tensor from around, or None.
+        folded: computes a slot that depends on no input, where values are wanted early.
         axes: of a `jax.shard_map` around, over which the code communicates; those of a subprogram
             are also of the one around it.
     """
@@ -77,6 +85,7 @@ class SubTrace(Recorder):
         self.tokens: dict[int, tuple[tuple[int, ...], Any]] = {}
         self.log = self._touched = _Touched(self)
         self.stand_in: Callable[[lazy_tensor.LazyTensor], Any] | None = None
+        self.folded: Callable[[int], Any] | None = None
         self.axes: set[str] | None = None
         self._makers: list[tuple[int, ...] | None] = []
         self._values: list[Value] = []
@@ -258,15 +267,32 @@ class SubTrace(Recorder):
         self.aliases = []
         self._mode.forget()
 
+    def constant(self, value: Value) -> Any:
+        """The array of a value that depends on no input, and on no key; else None."""
+        if self.folded is None or self._ended or self.axes:
+            return None
+        around = zip(self.around_slots(), [*self._firsts, *self.constants], strict=True)
+        seen = {slot for slot, one in around if not isinstance(one.array, Tracer)}
+        stack = [value.slot]
+        while stack:
+            slot = stack.pop()
+            if slot not in seen:
+                seen.add(slot)
+                entry = self._makers[slot]
+                if entry is None or recipes[entry[0]].random:
+                    return None
+                stack += entry[1:]
+        return self.folded(value.slot)
+
     def check_execution(self) -> None:
         """Raise for a value that is wanted now.
 
         Raises:
-            TypeError: JAX traces this.
+            NoValueError: JAX traces this.
             RuntimeError: it is a loop or a function of a compiled program.
         """
         if self.refusal is not None and not self._ended:
-            raise TypeError(f"{metrics.user_location()}: {self.refusal}")
+            raise NoValueError(f"{metrics.user_location()}: {self.refusal}")
         if self._ended:
             raise RuntimeError(_OUTLIVES if self.refusal is None else _OUTLIVES_A_TRACE)
         raise RuntimeError(
