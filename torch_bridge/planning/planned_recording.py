@@ -9,7 +9,6 @@ import torch
 from jax.sharding import Mesh
 
 from isoshard.torch_bridge.engine.capture.bindings import Argument
-from isoshard.torch_bridge.engine.capture.described import Descriptions
 from isoshard.torch_bridge.engine.capture.host_counters import HostOps
 from isoshard.torch_bridge.engine.capture.numbers import Numbers
 from isoshard.torch_bridge.engine.capture.reachable import Reachable
@@ -17,6 +16,7 @@ from isoshard.torch_bridge.engine.capture.snapshot import Snapshot
 from isoshard.torch_bridge.engine.capture.step import PLANS
 from isoshard.torch_bridge.engine.capture.step_arguments import has_gradient
 from isoshard.torch_bridge.engine.capture.step_recording import Recording
+from isoshard.torch_bridge.engine.capture.tensor_descriptions import Descriptions
 from isoshard.torch_bridge.engine.capture.tracing_flag import compiling
 from isoshard.torch_bridge.engine.capture.zeroing import Zeroing
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state

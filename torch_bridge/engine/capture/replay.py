@@ -32,7 +32,6 @@ from .bindings import (
     SharedMemory,
     View,
 )
-from .described import Description
 from .dropped_gradients import held, stand_in
 from .gathering import Gathering
 from .guards import Guard
@@ -41,6 +40,7 @@ from .host_counters import HostOps
 from .no_backward import sealed
 from .rebound import Rebound, Rebounds
 from .stacked_memory import StackedMemory
+from .tensor_descriptions import Description
 from .tensor_guard import TensorGuard
 
 

@@ -30,7 +30,6 @@ from isoshard.torch_bridge.engine.values.symbolic_numbers import Table, present,
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
 
 from .bindings import Argument, Owner
-from .described import Description, Descriptions
 from .effects import Effects
 from .executed import Executed
 from .guards import Change, Guard
@@ -43,6 +42,7 @@ from .rebound import Rebound, tensors_of
 from .snapshot import Snapshot, groups_of
 from .step_arguments import has_gradient
 from .step_counts import is_count
+from .tensor_descriptions import Description, Descriptions
 from .tensor_guard import TensorGuard
 from .tracing_flag import compiling
 from .zeroing import Zeroing
@@ -204,24 +204,14 @@ class Recording:
         if self.host.kept(self.reached.tensors.keys() - self._optimizer_state()):
             return "it makes a tensor on the CPU that it keeps"
         written = self.numbers.outputs()
-        if (turned := self._turned()) is not None:
+        self.turned, turned = self.described.changes(self.arguments)
+        if turned is not None:
             return turned
         change, self.rebound = self.effects.counting(self.executed, self.is_outer, written)
         if change is None:
             return self._shared()
         self.changed = change
         return f"it changes {change.text.replace(' was ', ', which was ')}"
-
-    def _turned(self) -> str | None:
-        """Note which arguments have another shape; why a replay could not repeat others."""
-        self.turned = []
-        numbers = {id(argument): number for number, argument in enumerate(self.arguments)}
-        for tensor, before, now in self.described.changed():
-            number = numbers.get(id(tensor))
-            if number is None or now.storage is not before.storage:
-                return f"it changes a tensor of {before.differs(now)} in place"
-            self.turned.append((number, now))
-        return None
 
     def _shared(self) -> str | None:
         """Why a replay could not tell which name the step read; None if it can.

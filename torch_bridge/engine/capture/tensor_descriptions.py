@@ -8,7 +8,7 @@ tensor so is not replayed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import Aval, Storage
@@ -84,6 +84,23 @@ class Descriptions:
             now = Description.of(tensor)
             if now != before and (now.wants is None) == (before.wants is None):
                 yield tensor, before, now
+
+    def changes(
+        self, arguments: Sequence[lazy_tensor.LazyTensor]
+    ) -> tuple[list[tuple[int, Description]], str | None]:
+        """What a replay gives to which arguments; and why it could not repeat other changes.
+
+        Args:
+            arguments: of the step.
+        """
+        numbers = {id(argument): number for number, argument in enumerate(arguments)}
+        turned = []
+        for tensor, before, now in self.changed():
+            number = numbers.get(id(tensor))
+            if number is None or now.storage is not before.storage:
+                return [], f"it changes a tensor of {before.differs(now)} in place"
+            turned.append((number, now))
+        return turned, None
 
     def put_back(self) -> None:
         """Let all be as they were."""
