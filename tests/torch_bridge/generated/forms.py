@@ -56,7 +56,7 @@ LOSSES = (
     "F.huber_loss(v, w)", "F.huber_loss(v, w - 1)", "F.mse_loss(v, w)", "torch.dist(v, w)",
     "F.hinge_embedding_loss(v, ones(v))", "F.hinge_embedding_loss(v, -ones(v))",
     "F.margin_ranking_loss(v, w, ones(v))", "F.soft_margin_loss(v, ones(v))",
-    "F.multi_margin_loss(v.view(3, 2), ids(v, 0, 1, 0))", "F.kl_div(v, w.abs())",
+    "F.multi_margin_loss(v.view(3, 2), ids(v, 0, 1, 0))", "F.kl_div(v, w.abs(), reduction='sum')",
     "F.multilabel_margin_loss(v.view(3, 2), ids(v, 0, -1, 1, 0, 0, 1).view(3, 2))",
     "F.binary_cross_entropy(v.abs().clamp(0, 1), w.abs().clamp(0, 1))",
     "F.binary_cross_entropy_with_logits(v, w.abs().clamp(0, 1))", "F.poisson_nll_loss(v, w)",
@@ -108,7 +108,7 @@ INDEXED = (
     "F.embedding_bag(ids(v, 0, 2, 1).view(1, 3), v.view(3, 2), mode='max')",
     "F.grid_sample(v.view(1, 1, 2, 3), w.view(1, 1, 3, 2), align_corners=True)",
     "F.grid_sample(steps(v).view(1, 1, 2, 3), v.view(1, 1, 3, 2), align_corners=False)",
-    "F.grid_sample(steps(v).view(1, 1, 2, 3), v.view(1, 1, 3, 2), padding_mode='border')",
+    "F.grid_sample(image(v), v.view(1, 1, 3, 2), padding_mode='border', align_corners=False)",
     "F.interpolate(v.view(1, 1, 6), size=4, mode='linear')", "v[:0].sum() + v.sum()",
     "v[:0].prod()",
     "torch.cat([v[:0], v]) * v", "v[:0].view(0, 3).amax(1).sum() + v[0]",
@@ -150,6 +150,11 @@ def ids(v, *numbers):
 def steps(v):
     """0, 1, 2, .. in the dtype of a tensor."""
     return torch.arange(6, device=v.device).to(v.dtype)
+
+
+def image(v):
+    """One image of 2 x 3."""
+    return steps(v).view(1, 1, 2, 3)
 
 
 def ones(v):
