@@ -1,1 +1,4 @@
-"""The tests; `tests.fuzz`, `tests.conformance` and `tests.ecosystem` are commands, too."""
+"""The tests.
+
+`tests.fuzz`, `tests.conformance`, `tests.batch_split` and `tests.ecosystem` are commands, too.
+"""
