@@ -6,11 +6,11 @@ results of the eight, one after the other, then a device that has one eighth of 
 nothing of the other devices.
 
 >>> from tests.conformance.database import entries
->>> batches(entries()["cumsum"], 1)             # along axis 0, where rows are not independent
+>>> batches(entries()["flipud"], 1)             # along axis 0, where rows are not independent
 []
->>> (batch,) = batches(entries()["nn.functional.linear"], 1)
->>> batch.tensors[0].shape[0] % BLOCKS, batch.rows  # the weight is whole
-(0, (True, False))
+>>> from tests.batch_split.own_cases import OWN
+>>> batches(OWN["conv2d, depthwise"], 1)[0].rows  # the kernel is whole
+(True, False)
 """
 
 from __future__ import annotations
