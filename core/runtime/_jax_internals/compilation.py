@@ -1,9 +1,12 @@
 """What a compiler is asked for: operators that split themselves, orders in memory, the cache.
 
-All of it is looked up when it is used: these modules of JAX take time to import.
+What takes time to import is looked up when it is used.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from .declared import NAMES
 
@@ -35,6 +38,13 @@ EVENT_LISTENER = NAMES.state(
     "jax.monitoring.register_event_listener",
     why="tells of each program that was read from that cache",
     without="`iso.compilation_cache` raises",
+)
+
+record_event: Callable[..., Any] = NAMES.bind(
+    "jax.monitoring.record_event",
+    otherwise=lambda *_: None,
+    why="is what calls those who listen to JAX's events",
+    without="a step may be captured anew in each call, where something listens to these events",
 )
 
 PASS_MANAGER = NAMES.state(

@@ -33,8 +33,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import torch
+
+from isoshard.core.runtime._jax_internals.compilation import record_event
 
 from .holders import Holder
 
@@ -375,7 +376,7 @@ _MODULES_OF_OURS = tuple(  # which users hold, and whose mode and attributes the
     str(_HOME / "torch_bridge" / Path(name))
     for name in ("interop/flax_module.py", "interop/assume_pure.py", "torch_xla/core/functions.py")
 )
-_EVENTS = jax.monitoring.record_event.__code__.co_filename
+_EVENTS = record_event.__code__.co_filename
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _SITE = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _IMPORTLIB = _STDLIB + "importlib" + os.sep
