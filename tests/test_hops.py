@@ -16,7 +16,7 @@ MOST = {
     "x + y": 6,
     "xs.sync()": 21,
     "step(x)": 28,
-    "iso.shard(module)": 15,
+    "iso.shard(module)": 17,
     "iso.save(module)": 18,
 }
 """Call -> the files of ours that it may pass through."""

@@ -33,7 +33,7 @@ from isoshard.core.errors import CopyError
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.argument_types import DeviceLike, MeshLike
 from isoshard.torch_bridge.engine.capture import dropped_gradients
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators.reading import to_host
@@ -194,7 +194,7 @@ class XLAShardedTensor(LayoutMethods):
         with naming.in_users_words():
             super().backward(gradient, *args, **kwargs)
 
-    def pin_memory(self, device: Any = None) -> torch.Tensor:
+    def pin_memory(self, device: DeviceLike = None) -> torch.Tensor:
         """Refused, as for all tensors that are not on the CPU.
 
         Raises:

@@ -18,7 +18,6 @@ Give them rules before those of the plan, Plan({"*experts*": P("x")}).otherwise(
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from isoshard.core.errors import ReplicationWarning
@@ -55,9 +54,12 @@ def warn_whole(plan: Any, resolved: ResolvedPlan) -> None:
 
 def whole_by_chance(plan: Plan, resolved: ResolvedPlan) -> str | None:
     """What is to be said of a plan that leaves more than half of the bytes whole, or None."""
-    axes = {axis: n for axis, n in resolved.mesh.shape.items() if n > 1 and axis in _axes(plan)}
     chances = _chances(plan)
-    whole = [leaf for leaf in resolved.leaves if _is_by_chance(leaf, chances, axes.values())]
+    whole = [leaf for leaf in resolved.leaves if _is_by_chance(leaf, chances)]
+    if not whole:
+        return None
+    axes = {axis: n for axis, n in resolved.mesh.shape.items() if n > 1 and axis in _axes(plan)}
+    whole = [leaf for leaf in whole if any(n % of == 0 for n in leaf.shape for of in axes.values())]
     total, lost = (sum(map(_bytes, leaves)) for leaves in (resolved.leaves, whole))
     if not whole or lost <= max(total / 2, plan.replicate_below):
         return None
@@ -91,13 +93,9 @@ def _axes(plan: Plan) -> set[str]:
     return found
 
 
-def _is_by_chance(leaf: ResolvedLeaf, chances: set[str], sizes: Iterable[int]) -> bool:
-    """Whether no rule keeps a leaf whole, and one of the plan's mesh axes would divide it."""
-    return (
-        not any(leaf.sharding.spec)
-        and any(n % size == 0 for n in leaf.shape for size in sizes)
-        and set(leaf.rule.split(" * ")) <= chances
-    )
+def _is_by_chance(leaf: ResolvedLeaf, chances: set[str]) -> bool:
+    """Whether a leaf is whole, and no rule keeps it so."""
+    return not any(leaf.sharding.spec) and set(leaf.rule.split(" * ")) <= chances
 
 
 def _chances(plan: Plan) -> set[str]:

@@ -14,7 +14,7 @@ from .differentiable_programs import Derivative, Program
 
 
 @dataclasses.dataclass(frozen=True)
-class Mapped:
+class AddedAxis:
     """An axis that `jax.vmap` adds.
 
     Attributes:
@@ -26,7 +26,7 @@ class Mapped:
     options: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def of(cls, axis: Any) -> Mapped:
+    def of(cls, axis: Any) -> AddedAxis:
         """As a rule for batches is given it."""
         names = {"spmd_axis_name": axis.spmd_name}
         if isinstance(axis.name, str):
@@ -52,7 +52,7 @@ class BatchedProgram:
         axis: that axis.
     """
 
-    def __init__(self, inner: Program, mapped: tuple[bool, ...], axis: Mapped):
+    def __init__(self, inner: Program, mapped: tuple[bool, ...], axis: AddedAxis):
         """See the class."""
         self._inner, self._mapped, self._axis = inner, mapped, axis
         self._linears: dict[tuple[int, ...], Derivative] = {}
@@ -92,7 +92,7 @@ class BatchedDerivative:
         inner: Derivative,
         mapped: tuple[bool, ...],
         kept: tuple[bool, ...] | None,
-        axis: Mapped,
+        axis: AddedAxis,
     ):
         """See the class."""
         self._inner, self._mapped, self._kept, self._axis = inner, mapped, kept, axis

@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 
 from ._jax_internals.jaxpr_classes import jaxpr_as_fun
 from ._jax_internals.primitive_rules import Zero
-from .batched_programs import BatchedDerivative, BatchedProgram, Mapped
+from .batched_programs import AddedAxis, BatchedDerivative, BatchedProgram
 from .differentiable_programs import Derivative, Program
 from .primitives import new_primitive
 
@@ -112,7 +112,7 @@ def _batch_results(
         jnp.broadcast_to(one, (axis.size, *one.shape)) if at is None else one
         for one, at in zip(fronted[count:], axes[count:], strict=True)
     ]
-    batched = BatchedProgram(program, mapped, Mapped.of(axis))
+    batched = BatchedProgram(program, mapped, AddedAxis.of(axis))
     results = _attached(batched, fronted[:count], computed)
     return results, [0] * len(results)
 
@@ -138,7 +138,7 @@ def _batch_call(
         results = _bound(program, arrays)
         return results, [None] * len(results)
     fronted = [_fronted(*pair) for pair in zip(arrays, axes, strict=True)]
-    batched = BatchedProgram(program, tuple(one is not None for one in axes), Mapped.of(axis))
+    batched = BatchedProgram(program, tuple(one is not None for one in axes), AddedAxis.of(axis))
     results = _bound(batched, fronted)
     return results, [0] * len(results)
 
@@ -221,7 +221,7 @@ def _batched(
     axis: Any, arrays: Any, axes: Any, linear: Derivative, types: Any, last: int
 ) -> tuple[Derivative, Any, list[Any]]:
     """A `Derivative` for many examples, its types and operands."""
-    added = Mapped.of(axis)
+    added = AddedAxis.of(axis)
     fronted = [_fronted(*pair) for pair in zip(arrays, axes, strict=True)]
     mapped = [one is not None for one in axes]
     operands, residuals, given = _split(fronted, linear, last)

@@ -322,7 +322,7 @@ def _lay_out_gradient(leaf: Any) -> None:
             leaf.grad = laid
 
 
-def laid_out_as(leaf: Any, held: lazy_tensor.LazyTensor) -> torch.Tensor:
+def laid_out_as(leaf: DeviceTensor, held: lazy_tensor.LazyTensor) -> torch.Tensor:
     """A gradient laid out as the leaf that it is of: itself, or a copy where it is a view.
 
     Args:
