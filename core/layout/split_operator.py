@@ -129,8 +129,8 @@ def _moved(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> An
         if not steps:
             return results, [Zero(jax.typeof(one).to_tangent_aval()) for one in results]
         return results, [functools.reduce(jnp.add, of) for of in zip(*steps, strict=True)]
-    some = ([leaves[number] for number in which] for leaves in (primals, tangents))
-    _, found = jax.jvp(_whole_of(which, primals, params), *some)
+    at, along = ([leaves[number] for number in which] for leaves in (primals, tangents))
+    _, found = jax.jvp(_whole_of(which, primals, params), at, along)
     return results, [
         Zero(jax.typeof(one).to_tangent_aval()) if step.dtype == jax.dtypes.float0 else step
         for one, step in zip(results, found, strict=True)

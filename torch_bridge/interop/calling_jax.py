@@ -348,8 +348,9 @@ class _Traced:
             axes = checked_axes()
             if axes:
                 axes = communicated(self._pulled(axes).program)
-                if subtrace.is_recording():
-                    tapes.recorder().axes |= axes
+                here = tapes.recorder()
+                if isinstance(here, subtrace.SubTrace) and here.axes is not None:
+                    here.axes |= axes
             self.pulled = pulled = self._pulled(axes)
         self.outs = [self._out_aval(aval) for aval in pulled.outs]
         self.rest = [self._out_aval(aval) for aval in pulled.rest]

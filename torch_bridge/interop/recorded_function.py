@@ -153,7 +153,7 @@ class FunctionRecording:
         wants = _is_inexact(aval.meta.dtype) and (like is None or like.requires_grad)
         tensor = self.subtrace.input(aval, requires_grad=wants)
         self._add(tensor, leaf)
-        copy = tensor.clone() if wants and like is None else tensor
+        copy: Any = tensor.clone() if wants and like is None else tensor
         if id(leaf) in self._said:
             SAID[copy._storage.value] = self._said[id(leaf)]
         return copy

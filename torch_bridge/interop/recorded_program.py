@@ -219,7 +219,7 @@ class RecordedProgram:
 
     def axes(self, operands: Sequence[Any]) -> frozenset[Any]:
         """Axes of a `jax.shard_map` around, over which the code may differ."""
-        return frozenset(self.graph.subtrace.axes).union(*map(varying, operands))
+        return frozenset(self.graph.subtrace.axes or ()).union(*map(varying, operands))
 
     def linear(self, which: tuple[int, ...]) -> Derivative:
         """With respect to some operands; recorded when first asked for."""
@@ -272,7 +272,7 @@ class RecordedDerivative:
         self._program, self.which = program, which
         graph, subtrace = program.graph, program.graph.subtrace
         self.count = len(program.operands)
-        self.with_slope = [
+        self.with_slope: Sequence[int] = [
             number
             for number, (tensor, port) in enumerate(
                 zip(program.tensors, program.ports, strict=True)
@@ -348,7 +348,7 @@ class RecordedDerivative:
             given = [subtrace.input(port.aval, requires_grad=True) for port in self._given]
             slots = subtrace.slots(given)
             found = self._gradients([one.clone() for one in given], create_graph=True)
-            tensors = [
+            tensors: list[Any] = [
                 torch.zeros(port.aval.meta.size, dtype=port.aval.meta.dtype, device="jax")
                 if one is None
                 else one

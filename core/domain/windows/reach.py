@@ -99,7 +99,6 @@ class Operator:
         """
         if groups == self.groups:
             return self
-        local, *apart = (
-            form and dataclasses.replace(form, groups=groups) for form in (self.local, *self.apart)
-        )
+        forms: list[Any] = [self.local, *self.apart]
+        local, *apart = (form and dataclasses.replace(form, groups=groups) for form in forms)
         return dataclasses.replace(self, local=local, apart=tuple(apart), groups=groups)

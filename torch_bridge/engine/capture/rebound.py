@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import Storage
@@ -145,7 +143,7 @@ def rebound(change: Change, is_outer: Callable[[Any], bool]) -> Rebound | None:
     return Rebound(change, place)
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+def tensors_of(value: Any) -> Iterator[lazy_tensor.LazyTensor]:
     """The tensors of a value that are, or are in tuples."""
     return filter(_is_ours, _flattened(value)[0])
 

@@ -174,16 +174,12 @@ class Recording:
     def _begin(self, frame: types.FrameType) -> None:
         """Note what some code can reach, before it runs for the first time."""
         found = self.found
-        before = [len(one) for one in (found.modules, found.optimizers, found.scalers)]
+        known = len(found.modules), len(found.optimizers), len(found.scalers)
         tensors = len(found.tensors)
         found.begin(frame.f_code, frame.f_globals)
         self.effects.include_new()
-        modules, optimizers, scalers = (
-            one[number:]
-            for one, number in zip(
-                (found.modules, found.optimizers, found.scalers), before, strict=True
-            )
-        )
+        modules, optimizers = found.modules[known[0] :], found.optimizers[known[1] :]
+        scalers = found.scalers[known[2] :]
         if modules or optimizers or scalers or len(found.tensors) > tensors:
             with self.host.aside():
                 self.described.include(one for one, _ in list(found.tensors.values())[tensors:])
