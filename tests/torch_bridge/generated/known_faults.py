@@ -72,6 +72,3 @@ CROSSINGS = {
     ),
 }
 """By reason: the error, ways over and dtypes of `test_crossings.py`."""
-
-CONVERSIONS = {"NaN, where torch has the largest": {(torch.float8_e4m3fnuz, torch.float8_e4m3fn)}}
-"""By reason: pairs of dtypes."""

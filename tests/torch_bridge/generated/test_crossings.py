@@ -19,7 +19,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 
-from .known_faults import CONVERSIONS, CROSSINGS, FLOATS_OF_8, UNSIGNED
+from .known_faults import CROSSINGS, FLOATS_OF_8, UNSIGNED
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -115,7 +115,7 @@ def test_values_are_converted_as_torch_does():
     for pair, (value, want) in given.items():
         if not same(got := found[pair].cpu(), want):
             wrong[pair] = value.tolist(), got.tolist(), want.tolist()
-    assert wrong.keys() == set().union(*CONVERSIONS.values()), wrong
+    assert not wrong
 
 
 def within(value, dtype):

@@ -263,3 +263,22 @@ def test_what_the_first_call_fills_in_costs_a_program_only_if_it_computes_someth
     assert [step(x).tolist()[0] for _ in range(3)] == [3.0 if other else 9.0, 9.0, 9.0]
     assert counted("calls_without_replay") == other
     assert other or counted("captures") == 1
+
+
+def test_a_global_with_the_name_of_an_attribute_has_no_part_in_a_step(counted):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unlike_any_other = torch.nn.Parameter(torch.ones(2, device="jax"))
+
+        def forward(self, x):
+            return (self.unlike_any_other * x).sum()
+
+    step = xs.compile(Net())
+    try:
+        for number in range(4):
+            globals()["unlike_any_other"] = number
+            assert step(torch.full((2,), float(number), device="jax")).item() == 2 * number
+    finally:
+        del globals()["unlike_any_other"]
+    assert counted("captures") == 1
