@@ -265,6 +265,19 @@ class CaptureError(CodedError, RuntimeError, code="ISO020"):
     """
 
 
+class NoValueError(CodedError, TypeError, code="ISO023"):
+    """Torch code that JAX traces needs the value of a tensor.
+
+    Example:
+        >>> import jax, isoshard as iso, isoshard.torch_bridge
+        >>> function = iso.jax_function(lambda x: x if x.sum() > 0 else -x)
+        >>> jax.jit(function)(jax.numpy.ones(2))            # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        isoshard.core.errors.NoValueError: ... needs the value of a tensor while JAX traces it ...
+    """
+
+
 def raise_collected(faults: Sequence[ShardingError]) -> None:
     """Raise what was collected over many leaves as one error.
 

@@ -21,11 +21,12 @@ import jax
 import torch
 from jax.sharding import NamedSharding
 
+from isoshard.core.errors import NoValueError
 from isoshard.core.runtime.bounded import CALLS, Interned
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
-from isoshard.torch_bridge.engine.recording.recorder import NoValueError, Recorder, recorder
+from isoshard.torch_bridge.engine.recording.recorder import Recorder, recorder
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.signatures import checks, number_checks
 from isoshard.torch_bridge.engine.signatures.bound_op import build_call

@@ -27,10 +27,6 @@ from isoshard.torch_bridge.engine.values.value import Value
 from .recipes import Recipe
 
 
-class NoValueError(TypeError):
-    """Code that JAX traces needs the value of a tensor."""
-
-
 class Recorder:
     """Where operations go, and what decides what they do there.
 

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from isoshard.core.errors import NoValueError
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals import pytree
@@ -39,7 +40,6 @@ from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, note_co
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES as recipes
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import (
-    NoValueError,
     Recorder,
     materialize,
     recorder,
