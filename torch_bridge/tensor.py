@@ -348,7 +348,7 @@ class XLAShardedTensor(LayoutMethods):
             whole = lazy_tensor.new_tensor(whole, self._storage, lazy_tensor.Chain.root(whole))
             copied: Any = whole.clone()
             memories[self._storage] = copied._storage
-        new = self._over(memories[self._storage])
+        new = _over(self, memories[self._storage])
         marks.copy_mark(self, new)
         new.requires_grad_(self.requires_grad)
         if self.grad is not None:
@@ -360,21 +360,22 @@ class XLAShardedTensor(LayoutMethods):
 
     def __copy__(self) -> torch.Tensor:
         """Another tensor over the same memory, as torch makes it."""
-        new = self._over(self._storage)
+        new = _over(self, self._storage)
         if isinstance(self, torch.nn.Parameter):
             return torch.nn.Parameter(new, self.requires_grad)
         own, made = vars(self), vars(new)
         made.update({name: own[name] for name in own if name not in made})
         return new.requires_grad_(self.requires_grad)
 
-    def _over(self, memory: Any) -> Any:
-        """A tensor that views some memory as this one views its own."""
-        offset = int(self.storage_offset())
-        return lazy_tensor.new_tensor(self._aval, memory, self._chain, offset)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle as torch pickles tensors of other devices; the layout is not kept."""
         return pickling.reduced(self)
+
+
+def _over(tensor: XLAShardedTensor, memory: Any) -> Any:
+    """A tensor that views some memory as another one views its own."""
+    offset = int(tensor.storage_offset())
+    return lazy_tensor.new_tensor(tensor._aval, memory, tensor._chain, offset)
 
 
 lazy_tensor.use_class(XLAShardedTensor)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import isoshard as iso
-
 functional = torch.nn.functional
 
 
@@ -24,8 +22,6 @@ def hooked(hook):
     y.register_hook(hook)
     return x, y.sum()
 
-
-square = iso.torch_function(lambda x: (x * x).sum())
 
 CASES = {
     "attention": (
@@ -51,30 +47,9 @@ CASES = {
         r"was torch.jax.FloatTensor got torch.FloatTensor",
     ),
     "pinned": (lambda: on("jax", 3).pin_memory(), RuntimeError, "cannot pin a tensor on jax:0"),
-    "torch.func.grad": (
-        lambda: torch.func.grad(square)(on("jax", 3)),
-        TypeError,
-        r"transformation of torch \(torch.func.grad",
-    ),
-    "torch.func.vmap": (
-        lambda: torch.func.vmap(square)(on("jax", 3, 3)),
-        TypeError,
-        r"Transform the JAX function instead, as in iso.torch_function\(jax.vmap",
-    ),
-    "torch.func.grad on the CPU": (
-        lambda: torch.func.grad(square)(on("cpu", 3)),
-        TypeError,
-        r"transformation of torch \(torch.func.grad",
-    ),
-    "torch.func.jvp": (
-        lambda: torch.func.jvp(square, (on("jax", 3),), (on("jax", 3),)),
-        TypeError,
-        "transformation of torch",
-    ),
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # forward mode makes some
 @pytest.mark.parametrize("name", CASES)
 def test_messages(name):
     call, kind, words = CASES[name]

@@ -99,6 +99,7 @@ WITH_ARGUMENTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "__index__": ("integers", lambda x: x[0].__index__()),
     "__int__": ("vector", lambda x: x[0].__int__()),
     "__long__": ("vector", lambda x: x[0].__long__()),
+    "__copy__": ("vector", lambda x: x.__copy__()),
     "__deepcopy__": ("vector", lambda x: x.__deepcopy__({})),
     "__format__": ("vector", lambda x: x.__format__("")),
     "__reduce__": ("vector", lambda x: x.__reduce__()),

@@ -349,7 +349,15 @@ LEFT_OUT: dict[str, dict[str, tuple[str, ...]]] = {
         NO_TENSOR: (
             *("Activation", "CheckpointError", "ClusterWarning", "Conv", "CopyError"),
             *("DeviceError", "DistributedError", "Experts", "Heads", "Largest", "Linear", "Mesh"),
-            *("NamedSharding", "P", "Plan", "PlanError", "Processes", "RecompilationWarning"),
+            *(
+                "NamedSharding",
+                "P",
+                "Plan",
+                "PlanError",
+                "Processes",
+                "RecompilationWarning",
+                "ReplicationWarning",
+            ),
             *("ShardingError", "SpecError", "Termination", "Tiles", "UnevenError"),
             *("UnrepresentableError", "UnusedRuleWarning", "check_storage", "compilation_cache"),
             *("hybrid_mesh", "init_distributed", "latest", "make_mesh", "normalize_spec"),
@@ -388,7 +396,16 @@ LEFT_OUT: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "isoshard.core.weights": {
         NO_TENSOR: (
-            *("Agreement", "Concat", "FileFormatError", "Kernel", "MergeAxes", "Op", "Rule"),
+            *(
+                "Agreement",
+                "Concat",
+                "FileFormatError",
+                "Kernel",
+                "MergeAxes",
+                "Op",
+                "Rule",
+                "TransposedKernel",
+            ),
             *("Split", "SplitAxis", "Transpose", "WeightError", "WeightMap", "attention"),
         ),
         "maps a module's names": ("flax_names", "linen_names", "verify"),

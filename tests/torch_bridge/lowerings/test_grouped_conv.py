@@ -28,6 +28,7 @@ CASES = [  # function, images, kernel, options, layout of either
     (F.conv_transpose2d, (4, 8, 4, 5), (8, 1, 3, 3), {"groups": 8}, (P("x", "y"), P("y"))),
     (F.conv_transpose3d, (4, 8, 3, 3, 3), (8, 2, 2, 2, 2), {"groups": 8}, (BATCH, P())),
 ]
+KINDS = ("all_reduce", "all_gather")
 LOOSE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
 
@@ -72,9 +73,13 @@ def test_only_the_gradients_of_kernels_are_summed(dtype):
         for got, wish in zip(results, want, strict=True):
             assert_near(got, wish, dtype)
     sent = collectives(xs.program_text(step))
-    assert {each.kind for each in sent} == {"all_reduce"}
+    bytes_of = {kind: sum(one.bytes for one in sent if one.kind == kind) for kind in KINDS}
+    assert sum(bytes_of.values()) == sum(each.bytes for each in sent)
     kernels = sum(leaf.numel() for _, leaf in given)
-    assert sum(each.bytes for each in sent) <= kernels * max(4, dtype.itemsize)  # sums are wide
+    assert bytes_of["all_reduce"] <= kernels * max(4, dtype.itemsize)  # sums are wide
+    # Gradients lie as their leaves: two leaves are whole along channels that the other splits.
+    whole = given[2][1].numel() + given[4][0].numel() // 2
+    assert bytes_of["all_gather"] <= whole * max(4, dtype.itemsize)
 
 
 def test_channels_that_are_split_within_a_group_are_gathered():
