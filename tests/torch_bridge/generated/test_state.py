@@ -52,7 +52,7 @@ def make(wrap):
         return [{seen}]
     return wrap(step_71), change, seen
 """
-UNARY = ("{}.tanh()", "{} * 0.5", "{}.detach()", "{}.clone()", "{}[:]", "{}.view(-1)")
+UNARY = ("{}.tanh()", "({} * 0.5)", "{}.detach()", "{}.clone()", "{}[:]", "{}.view(-1)")
 
 
 class Holder:
