@@ -194,17 +194,13 @@ class TorchFunction:
                 tensors.append(_tensor_of(array))
             elif kind is TENSOR:
                 tensors.append(leaf)
-        version = self._reads and self._reads.version()
-        key = ("torch.func", structure, tuple(fixed), version, *surroundings())
-        watched: Any = nullcontext()
+        key = ("torch.func", structure, tuple(fixed), *surroundings())
         call = self._known.get(key)
         if call is None:
-            watched = self._reads.tracing() if self._reads else watched
-            wrapped = functools.partial(TorchFunction, types=True, reads=False)
+            wrapped = functools.partial(TorchFunction, types=True, reads=self._reads is not None)
             function = of_operands(self.__wrapped__, structure, fixed)
             call = self._known[key] = TransformedCall(function, self.name, wrapped)
-        with watched:
-            return call(*tensors)
+        return call(*tensors)
 
     def _take(self, leaf: Any, tensors: list[lazy_tensor.LazyTensor]) -> Any:
         """Put an array or tensor among the operands; returns what is fixed of the argument."""

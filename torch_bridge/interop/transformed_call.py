@@ -51,7 +51,7 @@ class TransformedCall:
 
     def __init__(self, function: Function, name: str, wrapped: Callable[[Function, str], Function]):
         """Nothing is traced yet."""
-        self._function, self._name, self._wrapped = function, name, wrapped
+        self.__wrapped__, self._name, self._wrapped = function, name, wrapped
         self._own = wrapped(self._flat, name)
         self._transformed: dict[Any, Any] = {}
 
@@ -110,7 +110,7 @@ class TransformedCall:
         return self._transformed[what, key]
 
     def _flat(self, *arrays: Any) -> list[Any]:
-        results, self.structure = jax.tree.flatten(self._function(*arrays))
+        results, self.structure = jax.tree.flatten(self.__wrapped__(*arrays))
         return [jnp.asarray(result) for result in results]
 
 

@@ -82,6 +82,7 @@ WAYS = {
     "lazily": ("jax", lambda f: f),
     "on the CPU": ("cpu", lambda f: f),
     "in a step": ("jax", lambda f: xs.compile(lambda x: f(x))),
+    "under torch.func": ("jax", lambda f: lambda x: torch.func.vjp(f, x)[0]),
     "with a gradient": ("jax", lambda f: lambda x: f(x.requires_grad_()).detach()),
 }
 
@@ -136,3 +137,15 @@ def test_what_listens_to_events_of_jax_is_not_read_by_the_function():
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert next(traces) == 1 and told
+
+
+def test_a_branch_that_is_met_later_is_watched_too():
+    """Under `torch.func` as well: each trace may read what no other did."""
+    scale = Scale()
+    known = iso.torch_function(lambda x: x * scale.factor if x.shape[0] > 2 else x)
+    for run in (known, lambda x: torch.func.vjp(known, x)[0], torch.func.jacrev(known)):
+        scale.factor = 2.0
+        run(torch.ones(2, device="jax"))
+        run(torch.ones(3, device="jax"))
+        scale.factor = 5.0
+        assert run(torch.ones(3, device="jax")).max().item() == 5
