@@ -36,8 +36,8 @@ from isoshard.core.layout.spec import SpecLike
 from isoshard.core.processes.agreement import pass_by, tell_fault
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import modules
+from isoshard.torch_bridge.interop.function_reads import Reads
 from isoshard.torch_bridge.interop.jax_operands import TENSOR, of_operands, sorted_out, surroundings
-from isoshard.torch_bridge.interop.reads import Reads
 
 from . import dtensor_exchange, fitting, translation
 from .dtensor_exchange import is_dtensor

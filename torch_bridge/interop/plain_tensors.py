@@ -41,8 +41,8 @@ from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
 
 from .flat_vjp import Pulled
+from .function_reads import Reads
 from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
-from .reads import Reads
 
 
 class PlainFunction:

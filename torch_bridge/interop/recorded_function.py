@@ -34,7 +34,8 @@ from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
 from .convert import SAID, Result, Said, aval_of, wrap
-from .recorded_program import Port, RecordedGraph, RecordedProgram, differentiating
+from .operand_ports import Port
+from .recorded_program import RecordedGraph, RecordedProgram, differentiating
 from .rolled_function import RolledProgram, layout_of
 
 

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from isoshard.core.runtime._jax_internals.primitive_rules import ShapedArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.differentiable_programs import Derivative
-from isoshard.core.runtime.shard_map_axes import varying, varying_over
+from isoshard.core.runtime.shard_map_axes import varying
 from isoshard.torch_bridge._torch_internals.dispatcher import autograd_allowed
 from isoshard.torch_bridge._torch_internals.undocumented import is_autocast_enabled
 from isoshard.torch_bridge.argument_types import ArrayLike
@@ -27,91 +26,9 @@ from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, cut, needed_slots
 from isoshard.torch_bridge.engine.subprograms.subtrace import SubTrace
-from isoshard.torch_bridge.engine.values.value import Aval, Value
-from isoshard.torch_bridge.layout.widths import astype, for_jax, jax_dtype
+from isoshard.torch_bridge.engine.values.value import Value
 
-
-@dataclasses.dataclass(frozen=True)
-class Port:
-    """An operand or a result.
-
-    Attributes:
-        aval: of the tensor.
-        type: of the array in JAX.
-        flipped: whether the array is the conjugate of the tensor.
-        shared: inside `jax.shard_map`, what devices have alike stands for the mean of what each
-            of them has, and otherwise for the same on each (see `RecordedDerivative`).
-        like: of a cotangent, the number of the operand that it is one of.
-    """
-
-    aval: Aval
-    type: Any
-    flipped: bool = False
-    shared: bool = False
-    like: int | None = None
-
-    @property
-    def has_slope(self) -> bool:
-        """Whether it has a derivative."""
-        return bool(jnp.issubdtype(self.type.dtype, jnp.inexact))
-
-    def to_torch(self, array: ArrayLike) -> Any:
-        """The elements of the tensor."""
-        array = array if array.dtype == self.aval.physical else astype(array, self.aval.physical)
-        return jnp.conj(array) if self.flipped else array
-
-    def to_jax(self, array: ArrayLike, name: str) -> Any:
-        """The array in JAX."""
-        array = jnp.conj(array) if self.flipped else array
-        if self.type.dtype != jax_dtype(array.dtype):
-            return astype(array, self.type.dtype)
-        return for_jax(array, name=name)
-
-    def slope(self, like: int | None = None) -> Port:
-        """What has its cotangents.
-
-        Args:
-            like: the number of the operand that this is.
-        """
-        kind = ShapedArray(self.type.shape, self.type.dtype)
-        return Port(self.aval, kind, not self.flipped, self.shared, like)
-
-    def zeros(self, operands: Sequence[Any]) -> Any:
-        """The cotangent of an operand on which nothing depends.
-
-        Args:
-            operands: of the program.
-        """
-        zeros = jnp.zeros(self.type.shape, self.type.dtype)
-        return zeros if self.like is None else varying_over(zeros, varying(operands[self.like]))
-
-    def apart(self, array: ArrayLike, axes: frozenset[Any]) -> Any:
-        """What each device has of an array that may be alike on all.
-
-        Args:
-            array: as a program is given it.
-            axes: over which the code may differ.
-        """
-        missing = tuple(sorted(axes - varying(array)))
-        if not (self.shared and missing):
-            return array
-        return varying_over(array, axes) / jax.lax.axis_size(missing)
-
-    def together(self, array: ArrayLike, axes: frozenset[Any], operands: Sequence[Any]) -> Any:
-        """A cotangent of an operand, of all devices if they have it alike.
-
-        Args:
-            array: of each device.
-            axes: over which the code may differ.
-            operands: of the program.
-        """
-        if self.like is None or not axes:
-            return array
-        array = varying_over(array, axes)
-        missing = tuple(sorted(axes - varying(operands[self.like])))
-        if not missing:
-            return array
-        return (jax.lax.pmean if self.shared else jax.lax.psum)(array, missing)
+from .operand_ports import Port
 
 
 class RecordedGraph:
