@@ -149,15 +149,6 @@ def measure(rows: int, rounds: int) -> dict[str, Any]:
     return results
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table of docs/benchmarks.md.
-
-    Args:
-        found: the results.
-    """
-    return tables.in_markdown(table(found))
-
-
 def table(found: dict[str, Any]) -> Table:
     """Show what `measure` found."""
     rows = {name: row for name, row in found.items() if "xla" in row}
@@ -167,6 +158,9 @@ def table(found: dict[str, Any]) -> Table:
     }
     size = " x ".join(map(str, found["field"]))
     return tables.by_name(f"{size} on {DEVICES} devices, over XLA's own", columns, rows)
+
+
+markdown = tables.documented(table)
 
 
 def main() -> None:

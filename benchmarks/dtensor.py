@@ -193,13 +193,7 @@ def table(results: dict[str, Any]) -> Table:
     return tables.by_pair(title, ("", "size"), columns, results)
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table of docs/benchmarks.md.
-
-    Args:
-        found: the results.
-    """
-    return tables.in_markdown(table(found))
+markdown = tables.documented(table)
 
 
 def _dtensor(count: int, mesh: Any) -> Any:

@@ -134,13 +134,7 @@ def table(results: dict[str, Any]) -> Table:
     return tables.by_pair(f"float32 over {DEVICES} devices", ("", "size"), columns, results)
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table of docs/benchmarks.md.
-
-    Args:
-        found: the results.
-    """
-    return tables.in_markdown(table(found))
+markdown = tables.documented(table)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import json
 import statistics
 import subprocess
 import sys
-from typing import Any
 
 from rich.table import Table
 
@@ -106,13 +105,7 @@ def table(found: dict[str, dict[str, float]]) -> Table:
     return tables.by_name("first call of a step, seconds of processor time", columns, rows)
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table of docs/benchmarks.md.
-
-    Args:
-        found: the results.
-    """
-    return tables.in_markdown(table(found))
+markdown = tables.documented(table)
 
 
 if __name__ == "__main__":

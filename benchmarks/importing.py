@@ -108,13 +108,7 @@ def table(found: Mapping[str, Any]) -> Table:
     return tables.by_name("processor time of an import", columns, rows)
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table of docs/benchmarks.md.
-
-    Args:
-        found: the results.
-    """
-    return tables.in_markdown(table(found))
+markdown = tables.documented(table)
 
 
 if __name__ == "__main__":

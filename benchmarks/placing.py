@@ -99,13 +99,7 @@ def table(results: dict[str, Any]) -> Table:
     )
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table of docs/benchmarks.md.
-
-    Args:
-        found: the results.
-    """
-    return tables.in_markdown(table(found))
+markdown = tables.documented(table)
 
 
 if __name__ == "__main__":

@@ -105,13 +105,7 @@ def table(found: dict[str, Any]) -> Table:
     return tables.by_name("a plan at depth 'trace'", columns, found)
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table of docs/benchmarks.md.
-
-    Args:
-        found: the results.
-    """
-    return tables.in_markdown(table(found))
+markdown = tables.documented(table)
 
 
 if __name__ == "__main__":

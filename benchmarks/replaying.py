@@ -211,13 +211,7 @@ def table(results: dict[str, dict[str, float]]) -> Table:
     return tables.by_name("host time of a call until it returns, medians in us", columns, rows)
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table of docs/benchmarks.md.
-
-    Args:
-        found: the results.
-    """
-    return tables.in_markdown(table(found))
+markdown = tables.documented(table)
 
 
 if __name__ == "__main__":

@@ -97,15 +97,6 @@ def measure(variant: str, part: str, layers: int, width: int) -> dict[str, Any]:
     }
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table of docs/benchmarks.md.
-
-    Args:
-        found: the results.
-    """
-    return tables.in_markdown(table(found))
-
-
 def table(found: dict[str, Any]) -> Table:
     """Show the first calls of the flattest and of the deepest model."""
     told = collections.defaultdict[str, dict[str, Any]](dict)
@@ -123,6 +114,9 @@ def table(found: dict[str, Any]) -> Table:
         "then a call": "{deep[step_ms]:.0f} ms",
     }
     return tables.by_name("first calls", columns, told)
+
+
+markdown = tables.documented(table)
 
 
 def main() -> None:

@@ -101,13 +101,7 @@ def table(results: dict[str, dict[str, float]]) -> Table:
     return tables.by_name("a replayed training step, medians in ms", columns, results)
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """The table of docs/benchmarks.md.
-
-    Args:
-        found: the results.
-    """
-    return tables.in_markdown(table(found))
+markdown = tables.documented(table)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ A column is a title and a format of what the row holds; a row that holds it not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -107,6 +107,15 @@ def in_markdown(table: Table) -> str:
     columns = [(str(column.header), list(column.cells)) for column in table.columns]
     told = [(str(table.title), columns[0][1]), *(one for one in columns[1:] if any(one[1]))]
     return markdown([title for title, _ in told], zip(*(cells for _, cells in told), strict=True))
+
+
+def documented(table: Callable[[Any], Table]) -> Callable[[Any], str]:
+    """What makes the table of a page in the docs.
+
+    Args:
+        table: makes that for the terminal, of the results.
+    """
+    return lambda found: in_markdown(table(found))
 
 
 def show(*shown: Any) -> None:
