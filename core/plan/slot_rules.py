@@ -65,6 +65,8 @@ def slot_layouts(
         for slot in slots
         if any(own := [deciding_rule(of_factor, slot.name) for of_factor in rules])
     }
+    if not decided:
+        return {}
     factors = []
     for number, factor in enumerate(plan.factors):
         exact = {}
@@ -74,8 +76,6 @@ def slot_layouts(
                 called = label(rule[0]).replace(")", "]")
                 exact[f"re:(?#{called}){re.escape(slot.name)}"] = rule[1]
         factors.append(type(plan)(exact, axes=factor.axes))
-    if not decided:
-        return {}
     whole = factors[0] if len(factors) == 1 else type(plan)(product=tuple(factors))
     return resolve_leaves(whole, list(decided), mesh).shardings
 
