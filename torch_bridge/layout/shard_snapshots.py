@@ -98,6 +98,7 @@ def local_shards(tensor: lazy_tensor.LazyTensor) -> list[XLAShard] | None:
         nobody has marked. A marked one is computed now.
     """
     if marks.is_recorded(tensor) and marks.marked(tensor) is None:
+        recorder().check_execution()  # the body of a call never has values
         return None
     recorder().refuse("the value of a tensor")
     array = reading.held(tensor)

@@ -270,7 +270,8 @@ class Walk:
     def _note(self, call: Call, error: Exception) -> None:
         """Sort an error."""
         allowed = REFUSALS_OF_DYNAMO if self.way == "torch.compile" else REFUSALS
-        if isinstance(error, allowed):
+        by_dynamo = self.way == "torch.compile" and "from user code:" in str(error)
+        if isinstance(error, allowed) or by_dynamo:  # its own assertions, with the line
             self.refused[call.name] = str(error)
             return
         alike = references([call], self.origin, WAYS[self.way][1])[1]
