@@ -22,6 +22,12 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
+HEART = ("core", "jax_bridge", "torch_bridge")
+"""The folders that need no annex: docs/architecture.md."""
+
+ANNEXES = ("planner", "domain", "onnx_bridge", "torch_xla_bridge")
+"""Folders that import the heart, and that it calls by `core/extensions.py` alone."""
+
 
 class Origin:
     """Where isoshard was installed from.

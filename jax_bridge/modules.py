@@ -25,17 +25,17 @@ from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.checkpoint.source import Entry, NamedState
 from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.extensions import traced_flax_step
 from isoshard.core.frameworks import Framework, register
 from isoshard.core.layout.axis_types import AnyMesh
 from isoshard.core.layout.mesh import ambient_mesh, mesh_of
-from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.traced.traced_step import TracedStep
 from isoshard.core.transfer import exchange, place
 
 from . import module_state
 from .graphs import join, split
 from .layout import leaf_names, named_boxes, plan_state
-from .planning import traced_flax_step
 
 _KINDS = (nnx.Pytree, nnx.State, nnx.Variable)
 
@@ -187,7 +187,7 @@ class Flax(Framework):
     def traced_step(
         self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any
     ) -> TracedStep:
-        """See `planning.traced_flax_step`."""
+        """See `planner.flax_steps.traced_flax_step`."""
         return traced_flax_step(step, args, kwargs, mesh, plan)
 
     def sharding_of(self, x: Any) -> dict[str, NamedSharding] | NamedSharding:

@@ -36,6 +36,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from isoshard.core.installation import ANNEXES
+
 from . import samples
 from .report_lines import amount, compiled_lines, transfer_lines
 from .report_lines import human_bytes as human_bytes
@@ -85,7 +87,7 @@ KNOWN = {
 # Code of these packages is never the user's own; the demo in isoshard.cli is.
 _INTERNAL = ("isoshard.", "torch.", "jax.", "jaxlib.", "flax.", "optax.", "numpy.")
 _INTERNAL += ("contextlib.", "functools.", "importlib.", "logging.", "warnings.")
-_OWN = ("isoshard.cli.",)
+_OWN = ("isoshard.cli.", *(f"isoshard.{annex}.cli." for annex in ANNEXES))
 
 _counts: collections.defaultdict[str, int] = collections.defaultdict(int)
 _compilations: collections.deque[Compilation] = collections.deque(maxlen=10_000)

@@ -1,6 +1,6 @@
 """Core's verbs on arrays in blocks of unequal sizes, which `iso.domain` knows how to do.
 
-`core/domain` comes after this room. The facade says where its verbs are, and they are loaded when
+`domain` comes after this room. The facade says where its verbs are, and they are loaded when
 the first such array is met.
 """
 

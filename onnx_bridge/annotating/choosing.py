@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.plan import Plan
 from isoshard.core.plan.rule_patterns import check_patterns, matches
-from isoshard.onnx_bridge.exporting import weight_layouts
+from isoshard.onnx_bridge.annotating import weight_layouts
 
 from ..errors import AnnotationError
 from ..reading.graph import Graph, Node

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.plan.rule_patterns import check_patterns, matches
-from isoshard.onnx_bridge.exporting.weight_layouts import modules_around
+from isoshard.onnx_bridge.annotating.weight_layouts import modules_around
 
 from ..errors import AnnotationError
 from ..layouts.meshes import NumberedMesh, part_of_mesh

@@ -34,9 +34,9 @@ from isoshard.core.plan import Plan
 from isoshard.core.runtime._jax_internals import meshes
 from isoshard.core.runtime.jaxprs import opened
 
+from ..annotating import weight_layouts
 from ..errors import AnnotationError, AnnotationWarning
 from ..reading.graph import Graph
-from . import weight_layouts
 from .flat_programs import FlatProgram
 from .jax_functions import TakenApart
 

@@ -8,12 +8,13 @@ import torch
 
 import isoshard as iso
 from isoshard.core.runtime.bounded import Bounded, Interned
-from isoshard.torch_bridge import dynamo
-from isoshard.torch_bridge.dtensor import dtensor_function
-from isoshard.torch_bridge.interop import assume_pure, calling_jax, plain_tensors
+from isoshard.torch_bridge.dynamo import dynamo
+from isoshard.torch_bridge.interop import assume_pure, calling_jax, dtensor_function, plain_tensors
 from isoshard.torch_bridge.loops import accumulating, scanning
-from isoshard.torch_bridge.torch_xla.experimental.gradient_accumulation import gradient_accumulation
-from isoshard.torch_bridge.torch_xla.experimental.scan import scan
+from isoshard.torch_xla_bridge.torch_xla.experimental.gradient_accumulation import (
+    gradient_accumulation,
+)
+from isoshard.torch_xla_bridge.torch_xla.experimental.scan import scan
 
 
 @pytest.fixture

@@ -32,7 +32,12 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.spec import axis_names, named_sharding, same_layout
-from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike, Opaque, PlacementLike
+from isoshard.torch_bridge.common.argument_types import (
+    DeviceTensor,
+    MeshLike,
+    Opaque,
+    PlacementLike,
+)
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.argument_types import MeshLike, Opaque
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import MeshLike, Opaque
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.spmd.mesh import Mesh, get_global_mesh, mesh_from
 

@@ -16,16 +16,16 @@ import jax
 import torch
 from jax.sharding import NamedSharding
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.processes.agreement import agree, pass_by, tell_fault
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import Bounded
-from isoshard.torch_bridge.argument_types import Opaque
+from isoshard.torch_bridge.common.argument_types import Opaque
 
-from . import translation
+from ..placements import translation
 from .shard_memory import local_of, strides_of
 
 if TYPE_CHECKING:

@@ -16,22 +16,49 @@ are asked for if they ask themselves, with `torch.overrides.handle_torch_functio
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.extensions import call_function_handler
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.ambient import depends_on
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
-from .routing import Entry, routed
 from .unwrap_torch_function import seen_through
 
 _ENTRIES: dict[Any, list[Entry]] = {}
 
 FRAMEWORKS = ("torch", "jax")
+
+
+@dataclasses.dataclass
+class Entry:
+    """A registered handler.
+
+    Attributes:
+        function: the torch function.
+        handler: see `register_function_handler`.
+        framework: "torch" or "jax".
+        check: whether results are compared with the function's.
+        prove: whether JAX has to prove what is said to be whole.
+        known: the calls so far, by layouts, constants and dtypes.
+    """
+
+    function: Callable[..., Any]
+    handler: Callable[..., Any]
+    framework: str
+    check: bool
+    prove: bool
+    known: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
 
 
 class Handle:
@@ -153,7 +180,7 @@ def _torch_function(
     kwargs = kwargs or {}
     entries = _ENTRIES.get(func)
     if entries and not _decomposing():
-        found = routed(entries[-1], args, kwargs)
+        found = call_function_handler(entries[-1], args, kwargs)
         if found is not NotImplemented:
             return found
     return seen_through(func)(*args, **kwargs)

@@ -27,12 +27,12 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import writes
+from isoshard.torch_bridge.common.exchange import to_numpy
 from isoshard.torch_bridge.engine.capture import executed
 from isoshard.torch_bridge.engine.capture.guards import Guard
 from isoshard.torch_bridge.engine.capture.holders import Asked
 from isoshard.torch_bridge.engine.capture.reachable import LARGEST_ARRAY, Reachable
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.exchange import to_numpy
 
 KEPT = 8
 """How many states of what a function reads are told apart; the one not met for longest goes."""

@@ -34,11 +34,11 @@ from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.core.transfer.exchange import host_to_jax, lay_out
-from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.argument_types import PyTree
-from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import PyTree
+from isoshard.torch_bridge.common.dtypes import logical_dtype
+from isoshard.torch_bridge.common.exchange import shard_to_torch, to_numpy
 from isoshard.torch_bridge.engine.recording.recorder import recorder
-from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
 
 from .flat_vjp import Pulled
 from .function_reads import Reads

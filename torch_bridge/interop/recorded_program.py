@@ -21,7 +21,7 @@ from isoshard.core.runtime.differentiable_programs import Derivative
 from isoshard.core.runtime.shard_map_axes import varying
 from isoshard.torch_bridge._torch_internals.dispatcher import autograd_allowed
 from isoshard.torch_bridge._torch_internals.undocumented import is_autocast_enabled
-from isoshard.torch_bridge.argument_types import ArrayLike
+from isoshard.torch_bridge.common.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, cut, needed_slots

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.extensions import spread_shardings
 from isoshard.core.layout.axis_types import auto, same_grid
 from isoshard.core.layout.in_shard_map import manual_axes
-from isoshard.core.planner.axes.border_layouts import spread_layouts
 from isoshard.core.repeats.jaxpr_functions import function_of
 from isoshard.core.repeats.rolled_program import rolled
 from isoshard.core.runtime import metrics
@@ -31,7 +31,7 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import (
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.differentiable_programs import Derivative, Program
 from isoshard.core.runtime.jaxprs import equations, opened
-from isoshard.torch_bridge.argument_types import ArrayLike
+from isoshard.torch_bridge.common.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
 from isoshard.torch_bridge.engine.compiling.loop_copies import loop_copies
 from isoshard.torch_bridge.engine.compiling.rolled_plan import said
@@ -227,4 +227,4 @@ def _borders(
     mesh = auto(known[0].mesh)
     if mesh.size == 1 or not all(same_grid(mesh, one.mesh) for one in known):
         return None
-    return lambda program: spread_layouts(program, mesh, lies)
+    return lambda program: spread_shardings(program, mesh, lies)

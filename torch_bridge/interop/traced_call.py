@@ -21,7 +21,7 @@ from isoshard.core.runtime.shard_map_axes import (
     varying,
     varying_over,
 )
-from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording import deferred_checks, lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe

@@ -26,7 +26,7 @@ from isoshard.core.layout.mesh import ambient_mesh
 from isoshard.core.layout.spec_entries import axis_names, entries_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import lay_out
-from isoshard.torch_bridge.argument_types import Leaf, PyTree
+from isoshard.torch_bridge.common.argument_types import Leaf, PyTree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers
 

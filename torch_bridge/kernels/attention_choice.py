@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import torch
 from torch.backends.cuda import flash_sdp_enabled, mem_efficient_sdp_enabled
 
-from isoshard.core.domain.attention.dropout import gains
+from isoshard.core.nn.dropout import gains
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge._torch_internals.dispatcher import below_autograd
 from isoshard.torch_bridge._torch_internals.tensor_fields import forward_levels

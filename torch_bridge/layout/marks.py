@@ -26,7 +26,7 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ReplicationWarning
 from isoshard.core.layout.axis_types import dividing
 from isoshard.core.layout.mesh import mesh_of
@@ -36,14 +36,14 @@ from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.user_warnings import warn_user
 from isoshard.torch_bridge._torch_internals.tensor_fields import PARAMETER_FIELD, gradient_hooks
-from isoshard.torch_bridge.argument_types import DeviceTensor, LayoutLike
+from isoshard.torch_bridge.common.argument_types import DeviceTensor, LayoutLike
 from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
-from isoshard.torch_bridge.runtime import PENDING
+from isoshard.torch_bridge.execution.runtime import PENDING
 
 Sharding = jax.sharding.NamedSharding
 Layout = Sharding | BlockLayout

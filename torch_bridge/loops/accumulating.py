@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import torch
 
 from isoshard.core.runtime.bounded import PROGRAMS, Interned
-from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe

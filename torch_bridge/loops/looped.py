@@ -15,8 +15,8 @@ from typing import Any
 import jax.numpy as jnp
 import torch
 
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder

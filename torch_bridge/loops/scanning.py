@@ -27,12 +27,12 @@ from typing import Any
 import torch
 
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.undocumented import (
     get_autocast_dtype,
     is_autocast_enabled,
 )
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.capture.reachable import modules_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes

@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core import domain
-from isoshard.core.domain.windows.resize import resize_operator
-from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
+from isoshard.core.extensions import block_interpolate, by_halos, resize_operator, slope_by_halos
 from isoshard.core.nn.pooling import adaptive_windows, argmax, window_sum
 
 from .argument_forms import wide
@@ -58,7 +56,7 @@ def _area(shape: Sequence[int], output_size: Sequence[int]):
 def _average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
     return over_space(
         lambda x: _whole_average(x, output_size),
-        lambda x: domain.interpolate(x, size=tuple(output_size), mode="area"),
+        lambda x: block_interpolate(x, size=tuple(output_size), mode="area"),
         len(output_size),
     )(x)
 

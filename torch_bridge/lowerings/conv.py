@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from jax import lax
 
-from isoshard.core import domain
-from isoshard.core.domain.blocks.interpreting import recording
-from isoshard.core.domain.windows.conv import conv_operator
-from isoshard.core.domain.windows.space_split import (
+from isoshard.core.blocks.interpreting import recording
+from isoshard.core.extensions import (
+    block_conv,
+    block_conv_transpose,
     by_halos,
+    conv_operator,
     operand_slope_by_halos,
     slope_by_halos,
+    transposed_operator,
 )
-from isoshard.core.domain.windows.transposed_conv import transposed_operator
 from isoshard.core.nn.convolution import (
     along_channels,
     each_group,
@@ -93,9 +94,9 @@ def convolve(
         "dilation": dilation,
         "groups": groups,
     }
-    operator = domain.conv
+    operator = block_conv
     if transposed:
-        operator, numbers["output_padding"] = domain.conv_transpose, given[4]
+        operator, numbers["output_padding"] = block_conv_transpose, given[4]
     return over_space(
         lambda x, weight: _whole_convolve(x, weight, *given, channels_last, sums),
         lambda x, weight: operator(x, weight, **numbers),

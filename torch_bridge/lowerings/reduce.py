@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from isoshard.core.domain.windows.running_scan import run_where_split
+from isoshard.core.extensions import run_where_split
 from isoshard.core.nn.precision import averaged
 
 from .argument_forms import (

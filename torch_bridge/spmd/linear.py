@@ -23,17 +23,17 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.undocumented import (
     get_autocast_dtype,
     is_autocast_enabled,
 )
-from isoshard.torch_bridge.argument_types import AutogradContext, DeviceTensor
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import AutogradContext, DeviceTensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .manual_tensor import ManualTensor
 

@@ -22,7 +22,7 @@ from isoshard.core.errors import ShardingError, SpecError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime import metrics
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.engine.recording.ambient import depends_on
 from isoshard.torch_bridge.layout import marks
 

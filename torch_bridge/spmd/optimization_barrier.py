@@ -14,7 +14,7 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import backward_hooks
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:

@@ -252,7 +252,7 @@ def _numbers() -> str:
     """Count beyond 32 bits on torch's `jax` device, unless the user asked for less."""
     import torch
 
-    from isoshard.torch_bridge.dtypes import NARROW
+    from isoshard.torch_bridge.common.dtypes import NARROW
 
     third = (torch.ones(1, dtype=torch.float64, device="jax") / 3).item()
     if third != 1 / 3:

@@ -18,7 +18,7 @@ from isoshard.onnx_bridge import (
     layout,
     parameters_of,
 )
-from isoshard.onnx_bridge.exporting.weight_layouts import modules_around
+from isoshard.onnx_bridge.annotating.weight_layouts import modules_around
 from tests.onnx_bridge.exports import CASES
 from tests.onnx_bridge.torch_models import MLP, MLP_PLAN, seeded
 

@@ -31,8 +31,8 @@ import torch
 from isoshard.core.errors import CaptureError, RecompilationWarning
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.uncollected import uncollected
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.ambient import ambient

@@ -14,7 +14,7 @@ import torch
 
 from isoshard.core.errors import CaptureError
 from isoshard.core.runtime.exact_keys import exact
-from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from .dropped_gradients import held

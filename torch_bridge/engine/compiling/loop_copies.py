@@ -28,7 +28,7 @@ import math
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from isoshard.core.planner.axes.flops import flops_of, is_product
+from isoshard.core.extensions import flops_of, is_product
 from isoshard.core.repeats.rolled_program import Rolled
 from isoshard.core.runtime._jax_internals.jaxpr_classes import Jaxpr, Literal
 from isoshard.core.runtime.jaxprs import jaxprs_inside, opened, scan_counts

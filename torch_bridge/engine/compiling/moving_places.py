@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding
 
 from isoshard.core.runtime.bounded import CALLS, PROGRAMS, Bounded, Interned
 from isoshard.torch_bridge._torch_internals import schema_of
-from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording.lazy_tensor import WrittenView, reading
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.values import layout_numbers, moving_views

@@ -13,9 +13,9 @@ import torch
 
 from isoshard.core.runtime.bounded import CALLS, Recent
 from isoshard.core.runtime.private_names import optional
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
-from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.signatures.kernel_checks import spelled
 from isoshard.torch_bridge.engine.signatures.shape_checks import strides_for_each, written_once

@@ -34,7 +34,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto, is_typed, on_mesh, same_grid
 from isoshard.core.layout.mesh import mesh_of

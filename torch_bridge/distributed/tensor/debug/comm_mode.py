@@ -40,7 +40,7 @@ from jax.sharding import Mesh, NamedSharding
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.hlo_collectives import Collective, axes_of, collectives
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
 from isoshard.torch_bridge.engine.compiling import plan_lowering, program
 from isoshard.torch_bridge.engine.values import layout_numbers

@@ -1,0 +1,86 @@
+"""Indexing: gather and scatter keep in blocks what they take or put as a whole."""
+
+from __future__ import annotations
+
+from isoshard.core.blocks.block_values import Value, joint
+from isoshard.core.blocks.hints import but
+from isoshard.core.blocks.interpreting import bind, rule
+from isoshard.core.blocks.splits import AxisSplit
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
+
+
+@rule("gather")
+def gather(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """Axes taken from end to end, and those of the indices; padding asks for element 0."""
+    operand, indices = values
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    windows = [
+        axis
+        for axis in range(len(sizes))
+        if axis not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    ]
+    kept = [
+        axis
+        for axis in windows
+        if sizes[axis] == operand.shape[axis] and axis not in numbers.start_index_map
+    ]
+    part = [axis for axis in range(len(sizes)) if axis not in kept]
+    operand = operand.hinted(but(operand.hints, part)).whole(part)
+    last = len(indices.splits) - 1
+    indices = indices.whole([*numbers.start_indices_batching_dims, last])
+    rank = last + len(windows)
+    sources = dict(zip(numbers.offset_dims, [(0, axis) for axis in windows], strict=True))
+    others = [axis for axis in range(rank) if axis not in sources]
+    sources.update(zip(others, [(1, axis) for axis in range(last)], strict=True))
+    splits = joint([[_split_of(operand, indices, sources[axis])] for axis in range(rank)])
+    placed = [sources[axis] for axis in range(rank)]
+    lost = [sources[axis] for axis in range(rank) if splits[axis] is None]
+    operand = operand.whole([axis for side, axis in lost if side == 0])
+    indices = indices.whole([axis for side, axis in lost if side == 1]).with_zeros()
+    sizes = tuple(
+        size if split is None else split.padded
+        for size, split in zip(sizes, operand.splits, strict=True)
+    )
+    (array,) = bind(eqn, [operand.array, indices.array], slice_sizes=sizes)
+    hints = tuple((operand, indices)[side].hints[axis] for side, axis in placed)
+    return [Value(array, splits, hints=hints).with_zeros()]
+
+
+@rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+@rule("scatter_add", "scatter_sub", "scatter_mul", "scatter_min", "scatter_max")
+def scatter(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """Axes put from end to end; others at the true shape, and packed again."""
+    operand, indices, updates = values
+    numbers = eqn.params["dimension_numbers"]
+    windows = [
+        axis
+        for axis in range(len(operand.splits))
+        if axis not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    ]
+    pairs = {
+        axis: to
+        for axis, to in zip(windows, numbers.update_window_dims, strict=True)
+        if operand.shape[axis] == updates.shape[to]
+        and axis not in numbers.scatter_dims_to_operand_dims
+    }
+    found: list[AxisSplit | None] = [None] * len(operand.splits)
+    for axis, to in pairs.items():
+        found[axis] = operand.splits[axis] or updates.splits[to]
+    splits = joint([[split] for split in found])
+    below: list[AxisSplit | None] = [None] * len(updates.splits)
+    for axis, to in pairs.items():
+        below[to] = splits[axis]
+    arrays = [operand.laid(splits).array, indices.whole().array, updates.laid(below).array]
+    (array,) = bind(eqn, arrays)
+    hints = but(operand.hints, [a for a in range(len(operand.splits)) if a not in pairs])
+    value = Value(array, splits, hints=hints)
+    for axis, split in enumerate(operand.splits):
+        if split is not None and splits[axis] is None and axis not in pairs:
+            value = value.packed(axis, split)
+    return [value]
+
+
+def _split_of(operand: Value, indices: Value, source: tuple[int, int]) -> AxisSplit | None:
+    """The split of one axis of the operand (0) or of the indices (1)."""
+    side, axis = source
+    return (operand, indices)[side].splits[axis]

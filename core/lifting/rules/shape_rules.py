@@ -1,0 +1,159 @@
+"""Shapes: an axis in blocks stays so where the primitive takes it as a whole.
+
+Where it does not (a slice of it, a reshape that mixes it with another), it is unpacked first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from isoshard.core.blocks.block_values import Value, aligned, joint_hints
+from isoshard.core.blocks.hints import Even, but
+from isoshard.core.blocks.interpreting import bind, rule
+from isoshard.core.blocks.splits import AxisSplit
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
+
+
+@rule("transpose")
+def transpose(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """Axes in another order."""
+    (value,) = values
+    (array,) = bind(eqn, [value.array])
+    return [_carried(value, array, enumerate(eqn.params["permutation"]))]
+
+
+@rule("broadcast_in_dim")
+def broadcast(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """New axes; axes of one element are stretched."""
+    value = values[0]
+    shape, dims = list(eqn.params["shape"]), eqn.params["broadcast_dimensions"]
+    value = value.whole([axis for axis, to in enumerate(dims) if value.shape[axis] != shape[to]])
+    splits: list[AxisSplit | None] = [None] * len(shape)
+    for axis, to in enumerate(dims):
+        splits[to] = value.splits[axis]
+    (array,) = bind(eqn, [value.array], shape=_padded(shape, splits))
+    kept = [(to, axis) for axis, to in enumerate(dims) if value.shape[axis] == shape[to]]
+    return [_carried(value, array, kept)]
+
+
+@rule("squeeze")
+def squeeze(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """Without axes of one element."""
+    (value,) = values
+    gone = eqn.params["dimensions"]
+    value = value.whole(gone)
+    (array,) = bind(eqn, [value.array])
+    left = [axis for axis in range(len(value.splits)) if axis not in gone]
+    return [_carried(value, array, enumerate(left))]
+
+
+@rule("stack")
+def stack(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """A new axis of values that lie alike (from JAX 0.11 on)."""
+    values, splits = aligned(values)
+    (array,) = bind(eqn, [value.array for value in values])
+    like = Value(
+        values[0].array, splits, all(value.clean for value in values), hints=joint_hints(values)
+    )
+    before = [to for to in range(len(array.shape)) if to != eqn.params["axis"]]
+    return [_carried(like, array, zip(before, range(len(splits)), strict=True))]
+
+
+@rule("unstack")
+def unstack(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """Without an axis, a result for each of its elements (from JAX 0.11 on)."""
+    (value,) = values
+    gone = eqn.params["axis"]
+    value = value.whole([gone])
+    left = [axis for axis in range(len(value.splits)) if axis != gone]
+    return [_carried(value, array, enumerate(left)) for array in bind(eqn, [value.array])]
+
+
+@rule("reshape")
+def reshape(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """Another shape; an axis stays in blocks if none before it is merged with it.
+
+    One with which axes behind it are merged is in blocks of so many times the elements, and of one
+    that is cut the first part is in blocks, if the cuts are between elements of that.
+    """
+    value = values[0]
+    want = eqn.params["new_sizes"]
+    in_order = eqn.params.get("dimensions") is None
+    kept = dict(_kept_axes(value.shape, want)) if in_order else {}
+    scaled = _scaled_axes(value, want, kept) if in_order else {}
+    value = value.whole([axis for axis in range(len(value.splits)) if axis not in {*kept, *scaled}])
+    splits: list[AxisSplit | None] = [None] * len(want)
+    for axis, to in kept.items():
+        splits[to] = value.splits[axis]
+    for to, split in scaled.values():
+        splits[to] = split
+    (array,) = bind(eqn, [value.array], new_sizes=_padded(want, splits))
+    found = _carried(value, array, [(to, axis) for axis, to in kept.items()])
+    return [dataclasses.replace(found, splits=tuple(splits))]
+
+
+@rule("dynamic_slice")
+def dynamic_cut(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """As `slice`: an axis of which all is taken starts at 0, whatever is asked for."""
+    value, *starts = values
+    sizes = eqn.params["slice_sizes"]
+    part = [a for a, size in enumerate(sizes) if size != value.shape[a]]
+    value = value.whole(part)
+    arrays = [value.array, *(start.whole().array for start in starts)]
+    (array,) = bind(eqn, arrays, slice_sizes=_padded(sizes, value.splits))
+    hints = but(value.hints, part)
+    return [Value(array, value.splits, value.clean, hints=hints)]
+
+
+def _carried(value: Value, array: Any, pairs: Iterable[tuple[int, int]]) -> Value:
+    """A result of which some axes are axes of a value; pairs of their numbers, its own first."""
+    splits: list[AxisSplit | None] = [None] * len(array.shape)
+    hints: list[Even | None] = [None] * len(array.shape)
+    for to, axis in pairs:
+        splits[to], hints[to] = value.splits[axis], value.hints[axis]
+    return Value(array, tuple(splits), value.clean, hints=tuple(hints))
+
+
+def _padded(shape: Sequence[Any], splits: Sequence[AxisSplit | None]) -> tuple[Any, ...]:
+    pairs = zip(shape, splits, strict=True)
+    return tuple(size if split is None else split.padded for size, split in pairs)
+
+
+def _kept_axes(have: Sequence[int], want: Sequence[int]) -> list[tuple[int, int]]:
+    """The axes that a reshape leaves alone: as many elements before them, and as many in them."""
+    if 0 in (*have, *want):
+        return []
+    before = {(math.prod(want[:to]), size): to for to, size in enumerate(want) if size != 1}
+    return [
+        (axis, before[math.prod(have[:axis]), size])
+        for axis, size in enumerate(have)
+        if size != 1 and (math.prod(have[:axis]), size) in before
+    ]
+
+
+def _scaled_axes(
+    value: Value, want: Sequence[int], kept: dict[int, int]
+) -> dict[int, tuple[int, AxisSplit]]:
+    """Axes in blocks that a reshape merges with those behind them, or cuts: what they become."""
+    have = value.shape
+    found: dict[int, tuple[int, AxisSplit]] = {}
+    if 0 in (*have, *want):
+        return found
+    begins = {math.prod(want[:to]): to for to, size in enumerate(want) if size != 1}
+    for axis, split in enumerate(value.splits):
+        to = begins.get(math.prod(have[:axis]))
+        if split is None or have[axis] == 1 or axis in kept or to is None:
+            continue
+        if want[to] % have[axis] == 0:
+            times = want[to] // have[axis]
+            sizes, block = tuple(size * times for size in split.sizes), split.block * times
+        else:
+            part = have[axis] // want[to]
+            if have[axis] % want[to] or any(size % part for size in (*split.sizes, split.block)):
+                continue
+            sizes, block = tuple(size // part for size in split.sizes), split.block // part
+        found[axis] = to, dataclasses.replace(split, sizes=sizes, block=block)
+    return found

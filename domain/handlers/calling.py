@@ -1,0 +1,202 @@
+"""A call of a handler: `jax.shard_map` over blocks, results checked before anything runs.
+
+The handler is traced twice for each new combination of shapes, layouts and constants: once to learn
+the layouts of its results, and once for the program. Padding holds zeros when a handler gets it,
+and in results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from isoshard.core.blocks.array_layout import ArrayLayout
+from isoshard.core.errors import ShardingError
+
+from .handler_arguments import Arguments
+from .handler_shards import Shards
+from .results import Result, check_results, read_results
+
+Handler = Callable[..., tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Handled:
+    """A handler, and what is known of the function whose work it does. Hashable.
+
+    Attributes:
+        name: of the function.
+        handler: called as `handler(shards, *args, **kwargs)`.
+        expected: gives the shapes and dtypes of the function's own results for such arguments;
+            None if they are not to be compared.
+        prove: whether JAX has to see that results called whole along a mesh axis are so.
+    """
+
+    name: str
+    handler: Handler
+    expected: Callable[..., Any] | None
+    prove: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class HandlerCall:
+    """The layouts of a call's results, known before it runs.
+
+    Attributes:
+        results: one per leaf.
+        structure: the tree they are leaves of.
+    """
+
+    results: tuple[Result, ...]
+    structure: Any
+
+
+def plan(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> HandlerCall:
+    """Find out what a handler returns; nothing is computed.
+
+    Args:
+        handled: the handler.
+        arguments: how the arrays lie, and the rest.
+        arrays: the padded arrays, or their shapes and dtypes.
+
+    Returns:
+        The layouts of the results.
+
+    Raises:
+        ShardingError: what the handler returned does not fit.
+    """
+    laid = arguments.arrays()
+    found: list[HandlerCall] = []
+
+    def probe(*blocks: Any) -> tuple[()]:
+        _, results, structure = _run(handled, arguments, blocks)
+        found[:] = [HandlerCall(tuple(results), structure)]
+        return ()
+
+    jax.eval_shape(_mapped(probe, handled, arguments, ()), *arrays)
+    made = found[0]
+    if handled.expected is None:
+        return made
+    args, kwargs = arguments.filled(_shapes(arrays, laid))
+    expected = handled.expected(*args, **kwargs)
+    structure = check_results(made.results, made.structure, expected, handled.name)
+    return HandlerCall(made.results, structure)
+
+
+def call(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> Any:
+    """Run a handler on the blocks of arrays; to be traced.
+
+    Args:
+        handled: the handler.
+        arguments: how the arrays lie, and the rest.
+        arrays: padded ones of UnevenArrays.
+
+    Returns:
+        The results in their tree: `UnevenArray`s, and for other arrays `WithLayout`s.
+
+    Raises:
+        ShardingError: what the handler returned does not fit.
+    """
+    known = plan(handled, arguments, arrays)
+    arrays = [
+        lax.with_sharding_constraint(array, layout.sharding)
+        for array, (_, layout) in zip(arrays, arguments.arrays(), strict=True)
+    ]
+
+    def run(*blocks: Any) -> list[Any]:
+        return _run(handled, arguments, blocks)[0]
+
+    outs = [result.spec for result in known.results]
+    try:
+        made = _mapped(run, handled, arguments, outs)(*arrays)
+    except ValueError as error:
+        if "statically inferred" not in str(error):
+            raise
+        raise ShardingError(_unproved(handled.name, error)) from None
+    mesh = mesh_of_call(arguments)
+    leaves = [result.global_array(x, mesh) for x, result in zip(made, known.results, strict=True)]
+    return jax.tree.unflatten(known.structure, leaves)
+
+
+def mesh_of_call(arguments: Arguments) -> Mesh:
+    """The mesh of arguments of which one is split."""
+    assert arguments.mesh is not None
+    return arguments.mesh
+
+
+def _run(
+    handled: Handled, arguments: Arguments, blocks: Sequence[Any]
+) -> tuple[list[Any], list[Result], Any]:
+    """The handler on one device: local results without padding, their layouts, and their tree."""
+    mesh, laid = mesh_of_call(arguments), arguments.arrays()
+    bare = Shards(mesh, dict(laid), {})
+    clean = [
+        _zeroed(block, bare, path, layout)
+        for block, (path, layout) in zip(blocks, laid, strict=True)
+    ]
+    args, kwargs = arguments.filled(clean)
+    shards = Shards(mesh, dict(laid), dict(zip([path for path, _ in laid], clean, strict=True)))
+    made = handled.handler(shards, *args, **kwargs)
+    local, results, structure = read_results(made, mesh, handled.name)
+    return (
+        [_finished(x, r, shards) for x, r in zip(local, results, strict=True)],
+        results,
+        structure,
+    )
+
+
+def _mapped(
+    body: Callable[..., Any], handled: Handled, arguments: Arguments, outs: Any
+) -> Callable[..., Any]:
+    return jax.shard_map(
+        body,
+        mesh=mesh_of_call(arguments),
+        in_specs=tuple(layout.sharding.spec for _, layout in arguments.arrays()),
+        out_specs=outs,
+        check_vma=handled.prove,
+    )
+
+
+def _shapes(arrays: Sequence[Any], laid: Sequence[tuple[Any, ArrayLayout]]) -> list[Any]:
+    return [
+        jax.ShapeDtypeStruct(layout.shape, array.dtype)
+        for array, (_, layout) in zip(arrays, laid, strict=True)
+    ]
+
+
+def _zeroed(block: Any, shards: Shards, path: Any, layout: ArrayLayout) -> Any:
+    """A block with zeros for padding; through them no gradient flows."""
+    for axis in range(len(layout.sizes)):
+        if layout.padded(axis):
+            block = _masked(block, shards.valid(path, axis), axis)
+    return block
+
+
+def _finished(local: Any, result: Result, shards: Shards) -> Any:
+    for axis, sizes in enumerate(result.sizes):
+        if sizes is not None and any(size != local.shape[axis] for size in sizes):
+            size = jnp.asarray(sizes, jnp.int32)[shards.index(result.names[axis])]
+            rows = jnp.arange(local.shape[axis], dtype=jnp.int32)
+            local = _masked(local, rows < size, axis)
+    return local
+
+
+def _masked(block: Any, valid: Any, axis: int) -> Any:
+    mask = valid.reshape((-1,) + (1,) * (block.ndim - axis - 1))
+    return jnp.where(mask, block, jnp.zeros((), block.dtype))
+
+
+def _unproved(name: str, error: ValueError) -> str:
+    lines = [line for line in str(error).splitlines() if "out_specs" in line and "is P" in line]
+    reason = f" ({'; '.join(line.strip() for line in lines)})" if lines else ""
+    return (
+        f"the handler of {name} returned a spec by which a result is the same on all devices of a "
+        f"mesh axis, and JAX cannot prove it{reason}: reduce it with shards.all_reduce, name the "
+        "axis in the spec, or, if you know that it is the same, register with prove=False"
+    )

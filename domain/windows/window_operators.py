@@ -1,0 +1,344 @@
+"""The frame of every operator that reads neighbours: which rows, how they come, where results go.
+
+An operator says along each axis what its outputs read, and how to compute outputs from a window of
+rows (a function of local arrays): `reach`. The frame decides where each output lives: with the row
+it is nearest to, so that `[5, 2, 7, 4]` stay `[5, 2, 7, 4]` under a convolution that keeps the
+size. Each device then reads the window that its outputs need (`row_windows`), and computes.
+
+Where all shards are alike, before and after, the compiler's own halos do the same; `method="auto"`
+leaves it to them there, and takes windows elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.blocks.array_layout import ArrayLayout, layout_of, lifted, whole_layout
+from isoshard.core.blocks.known_shardings import lies, sharding_of
+from isoshard.core.blocks.row_windows import plan_windows, read_window, reflected
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.axis_types import same_grid
+from isoshard.core.layout.spec_entries import axis_names, entries_of
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.lifting.in_blocks import in_blocks
+
+from .reach import Operator, Reach, View
+
+
+def apply(operator: Operator, x: Any, layout: ArrayLayout, *operands: Any) -> Any:
+    """Apply an operator.
+
+    Args:
+        operator: what to compute.
+        x: a jax.Array or UnevenArray.
+        layout: that of `x`.
+        *operands: arrays that every device has whole (weights).
+
+    Returns:
+        An UnevenArray where `x` is one or the outputs do not divide, else a jax.Array; laid out
+        as `x`.
+
+    Raises:
+        ShardingError: the operator gives no outputs, or cannot read this layout.
+    """
+    sizes = _check(operator, layout)
+    array = _run(operator, layout, x.array if layout.uneven else x, *operands)
+    array = lies(array, _told(operator, layout, operands))
+    shape = list(array.shape)
+    valid: list[tuple[int, ...] | None] = list(x.sizes) if layout.uneven else [None] * len(shape)
+    for (axis, _), size in zip(operator.reaches, sizes, strict=True):
+        shape[axis] = sum(size)
+        even = valid[axis] is None and len(set(size)) == 1  # before and after
+        kept = len(size) > 1 and (layout.uneven or len(set(size)) > 1) and not even
+        valid[axis] = size if kept else None
+    for axis, size in enumerate(valid):
+        shape[axis] = sum(size) if size is not None else shape[axis]
+    return layout.wrap(array, shape, valid) if layout.uneven or any(valid) else array
+
+
+def apply_here(operator: Operator, x: Any, mesh: Any, spec: Any, *operands: Any) -> Any:
+    """Apply an operator to an array that tells its layout, or inside a lifted function.
+
+    Args:
+        operator: what to compute.
+        x: a jax.Array or UnevenArray; in a function that is being lifted, of the true shape.
+        mesh: with `spec`, the layout of `x`, if it does not tell.
+        spec: any spelling of a spec.
+        *operands: as for `apply`.
+
+    Returns:
+        As `apply`; inside a lifted function, of the true shape.
+
+    Raises:
+        ShardingError: as `apply`, and if nothing tells the layout of `x`.
+    """
+    if not lifted(x, mesh, spec):
+        return apply(operator, x, layout_of(x, mesh, spec, verb=operator.verb), *operands)
+    reads = dict(operator.reaches)
+
+    def whole(x: Any, *operands: Any) -> Any:
+        layout = whole_layout(x.shape)
+        _check(operator, layout)
+        return here(operator, layout, x, *operands)
+
+    def rule(u: Any, *operands: Any) -> Any:
+        plain = isinstance(u, UnevenArray) and not any(
+            isinstance(operand, UnevenArray) for operand in operands
+        )
+        if not plain or any(u.sizes[axis] is not None for axis in operator.free):
+            return NotImplemented
+        if not any(u.sizes[axis] is not None for axis in reads):
+            return NotImplemented  # elementwise along what is in blocks
+        layout = layout_of(u, verb=operator.verb).opened(operator.free)
+        return apply(operator, u, layout, *operands)
+
+    return in_blocks(whole, rule)(x, *operands)
+
+
+def output_sizes(reach: Reach, sizes: tuple[int, ...], uneven: bool) -> tuple[int, ...]:
+    """How many outputs each shard gets.
+
+    Args:
+        reach: what they read.
+        sizes: the rows of each shard.
+        uneven: whether to keep outputs with their rows also where they would divide.
+
+    Returns:
+        One size per shard.
+    """
+    rows = sum(sizes)
+    count = reach.outputs(rows)
+    if not uneven and count % len(sizes) == 0:
+        return (count // len(sizes),) * len(sizes)
+    homes = np.clip(reach.home(np.arange(count), rows), 0, rows - 1)
+    owners = np.searchsorted(np.cumsum(sizes), homes, side="right")
+    return tuple(np.bincount(owners, minlength=len(sizes)).tolist())
+
+
+def _check(operator: Operator, layout: ArrayLayout) -> list[tuple[int, ...]]:
+    faults = []
+    for axis, reach in operator.reaches:
+        rows = layout.shape[axis]
+        if rows == 0 or reach.outputs(rows) < 1:
+            faults.append(f"axis {axis} of size {rows} gives no outputs")
+        elif operator.mode == "reflect" and rows == 1 and reach.reads(np.arange(1), 1)[0][0] < 0:
+            faults.append(f"axis {axis} has one row, which mode 'reflect' cannot repeat")
+    faults += [
+        f"axis {axis} is summed over, and padded" for axis in operator.free if layout.padded(axis)
+    ]
+    if faults:
+        raise ShardingError(
+            f"{operator.verb}: an array of shape {layout.shape} does not fit: {'; '.join(faults)}. "
+            "Give larger axes or a smaller kernel; axes that are summed over, with no padding."
+        )
+    if operator.method == "xla" and not _alike(operator, layout):
+        raise ShardingError(
+            f"{operator.verb}: method 'xla' takes shards that are alike before and after, and "
+            f"those of shape {layout.shape} are not; leave it to method='auto'"
+        )
+    return [
+        output_sizes(reach, layout.sizes[axis], layout.uneven) for axis, reach in operator.reaches
+    ]
+
+
+def uses_windows(operator: Operator, layout: ArrayLayout) -> bool:
+    """Whether rows are exchanged here, rather than by what the compiler derives.
+
+    Args:
+        operator: what to compute.
+        layout: of its input.
+
+    Returns:
+        False if no axis that it reads along is split, for `method="xla"`, and for "auto" if the
+        shards are alike before and after.
+    """
+    split = [reach for axis, reach in operator.reaches if len(layout.sizes[axis]) > 1]
+    if not split or operator.method == "xla":
+        return False
+    derived = operator.mode == "zero" and all(reach.native for reach in split)
+    return operator.method == "windows" or not derived or not _alike(operator, layout)
+
+
+def _alike(operator: Operator, layout: ArrayLayout) -> bool:
+    return not layout.uneven and all(
+        reach.outputs(layout.shape[axis]) % len(layout.sizes[axis]) == 0
+        for axis, reach in operator.reaches
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _run(operator: Operator, layout: ArrayLayout, array: Any, *operands: Any) -> Any:
+    # Of axes that are read along and not known to be split, every device has all: the compiler's
+    # halos are not to be relied on inside a shard_map (jax 0.10: dilated and grouped kernels).
+    read = tuple(axis for axis, _ in operator.reaches)
+    array = lax.with_sharding_constraint(array, layout.sharding_but(closed=read))
+    others = [axis for axis in range(array.ndim) if axis not in read and layout.padded(axis)]
+    for axis in others:
+        array = _masked(array, layout, axis)
+    if uses_windows(operator, layout):
+        out = _by_windows(operator, layout, array, operands)
+    else:
+        out = here(operator, layout, array, *operands)
+    for axis in others:
+        out = _masked(out, layout, axis)
+    return lax.with_sharding_constraint(out, _result_layout(operator, layout))
+
+
+def _told(operator: Operator, layout: ArrayLayout, operands: tuple[Any, ...]) -> NamedSharding:
+    """The layout of the result; an axis that an operand makes has the operand's."""
+    told = _result_layout(operator, layout)
+    own = sharding_of(operands[0]) if operands else None
+    if (
+        operator.made is None
+        or not isinstance(own, NamedSharding)
+        or not same_grid(own.mesh, told.mesh)
+    ):
+        return told
+    entries, (axis,) = [*entries_of(told.spec)], operator.free
+    made = axis_names((*entries_of(own.spec), *[None] * operands[0].ndim)[operator.made])
+    if made and not {*made} & {name for names in layout.names for name in names}:
+        entries[axis] = made
+    return NamedSharding(told.mesh, P(*entries))
+
+
+def _result_layout(operator: Operator, layout: ArrayLayout) -> NamedSharding:
+    return layout.sharding_but(operator.free, tuple(axis for axis, _ in operator.reaches))
+
+
+def here(operator: Operator, layout: ArrayLayout, array: Any, *operands: Any) -> Any:
+    """The outputs, where every row is at hand.
+
+    Args:
+        operator: what to compute.
+        layout: of the input, which no mesh axis need split.
+        array: the input, on every device.
+        *operands: as for `apply`.
+    """
+    views = []
+    for axis, reach in operator.reaches:
+        view, rows = _whole(operator, layout, axis, reach)
+        array = array if rows is None else jnp.take(array, rows, axis)
+        views.append(view)
+    return operator.local(array, tuple(views), *operands)
+
+
+def _masked(array: Any, layout: ArrayLayout, axis: int) -> Any:
+    sizes, block = np.array(layout.sizes[axis]), layout.blocks[axis]
+    valid = (np.arange(block) < sizes[:, None]).reshape(-1)
+    return jnp.where(valid.reshape((-1,) + (1,) * (array.ndim - axis - 1)), array, 0)
+
+
+def _whole(
+    operator: Operator, layout: ArrayLayout, axis: int, reach: Reach
+) -> tuple[View, np.ndarray | None]:
+    """The window of an axis of which every row is at hand, and the rows to take for it, if any."""
+    rows = layout.shape[axis]
+    outputs = np.arange(reach.outputs(rows))
+    firsts, lasts = reach.reads(outputs, rows)
+    start, stop = int(firsts.min()), int(lasts.max())
+    tables = reach.tables(outputs, rows)
+    if operator.mode == "zero" or (start >= 0 and stop <= rows):
+        took = np.arange(rows) if layout.padded(axis) else None
+        return View(0, len(outputs), (-start, stop - rows), tables), took
+    took = reflected(np.arange(start, stop), rows, operator.mode)
+    return View(start, len(outputs), (0, 0), tables), took
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Exchange:
+    """One axis along which windows are read: the exchange, and each device's numbers."""
+
+    axis: int
+    names: tuple[str, ...]
+    plan: Any
+    outputs: int
+    arrays: tuple[np.ndarray, ...]  # of the plan, starts, validity, index or none, tables
+    full: bool
+
+
+def _by_windows(
+    operator: Operator, layout: ArrayLayout, array: Any, operands: tuple[Any, ...]
+) -> Any:
+    tables, shard = on_shards(operator, layout)
+    spec, manual = layout.manual(operator.free)
+    specs = [tuple(P(names) for _ in arrays) for names, arrays in tables]
+    return jax.shard_map(
+        shard,
+        mesh=layout.mesh,
+        in_specs=(spec, specs, jax.tree.map(lambda _: P(), operands)),
+        out_specs=spec,
+        axis_names=manual,
+    )(array, [arrays for _, arrays in tables], operands)
+
+
+Tables = list[tuple[tuple[str, ...], tuple[np.ndarray, ...]]]
+
+
+def on_shards(operator: Operator, layout: ArrayLayout) -> tuple[Tables, Callable[..., Any]]:
+    """What each device computes of its shard, and the numbers that it needs for that.
+
+    Args:
+        operator: what to compute.
+        layout: of its input, with an axis to read along that is split.
+
+    Returns:
+        For each such axis the mesh axes that split it, and arrays of which each device has a part;
+        and the function `(shard, numbers, operands)`, of one tuple of parts for each axis.
+    """
+    split = [(axis, reach) for axis, reach in operator.reaches if len(layout.sizes[axis]) > 1]
+    exchanges = [_exchange(operator, layout, axis, reach) for axis, reach in split]
+    wholes = {
+        axis: _whole(operator, layout, axis, reach)
+        for axis, reach in operator.reaches
+        if (axis, reach) not in split
+    }
+
+    def shard(block: Any, numbers: Any, operands: tuple[Any, ...]) -> Any:
+        views = {axis: view for axis, (view, _) in wholes.items()}
+        for axis, (_, rows) in wholes.items():
+            if rows is not None:
+                block = jnp.take(block, rows, axis)
+        for exchange, (row, start, _, *rest) in zip(exchanges, numbers, strict=True):
+            index = rest.pop(0) if exchange.plan.index is not None else None
+            block = read_window(
+                block, exchange.plan, row, index, exchange.axis, exchange.names, operator.fill
+            )
+            views[exchange.axis] = View(start[0], exchange.outputs, (0, 0), tuple(rest))
+        out = operator.local(block, tuple(views[axis] for axis, _ in operator.reaches), *operands)
+        for exchange, (_, _, valid, *_) in zip(exchanges, numbers, strict=True):
+            if not exchange.full:
+                shape = (-1,) + (1,) * (out.ndim - exchange.axis - 1)
+                out = jnp.where(valid.reshape(shape), out, 0)
+        return out
+
+    return [(exchange.names, exchange.arrays) for exchange in exchanges], shard
+
+
+def _exchange(operator: Operator, layout: ArrayLayout, axis: int, reach: Reach) -> _Exchange:
+    sizes, rows = layout.sizes[axis], layout.shape[axis]
+    outs = output_sizes(reach, sizes, layout.uneven)
+    count, block = sum(outs), max(outs)
+    begins = np.cumsum((0, *outs[:-1]))
+    starts, needs = [], []
+    for begin, size in zip(begins, outs, strict=True):
+        first, last = reach.reads(np.arange(begin, begin + size), rows)
+        starts.append(int(first.min()) if size else 0)
+        needs.append(int(last.max()) - starts[-1] if size else 0)
+    plan = plan_windows(sizes, tuple(starts), tuple(needs), operator.mode, layout.blocks[axis])
+    which = np.minimum(begins[:, None] + np.arange(block), count - 1)
+    tables = reach.tables(which.reshape(-1), rows)
+    valid = np.arange(block) < np.array(outs)[:, None]
+    arrays = [plan.numbers, np.array(starts, np.int32), valid.reshape(-1)]
+    arrays += [] if plan.index is None else [plan.index]
+    full = all(size == block for size in outs)
+    return _Exchange(axis, layout.names[axis], plan, block, (*arrays, *tables), full)
