@@ -103,7 +103,6 @@ traced_flax_step = ExtensionPoint("traced_flax_step", "A step of Flax, traced wi
 traced_train_step = ExtensionPoint("traced_train_step", "A `training_step`, likewise.")
 marked_modules = ExtensionPoint("marked_modules", "Context that names modules' outputs.")
 traced_torch_step = ExtensionPoint("traced_torch_step", "A step of torch, likewise.")
-is_torch_step = ExtensionPoint("is_torch_step", "Whether a function is a step of torch.")
 lay_out_step = ExtensionPoint("lay_out_step", "Shardings found for a step at its first call.")
 found_plan = ExtensionPoint("found_plan", "What the search found for a module.")
 

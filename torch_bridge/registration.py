@@ -15,6 +15,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import register
 from isoshard.core.runtime._jax_internals import refuse_values
 from isoshard.core.traced.traced_step import TracedStep
+from isoshard.torch_bridge.engine.capture.step import CompiledStep
 
 from .dtensor import spelling, starting
 from .framework.framework import Torch
@@ -31,8 +32,8 @@ class RegisteredTorch(StateVerbs, Torch):
         return extensions.call_domain_verb(verb, args, kwargs)
 
     def owns_step(self, step: Any) -> bool:
-        """See `planner.torch_steps`."""
-        return extensions.is_torch_step(step)
+        """A step of `xs.compile`; others are recognized by what they hold."""
+        return isinstance(step, CompiledStep)
 
     def traced_step(
         self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from isoshard.core.installation import source_folders
 from isoshard.core.runtime.jaxprs import JaxprRewriter, holds_jaxprs
 
 SCOPE = "line:"
@@ -141,11 +142,8 @@ def written(path: str, number: int, function: str) -> str:
     return f"{Path(path).name}:{number} ({function.rpartition('.')[2]})"
 
 
-_CORE = Path(__file__).parents[2]
 _NOT_THE_USERS = (
     "<frozen",
-    *(str(Path(place)) for place in (sysconfig.get_path("stdlib"), _CORE)),
+    *(str(Path(place)) for place in (sysconfig.get_path("stdlib"), *source_folders())),
     *(str(Path(str(module.__file__)).parent) for module in (jax, np)),
-    *(str(_CORE.parent / bridge) for bridge in ("jax_bridge", "torch_bridge", "onnx_bridge")),
-    str(_CORE.parent / "src" / "isoshard"),
 )

@@ -215,11 +215,6 @@ class _Planning:
         return assembled(recording, stand_ins.names, self.mesh, name, line_of(self.step), used)
 
 
-def is_step(step: Any) -> bool:
-    """Whether something is torch's without a search: a step of `xs.compile`."""
-    return isinstance(step, CompiledStep)
-
-
 def _says_activations(plan: Plan) -> bool:
     return any(factor.activations for factor in plan.factors)
 

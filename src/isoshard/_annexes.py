@@ -18,7 +18,6 @@ PROVIDED = {
     "found_plan": "isoshard.planner.torch_steps.automatic_layouts:found_for",
     "gradients_in_blocks": "isoshard.domain.attention.uneven_attention:gradients_in_blocks",
     "is_product": "isoshard.planner.axes.flops:is_product",
-    "is_torch_step": "isoshard.planner.torch_steps.torch_steps:is_step",
     "lay_out_step": "isoshard.planner.torch_steps.automatic_layouts:lay_out",
     "marked_modules": "isoshard.planner.flax_steps:marked_modules",
     "max_operator": "isoshard.domain.windows.pool:max_operator",
