@@ -245,7 +245,11 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "[by example](docs/domain_example.md)": _LINKS,
     "- Trouble:": (*_LINKS, "tests/test_troubleshooting.py::test_each_class_has_a_section"),
     "- Look up:": _LINKS,
+    "- Contribute:": _LINKS,
+    "[debug a recompilation]": _LINKS,
+    "[release](docs/releasing.md)": _LINKS,
     "- Understand:": _LINKS,
+    "[architecture](docs/architecture.md)": _LINKS,
     "[What changed]": (*_LINKS, "tests/test_packaging.py::test_the_version_is_in_the_changelog"),
 }
 
