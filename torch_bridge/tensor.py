@@ -34,7 +34,7 @@ from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
 from isoshard.torch_bridge.argument_types import DeviceLike, MeshLike
-from isoshard.torch_bridge.engine.capture import dropped_gradients
+from isoshard.torch_bridge.engine.capture import step_gradients
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators.reading import to_host
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -115,8 +115,8 @@ class XLAShardedTensor(LayoutMethods):
     @property
     def grad(self) -> torch.Tensor | None:
         """The gradient; None for one that a compiled step left out, which is then cleared."""
-        found = dropped_gradients.held(self)
-        if found is not None and dropped_gradients.is_dropped(found):
+        found = step_gradients.held(self)
+        if found is not None and step_gradients.is_dropped(found):
             del self.grad
             return None
         return found
@@ -124,11 +124,11 @@ class XLAShardedTensor(LayoutMethods):
     @grad.setter
     def grad(self, new: torch.Tensor | None) -> None:
         with naming.in_users_words():
-            dropped_gradients.FIELD.__set__(self, new)
+            step_gradients.FIELD.__set__(self, new)
 
     @grad.deleter
     def grad(self) -> None:
-        dropped_gradients.FIELD.__delete__(self)
+        step_gradients.FIELD.__delete__(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """The whole tensor, as torch prints one; its layout, where it is split or marked.

@@ -27,10 +27,10 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import writes
-from isoshard.torch_bridge.engine.capture import executed
+from isoshard.torch_bridge.engine.capture import executed_code
+from isoshard.torch_bridge.engine.capture.guard_sources import Asked
 from isoshard.torch_bridge.engine.capture.guards import Guard
-from isoshard.torch_bridge.engine.capture.holders import Asked
-from isoshard.torch_bridge.engine.capture.reachable import LARGEST_ARRAY, Reachable
+from isoshard.torch_bridge.engine.capture.object_walk import LARGEST_ARRAY, Reachable
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.exchange import to_numpy
 
@@ -54,7 +54,7 @@ class Reads:
     def __init__(self, function: Callable[..., Any], name: str):
         """Nothing was traced so far."""
         self.function, self._name = function, name
-        self._executed = executed.Executed()
+        self._executed = executed_code.Executed()
         self._guards: dict[int, Guard] = {}
         self._version = 0
 
@@ -74,7 +74,7 @@ class Reads:
     def tracing(self) -> Iterator[None]:
         """Context in which the function is traced, for the version that was asked for last."""
         number = self.version()
-        with executed.Executed() as ran:
+        with executed_code.Executed() as ran:
             yield
         self._executed.include(ran)
         found = Reachable(self._executed)
@@ -91,7 +91,7 @@ class Reads:
             del self._guards[next(iter(self._guards))]
 
     def _tell(self) -> None:
-        around = executed.current()
+        around = executed_code.current()
         if around is not None:
             around.include(self._executed)
 

@@ -32,7 +32,7 @@ from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.differentiable_programs import Derivative, Program
 from isoshard.core.runtime.jaxprs import equations, opened
 from isoshard.torch_bridge.argument_types import ArrayLike
-from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
+from isoshard.torch_bridge.engine.capture.assemble import Repeat
 from isoshard.torch_bridge.engine.compiling.loop_copies import loop_copies
 from isoshard.torch_bridge.engine.compiling.rolled_plan import said
 

@@ -46,7 +46,7 @@ from isoshard.torch_bridge import modules
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import PyTree
 from isoshard.torch_bridge.dtypes import physical_dtype
-from isoshard.torch_bridge.engine.capture.rolled_step import Repeat, checked_repeat
+from isoshard.torch_bridge.engine.capture.assemble import Repeat, checked_repeat
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.layout.widths import jax_dtype

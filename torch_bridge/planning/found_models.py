@@ -14,7 +14,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
 from isoshard.core.planner.traced.traced_step import Role
 from isoshard.torch_bridge import modules
-from isoshard.torch_bridge.engine.capture.reachable import Reachable
+from isoshard.torch_bridge.engine.capture.object_walk import Reachable
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,16 +9,14 @@ import torch
 from jax.sharding import Mesh
 
 from isoshard.torch_bridge.engine.capture.bindings import Argument
-from isoshard.torch_bridge.engine.capture.host_counters import HostOps
-from isoshard.torch_bridge.engine.capture.numbers import Numbers
-from isoshard.torch_bridge.engine.capture.reachable import Reachable
-from isoshard.torch_bridge.engine.capture.snapshot import Snapshot
+from isoshard.torch_bridge.engine.capture.cpu_ops import HostOps
+from isoshard.torch_bridge.engine.capture.object_walk import Reachable
+from isoshard.torch_bridge.engine.capture.side_effects import Numbers, Snapshot
 from isoshard.torch_bridge.engine.capture.step import PLANS
-from isoshard.torch_bridge.engine.capture.step_arguments import has_gradient
+from isoshard.torch_bridge.engine.capture.step_gradients import Zeroing, has_gradient
 from isoshard.torch_bridge.engine.capture.step_recording import Recording
-from isoshard.torch_bridge.engine.capture.tensor_descriptions import Descriptions
+from isoshard.torch_bridge.engine.capture.tensor_guards import Descriptions
 from isoshard.torch_bridge.engine.capture.tracing_flag import compiling
-from isoshard.torch_bridge.engine.capture.zeroing import Zeroing
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Table
@@ -80,7 +78,7 @@ class PlannedRecording(Recording):
         self.log = self.tape.log = MemoryLog(self.tape)
         self.random = random_state.DrawnKeys()
         self.snapshot = Snapshot(found, self.tensors)
-        self.zeroing = Zeroing(found, self.is_written)
+        self.zeroing = Zeroing([*found.modules, *found.optimizers], self.is_written)
         self.leaves: list[Any] = []
         self.structure: Any = None
         self.differentiable: frozenset[int] = frozenset()

@@ -22,8 +22,8 @@ from isoshard.core.runtime import metrics
 from isoshard.torch_bridge import runtime
 from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, own_parameters
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
-from isoshard.torch_bridge.engine.capture.dropped_gradients import held, is_dropped
-from isoshard.torch_bridge.engine.capture.reachable import Reachable
+from isoshard.torch_bridge.engine.capture.object_walk import Reachable
+from isoshard.torch_bridge.engine.capture.step_gradients import held, is_dropped
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 from isoshard.torch_bridge.engine.values import layout_numbers

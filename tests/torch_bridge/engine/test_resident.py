@@ -11,7 +11,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import metrics
-from isoshard.torch_bridge.engine.capture.resident import Resident
+from isoshard.torch_bridge.engine.capture.donated_state import Resident
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.engine.values.value import Storage
 

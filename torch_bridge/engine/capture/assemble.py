@@ -1,24 +1,37 @@
-"""From a recorded step to its replay: name every input and every result.
+"""From a recorded step to its replay: bind every input and every result.
 
-What the recorded program needs from outside is found again by its place (an argument, a gradient,
-memory that outlives the step); what it computed is written to such a place, or handed out as a new
-tensor. Whatever fits neither is refused.
+Each input of the recorded program is bound to an argument, a gradient, or a storage that outlives
+the step; each result is written to such a storage or becomes a new tensor. Anything else raises
+`CaptureError`.
+
+With `repeat`, equal layers are compiled as loops (`rolled_step`). State that such a program reads
+and replaces in all layers, or only reads, is bound as one `StackedMemory`; every other binding is
+kept, with its index in the rolled program.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 import gc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+import jax
 import torch
 
 from isoshard.core.errors import CaptureError
+from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.compiling import input_placement, program
 from isoshard.torch_bridge.engine.compiling.layout_constraints import same
 from isoshard.torch_bridge.engine.compiling.padded_blocks import padded
+from isoshard.torch_bridge.engine.compiling.rolled_plan import (
+    EqualMemory,
+    NotRolled,
+    rolled_program,
+)
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Check
@@ -27,11 +40,108 @@ from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Storage, Taken, Value
 
 from .bindings import Argument, Bound, Computed, Gradient, HostOperand, New, SharedMemory, View
-from .dropped_gradients import is_dropped
-from .rebound import Rebounds
+from .donated_state import StackedMemory
 from .replay import Replay
-from .rolled_step import Repeat, RunAs, rolled_step
+from .side_effects import Rebounds
+from .step_gradients import is_dropped
 from .step_recording import Recording, makers
+
+Repeat = Literal["auto", "always"] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RunAs:
+    """How a step is run.
+
+    Attributes:
+        plan: what was compiled.
+        program: the executable.
+        sources: for each input, where it is found.
+        targets: which result is written to which place.
+        made: the tensors made anew.
+    """
+
+    plan: program.CompileRequest
+    program: program.Program
+    sources: list[Any]
+    targets: list[tuple[int, Any]]
+    made: list[Computed | SharedMemory]
+
+
+def rolled_step(
+    plan: program.CompileRequest,
+    arrays: Sequence[jax.Array],
+    sources: Sequence[Any],
+    targets: Sequence[tuple[int, Any]],
+    made: Sequence[Computed | SharedMemory],
+    where: str,
+    repeat: Repeat,
+) -> RunAs | None:
+    """Compile a step with its equal layers as loops.
+
+    Args:
+        plan: of the step.
+        arrays: its inputs.
+        sources: for each input, where it is found.
+        targets: which result is written to which place.
+        made: the tensors made anew.
+        where: the step's line, under which the metrics note what became of it.
+        repeat: "auto" makes no loops that would copy too much.
+
+    Returns:
+        How it is run; None if its layers stay as they are.
+    """
+    times = collections.Counter([*(n for n, _ in targets), *(mark.number for mark in made)])
+    written = {id(place): n for n, place in targets if times[n] == 1}
+    touched = {id(place) for _, place in targets}
+    donated = set(plan.donated)
+    memory = {n: source for n, source in enumerate(sources) if isinstance(source, Storage)}
+    replaced = {n: written[id(m)] for n, m in memory.items() if id(m) in written and n in donated}
+    read = [n for n, m in memory.items() if id(m) not in touched and n not in donated]
+    try:
+        found, arrangement = rolled_program(plan, arrays, replaced, read, bounded=repeat == "auto")
+    except NotRolled as error:
+        metrics.record_repeat(where, f"not rolled: {error}")
+        return None
+    metrics.record_repeat(where, arrangement.text)
+    stacks = {
+        one.inputs: StackedMemory([sources[n] for n in one.inputs], one.placed, one.whole)
+        for one in arrangement.inputs
+        if isinstance(one, EqualMemory)
+    }
+    numbers = {n: number for number, n in enumerate(arrangement.results) if isinstance(n, int)}
+    return RunAs(
+        arrangement.plan,
+        found,
+        [
+            stacks[n.inputs] if isinstance(n, EqualMemory) else sources[n]
+            for n in arrangement.inputs
+        ],
+        [
+            *[(numbers[n], place) for n, place in targets if n in numbers],
+            *[
+                (number, stacks[one.inputs])
+                for number, one in enumerate(arrangement.results)
+                if isinstance(one, EqualMemory)
+            ],
+        ],
+        [dataclasses.replace(mark, number=numbers[mark.number]) for mark in made],
+    )
+
+
+def checked_repeat(repeat: Any) -> Repeat:
+    """What `repeat` says.
+
+    Raises:
+        ValueError: it is neither None, "auto" nor "always".
+    """
+    if repeat is None or (isinstance(repeat, str) and repeat in ("auto", "always")):
+        return repeat
+    raise ValueError(
+        f"repeat={repeat!r} is not known; it is None, and layers are compiled as they are, "
+        '"auto", and equal ones are compiled once if that makes the program no slower, or '
+        '"always": xs.compile(step, repeat="auto")'
+    )
 
 
 class Assembly:

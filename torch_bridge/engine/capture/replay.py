@@ -24,6 +24,7 @@ from .bindings import (
     Argument,
     Bound,
     Computed,
+    Gathering,
     Gradient,
     New,
     Owner,
@@ -32,16 +33,13 @@ from .bindings import (
     SharedMemory,
     View,
 )
-from .dropped_gradients import held, stand_in
-from .gathering import Gathering
+from .cpu_ops import HostOps
+from .donated_state import StackedMemory
+from .guard_sources import Holder
 from .guards import Guard
-from .holders import Holder
-from .host_counters import HostOps
-from .no_backward import sealed
-from .rebound import Rebound, Rebounds
-from .stacked_memory import StackedMemory
-from .tensor_descriptions import Description
-from .tensor_guard import TensorGuard
+from .side_effects import Rebound, Rebounds
+from .step_gradients import held, sealed, stand_in
+from .tensor_guards import Description, TensorGuard
 
 
 @dataclasses.dataclass

@@ -1,26 +1,31 @@
 """Capture one training step, to replay it without Python model code.
 
-`compile(step)` runs `step` on the tape as usual, but looks at what comes in and what goes out: the
-arguments, the storages it read (parameters, buffers, optimizer state, gradients), the numbers that
-will be different next time (learning rates, step counts), and the storages it wrote. From then on a
-call gathers those inputs, runs the one compiled program, and stores its outputs. Model code,
-autograd and optimizer do not run again.
+`compile(step)` runs `step` on a tape as usual and records what it reads and writes: its arguments,
+the storages it read (parameters, buffers, optimizer state, gradients), the floats that change from
+call to call (learning rates, step counts), and the storages it wrote. From then on a call gathers
+those inputs, runs one compiled program, and stores its outputs. Model code, autograd and optimizer
+do not run again.
 
 ```
 step.CompiledStep -> step_recording.Recording -> assemble.Assembly -> replay.Replay
-   which program?           run it once           name inputs, outputs   run it again
+   which program?           run it once           bind inputs, outputs     run it again
 ```
 
+Two calls share a program if their arguments have the same shapes, dtypes and shardings, view their
+storage in the same way, share storages with each other in the same way, if everything that is not
+a tensor is equal (`signature`), and if the guards of the program pass.
+
 The limits are those of any ahead-of-time capture: Python side effects other than tensor writes
-happen once. What would silently become a constant is refused with `CaptureError`: reading a
-tensor's value, branching on a changing number, uploading a CPU tensor that is not an argument,
-random numbers of the CPU, a scheduler stepping inside, a tensor that outlives the step without
-being returned. A refused step leaves parameters and optimizer as they were.
+happen once. What would silently become a constant raises `CaptureError`: reading a tensor's value,
+branching on a changing float, uploading a CPU tensor that is not an argument, random numbers of the
+CPU, a scheduler that steps inside, a tensor that outlives the step without being returned.
+Parameters and optimizer state are then as they were before the call.
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
@@ -30,6 +35,7 @@ import torch
 
 from isoshard.core.errors import CaptureError, RecompilationWarning
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.exact_keys import exact
 from isoshard.core.runtime.uncollected import uncollected
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
@@ -40,13 +46,14 @@ from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values.moving_views import all_apart
 
-from .assemble import Assembly, line_of
+from .assemble import Assembly, Repeat, checked_repeat, line_of
+from .guard_sources import Holder
 from .guards import Change, is_plain
-from .holders import Holder
+from .opaque_types import is_open_kind
 from .replay import Replay
-from .rolled_step import Repeat, checked_repeat
-from .step_arguments import signature
+from .step_gradients import has_gradient, held
 from .step_recording import Recording
+from .tensor_guards import gradient_state
 
 Placing = Callable[[tuple[Any, ...], dict[str, Any]], None]
 """Lays out the arguments of one call."""
@@ -335,3 +342,54 @@ class _Steps:
 
     def __reduce__(self) -> Any:
         return _Steps, ()
+
+
+def signature(leaves: list[Any], arguments: list[lazy_tensor.LazyTensor]) -> tuple[Any, ...]:
+    """Describe the arguments of a call.
+
+    Args:
+        leaves: every argument, flattened.
+        arguments: those that are tensors on the `jax` device.
+
+    Returns:
+        A hashable description.
+
+    Raises:
+        CaptureError: an argument is a CPU tensor, or neither a tensor nor hashable.
+    """
+    storages = [id(argument._storage) for argument in arguments]
+    return (
+        tuple([_described(leaf) for leaf in leaves]),
+        tuple([storages.index(storage) for storage in storages]),
+    )
+
+
+def _described(leaf: Any) -> Any:
+    if isinstance(leaf, lazy_tensor.LazyTensor):
+        known = (leaf._aval, leaf._chain, leaf._storage.value.layout, leaf.requires_grad)
+        return (*known, gradient_state(held(leaf))) if has_gradient(leaf) else known
+    if isinstance(leaf, torch.Tensor):
+        raise CaptureError(
+            f"a compiled step got a CPU tensor of shape {tuple(leaf.shape)} as an argument; move "
+            f"it with {naming.moving()} or isoshard.shard(tensor, mesh, spec) before the call"
+        )
+    try:
+        hash(leaf)
+    except TypeError:
+        raise CaptureError(
+            f"a compiled step got an argument of type {type(leaf).__name__}, which is neither a "
+            "tensor nor hashable; pass tensors, numbers, strings, or nestings of them (a dataclass "
+            "becomes one with torch.utils._pytree.register_dataclass)"
+        ) from None
+    return _valued(leaf)
+
+
+def _valued(leaf: Any) -> Any:
+    """A description that two leaves share if code cannot tell them apart.
+
+    A program's own objects are compared by identity: what equal ones hold may differ.
+    """
+    kind = type(leaf)
+    if dataclasses.is_dataclass(leaf) and getattr(kind, "__dataclass_params__").frozen:  # noqa: B009
+        return (kind, *(_valued(getattr(leaf, one.name)) for one in dataclasses.fields(leaf)))
+    return (kind, id(leaf)) if is_open_kind(kind) else exact(leaf)

@@ -30,22 +30,15 @@ from isoshard.torch_bridge.engine.values.symbolic_numbers import Table, present,
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
 
 from .bindings import Argument, Owner
-from .effects import Effects
-from .executed import Executed
+from .cpu_ops import HostOps, is_count
+from .executed_code import Executed
+from .guard_sources import MISSING, Asked, Cell, Fields, Holder, Names, are_the_same
 from .guards import Change, Guard
-from .holders import MISSING, Asked, Cell, Fields, Holder, Names, are_the_same
-from .host_counters import HostOps
-from .no_backward import sealed
-from .numbers import Numbers
-from .reachable import Reachable
-from .rebound import Rebound, tensors_of
-from .snapshot import Snapshot, groups_of
-from .step_arguments import has_gradient
-from .step_counts import is_count
-from .tensor_descriptions import Description, Descriptions
-from .tensor_guard import TensorGuard
+from .object_walk import Reachable
+from .side_effects import Effects, Numbers, Rebound, Snapshot, groups_of, tensors_of
+from .step_gradients import Zeroing, has_gradient, sealed
+from .tensor_guards import Description, Descriptions, TensorGuard
 from .tracing_flag import compiling
-from .zeroing import Zeroing
 
 _NO_VALUE = (
     "this tensor was made in a call of a compiled step that was refused, or raised, and so has no "
@@ -124,7 +117,7 @@ class Recording:
         self.described = Descriptions()
         self.described.include([*arguments, *(one for one, _ in found.tensors.values())])
         self.turned: list[tuple[int, Description]] = []
-        self.zeroing = Zeroing(found, self.is_written)
+        self.zeroing = Zeroing([*found.modules, *found.optimizers], self.is_written)
         self.leaves: list[Any] = []
         self.structure: Any = None
         self.differentiable: frozenset[int] = frozenset()

@@ -12,9 +12,9 @@ import torch
 
 import isoshard.torch_bridge as xs
 from isoshard.core.errors import RecompilationWarning
-from isoshard.torch_bridge.engine.capture.executed import Executed
+from isoshard.torch_bridge.engine.capture.executed_code import Executed
 from isoshard.torch_bridge.engine.capture.guards import Guard, equal
-from isoshard.torch_bridge.engine.capture.reachable import Reachable
+from isoshard.torch_bridge.engine.capture.object_walk import Reachable
 
 
 def ones() -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import metrics
-from isoshard.torch_bridge.engine.capture.rolled_step import StackedMemory
+from isoshard.torch_bridge.engine.capture.donated_state import StackedMemory
 from tests.torch_bridge.engine.capture.repeated_models import Model, Training, compare
 
 X = torch.ones(8, 3)

@@ -10,8 +10,7 @@ import torch
 
 import isoshard.torch_bridge as xs
 from isoshard import metrics
-from isoshard.torch_bridge.engine.capture.repeated import Ref, Repeated
-from isoshard.torch_bridge.engine.capture.step_counts import StepCounts, is_count
+from isoshard.torch_bridge.engine.capture.cpu_ops import Ref, Repeated, StepCounts, is_count
 from isoshard.torch_bridge.engine.values.expressions import Rows
 
 aten = torch.ops.aten

@@ -10,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.engine.capture.executed import Executed
-from isoshard.torch_bridge.engine.capture.unnoted import Unnoted
+from isoshard.torch_bridge.engine.capture.executed_code import Executed, Unnoted
 
 options = types.SimpleNamespace(scale=2.0)
 

@@ -1,8 +1,9 @@
-"""Which Python code ran while a step was captured, and what it asked that no guard can watch.
+"""Which Python code ran while a step was captured, and what it called that no guard can watch.
 
-An attribute, global or variable can only have been read by name if code that ran mentions the name.
-`Executed` notes every code object whose frame began inside its context (by `sys.setprofile`, which
-Python calls for frames and for C functions), so the names are known afterwards.
+User code can only have read an attribute, global or variable by name if code that ran mentions the
+name. `Executed` records every code object whose frame began inside its context (by
+`sys.setprofile`, which Python calls for frames and for C functions), so the names are known
+afterwards.
 
 >>> def step():
 ...     return LIMIT * 2
@@ -12,8 +13,13 @@ Python calls for frames and for C functions), so the names are known afterwards.
 >>> id(step.__code__) in executed.codes, "LIMIT" in described(step.__code__).globals
 (True, True)
 
-What a program may ask that leaves no trace in any object is noted as a reason why the step cannot
-be replayed: the time, Python's and NumPy's own random numbers, files.
+Calls whose results change without a trace in any object are reasons against a replay: the time,
+Python's and NumPy's own random numbers, files.
+
+The profile function takes longer than most calls. Of the frames below an operation on the device,
+hundreds for a list of parameters, none can read what a guard watches, so they are skipped
+(`Unnoted`); but a dispatch mode, a tensor subclass or an operator may be a user's, and its code is
+recorded as all other is.
 """
 
 from __future__ import annotations
@@ -37,7 +43,7 @@ import torch
 
 from isoshard.core.runtime._jax_internals.compilation import record_event
 
-from .holders import Holder
+from .guard_sources import Holder
 
 _GETATTR = frozenset({"getattr", "hasattr", "setattr", "delattr"})
 _ANY_NAME = frozenset({"vars", "__getattribute__", "attrgetter", "getattr_static"})
@@ -449,3 +455,39 @@ _UNWATCHED: dict[int, str] = {
 for _clock in _CLOCKS:
     _UNWATCHED[id(getattr(time, _clock))] = f"time.{_clock}()"
     _UNWATCHED[id(getattr(time, f"{_clock}_ns"))] = f"time.{_clock}_ns()"
+
+
+class Unnoted:
+    """Context in which no code of this thread is noted, but for what `call` calls.
+
+    Example:
+        >>> from isoshard.torch_bridge.engine.capture.executed_code import Executed
+        >>> with Executed() as executed, Unnoted() as unnoted:
+        ...     _ = (lambda: "hidden")(), unnoted.call(lambda: "noted", (), {})
+        >>> [name for name in ("hidden", "noted") if name in executed.names]
+        ['noted']
+    """
+
+    __slots__ = ("_noting",)
+
+    def __enter__(self) -> Unnoted:
+        """Stop what notes, if it is one of ours."""
+        self._noting = None if current() is None else sys.getprofile()
+        if self._noting is not None:
+            sys.setprofile(None)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """Go on."""
+        if self._noting is not None:
+            sys.setprofile(self._noting)
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call what may run anybody's code, which is noted."""
+        if self._noting is None:
+            return function(*args, **kwargs)
+        sys.setprofile(self._noting)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sys.setprofile(None)

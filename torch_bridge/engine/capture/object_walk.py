@@ -36,9 +36,8 @@ import torch
 from isoshard.torch_bridge._torch_internals.tensor_fields import all_hooks
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 
-from .closed_kinds import CLOSED
-from .executed import Codes, Executed, described, is_dynamos, is_internal, is_of_torch
-from .holders import (
+from .executed_code import Codes, Executed, described, is_dynamos, is_internal, is_of_torch
+from .guard_sources import (
     MISSING,
     ArrayBytes,
     Cell,
@@ -51,10 +50,11 @@ from .holders import (
     Names,
     Namespaces,
 )
-from .scope import (
+from .opaque_types import (
     ALWAYS,
     ATOMS,
     BUILTINS,
+    CLOSED,
     DESCRIPTORS,
     FUNCTION_FIELDS,
     FUNCTIONS,
