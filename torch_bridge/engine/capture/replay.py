@@ -93,6 +93,8 @@ class Replay:
     def __post_init__(self) -> None:
         """Arrange what each run goes through."""
         self._numbers = Scalars(self.table, self.scalars)
+        self._changes = any(callable(read) and not taken for read, taken in self.table.rows)
+        self._constants = None if self._changes else self._numbers.array(self.table.values())
         dropping = [self.owners[number] for number in self.dropped]
         fixed = not any(isinstance(owner, Argument) for owner in dropping)
         self._dropping: list[Any] = dropping if fixed else []
@@ -118,7 +120,8 @@ class Replay:
     def __call__(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
         """Run the step on the present values."""
         with Uninterrupted():  # counters, weights and optimizer state move together
-            self.host.repeat()
+            if self.host.ops:
+                self.host.repeat()
             return self._run(arguments)
 
     def run(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
@@ -129,10 +132,10 @@ class Replay:
     def _run(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
         bound = [] if self.state is None else self.state.tensors(arguments) or []
         scene = Scene(arguments, self.owners, bound)
-        numbers = self.table.values()
+        numbers: Any = self.table.values() if self._changes else None
         for check, floats in self.checks:
             check([filled(scalar, numbers) for scalar in floats])
-        scalars = self._numbers.array(numbers)
+        scalars = self._constants if numbers is None else self._numbers.array(numbers)
         arrays = self._gathering.arrays(scene)
         values = _Values()
         made = self._make(values)  # before the devices are busy, which slows the host down
@@ -147,7 +150,7 @@ class Replay:
             scene.storage(place).write(values[number])
         for place, scalar in self.written:
             place.put_back([filled(scalar, numbers)])
-        leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
+        leaves = [_filled(mark, scene, made, numbers) for mark in self._leaves]
         for one, marks in self.bound:
             one.bind([_filled(mark, scene, made) for mark in marks])
         for number, description in self.turned:
@@ -216,8 +219,13 @@ class _Values:
             value.array, value.layout = results[number], layouts[number]
 
 
-def _filled(mark: Any, scene: Scene, made: Sequence[lazy_tensor.LazyTensor]) -> Any:
-    """What stands for a mark in this run; anything else stands for itself."""
+def _filled(
+    mark: Any,
+    scene: Scene,
+    made: Sequence[lazy_tensor.LazyTensor],
+    numbers: Any = None,
+) -> Any:
+    """The tensor or float of a run that a mark stands for; anything else stands for itself."""
     if isinstance(mark, New):
         return made[mark.number]
     if isinstance(mark, Argument | Bound | Gradient):
@@ -226,4 +234,6 @@ def _filled(mark: Any, scene: Scene, made: Sequence[lazy_tensor.LazyTensor]) -> 
         storage = scene.storage(mark.place)
         tensor = lazy_tensor.new_tensor(mark.aval, storage, mark.chain, mark.offset)
         return sealed(tensor) if mark.differentiable else tensor
+    if isinstance(mark, torch.SymFloat) and numbers is not None:
+        return filled(mark, numbers)
     return mark

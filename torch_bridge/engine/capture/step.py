@@ -51,7 +51,7 @@ from .guard_sources import Holder
 from .guards import Change, is_plain
 from .opaque_types import is_open_kind
 from .replay import Replay
-from .step_gradients import has_gradient, held
+from .step_gradients import held
 from .step_recording import Recording
 from .tensor_guards import gradient_state
 
@@ -367,7 +367,8 @@ def signature(leaves: list[Any], arguments: list[lazy_tensor.LazyTensor]) -> tup
 def _described(leaf: Any) -> Any:
     if isinstance(leaf, lazy_tensor.LazyTensor):
         known = (leaf._aval, leaf._chain, leaf._storage.value.layout, leaf.requires_grad)
-        return (*known, gradient_state(held(leaf))) if has_gradient(leaf) else known
+        may_have_gradient = leaf.requires_grad and leaf.is_leaf
+        return (*known, gradient_state(held(leaf))) if may_have_gradient else known
     if isinstance(leaf, torch.Tensor):
         raise CaptureError(
             f"a compiled step got a CPU tensor of shape {tuple(leaf.shape)} as an argument; move "
