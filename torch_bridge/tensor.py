@@ -115,7 +115,7 @@ class XLAShardedTensor(LayoutMethods):
     @property
     def grad(self) -> torch.Tensor | None:
         """The gradient; None for one that a compiled step left out, which is then cleared."""
-        found = step_gradients.held(self)
+        found = step_gradients.raw_gradient(self)
         if found is not None and step_gradients.is_dropped(found):
             del self.grad
             return None
@@ -124,11 +124,11 @@ class XLAShardedTensor(LayoutMethods):
     @grad.setter
     def grad(self, new: torch.Tensor | None) -> None:
         with naming.in_users_words():
-            step_gradients.FIELD.__set__(self, new)
+            step_gradients.GRAD.__set__(self, new)
 
     @grad.deleter
     def grad(self) -> None:
-        step_gradients.FIELD.__delete__(self)
+        step_gradients.GRAD.__delete__(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """The whole tensor, as torch prints one; its layout, where it is split or marked.

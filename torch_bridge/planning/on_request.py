@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def placing(
     step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> capture.Placing | None:
+) -> capture.ShardArguments | None:
     """Lay out a step that is about to run for the first time, if somebody asked for that.
 
     Args:
@@ -67,4 +67,4 @@ def auto_plan(module: torch.nn.Module) -> SearchResult | None:
     return automatic_layouts.found_for(module)
 
 
-capture.LAYING_OUT.append(placing)
+capture.ARGUMENT_SHARDERS.append(placing)

@@ -9,7 +9,7 @@ what a replay of AdamW takes besides its program. `StepCounts` does both in memo
 that, with the same bits:
 
 >>> counts = StepCounts([torch.tensor(3.0), torch.tensor(4.0)])
->>> add, read = counts.adding([0, 1], 1), counts.reading([0, 1])
+>>> add, read = counts.adder([0, 1], 1), counts.reader([0, 1])
 >>> add()
 >>> read()
 [4.0, 5.0]
@@ -43,14 +43,14 @@ from isoshard.torch_bridge.engine.recording.deferred_checks import Fault
 from isoshard.torch_bridge.engine.values.expressions import Listed
 from isoshard.torch_bridge.engine.values.symbolic_numbers import Table
 
-from .executed_code import Unnoted
+from .executed_code import SkippedFrames
 from .guards import equal
 
 _NUMPY: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 def is_count(tensor: Any) -> bool:
-    """Whether a tensor is one that `StepCounts` takes: one number on the CPU, without autograd."""
+    """Whether a tensor is a scalar on the CPU without autograd, as `StepCounts` takes."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
@@ -64,23 +64,14 @@ def is_count(tensor: Any) -> bool:
 
 
 def is_increment(number: Any, tensor: torch.Tensor) -> bool:
-    """Whether a number is added to a count as Python adds it.
-
-    Args:
-        number: a Python number, or a CPU tensor with one.
-        tensor: the count.
-    """
+    """Whether `StepCounts` adds a Python number or a CPU scalar to a count with torch's bits."""
     if isinstance(number, torch.Tensor):
         return is_count(number) and number.dtype == tensor.dtype
     return type(number) in (int, float)
 
 
 class StepCounts:
-    """The memory of CPU tensors.
-
-    Args:
-        tensors: `is_count` of each.
-    """
+    """Scalars in the memory of CPU tensors, for which `is_count` holds."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
         """See the class."""
@@ -88,57 +79,50 @@ class StepCounts:
         self._addresses = list(map(_ADDRESS, self.tensors))
         self._dtypes = list(map(_DTYPE, self.tensors))
 
-    def are_in_place(self) -> bool:
-        """Whether the tensors have the memory that they had, and one number each."""
+    def are_unmoved(self) -> bool:
+        """Whether the addresses, dtypes and shapes of the tensors are unchanged."""
         return (
             list(map(_ADDRESS, self.tensors)) == self._addresses
             and list(map(_DTYPE, self.tensors)) == self._dtypes
             and not any(map(_DIM, self.tensors))
         )
 
-    def adding(self, places: Sequence[int], number: float) -> Callable[[], None]:
-        """A function that adds a number, rounded to their dtype first, to some.
+    def adder(self, positions: Sequence[int], number: float) -> Callable[[], None]:
+        """A function that adds a number, rounded to their dtype first, to some counts."""
+        rounded = torch.tensor([number], dtype=self._dtypes[positions[0]], device="cpu").numpy()
+        return self._adder(positions, lambda: rounded)
 
-        Args:
-            places: which, each once, of one dtype.
-            number: `is_increment` of each.
-        """
-        rounded = torch.tensor([number], dtype=self._dtypes[places[0]], device="cpu").numpy()
-        return self._adding(places, lambda: rounded)
+    def count_adder(self, positions: Sequence[int], addend: int) -> Callable[[], None]:
+        """A function that adds the current value of one count to others of the same dtype."""
+        return self._adder(positions, self._memory([addend]).read)
 
-    def adding_one(self, places: Sequence[int], other: int) -> Callable[[], None]:
-        """A function that adds one of the tensors, as it is then, to others of the same dtype.
-
-        Args:
-            places: to which, each once.
-            other: which is added; none of these.
-        """
-        return self._adding(places, self._cells([other]).read)
-
-    def _adding(
-        self, places: Sequence[int], number: Callable[[], np.ndarray]
+    def _adder(
+        self, positions: Sequence[int], number: Callable[[], np.ndarray]
     ) -> Callable[[], None]:
-        cells, tensors = self._cells(places), [self.tensors[place] for place in places]
-        note = torch.autograd.graph.increment_version
+        memory, tensors = (
+            self._memory(positions),
+            [self.tensors[position] for position in positions],
+        )
+        increment_version = torch.autograd.graph.increment_version
 
         def add() -> None:
             with np.errstate(over="ignore"):  # infinite, as in torch
-                cells.write(cells.read() + number())
-            note(tensors)
+                memory.write(memory.read() + number())
+            increment_version(tensors)
 
         return add
 
-    def reading(self, places: Sequence[int]) -> Callable[[], list[Any]]:
-        """A function that gives the present numbers of some."""
-        if len({self._dtypes[place] for place in places}) > 1:
-            each = [self.reading([place]) for place in places]
-            return lambda: [read()[0] for read in each]
-        cells = self._cells(places)
-        return lambda: cells.read().tolist()
+    def reader(self, positions: Sequence[int]) -> Callable[[], list[Any]]:
+        """A function that returns the current values of some counts."""
+        if len({self._dtypes[position] for position in positions}) > 1:
+            readers = [self.reader([position]) for position in positions]
+            return lambda: [read()[0] for read in readers]
+        memory = self._memory(positions)
+        return lambda: memory.read().tolist()
 
-    def _cells(self, places: Sequence[int]) -> Scattered:
-        addresses = [self._addresses[place] for place in places]
-        return Scattered(addresses, _NUMPY[self._dtypes[places[0]]])
+    def _memory(self, positions: Sequence[int]) -> Scattered:
+        addresses = [self._addresses[position] for position in positions]
+        return Scattered(addresses, _NUMPY[self._dtypes[positions[0]]])
 
 
 _ADDRESS = torch.Tensor.data_ptr
@@ -147,40 +131,40 @@ _DIM = torch.Tensor.dim
 
 
 @dataclasses.dataclass(frozen=True)
-class Ref:
-    """A tensor computed by an earlier operation.
+class OpResult:
+    """A result of an earlier operation.
 
     Attributes:
-        number: of the operation.
-        place: among its results, where it gives several.
+        index: of the operation.
+        position: in the list of its results, if it returns several.
     """
 
-    number: int
-    place: int | None = None
+    index: int
+    position: int | None = None
 
 
 @dataclasses.dataclass
-class _Run:
-    """Operations of one kind that follow each other.
+class _OpGroup:
+    """Consecutive operations of one kind.
 
     Attributes:
-        through_torch: runs them, whatever their tensors are.
-        in_memory: runs them on the step counts that they had when they were arranged, or None.
+        through_torch: runs them through torch.
+        in_memory: runs them on step counts in memory, or None.
     """
 
     through_torch: Callable[[], None]
     in_memory: Callable[[], None] | None = None
 
 
-class Repeated:
-    """Operations in the order in which they are run.
+class ReplayedOps:
+    """Operations that each replay runs again, in order.
 
     Args:
         ops: `(func, args, kwargs)`.
-        results: what they gave; replaced in each run.
+        results: their results; replaced in each run.
 
     Attributes:
-        count: how many there are.
+        count: the number of operations.
     """
 
     def __init__(self, ops: Sequence[tuple[Any, Any, Any]], results: list[Any]):
@@ -188,89 +172,96 @@ class Repeated:
         self.count = len(ops)
         self._ops = list(ops)
         self._results = results
-        self._refers = [_has_ref((args, kwargs)) for _, args, kwargs in ops]
-        self._arrange()
+        self._takes_results = [_has_op_result((args, kwargs)) for _, args, kwargs in ops]
+        self._group()
 
     def run(self) -> None:
-        """Run them on the tensors' present values."""
-        in_place = None
-        for run in self._runs:
-            if run.in_memory is None:
-                run.through_torch()
-                in_place = None  # it may have moved some
+        """Run them on the current values."""
+        unmoved = None
+        for group in self._groups:
+            if group.in_memory is None:
+                group.through_torch()
+                unmoved = None  # it may have moved some
                 continue
-            in_place = self._counts.are_in_place() if in_place is None else in_place
-            (run.in_memory if in_place else run.through_torch)()
-        if in_place is False:
-            self._arrange()
+            unmoved = self._counts.are_unmoved() if unmoved is None else unmoved
+            (group.in_memory if unmoved else group.through_torch)()
+        if unmoved is False:
+            self._group()
 
     def may_write(self, tensor: torch.Tensor) -> bool:
-        """Whether an operation writes to a tensor, or to what may be a view of it."""
+        """Whether an operation writes to a tensor, or to a result that may be a view of it."""
         targets = pytree.tree_leaves([_written(op) for op in self._ops])
-        return any(one is tensor or isinstance(one, Ref) for one in targets)
+        return any(target is tensor or isinstance(target, OpResult) for target in targets)
 
-    def _arrange(self) -> None:
-        """Find the step counts, and the reads that follow each other."""
-        taken = itertools.chain.from_iterable(_read(op) or _taken(op) for op in self._ops)
-        counts = {id(one): one for one in taken if is_count(one)}
+    def _group(self) -> None:
+        """Find the step counts, and group consecutive reads."""
+        operands = itertools.chain.from_iterable(_read(op) or _operands(op) for op in self._ops)
+        counts = {id(operand): operand for operand in operands if is_count(operand)}
         self._counts = StepCounts(list(counts.values()))
-        self._places = {key: place for place, key in enumerate(counts)}
-        self._runs: list[_Run] = []
-        reads = itertools.groupby(range(self.count), lambda number: bool(_read(self._ops[number])))
-        for are_reads, numbers in reads:
-            self._runs += [self._reads([*numbers])] if are_reads else map(self._other, numbers)
+        self._positions = {key: position for position, key in enumerate(counts)}
+        self._groups: list[_OpGroup] = []
+        reads = itertools.groupby(range(self.count), lambda index: bool(_read(self._ops[index])))
+        for are_reads, indices in reads:
+            self._groups += (
+                [self._read_group([*indices])] if are_reads else map(self._other_group, indices)
+            )
 
-    def _reads(self, numbers: Sequence[int]) -> _Run:
-        """Several reads."""
-        marks = [_read(self._ops[number])[0] for number in numbers]
-        where = slice(numbers[0], numbers[-1] + 1)
+    def _read_group(self, indices: Sequence[int]) -> _OpGroup:
+        """A group of reads."""
+        operands = [_read(self._ops[index])[0] for index in indices]
+        span = slice(indices[0], indices[-1] + 1)
 
         def through_torch() -> None:
-            self._results[where] = [self._real(mark).item() for mark in marks]
+            self._results[span] = [self._resolved(operand).item() for operand in operands]
 
-        if any(id(mark) not in self._places for mark in marks):
-            return _Run(through_torch)
-        read = self._counts.reading([self._places[id(mark)] for mark in marks])
+        if any(id(operand) not in self._positions for operand in operands):
+            return _OpGroup(through_torch)
+        read = self._counts.reader([self._positions[id(operand)] for operand in operands])
 
         def in_memory() -> None:
-            self._results[where] = read()
+            self._results[span] = read()
 
-        return _Run(through_torch, in_memory)
+        return _OpGroup(through_torch, in_memory)
 
-    def _other(self, number: int) -> _Run:
-        """An addition to step counts, or any operation."""
-        through_torch = functools.partial(self._run_one, number)
-        tensors, added = _added(self._ops[number])
-        counted = all(
-            id(one) in self._places and one is not added and is_increment(added, one)
-            for one in tensors
+    def _other_group(self, index: int) -> _OpGroup:
+        """A group of one addition to step counts, or of any other operation."""
+        through_torch = functools.partial(self._run_op, index)
+        tensors, added = _added(self._ops[index])
+        are_counts = all(
+            id(tensor) in self._positions and tensor is not added and is_increment(added, tensor)
+            for tensor in tensors
         )
-        twice = len({id(one) for one in tensors}) < len(tensors)
-        if not tensors or twice or not counted or len({one.dtype for one in tensors}) > 1:
-            return _Run(through_torch)
-        if self._ops[number][0] is torch.ops.aten.add_.Tensor:
-            self._results[number] = tensors[0]
-        places = [self._places[id(one)] for one in tensors]
+        repeated = len({id(tensor) for tensor in tensors}) < len(tensors)
+        if (
+            not tensors
+            or repeated
+            or not are_counts
+            or len({tensor.dtype for tensor in tensors}) > 1
+        ):
+            return _OpGroup(through_torch)
+        if self._ops[index][0] is torch.ops.aten.add_.Tensor:
+            self._results[index] = tensors[0]
+        positions = [self._positions[id(tensor)] for tensor in tensors]
         if isinstance(added, torch.Tensor):
-            other = self._places[id(added)]
-            return _Run(through_torch, self._counts.adding_one(places, other))
-        return _Run(through_torch, self._counts.adding(places, added))
+            other = self._positions[id(added)]
+            return _OpGroup(through_torch, self._counts.count_adder(positions, other))
+        return _OpGroup(through_torch, self._counts.adder(positions, added))
 
-    def _run_one(self, number: int) -> None:
-        func, args, kwargs = self._ops[number]
-        if self._refers[number]:
-            args, kwargs = pytree.tree_map(self._real, (args, kwargs))
-        self._results[number] = func(*args, **kwargs)
+    def _run_op(self, index: int) -> None:
+        func, args, kwargs = self._ops[index]
+        if self._takes_results[index]:
+            args, kwargs = pytree.tree_map(self._resolved, (args, kwargs))
+        self._results[index] = func(*args, **kwargs)
 
-    def _real(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Ref):
+    def _resolved(self, leaf: Any) -> Any:
+        if not isinstance(leaf, OpResult):
             return leaf
-        result = self._results[leaf.number]
-        return result if leaf.place is None else result[leaf.place]
+        result = self._results[leaf.index]
+        return result if leaf.position is None else result[leaf.position]
 
 
 def _read(op: tuple[Any, Any, Any]) -> tuple[Any, ...]:
-    """What an operation reads, if that is all it does."""
+    """The operand of an operation that reads a scalar; else empty."""
     func, args, kwargs = op
     reads = func is torch.ops.aten._local_scalar_dense.default and len(args) == 1 and not kwargs
     return args if reads else ()
@@ -283,127 +274,131 @@ def _added(op: tuple[Any, Any, Any]) -> tuple[Sequence[Any], Any]:
         return (), None
     if func is torch.ops.aten.add_.Tensor:
         return args[:1], args[1]
-    together = torch.ops.aten._foreach_add_
-    return args if func in (together.Scalar, together.Tensor) else ((), None)
+    foreach_add = torch.ops.aten._foreach_add_
+    return args if func in (foreach_add.Scalar, foreach_add.Tensor) else ((), None)
 
 
-def _taken(op: tuple[Any, Any, Any]) -> list[Any]:
-    """What an addition to step counts takes."""
+def _operands(op: tuple[Any, Any, Any]) -> list[Any]:
+    """The operands of an addition to step counts."""
     tensors, number = _added(op)
     return [*tensors, number]
 
 
 def _written(op: tuple[Any, Any, Any]) -> list[Any]:
-    """What an operation writes to."""
+    """The operands that an operation writes to."""
     func, args, kwargs = op
     arguments = schema_of(func).arguments
-    given = dict(zip((one.name for one in arguments), args, strict=False)) | kwargs
-    return [given[name] for name in written(arguments) if name in given]
+    operands = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+    return [operands[name] for name in written(arguments) if name in operands]
 
 
-def _has_ref(args: Any) -> bool:
-    return any(isinstance(leaf, Ref) for leaf in pytree.tree_leaves(args))
+def _has_op_result(args: Any) -> bool:
+    return any(isinstance(leaf, OpResult) for leaf in pytree.tree_leaves(args))
 
 
-class HostOps(TorchDispatchMode):
-    """Notes operations on CPU tensors, and repeats them.
+class CpuOps(TorchDispatchMode):
+    """Records operations on CPU tensors, and replays them.
 
     Args:
-        table: where the numbers read become symbols.
-        known: tensors that the step can reach, by id, and their names.
+        table: the expressions of the step; floats that are read become symbols of it.
+        reachable: tensors that the step can reach, by id, and their expressions.
 
     Attributes:
-        refused: the last value of a `jax` tensor that the step asked for in vain, or None.
-        operands: by the id of a value on the device, the value, and what gives the CPU tensor that
-            it is a copy of.
-        deferred: numbers that the step's program computes, and what is checked of each.
-        reasons: why repeating the operations would not do what the step did.
+        error: the last error for reading a value of a `jax` tensor, or None.
+        operands: by the id of a value on the device, the value, and a function that returns the CPU
+            tensor that it is a copy of.
+        deferred: results of the step's program that are checked later, and the check of each.
+        reasons: why a replay of the operations is not equivalent.
     """
 
     supports_higher_order_operators = True  # `torch.cond` and others, which pass as all do
 
-    def __init__(self, table: Table, known: Mapping[int, tuple[torch.Tensor, str]]):
+    def __init__(self, table: Table, reachable: Mapping[int, tuple[torch.Tensor, str]]):
         """See the class."""
         super().__init__()
-        self._known = known
-        self._is_aside = False
+        self._reachable = reachable
+        self._is_paused = False
         self.table = table
-        self.refused: CaptureError | None = None
+        self.error: CaptureError | None = None
         self.ops: list[tuple[Any, Any, Any]] = []
         self.results: list[Any] = []
-        self._made: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-        self._numbers: dict[int, Ref] = {}
-        self._read: dict[int, torch.SymFloat] = {}  # since the last operation that is no read
-        self._fresh: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._created: weakref.WeakValueDictionary[int, torch.Tensor] = (
+            weakref.WeakValueDictionary()
+        )
+        self._op_results: dict[int, OpResult] = {}
+        self._read: dict[int, torch.SymFloat] = {}  # since the last operation that is not a read
+        self._initial: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._constants: dict[int, torch.Tensor] = {}
         self.operands: dict[int, tuple[Any, Callable[[], torch.Tensor]]] = {}
         self.deferred: list[tuple[Any, Fault]] = []
         self.reasons: list[str] = []
-        self._arranged: Repeated | None = None
-        self._changing: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._replayed: ReplayedOps | None = None
+        self._reset: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def refuse(self, what: str) -> None:
-        """Refuse what a replay could not give, and remember that it was asked for.
+        """Raise for a value that a replay cannot provide, and store the error.
 
         Raises:
             CaptureError: always.
         """
-        self.refused = CaptureError(
+        self.error = CaptureError(
             f"{metrics.user_location()}: a compiled step needs {what} in the middle of the step, "
             "which a replay could not repeat. Return the tensor from the step and read it outside "
             f"(for a Python branch, use torch.where).{_ANOMALY * is_anomaly_enabled()}"
         )
-        raise self.refused
+        raise self.error
 
     def refuse_upload(self, tensor: torch.Tensor) -> None:
-        """Refuse a CPU tensor that comes from outside the step, but for a single number.
+        """Raise for a CPU tensor from outside the step, unless it is a scalar.
 
         Raises:
-            CaptureError: it is such a tensor.
+            CaptureError: for such a tensor.
         """
-        if tensor.dim() and not self.made_here(tensor):
+        if tensor.dim() and not self.is_created(tensor):
             raise CaptureError(
-                f"{metrics.user_location()}: a compiled step moves {self.name_of(tensor)} to the "
+                f"{metrics.user_location()}: a compiled step moves {self._describe(tensor)} to the "
                 "jax device, which is not one of its arguments; a replay would move all of it "
                 "again in every call. Move it before the step and pass it as an argument."
             )
 
-    def name_of(self, tensor: torch.Tensor) -> str:
+    def _describe(self, tensor: torch.Tensor) -> str:
         """A CPU tensor for messages."""
         text = f"a CPU tensor of shape {tuple(tensor.shape)}"
-        found, name = self._known.get(id(tensor), (None, ""))
-        return f"{name}, {text}," if found is tensor else text
+        reachable, name = self._reachable.get(id(tensor), (None, ""))
+        return f"{name}, {text}," if reachable is tensor else text
 
-    def made_here(self, tensor: torch.Tensor) -> bool:
+    def is_created(self, tensor: torch.Tensor) -> bool:
         """Whether a CPU tensor was computed inside the step."""
-        return self._made.get(id(tensor)) is tensor
+        return self._created.get(id(tensor)) is tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note an operation whose tensors are all on the CPU; let others pass."""
-        with Unnoted() as unnoted:
-            if self._is_aside:
+        """Record an operation whose tensors are all on the CPU; dispatch others."""
+        with SkippedFrames() as skipped:
+            if self._is_paused:
                 return func(*args, **(kwargs or {}))
-            return self._seen(unnoted, func, types, args, kwargs or {})
+            return self._dispatch(skipped, func, types, args, kwargs or {})
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Let operations pass that are not the step's."""
-        self._is_aside = True
+    def paused(self) -> Iterator[None]:
+        """Context in which nothing is recorded: its operations are not the step's."""
+        self._is_paused = True
         try:
             yield
         finally:
-            self._is_aside = False
+            self._is_paused = False
 
-    def _seen(self, unnoted: Unnoted, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if any(map(_is_on_device, args)):  # soon seen for most
+    def _dispatch(
+        self, skipped: SkippedFrames, func: Any, types: Any, args: Any, kwargs: Any
+    ) -> Any:
+        if any(map(_is_on_device, args)):  # true of most
             if not open_dispatches() and dispatch.is_only_recorded(func, types):
                 return func(*args, **kwargs)
-            return unnoted.call(func, args, kwargs)
+            return skipped.call(func, args, kwargs)
         tensors = [
             leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
         ]
         if any(type(tensor) not in _PLAIN for tensor in tensors):
-            return unnoted.call(func, args, kwargs)
+            return skipped.call(func, args, kwargs)
         if (
             any(
                 isinstance(leaf, torch.SymFloat | torch.SymInt)
@@ -416,7 +411,7 @@ class HostOps(TorchDispatchMode):
                 "a number that changes from step to step; keep such arithmetic on Python numbers "
                 "or on jax tensors (an optimizer does with capturable=True)"
             )
-        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not _elsewhere(
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not _on_other_device(
             kwargs
         ):
             raise CaptureError(
@@ -425,28 +420,28 @@ class HostOps(TorchDispatchMode):
                 f"{naming.current().type} device "
                 "(device='jax'), or pass them as an argument"
             )
-        result = unnoted.call(func, args, kwargs)
+        result = skipped.call(func, args, kwargs)
         if not tensors or tensors[0].device.type != "cpu":
-            self._note_made(result)
+            self._record_created(result)
             return result
-        return self._note(func, args, kwargs, result)
+        return self._record(func, args, kwargs, result)
 
-    def _note_made(self, result: Any, *, views: bool = False) -> None:
-        """Note tensors that an operation made; whether they view what it was given."""
+    def _record_created(self, result: Any, *, views: bool = False) -> None:
+        """Record tensors that an operation created, or views of its operands."""
         for leaf in pytree.tree_leaves(result):
             if type(leaf) in _PLAIN:
-                self._made[id(leaf)] = leaf
+                self._created[id(leaf)] = leaf
                 if not views:
-                    self._fresh.append((leaf, leaf.clone()))
+                    self._initial.append((leaf, leaf.clone()))
 
-    def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
-        def mark(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor) and id(leaf) in self._numbers:
-                return self._numbers[id(leaf)]
+    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        def reference(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor) and id(leaf) in self._op_results:
+                return self._op_results[id(leaf)]
             return leaf
 
-        if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(..): made just now
-            self._note_made(result)
+        if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(..): created by this line
+            self._record_created(result)
             self._constants[id(result)] = result
             return result
         reads = func is torch.ops.aten._local_scalar_dense.default and isinstance(result, float)
@@ -454,21 +449,23 @@ class HostOps(TorchDispatchMode):
             symbol = self._read[id(args[0])]
             if equal(symbol.node.value, result):
                 return symbol
-        given = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
-        for key in given:
+        operand_ids = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
+        for key in operand_ids:
             self._constants.pop(key, None)  # the operation may write to it
-        number = len(self.ops)
-        self.ops.append((func, pytree.tree_map(mark, args), pytree.tree_map(mark, kwargs)))
+        index = len(self.ops)
+        self.ops.append(
+            (func, pytree.tree_map(reference, args), pytree.tree_map(reference, kwargs))
+        )
         self.results.append(result)
         several = isinstance(result, list | tuple)
-        views = any(one.alias_info for one in schema_of(func).returns)
-        for place, one in enumerate(result if several else [result]):
-            if isinstance(one, torch.Tensor) and id(one) not in given:
-                self._numbers[id(one)] = Ref(number, place if several else None)
-                self._note_made(one, views=views)
+        views = any(leaf.alias_info for leaf in schema_of(func).returns)
+        for position, leaf in enumerate(result if several else [result]):
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in operand_ids:
+                self._op_results[id(leaf)] = OpResult(index, position if several else None)
+                self._record_created(leaf, views=views)
         if reads:
             symbol = self._read[id(args[0])] = self.table.symbol(
-                Listed(self.results, number), result
+                Listed(self.results, index), result
             )
             return symbol
         self._read.clear()  # the operation may have written to it
@@ -481,52 +478,52 @@ class HostOps(TorchDispatchMode):
     def operand(
         self, value: Any, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        """Let a replay take an operand from the CPU anew.
+        """Let each replay upload an operand from the CPU.
 
         Args:
-            value: what it is on the device.
+            value: its value on the device.
             tensor: the tensor on the CPU.
-            change: what was done to it before it went to the device.
+            change: applied to it before the upload.
         """
         if id(tensor) in self._constants:
             return
-        number = len(self.ops)
-        self._note(torch.ops.aten.clone.default, (tensor,), {}, tensor.detach().clone())
-        self.operands[id(value)] = (value, lambda: change(self.results[number]))
+        index = len(self.ops)
+        self._record(torch.ops.aten.clone.default, (tensor,), {}, tensor.detach().clone())
+        self.operands[id(value)] = (value, lambda: change(self.results[index]))
 
-    def kept(self, tensors: Container[int]) -> bool:
+    def keeps(self, tensors: Container[int]) -> bool:
         """Whether a tensor made inside the step is among those with these ids."""
-        return any(id(tensor) in tensors for tensor, _ in self._fresh)
+        return any(id(tensor) in tensors for tensor, _ in self._initial)
 
-    def end(self) -> None:
-        """Forget the graph behind what the step made on the CPU, with the `jax` tensors in it.
+    def detach(self) -> None:
+        """Drop the graphs of CPU tensors of the step, which refer to `jax` tensors.
 
-        An autograd function may give such a tensor: the one of `torch.utils.checkpoint` does before
+        An autograd function may return such a tensor: that of `torch.utils.checkpoint` does before
         torch 2.13.
         """
-        for tensor, _ in self._fresh:
+        for tensor, _ in self._initial:
             if tensor.grad_fn is not None and not is_view(tensor):
                 tensor.detach_()
         self.results[:] = pytree.tree_map(_without_graph, self.results)
 
-    def restart(self) -> None:
-        """Give the tensors made inside the step the values they were made with."""
-        _copy_back(self._fresh)
+    def reset(self) -> None:
+        """Restore the initial values of tensors that were created inside the step."""
+        _copy_back(self._initial)
 
-    def repeat(self) -> None:
-        """Run the noted operations again, on the tensors' present values."""
-        if self._arranged is None or self._arranged.count != len(self.ops):
-            self._arranged = Repeated(self.ops, self.results)
-            self._changing = [one for one in self._fresh if self._arranged.may_write(one[0])]
-        if self._changing:
-            _copy_back(self._changing)
-        self._arranged.run()
+    def replay(self) -> None:
+        """Run the recorded operations again, on the current values."""
+        if self._replayed is None or self._replayed.count != len(self.ops):
+            self._replayed = ReplayedOps(self.ops, self.results)
+            self._reset = [pair for pair in self._initial if self._replayed.may_write(pair[0])]
+        if self._reset:
+            _copy_back(self._reset)
+        self._replayed.run()
 
 
 def _copy_back(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.no_grad():
-        for tensor, first in pairs:
-            tensor.copy_(first)
+        for tensor, initial in pairs:
+            tensor.copy_(initial)
 
 
 def _without_graph(result: Any) -> Any:
@@ -542,13 +539,13 @@ def _is_on_device(argument: Any) -> bool:
     return isinstance(argument, torch.Tensor) and type(argument) not in _PLAIN
 
 
-def _elsewhere(kwargs: Any) -> bool:
+def _on_other_device(kwargs: Any) -> bool:
     device = kwargs.get("device")
     return device is not None and torch.device(device).type != "cpu"
 
 
 def _has_values(result: Any) -> bool:
-    """Whether an operation gave numbers to Python."""
+    """Whether a result has Python numbers."""
     return any(isinstance(leaf, bool | int | float) for leaf in pytree.tree_leaves(result))
 
 

@@ -2,16 +2,17 @@
 
 A step over 1,000 parameters would have to ask before each run where their arrays are and whether
 they have other references, and to store 1,000 results. But between two runs hardly any of them is
-read. So the step owns what it wrote: the storage becomes a `Resident`, whose value is a property.
-Reading or replacing the value moves the array out of the step, which takes it back in its next run.
+read. So the step owns what it wrote: the storage becomes an `OwnedStorage`, whose value is a
+property. Reading or replacing the value moves the array out of the step, which takes it back in its
+next run.
 
 A step compiled with `repeat="auto"` takes the weights of one name in all layers as one array with a
 leading axis of layers, and returns the new ones so. Between runs they remain stacked, and each
-layer's storage is a `Resident`:
+layer's storage is an `OwnedStorage`:
 
 ```
-layers.0.weight --> Storage --> Kept(place 0) --\\
-layers.1.weight --> Storage --> Kept(place 1) ---> MemoryStack.array (2, ..)
+layers.0.weight --> Storage --> OwnedValue(0) --\\
+layers.1.weight --> Storage --> OwnedValue(1) ---> LayerStack.array (2, ..)
 ```
 
 Reading a layer's value gives a slice, a counted copy, and the stack remains valid. Writing to a
@@ -43,418 +44,405 @@ from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Storage, Value
 
-MOVING = threading.RLock()
-"""Held while memory goes to a step or away from it, never while a program runs."""
+_OWNERSHIP = threading.RLock()
+"""Locked while a step takes or gives up ownership of arrays, never while a program runs."""
 
 
-class Kept(Value):
-    """The value of memory that a step keeps: nobody has seen it, so the step may replace its array.
-
-    It has its array once somebody looks; until then the step has it.
+class OwnedValue(Value):
+    """The value of a storage whose array a step owns: it has no other reference.
 
     Attributes:
-        shelf: the arrays of the step; or a stack of equal memory, see `stacked_memory`.
-        place: of this one among them.
+        owner: the arrays of the step, or the `LayerStack`; None once the value was read.
+        index: of its array in the owner.
     """
 
-    __slots__ = ("place", "shelf")
+    __slots__ = ("index", "owner")
 
-    def __init__(self, layout: int, shelf: Any, place: int):
-        """What a step holds at a place."""
+    def __init__(self, layout: int, owner: Any, index: int):
+        """See the class."""
         super().__init__(None, layout)
-        self.shelf, self.place = shelf, place
+        self.owner, self.index = owner, index
 
 
-class _Shelf:
-    """The arrays that a step keeps. It refers to no memory, so there is no reference cycle.
+class _OwnedArrays:
+    """The arrays that a step owns. It refers to no storage, so there is no reference cycle.
 
     Attributes:
-        arrays: of each memory that is not away.
-        away: the places of memory that the step has to ask for again.
+        arrays: of each storage; None if it moved out.
+        moved_out: indices of the storages whose arrays the step has to acquire again.
     """
 
-    __slots__ = ("arrays", "away")
-    lends = True
-    """What it keeps can be seen while it stays."""
+    __slots__ = ("arrays", "moved_out")
+    peekable = True
+    """Whether `peek` can read an array without moving it out."""
 
     def __init__(self, size: int):
         self.arrays: list[Any] = [None] * size
-        self.away = collections.deque(range(size))
+        self.moved_out = collections.deque(range(size))
 
-    def give(self, value: Kept) -> None:
-        """Let a value have its array."""
-        value.array, self.arrays[value.place] = self.arrays[value.place], None
-        self.away.append(value.place)
-
-
-def turn(storage: Any, kind: type[Storage]) -> None:
-    """Let memory be of another class with the same fields."""
-    storage.__class__ = kind
+    def release(self, value: OwnedValue) -> None:
+        """Move an array to its value."""
+        value.array, self.arrays[value.index] = self.arrays[value.index], None
+        self.moved_out.append(value.index)
 
 
-def _look(storage: Storage) -> Value:
-    with MOVING:
-        value = held_value(storage)
-        if isinstance(storage, Resident):
-            value.shelf.give(value)
-            value.shelf = None
-            turn(storage, Storage)
+def _set_class(storage: Any, cls: type[Storage]) -> None:
+    """Change the class of a storage to one with the same fields."""
+    storage.__class__ = cls
+
+
+def _take(storage: Storage) -> Value:
+    with _OWNERSHIP:
+        value = raw_value(storage)
+        if isinstance(storage, OwnedStorage):
+            value.owner.release(value)
+            value.owner = None
+            _set_class(storage, Storage)
         return value
 
 
 def _replace(storage: Storage, value: Value) -> None:
-    with MOVING:
-        _look(storage)
+    with _OWNERSHIP:
+        _take(storage)
         storage.value = value
 
 
 def _annotate(storage: Storage, annotation: Any) -> None:
-    with MOVING:
-        _look(storage)
+    with _OWNERSHIP:
+        _take(storage)
         storage.annotation = annotation
 
 
 _ANNOTATION: Any = Storage.__dict__["annotation"]
 
 
-class Resident(Storage):
-    """Memory that a captured step wrote and that nobody has looked at since."""
+class OwnedStorage(Storage):
+    """A storage that a captured step wrote and that was not read since."""
 
     __slots__ = ()
-    value: Any = property(_look, _replace)
+    value: Any = property(_take, _replace)
     annotation: Any = property(_ANNOTATION.__get__, _annotate)
 
 
-_FIELD: Any = Storage.__dict__["value"]
-hold = _FIELD.__set__
-"""Lets memory have a value, without looking at the one it has."""
-held_value = _FIELD.__get__
-"""The value of memory; if it is `Kept`, without its array."""
+_VALUE: Any = Storage.__dict__["value"]
+_set_value = _VALUE.__set__
+"""Sets the value of a storage without reading the earlier one."""
+raw_value = _VALUE.__get__
+"""The value of a storage; of an `OwnedValue` without its array."""
 
 
-def present(storage: Storage) -> Value:
-    """The value of memory, with its array; a step that keeps it goes on keeping it."""
-    with MOVING:
-        if not isinstance(storage, Resident):
+def peek(storage: Storage) -> Value:
+    """The value of a storage with its array, which a step goes on owning if it can."""
+    with _OWNERSHIP:
+        if not isinstance(storage, OwnedStorage):
             return storage.value
-        kept = held_value(storage)
-        if not kept.shelf.lends:
+        owned = raw_value(storage)
+        if not owned.owner.peekable:
             return storage.value
-        kept.array = kept.shelf.arrays[kept.place]
-        return kept
+        owned.array = owned.owner.arrays[owned.index]
+        return owned
 
 
-class Residents:
-    """The memory that a captured program reads and replaces in every run.
+class OwnedState:
+    """The storages that a captured program reads and replaces in every run.
 
     Args:
         storages: each is there once.
-        placed: how the program takes each.
-        numbers: which result each becomes.
+        layouts: that the program takes, of each.
+        positions: of each among the results.
     """
 
-    def __init__(self, storages: Sequence[Storage], placed: Sequence[int], numbers: Sequence[int]):
-        """See the class; all memory is to be asked for."""
-        self._storages, self._placed, self._numbers = storages, placed, numbers
+    def __init__(
+        self, storages: Sequence[Storage], layouts: Sequence[int], positions: Sequence[int]
+    ):
+        """See the class; no array is owned yet."""
+        self._storages, self._layouts, self._positions = storages, layouts, positions
         self._ids = frozenset(map(id, storages))
-        self._shelf = _Shelf(len(storages))
-        self._moved: set[int] | None = None  # laid out by the program as it does not take them
-        self._select: Callable[[Sequence[Any]], list[Any]] = _selection(numbers)
-        weakref.finalize(self, _give_back, self._storages).atexit = False
+        self._owned = _OwnedArrays(len(storages))
+        self._other_layout: set[int] | None = None  # results with another layout than the inputs
+        self._select: Callable[[Sequence[Any]], list[Any]] = _selection(positions)
+        weakref.finalize(self, _return_all, self._storages).atexit = False
 
-    def are_here(self) -> bool:
-        """Whether nobody has looked at any memory, or annotated it, since the last run."""
-        return not self._shelf.away
+    def are_owned(self) -> bool:
+        """Whether no storage was read, written or annotated since the last run."""
+        return not self._owned.moved_out
 
     def owns(self, storage: Storage) -> bool:
-        """Whether it is some of this memory."""
+        """Whether a storage is one of these."""
         return id(storage) in self._ids
 
-    def away(self, placed: int) -> list[Storage]:
-        """The memory that is to be asked for again and that the program takes with a layout."""
-        return [self._storages[n] for n in [*self._shelf.away] if self._placed[n] == placed]
+    def moved_out(self, layout: int) -> list[Storage]:
+        """The storages that are not owned and that the program takes with a layout."""
+        return [self._storages[n] for n in [*self._owned.moved_out] if self._layouts[n] == layout]
 
-    def arrays(self, otherwise: Callable[[Storage, int], Any]) -> list[Any]:
-        """What the memory holds.
+    def arrays(self, prepare: Callable[[Storage, int], Any]) -> list[Any]:
+        """The arrays of all storages.
 
         Args:
-            otherwise: gives the array of memory that cannot be kept, and how the program takes it.
+            prepare: returns the array of a storage that cannot be owned, in a layout.
         """
-        away = self._shelf.away
-        asked = [away.popleft() for _ in range(len(away))]
-        missing = [place for place in asked if not self._keep(place)]
-        away.extend(missing)
-        found = {n: otherwise(self._storages[n], self._placed[n]) for n in missing}
-        arrays = self._shelf.arrays.copy()
-        for place, array in found.items():
-            arrays[place] = array
+        moved_out = self._owned.moved_out
+        requested = [moved_out.popleft() for _ in range(len(moved_out))]
+        missing = [index for index in requested if not self._acquire(index)]
+        moved_out.extend(missing)
+        unowned = {n: prepare(self._storages[n], self._layouts[n]) for n in missing}
+        arrays = self._owned.arrays.copy()
+        for index, array in unowned.items():
+            arrays[index] = array
         return arrays
 
     def put(self, results: Sequence[Any], layouts: Sequence[int]) -> None:
-        """Let the memory hold what the program left.
+        """Store the results of the program, which have these layouts."""
+        if self._other_layout is None:
+            pairs = zip(self._layouts, self._positions, strict=True)
+            self._other_layout = {
+                n for n, (layout, position) in enumerate(pairs) if layouts[position] != layout
+            }
+        with _OWNERSHIP:
+            moved_out = self._owned.moved_out
+            separate = self._other_layout.union(moved_out)  # missing, or read while the program ran
+            moved_out.extend(self._other_layout.difference(moved_out))
+            arrays = self._owned.arrays = self._select(results)
+            for index in separate:
+                arrays[index] = None
+                position = self._positions[index]
+                storage = self._storages[index]
+                _set_class(storage, Storage)
+                storage.write(Value(results[position], layouts[position]))
 
-        Args:
-            results: of the program.
-            layouts: of each.
-        """
-        if self._moved is None:
-            pairs = zip(self._placed, self._numbers, strict=True)
-            self._moved = {n for n, (taken, number) in enumerate(pairs) if layouts[number] != taken}
-        with MOVING:
-            away = self._shelf.away
-            apart = self._moved.union(away)  # missing, or looked at while the program ran
-            away.extend(self._moved.difference(away))
-            arrays = self._shelf.arrays = self._select(results)
-            for place in apart:
-                arrays[place] = None
-                number = self._numbers[place]
-                storage = self._storages[place]
-                turn(storage, Storage)
-                storage.write(Value(results[number], layouts[number]))
-
-    def _keep(self, place: int) -> bool:
-        """Take memory over, if its array is as the program takes it, and nobody else sees it."""
-        storage, layout = self._storages[place], self._placed[place]
-        with MOVING:
+    def _acquire(self, index: int) -> bool:
+        """Own an array if it has the layout that the program takes, and no other reference."""
+        storage, layout = self._storages[index], self._layouts[index]
+        with _OWNERSHIP:
             value = storage.value
             array = value.array
             ready = value.layout == layout and isinstance(array, jax.Array | UnevenArray)
             if not ready or value.taken is not None:
                 return False
-            kept = Kept(layout, self._shelf, place)
-            kept.memory = value.memory
-            last = weakref.ref(value)
-            turn(storage, Resident)
-            hold(storage, kept)
+            owned = OwnedValue(layout, self._owned, index)
+            owned.memory = value.memory
+            reference = weakref.ref(value)
+            _set_class(storage, OwnedStorage)
+            _set_value(storage, owned)
             del value
-            held = last()
-            if held is None:
-                self._shelf.arrays[place] = array
+            shared_value = reference()
+            if shared_value is None:
+                self._owned.arrays[index] = array
                 return True
-            hold(storage, held)
-            turn(storage, Storage)
+            _set_value(storage, shared_value)
+            _set_class(storage, Storage)
             return False
 
 
-def _give_back(storages: Sequence[Storage]) -> None:
-    """Without the step each memory has its own array."""
+def _return_all(storages: Sequence[Storage]) -> None:
+    """Move all arrays out: the step is gone."""
     for storage in storages:
-        _look(storage)
+        _take(storage)
 
 
-def _selection(numbers: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
-    """A function that gives the results of these numbers, in a list of its own."""
-    first = min(numbers, default=0)
-    if [*numbers] == [*range(first, first + len(numbers))]:
-        where = slice(first, first + len(numbers))
-        return lambda results: list(results[where])
-    get = operator.itemgetter(*numbers)
+def _selection(indices: Sequence[int]) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function that returns a new list of the results at these indices."""
+    first = min(indices, default=0)
+    if [*indices] == [*range(first, first + len(indices))]:
+        span = slice(first, first + len(indices))
+        return lambda results: list(results[span])
+    get = operator.itemgetter(*indices)
     return lambda results: list(get(results))
 
 
-class MemoryStack:
-    """Equal memory as one array.
+class LayerStack:
+    """The state of one name in equal layers, as one array.
 
     Args:
-        storages: of the layers, in order; none of it is in the stack yet.
-        placed: the layout of each.
+        storages: of the layers, in order; none is in the stack yet.
+        layout: the layout of each.
 
     Attributes:
-        array: with a leading axis of layers; None if it is to be made.
-        placed: the layout of each layer's memory.
-        away: the places of memory that was looked at or written since it was put here.
+        array: with a leading axis of layers; None before it is filled.
+        layout: the layout of each layer's array.
+        moved_out: indices of the layers that were read or written since they were stacked.
     """
 
-    __slots__ = ("_looked", "_members", "array", "away", "placed")
-    lends = False
-    """Whoever sees a value in it takes that away: it has no array of its own before."""
+    __slots__ = ("_slices", "_storages", "array", "layout", "moved_out")
+    peekable = False
+    """Reading a layer makes a slice."""
 
-    def __init__(self, storages: Sequence[Storage], placed: int):
+    def __init__(self, storages: Sequence[Storage], layout: int):
         """See the class."""
-        self._members = [weakref.ref(storage) for storage in storages]
-        self._looked: dict[int, weakref.ref[Value]] = {}
+        self._storages = [weakref.ref(storage) for storage in storages]
+        self._slices: dict[int, weakref.ref[Value]] = {}
         self.array: Any = None
-        self.placed = placed
-        self.away = dict.fromkeys(range(len(storages)))
+        self.layout = layout
+        self.moved_out = dict.fromkeys(range(len(storages)))
 
-    def is_of(self, storages: Sequence[Storage], placed: int) -> bool:
-        """Whether it is of this memory, in this order."""
-        if len(storages) != len(self._members) or placed != self.placed:
+    def is_of(self, storages: Sequence[Storage], layout: int) -> bool:
+        """Whether it is of these storages, in this order."""
+        if len(storages) != len(self._storages) or layout != self.layout:
             return False
-        return all(ref() is one for ref, one in zip(self._members, storages, strict=True))
+        return all(ref() is storage for ref, storage in zip(self._storages, storages, strict=True))
 
-    def give(self, value: Kept) -> None:
-        """Let a value have its slice."""
-        value.array = self.slice(value.place)
-        self.leave(value.place, value)
+    def release(self, value: OwnedValue) -> None:
+        """Copy a slice to its value."""
+        value.array = self.slice(value.index)
+        self.record_slice(value.index, value)
         metrics.count("repeat.slices")
         metrics.count("repeat.sliced_bytes", value.array.nbytes)
 
-    def leave(self, place: int, value: Value) -> None:
-        """Memory has a slice of its own for now."""
-        self.away[place] = None
-        self._looked[place] = weakref.ref(value)
-        if len(self.away) == len(self._members):
+    def record_slice(self, index: int, value: Value) -> None:
+        """Record that a layer has a slice of its own."""
+        self.moved_out[index] = None
+        self._slices[index] = weakref.ref(value)
+        if len(self.moved_out) == len(self._storages):
             self.array = None
 
-    def slice(self, place: int) -> jax.Array:
+    def slice(self, index: int) -> jax.Array:
         """A copy of one layer's elements."""
-        with _aside():
-            return _slicing(self.placed)(self.array, np.int32(place))
+        with _outside_of_traces():
+            return _slicing(self.layout)(self.array, np.int32(index))
 
-    def has(self, place: int, value: Value) -> bool:
-        """Whether this is the value that was given for a place: then the stack has it as well."""
-        looked = self._looked.get(place)
-        return self.array is not None and looked is not None and looked() is value
+    def has_slice(self, index: int, value: Value) -> bool:
+        """Whether a value is the slice that was copied: then the stack has its elements, too."""
+        reference = self._slices.get(index)
+        return self.array is not None and reference is not None and reference() is value
 
     def fill(self, arrays: dict[int, jax.Array]) -> None:
-        """Put arrays in places.
-
-        Args:
-            arrays: by place; of all places, if there is no array yet.
-        """
+        """Write arrays of layers, by index; of all layers if there is no array yet."""
         metrics.count("repeat.stacks")
         metrics.count("repeat.stacked_bytes", sum(array.nbytes for array in arrays.values()))
-        with _aside():
+        with _outside_of_traces():
             if self.array is None:
-                every = [arrays[place] for place in range(len(self._members))]
-                self.array = _stacking(self.placed)(*every)
+                slices = [arrays[index] for index in range(len(self._storages))]
+                self.array = _stacking(self.layout)(*slices)
                 return
-            for place, array in arrays.items():
-                self.array = _filling(self.placed)(self.array, array, np.int32(place))
+            for index, array in arrays.items():
+                self.array = _filling(self.layout)(self.array, array, np.int32(index))
 
-    def take(self, place: int, storage: Storage, value: Value) -> None:
-        """Memory whose value is in the array goes back into the stack, if that is its value yet."""
-        if held_value(storage) is not value or isinstance(storage, Resident):
+    def acquire(self, index: int, storage: Storage, value: Value) -> None:
+        """Own a layer again whose value is in the array, if the storage still has that value."""
+        if raw_value(storage) is not value or isinstance(storage, OwnedStorage):
             return
-        kept = Kept(self.placed, self, place)
-        kept.memory = storage.number
-        turn(storage, Resident)
-        hold(storage, kept)
-        del self.away[place]
-        self._looked.pop(place, None)
+        owned = OwnedValue(self.layout, self, index)
+        owned.memory = storage.number
+        _set_class(storage, OwnedStorage)
+        _set_value(storage, owned)
+        del self.moved_out[index]
+        self._slices.pop(index, None)
 
 
-class StackedMemory:
-    """Where a captured program finds one stack, and stores it.
+class StackedState:
+    """The binding of one stack: an input of a captured program, and a result.
 
     Args:
         storages: of the layers, in order.
-        placed: how the program takes each of them, were it alone.
-        whole: the layout of the stack.
+        layout: of each layer's array.
+        stacked_layout: of the stack.
     """
 
-    def __init__(self, storages: Sequence[Storage], placed: int, whole: int):
-        """See the class; the stack is made, or found, when it is first asked for."""
-        self._storages = list(storages)
-        self._placed, self._whole = placed, whole
-        self._stack: MemoryStack | None = None
+    def __init__(self, storages: Sequence[Storage], layout: int, stacked_layout: int):
+        """See the class; the stack is found or made when it is first used."""
+        self.storages = list(storages)
+        self._layout, self._stacked_layout = layout, stacked_layout
+        self._stack: LayerStack | None = None
 
     @property
-    def storages(self) -> list[Storage]:
-        """The memory of the layers."""
-        return self._storages
+    def is_owned(self) -> bool:
+        """Whether no layer was read or written since the last run."""
+        return self._stack is not None and not self._stack.moved_out
 
-    @property
-    def is_here(self) -> bool:
-        """Whether nobody has looked at any layer's memory since the last run."""
-        return self._stack is not None and not self._stack.away
-
-    def away(self, placed: int) -> list[Storage]:
-        """The memory that is to be asked for again and that the program takes with a layout."""
-        if placed != self._placed:
+    def moved_out(self, layout: int) -> list[Storage]:
+        """The storages that are not owned and that the program takes with a layout."""
+        if layout != self._layout:
             return []
-        places = range(len(self._storages)) if self._stack is None else [*self._stack.away]
-        return [self._storages[place] for place in places]
+        indices = range(len(self.storages)) if self._stack is None else [*self._stack.moved_out]
+        return [self.storages[index] for index in indices]
 
-    def array(self, settled: Callable[[int, Value], None]) -> jax.Array:
-        """The stack, with what has been written to the memory since.
+    def array(self, settle: Callable[[int, Value], None]) -> jax.Array:
+        """The stack, including layers that were written since.
 
         Args:
-            settled: computes a value, and brings it to a layout.
+            settle: computes a value, and brings it to a layout.
         """
         stack = self._stack
-        if stack is None or stack.away:
-            stack = self._stack = self._gathered(settled)
+        if stack is None or stack.moved_out:
+            stack = self._stack = self._gather(settle)
         return stack.array
 
     def put(self, array: jax.Array, layout: int) -> None:
-        """Let the memory hold what the program left.
-
-        Args:
-            array: the new stack.
-            layout: of it.
-        """
+        """Store the new stack, which has a layout."""
         stack: Any = self._stack
-        with MOVING:
+        with _OWNERSHIP:
             stack.array = array
-            apart = [*stack.away]  # looked at while the program ran
-            if layout != self._whole:
-                apart = [*range(len(self._storages))]
-            for place in apart:
-                storage = self._storages[place]
-                value = Value(stack.slice(place), self._placed)
-                turn(storage, Storage)
+            separate = [*stack.moved_out]  # read while the program ran
+            if layout != self._stacked_layout:
+                separate = [*range(len(self.storages))]
+            for index in separate:
+                storage = self.storages[index]
+                value = Value(stack.slice(index), self._layout)
+                _set_class(storage, Storage)
                 storage.write(value)
-                stack.leave(place, value)
+                stack.record_slice(index, value)
 
-    def _gathered(self, settled: Callable[[int, Value], None]) -> MemoryStack:
-        stack = self._found()
-        values = {place: visible(self._storages[place]) for place in [*stack.away]}
+    def _gather(self, settle: Callable[[int, Value], None]) -> LayerStack:
+        stack = self._find()
+        values = {index: visible(self.storages[index]) for index in [*stack.moved_out]}
         for value in values.values():
-            settled(self._placed, value)
-        with MOVING:
-            if stack.array is None and len(values) < len(self._storages):  # looked at meanwhile
-                return self._gathered(settled)
-            there = {place: value for place, value in values.items() if stack.has(place, value)}
-            if len(there) < len(values):
-                stack.fill({n: one.array for n, one in values.items() if n not in there})
-            for place, value in values.items():
-                stack.take(place, self._storages[place], value)
+            settle(self._layout, value)
+        with _OWNERSHIP:
+            if stack.array is None and len(values) < len(self.storages):  # read meanwhile
+                return self._gather(settle)
+            unchanged = {
+                index: value for index, value in values.items() if stack.has_slice(index, value)
+            }
+            if len(unchanged) < len(values):
+                stack.fill({n: value.array for n, value in values.items() if n not in unchanged})
+            for index, value in values.items():
+                stack.acquire(index, self.storages[index], value)
         return stack
 
-    def _found(self) -> MemoryStack:
-        """The stack that the memory is in, also of another program; or a new one."""
-        with MOVING:
-            for storage in self._storages:
-                shelf = held_value(storage).shelf if isinstance(storage, Resident) else None
-                if isinstance(shelf, MemoryStack) and shelf.is_of(self._storages, self._placed):
-                    return shelf
-        return self._stack or MemoryStack(self._storages, self._placed)
+    def _find(self) -> LayerStack:
+        """The stack of the storages, which may be another program's; or a new one."""
+        with _OWNERSHIP:
+            for storage in self.storages:
+                owner = raw_value(storage).owner if isinstance(storage, OwnedStorage) else None
+                if isinstance(owner, LayerStack) and owner.is_of(self.storages, self._layout):
+                    return owner
+        return self._stack or LayerStack(self.storages, self._layout)
 
 
 @contextlib.contextmanager
-def _aside() -> Iterator[None]:
-    """Computes on arrays, also while JAX traces, in 64 bits, whatever mesh the caller has set."""
-    alone = jax.sharding.use_abstract_mesh(_NO_MESH)
-    with jax.ensure_compile_time_eval(), jax.enable_x64(True), alone:
+def _outside_of_traces() -> Iterator[None]:
+    """Context to compute on arrays in 64 bits, whatever trace or mesh the caller is in."""
+    no_mesh = jax.sharding.use_abstract_mesh(_NO_MESH)
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True), no_mesh:
         yield
 
 
 @functools.cache
-def _slicing(placed: int) -> Any:
+def _slicing(layout: int) -> Any:
     return jax.jit(
-        lambda whole, place: lax.dynamic_index_in_dim(whole, place, 0, keepdims=False),
-        out_shardings=_layout(placed),
+        lambda stack, index: lax.dynamic_index_in_dim(stack, index, 0, keepdims=False),
+        out_shardings=_sharding_of(layout),
     )
 
 
 @functools.cache
-def _stacking(placed: int) -> Any:
-    return jax.jit(lambda *each: jnp.stack(each), out_shardings=_layout(stacked_layout(placed)))
+def _stacking(layout: int) -> Any:
+    return jax.jit(
+        lambda *layers: jnp.stack(layers), out_shardings=_sharding_of(stacked_layout(layout))
+    )
 
 
 @functools.cache
-def _filling(placed: int) -> Any:
+def _filling(layout: int) -> Any:
     return jax.jit(
-        lambda whole, one, place: lax.dynamic_update_index_in_dim(whole, one, place, 0),
-        out_shardings=_layout(stacked_layout(placed)),
+        lambda stack, layer, index: lax.dynamic_update_index_in_dim(stack, layer, index, 0),
+        out_shardings=_sharding_of(stacked_layout(layout)),
         donate_argnums=0,
     )
 
 
-def _layout(number: int) -> Any:
-    return None if number == layout_numbers.UNPLACED else layout_numbers.layout(number)
+def _sharding_of(index: int) -> Any:
+    return None if index == layout_numbers.UNPLACED else layout_numbers.layout(index)
 
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())

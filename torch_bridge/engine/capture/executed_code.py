@@ -1,16 +1,16 @@
 """Which Python code ran while a step was captured, and what it called that no guard can watch.
 
 User code can only have read an attribute, global or variable by name if code that ran mentions the
-name. `Executed` records every code object whose frame began inside its context (by
+name. `ExecutedCode` records every code object whose frame began inside its context (by
 `sys.setprofile`, which Python calls for frames and for C functions), so the names are known
 afterwards.
 
 >>> def step():
 ...     return LIMIT * 2
 >>> LIMIT = 4
->>> with Executed() as executed:
+>>> with ExecutedCode() as executed:
 ...     _ = step()
->>> id(step.__code__) in executed.codes, "LIMIT" in described(step.__code__).globals
+>>> id(step.__code__) in executed.codes, "LIMIT" in code_names(step.__code__).globals
 (True, True)
 
 Calls whose results change without a trace in any object are reasons against a replay: the time,
@@ -18,8 +18,8 @@ Python's and NumPy's own random numbers, files.
 
 The profile function takes longer than most calls. Of the frames below an operation on the device,
 hundreds for a list of parameters, none can read what a guard watches, so they are skipped
-(`Unnoted`); but a dispatch mode, a tensor subclass or an operator may be a user's, and its code is
-recorded as all other is.
+(`SkippedFrames`); but a dispatch mode, a tensor subclass or an operator may be a user's, and its
+code is recorded as all other is.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ import torch
 
 from isoshard.core.runtime._jax_internals.compilation import record_event
 
-from .guard_sources import Holder
+from .guard_sources import Source
 
 _GETATTR = frozenset({"getattr", "hasattr", "setattr", "delattr"})
-_ANY_NAME = frozenset({"vars", "__getattribute__", "attrgetter", "getattr_static"})
-_SPACES = frozenset({"globals", "vars", "eval", "exec", "__globals__"})
+_DYNAMIC = frozenset({"vars", "__getattribute__", "attrgetter", "getattr_static"})
+_NAMESPACES = frozenset({"globals", "vars", "eval", "exec", "__globals__"})
 _ATTRIBUTES = frozenset(
     {
         *("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "STORE_ATTR", "DELETE_ATTR"),
@@ -57,253 +57,252 @@ _ATTRIBUTES = frozenset(
 
 
 Codes = dict[int, tuple[types.CodeType, dict[str, Any]]]
-"""Code objects by id, as code with constants of dynamo's cannot be hashed; and their globals."""
+"""Code objects and their globals, by id: code with constants of dynamo is not hashable."""
 
 
-class Executed:
-    """Context that notes the code that runs on this thread.
+class ExecutedCode:
+    """Context that records the code that runs on this thread.
 
     Args:
-        begins: called with the first frame of each code object in `codes`, before it runs.
+        on_first_frame: called with the first frame of each code object in `codes`, before it runs.
 
     Attributes:
         codes: the code objects of the user and of libraries by id, with the globals of each.
-        ids: ids of all code objects that ran, those of torch's and our own internals too.
-        names: what the codes mention: attributes, and strings that may be keys.
+        ids: ids of all code objects that ran, including internals of torch and of this package.
+        names: attributes that the codes name, and strings that may be keys.
         stored: attributes and globals that they set or delete.
         only_stored: those of them that no code reads.
         stores_items: whether a code sets or deletes an item of something.
-        open_names: ids of the objects that code which computes names has at hand.
-        variables: the environment variables that were asked for.
-        asked: what keeps values that the code took for constants.
+        dynamic_objects: ids of the locals and globals of code that computes attribute names.
+        environment: the environment variables that were read.
+        sources: sources of values that the code took for constants.
         reasons: why the step cannot be replayed, with the user's line.
-        is_partial: whether code ran that dynamo made of other code.
+        is_partial: whether code ran that dynamo compiled from other code.
     """
 
-    def __init__(self, begins: Callable[[types.FrameType], None] | None = None) -> None:
-        """Nothing ran yet."""
-        self._begins = begins
+    def __init__(self, on_first_frame: Callable[[types.FrameType], None] | None = None) -> None:
+        """See the class."""
+        self._on_first_frame = on_first_frame
         self.codes: Codes = {}
         self.ids: set[int] = set()
-        self.open_names: set[int] = set()
-        self.variables: set[str] = set()
-        self.asked: list[Holder] = []
+        self.dynamic_objects: set[int] = set()
+        self.environment: set[str] = set()
+        self.sources: list[Source] = []
         self.reasons: list[str] = []
         self.is_partial = False
-        self._around: Executed | None = None
-        self._beside = 0
-        self._collecting: set[int] = set()
-        self._kept: list[types.CodeType] = []
-        self._open: set[int] = set()
-        self._plain: set[int] = set()
-        """Ids of code that ran before, and whose next frames tell nothing new."""
+        self._outer: ExecutedCode | None = None
+        self._skip_depth = 0
+        self._gc_callbacks: set[int] = set()
+        self._alive: list[types.CodeType] = []
+        self._dynamic: set[int] = set()
+        self._recorded: set[int] = set()
+        """Ids of code whose further frames need no record."""
 
-    def __enter__(self) -> Executed:
-        """Begin to note."""
+    def __enter__(self) -> ExecutedCode:
+        """Set the profile function."""
         self._random = _random_state()
-        self._before = sys.getprofile()
-        self._around = current()
-        self._collecting = {id(getattr(one, "__code__", None)) for one in gc.callbacks}
-        sys.setprofile(self._note)
+        self._outer_profiler = sys.getprofile()
+        self._outer = active()
+        self._gc_callbacks = {id(getattr(one, "__code__", None)) for one in gc.callbacks}
+        sys.setprofile(self._profile)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """End; whatever profiled before goes on."""
+        """Restore the earlier profile function."""
         sys.setprofile(None)
-        before: Any = self._before
-        if hasattr(before, "enable"):  # cProfile
-            before.enable()
+        outer: Any = self._outer_profiler
+        if hasattr(outer, "enable"):  # cProfile
+            outer.enable()
         else:
-            sys.setprofile(before)
+            sys.setprofile(outer)
         if _random_state() != self._random:
             self.reasons.append("it draws from Python's or NumPy's random numbers")
-        if self._around is not None:
-            self._around.include(self)
+        if self._outer is not None:
+            self._outer.include(self)
 
-    def include(self, other: Executed) -> None:
-        """Let what another one noted have run here as well."""
+    def include(self, other: ExecutedCode) -> None:
+        """Add the code that another context recorded."""
         self.codes.update(other.codes)
         self.ids |= other.ids
-        self.open_names |= other.open_names
-        self.variables |= other.variables
-        self.asked += other.asked
+        self.dynamic_objects |= other.dynamic_objects
+        self.environment |= other.environment
+        self.sources += other.sources
         self.reasons += [reason for reason in other.reasons if reason not in self.reasons]
         self.is_partial |= other.is_partial
-        self._kept += other._kept
+        self._alive += other._alive
 
-    def _note(self, frame: types.FrameType, event: str, asked: Any) -> None:
-        """Called for all frames and C functions of a step: most of them tell nothing new."""
+    def _profile(self, frame: types.FrameType, event: str, callee: Any) -> None:
+        """The profile function: called for all frames and C functions, most of them known."""
         if event == "call" or event == "return":
-            if id(frame.f_code) not in self._plain:
-                self._note_new(frame, event, asked)
-        elif event == "c_call" and (id(asked) in _UNWATCHED or asked.__name__ in _METHODS):
-            self._note_new(frame, event, asked)
+            if id(frame.f_code) not in self._recorded:
+                self._record(frame, event, callee)
+        elif event == "c_call" and (id(callee) in _UNGUARDABLE or callee.__name__ in _METHODS):
+            self._record(frame, event, callee)
 
-    def _note_new(self, frame: types.FrameType, event: str, asked: Any) -> None:
-        if self._is_beside(frame):
-            self._beside += {"call": 1, "return": -1}.get(event, 0)
-        elif self._beside:
+    def _record(self, frame: types.FrameType, event: str, callee: Any) -> None:
+        if self._is_skipped(frame):
+            self._skip_depth += {"call": 1, "return": -1}.get(event, 0)
+        elif self._skip_depth:
             return
         elif event == "call":
             code = frame.f_code
             key = id(code)
             if key not in self.ids:
                 self.ids.add(key)
-                self._kept.append(code)
+                self._alive.append(code)
                 if not is_internal(code):
                     self.codes[key] = (code, frame.f_globals)
-                    self.is_partial |= is_dynamos(code)
-                    if described(code).is_open:
-                        self._open.add(key)
-                    if self._begins is not None:
-                        self._begins(frame)
-            if key in self._open:
-                self.open_names.update(map(id, frame.f_locals.values()))
+                    self.is_partial |= is_from_dynamo(code)
+                    if code_names(code).is_dynamic:
+                        self._dynamic.add(key)
+                    if self._on_first_frame is not None:
+                        self._on_first_frame(frame)
+            if key in self._dynamic:
+                self.dynamic_objects.update(map(id, frame.f_locals.values()))
                 get = frame.f_globals.get
-                self.open_names.update(id(get(name)) for name in frame.f_code.co_names)
+                self.dynamic_objects.update(id(get(name)) for name in frame.f_code.co_names)
             elif code is _ENVIRON:
-                self.variables.add(frame.f_locals["key"])
-            elif code.co_name != "<module>" and key not in self._collecting:
-                self._plain.add(key)
+                self.environment.add(frame.f_locals["key"])
+            elif code.co_name != "<module>" and key not in self._gc_callbacks:
+                self._recorded.add(key)
         elif event == "c_call":
-            what = _UNWATCHED.get(id(asked)) or _METHODS.get(asked.__name__)
-            if what is not None:
+            call = _UNGUARDABLE.get(id(callee)) or _METHODS.get(callee.__name__)
+            if call is not None:
                 user: types.FrameType | None = frame
-                while asked is builtins.open and user is not None and _is_python(user.f_code):
+                while callee is builtins.open and user is not None and _is_python(user.f_code):
                     user = user.f_back
                 if user is not None and not is_internal(user.f_code):
-                    self._note_call(user, asked, what)
+                    self._record_call(user, callee, call)
 
-    def _is_beside(self, frame: types.FrameType) -> bool:
-        """Whether a frame runs beside the step.
-
-        So does a module being imported, once, a collection, or what listens to JAX's events.
-        """
-        code, around = frame.f_code, frame.f_back
+    def _is_skipped(self, frame: types.FrameType) -> bool:
+        """Whether a frame is of an import, a garbage collection, or a listener of JAX's events."""
+        code, caller = frame.f_code, frame.f_back
         imported = code.co_name == "<module>" and _is_imported(frame)
-        told = around is not None and around.f_code.co_filename == _EVENTS
-        return imported or told or id(code) in self._collecting
+        is_listener = caller is not None and caller.f_code.co_filename == _EVENTS
+        return imported or is_listener or id(code) in self._gc_callbacks
 
-    def _note_call(self, frame: types.FrameType, asked: Any, what: str) -> None:
-        owner = getattr(asked, "__self__", None)
-        if asked.__name__ in _METHODS and type(owner) not in (torch.Tensor, torch.nn.Parameter):
+    def _record_call(self, frame: types.FrameType, callee: Any, call: str) -> None:
+        owner = getattr(callee, "__self__", None)
+        if callee.__name__ in _METHODS and type(owner) not in (torch.Tensor, torch.nn.Parameter):
             return
-        reason = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} calls {what}"
+        reason = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} calls {call}"
         if reason not in self.reasons:
             self.reasons.append(reason)
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
         """See the class."""
-        return frozenset().union(*(described(code).names for code, _ in self.codes.values()))
+        return frozenset().union(*(code_names(code).names for code, _ in self.codes.values()))
 
     @functools.cached_property
     def stored(self) -> frozenset[str]:
         """See the class."""
-        return frozenset().union(*(described(code).stored for code, _ in self.codes.values()))
+        return frozenset().union(*(code_names(code).stored for code, _ in self.codes.values()))
 
     @functools.cached_property
     def only_stored(self) -> frozenset[str]:
         """See the class."""
         return self.stored - frozenset().union(
-            *(described(code).read for code, _ in self.codes.values())
+            *(code_names(code).read for code, _ in self.codes.values())
         )
 
     @functools.cached_property
     def stores_items(self) -> bool:
         """See the class."""
-        return any(described(code).stores_items for code, _ in self.codes.values())
+        return any(code_names(code).stores_items for code, _ in self.codes.values())
 
 
-def current() -> Executed | None:
-    """What notes the code of this thread now; None while nothing does."""
-    found = getattr(sys.getprofile(), "__self__", None)
-    return found if isinstance(found, Executed) else None
+def active() -> ExecutedCode | None:
+    """The context that records this thread, or None."""
+    owner = getattr(sys.getprofile(), "__self__", None)
+    return owner if isinstance(owner, ExecutedCode) else None
 
 
 def _is_imported(frame: types.FrameType) -> bool:
-    """Whether a frame is a module's, while it is imported: `eval` and `exec` bring no loader."""
+    """Whether a frame is of a module that is being imported: `eval` and `exec` have no loader."""
     code, loader = frame.f_code, frame.f_globals.get("__loader__")
     return loader is not None and code.co_filename == frame.f_globals.get("__file__")
 
 
-def is_dynamos(code: types.CodeType) -> bool:
-    """Whether dynamo made code of other code, whose names it does not tell."""
+def is_from_dynamo(code: types.CodeType) -> bool:
+    """Whether dynamo compiled code from other code, whose names are lost."""
     return any(name.startswith("__compiled_fn") for name in code.co_names)
 
 
-class Described:
-    """What is seen in a code object without running it; code inside it is apart.
+class CodeNames:
+    """The names in a code object, without those of nested code.
 
     Attributes:
         names: the attributes that it reads or sets, and strings that may be keys or attributes.
-        globals: the globals that it reads or sets; all names and strings, if it asks for `globals`.
-        asked: what it reads of a global, by name: `(module, attribute)`.
+        globals: the globals that it reads or sets; all names and strings, if it uses `globals`.
+        module_attributes: what it reads of a global, by name: `(module, attribute)`.
         imports: modules that it imports, with how many packages up a relative name begins.
         read: names that it reads.
         stored: attributes and globals that it sets or deletes.
         stores_items: whether it sets or deletes an item.
-        is_open: whether it computes names of attributes.
-        inside: code of functions and classes that it defines.
+        is_dynamic: whether it computes names of attributes.
+        nested: code of functions and classes that it defines.
     """
 
     __slots__ = (
-        *("asked", "globals", "imports", "inside", "is_open", "names", "read", "stored"),
-        "stores_items",
+        *("globals", "imports", "is_dynamic", "module_attributes", "names", "nested", "read"),
+        *("stored", "stores_items"),
     )
 
     def __init__(self, code: types.CodeType):
-        """Look through its instructions."""
-        names, spaces, read, stored = set[str](), set[str](), set[str](), set[str]()
-        asked, imports = set[tuple[str, str]](), set[tuple[int, str]]()
+        """Read its instructions."""
+        names, global_names, read, stored = set[str](), set[str](), set[str](), set[str]()
+        module_attributes, imports = set[tuple[str, str]](), set[tuple[int, str]]()
         self.stores_items = False
         instructions = list(dis.get_instructions(code))
-        for place, instruction in enumerate(instructions):
-            kind, name = instruction.opname, instruction.argval
-            if kind in ("STORE_SUBSCR", "DELETE_SUBSCR"):
+        for index, instruction in enumerate(instructions):
+            opcode, name = instruction.opname, instruction.argval
+            if opcode in ("STORE_SUBSCR", "DELETE_SUBSCR"):
                 self.stores_items = True
-            elif kind == "IMPORT_NAME":
-                level = instructions[place - 2].argval
+            elif opcode == "IMPORT_NAME":
+                level = instructions[index - 2].argval
                 imports.add((level if isinstance(level, int) else 0, name))
             elif not isinstance(name, str):
                 continue
-            elif "GLOBAL" in kind or kind.endswith("_NAME"):
-                spaces.add(name)
-                after = instructions[place + 1]
+            elif "GLOBAL" in opcode or opcode.endswith("_NAME"):
+                global_names.add(name)
+                after = instructions[index + 1]
                 if after.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_CONST")):
                     if isinstance(after.argval, str):
-                        asked.add((name, after.argval))
-            elif kind in _ATTRIBUTES:
+                        module_attributes.add((name, after.argval))
+            elif opcode in _ATTRIBUTES:
                 names.add(name)
-            if kind in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"):
+            if opcode in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"):
                 stored.add(name)
-            elif kind.startswith("LOAD_") and not kind.startswith("LOAD_FAST"):
+            elif opcode.startswith("LOAD_") and not opcode.startswith("LOAD_FAST"):
                 read.add(name)
-        self.is_open = (
-            not _ANY_NAME.isdisjoint(code.co_names)
+        self.is_dynamic = (
+            not _DYNAMIC.isdisjoint(code.co_names)
             or _computes_a_name(code, instructions)
-            or _takes_a_dict(code, instructions)
+            or _reads_whole_dict(code, instructions)
         )
-        self.inside = tuple([one for one in code.co_consts if isinstance(one, types.CodeType)])
+        self.nested = tuple([one for one in code.co_consts if isinstance(one, types.CodeType)])
         names |= _strings(code.co_consts)
         self.names = frozenset(names)
-        self.globals = frozenset(spaces if _SPACES.isdisjoint(spaces) else spaces | names)
-        self.asked, self.imports = frozenset(asked), frozenset(imports)
+        self.globals = frozenset(
+            global_names if _NAMESPACES.isdisjoint(global_names) else global_names | names
+        )
+        self.module_attributes, self.imports = frozenset(module_attributes), frozenset(imports)
         self.read = frozenset(read)
         self.stored = frozenset(stored)
 
 
-_DESCRIBED: dict[int, tuple[types.CodeType, Described]] = {}  # by id: codes are slow to compare
+_CODE_NAMES: dict[int, tuple[types.CodeType, CodeNames]] = {}  # by id: codes are slow to compare
 
 
-def described(code: types.CodeType) -> Described:
-    """What is seen in a code object; looked at once for as long as it is among the last 4,096."""
-    found = _DESCRIBED.get(id(code))
-    if found is None:
-        if len(_DESCRIBED) >= 4096:
-            _DESCRIBED.clear()
-        found = _DESCRIBED[id(code)] = (code, Described(code))
-    return found[1]
+def code_names(code: types.CodeType) -> CodeNames:
+    """The names in a code object, from a cache of 4,096."""
+    entry = _CODE_NAMES.get(id(code))
+    if entry is None:
+        if len(_CODE_NAMES) >= 4096:
+            _CODE_NAMES.clear()
+        entry = _CODE_NAMES[id(code)] = (code, CodeNames(code))
+    return entry[1]
 
 
 def _strings(constant: Any) -> set[str]:
@@ -318,32 +317,36 @@ def _computes_a_name(code: types.CodeType, instructions: list[dis.Instruction]) 
     """Whether `getattr` and its like are called with a name that is no constant."""
     if _GETATTR.isdisjoint(code.co_names):
         return False
-    for place, instruction in enumerate(instructions):
+    for index, instruction in enumerate(instructions):
         if instruction.argval in _GETATTR and instruction.opname.startswith("LOAD_"):
-            if not _second_argument_is_constant(instructions[place + 1 :]):
+            if not _second_argument_is_constant(instructions[index + 1 :]):
                 return True
     return False
 
 
-def _takes_a_dict(code: types.CodeType, instructions: list[dis.Instruction]) -> bool:
-    """Whether an object's `__dict__` is used but for an item, or whether there is one, by a name.
+def _reads_whole_dict(code: types.CodeType, instructions: list[dis.Instruction]) -> bool:
+    """Whether code uses a `__dict__` other than by `[name]` or `name in`, with constant names.
 
     >>> def named(thing):
     ...     return thing.__dict__["scale"] if "scale" in thing.__dict__ else None
-    >>> described(named.__code__).is_open, described((lambda x: dict(x.__dict__)).__code__).is_open
-    (False, True)
-    >>> described((lambda x: x.__dict__).__code__).is_open
+    >>> code_names(named.__code__).is_dynamic
+    False
+    >>> code_names((lambda x: dict(x.__dict__)).__code__).is_dynamic
+    True
+    >>> code_names((lambda x: x.__dict__).__code__).is_dynamic
     True
     """
     if "__dict__" not in code.co_names:
         return False
-    for place, instruction in enumerate(instructions):
+    for index, instruction in enumerate(instructions):
         if instruction.argval == "__dict__" and instruction.opname.startswith("LOAD_"):
-            before, after = instructions[:place], instructions[place + 1 :]
+            before, after = instructions[:index], instructions[index + 1 :]
             if after[0].opname == "CONTAINS_OP":
-                is_named = before[-1].opname.startswith("LOAD_FAST") and _is_a_name(before[-2])
+                is_named = before[-1].opname.startswith("LOAD_FAST") and _is_constant_name(
+                    before[-2]
+                )
             else:
-                is_named = _is_a_name(after[0]) and (
+                is_named = _is_constant_name(after[0]) and (
                     after[1].opname == "BINARY_SUBSCR" or after[1].argrepr == "[]"
                 )
             if not is_named:
@@ -351,7 +354,7 @@ def _takes_a_dict(code: types.CodeType, instructions: list[dis.Instruction]) -> 
     return False
 
 
-def _is_a_name(instruction: dis.Instruction) -> bool:
+def _is_constant_name(instruction: dis.Instruction) -> bool:
     return instruction.opname.startswith("LOAD_CONST") and isinstance(instruction.argval, str)
 
 
@@ -370,15 +373,15 @@ def _second_argument_is_constant(instructions: list[dis.Instruction]) -> bool:
     return False
 
 
-# Code that belongs to Python, torch or us: what it reads is constant, or followed in other ways.
+# Code of Python, torch and this package: what it reads is constant, or guarded in other ways.
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _WATCHED_TORCH = tuple(
     _TORCH + name for name in ("nn" + os.sep, "optim" + os.sep, "amp" + os.sep, "distributions")
 )
-_ROOMS = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "cli", "src")
+_PACKAGES = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "cli", "src")
 _HOME = Path(__file__).parents[3]
-_OURS = (*(str(_HOME / room) + os.sep for room in _ROOMS), str(_HOME / "__init__.py"))
-_MODULES_OF_OURS = tuple(  # which users hold, and whose mode and attributes they change
+_OURS = (*(str(_HOME / room) + os.sep for room in _PACKAGES), str(_HOME / "__init__.py"))
+_USER_FACING = tuple(  # whose objects users change
     str(_HOME / "torch_bridge" / Path(name))
     for name in ("interop/flax_module.py", "interop/assume_pure.py", "torch_xla/core/functions.py")
 )
@@ -394,26 +397,26 @@ _LIBRARIES = (
 
 
 def _folder(library: str) -> str | None:
-    """Where a library is installed, which need not be where this package is."""
+    """The folder of a library, which may differ from the folder of this package."""
     spec = importlib.util.find_spec(library)
-    places = None if spec is None else spec.submodule_search_locations
-    return f"{places[0]}{os.sep}" if places else getattr(spec, "origin", None)
+    folders = None if spec is None else spec.submodule_search_locations
+    return f"{folders[0]}{os.sep}" if folders else getattr(spec, "origin", None)
 
 
-_CLOSED = tuple(folder for folder in map(_folder, _LIBRARIES) if folder is not None)
+_LIBRARY_FOLDERS = tuple(folder for folder in map(_folder, _LIBRARIES) if folder is not None)
 
 
 @functools.lru_cache(4096)
 def _is_internal(filename: str) -> bool:
     if filename.startswith(_TORCH):
         return not filename.startswith(_WATCHED_TORCH)
-    if filename.startswith((*_OURS, *_CLOSED, "<frozen ")):
-        return not filename.startswith(_MODULES_OF_OURS)
+    if filename.startswith((*_OURS, *_LIBRARY_FOLDERS, "<frozen ")):
+        return not filename.startswith(_USER_FACING)
     return _is_of_python(filename)
 
 
 def is_of_torch(code: types.CodeType) -> bool:
-    """Whether code is torch's, whoever's function a decorator says that it is."""
+    """Whether code is torch's, whatever module its function names."""
     return code.co_filename.startswith(_TORCH)
 
 
@@ -444,49 +447,49 @@ def _random_state() -> tuple[Any, ...]:
 _ENVIRON = type(os.environ).__getitem__.__code__
 _METHODS = {name: f"{name}() of a tensor on the CPU" for name in ("numpy", "tolist", "data_ptr")}
 _CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
-_UNWATCHED: dict[int, str] = {
+_UNGUARDABLE: dict[int, str] = {
     id(function): f"{function.__name__}()"
     for function in (
         *(builtins.open, builtins.input, os.urandom, os.getcwd, os.listdir, os.scandir),
         *(os.stat, os.lstat, os.access, os.getloadavg),
     )
 }
-"""C functions whose results change by themselves, by id (they live for ever)."""
+"""C functions whose results change without a trace, by id (they are never freed)."""
 for _clock in _CLOCKS:
-    _UNWATCHED[id(getattr(time, _clock))] = f"time.{_clock}()"
-    _UNWATCHED[id(getattr(time, f"{_clock}_ns"))] = f"time.{_clock}_ns()"
+    _UNGUARDABLE[id(getattr(time, _clock))] = f"time.{_clock}()"
+    _UNGUARDABLE[id(getattr(time, f"{_clock}_ns"))] = f"time.{_clock}_ns()"
 
 
-class Unnoted:
-    """Context in which no code of this thread is noted, but for what `call` calls.
+class SkippedFrames:
+    """Context in which no code of this thread is recorded, except what `call` calls.
 
     Example:
-        >>> from isoshard.torch_bridge.engine.capture.executed_code import Executed
-        >>> with Executed() as executed, Unnoted() as unnoted:
-        ...     _ = (lambda: "hidden")(), unnoted.call(lambda: "noted", (), {})
-        >>> [name for name in ("hidden", "noted") if name in executed.names]
-        ['noted']
+        >>> from isoshard.torch_bridge.engine.capture.executed_code import ExecutedCode
+        >>> with ExecutedCode() as executed, SkippedFrames() as skipped:
+        ...     _ = (lambda: "hidden")(), skipped.call(lambda: "recorded", (), {})
+        >>> [name for name in ("hidden", "recorded") if name in executed.names]
+        ['recorded']
     """
 
-    __slots__ = ("_noting",)
+    __slots__ = ("_profiler",)
 
-    def __enter__(self) -> Unnoted:
-        """Stop what notes, if it is one of ours."""
-        self._noting = None if current() is None else sys.getprofile()
-        if self._noting is not None:
+    def __enter__(self) -> SkippedFrames:
+        """Pause the active `ExecutedCode`."""
+        self._profiler = None if active() is None else sys.getprofile()
+        if self._profiler is not None:
             sys.setprofile(None)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Go on."""
-        if self._noting is not None:
-            sys.setprofile(self._noting)
+        """Resume it."""
+        if self._profiler is not None:
+            sys.setprofile(self._profiler)
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call what may run anybody's code, which is noted."""
-        if self._noting is None:
+        """Call what may run user code, which is recorded."""
+        if self._profiler is None:
             return function(*args, **kwargs)
-        sys.setprofile(self._noting)
+        sys.setprofile(self._profiler)
         try:
             return function(*args, **kwargs)
         finally:

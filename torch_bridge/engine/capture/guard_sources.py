@@ -1,17 +1,17 @@
-"""Where Python keeps the values that a step reads: attributes, globals, items, cells.
+"""Sources of the values that a step reads in Python: attributes, globals, items, cells.
 
-A *holder* is one such place with one or more values: the attributes of an object that some code
-names, all items of a dictionary, the contents of a closure's cell. `read` gives its present values,
-`put_back` restores earlier ones, `name` says how a program would write one.
+A source has one or more values: the attributes of an object that some code names, all items of a
+dictionary, the contents of a closure's cell. `read` returns the current values, `restore` puts
+earlier ones back, `name` returns the expression of one in user code.
 
 >>> class Trainer: ...
 >>> trainer = Trainer()
 >>> trainer.beta = 0.5
->>> holder = Names(vars(trainer), ("beta", "gamma"), "trainer.")
->>> holder.read(), holder.name(1)
+>>> source = Names(vars(trainer), ("beta", "gamma"), "trainer.")
+>>> source.read(), source.name(1)
 ([0.5, MISSING], 'trainer.gamma')
 >>> trainer.beta = trainer.gamma = 3
->>> holder.put_back([0.5, MISSING])
+>>> source.restore([0.5, MISSING])
 >>> vars(trainer)
 {'beta': 0.5}
 """
@@ -25,7 +25,7 @@ import numpy as np
 
 
 class _Missing:
-    """Stands for a value that is not there."""
+    """Stands for a value that does not exist."""
 
     def __repr__(self) -> str:
         return "MISSING"
@@ -34,352 +34,352 @@ class _Missing:
 MISSING: Any = _Missing()
 
 
-class Holder:
-    """One place that holds values.
+class Source:
+    """An object with values that a step can read.
 
     Args:
-        thing: what holds them.
-        path: how a program would write it, for messages.
+        base: the object.
+        path: its expression in user code, for messages.
     """
 
-    __slots__ = ("path", "thing")
+    __slots__ = ("base", "path")
 
-    def __init__(self, thing: Any, path: str):
+    def __init__(self, base: Any, path: str):
         """See the class."""
-        self.thing = thing
+        self.base = base
         self.path = path
 
     def read(self) -> list[Any]:
-        """The present values."""
-        return list(self.thing)
+        """The current values."""
+        return list(self.base)
 
-    def name(self, number: int) -> str:
-        """How a program would write the value that `read` gives at a place."""
+    def name(self, index: int) -> str:
+        """The expression of one of the values in user code."""
         return self.path
 
-    def put_back(self, values: Sequence[Any]) -> None:
-        """Let it hold the values that `read` gave before."""
+    def restore(self, values: Sequence[Any]) -> None:
+        """Put back values that `read` returned before."""
 
-    def address(self, number: int) -> tuple[int, Any]:
-        """The same for two holders of the same value."""
-        return (id(self.thing), number)
+    def key(self, index: int) -> tuple[int, Any]:
+        """Identifies a value: two sources of one value have equal keys."""
+        return (id(self.base), index)
 
-    def single(self, number: int) -> Holder | None:
-        """One of the values as a holder of its own, if it can be replaced."""
+    def select(self, index: int) -> Source | None:
+        """A source of one of the values, if it can be replaced."""
         return None
 
 
-class _Named(Holder):
+class _NamedSource(Source):
     __slots__ = ("keys",)
 
-    def __init__(self, thing: Any, keys: Sequence[str], path: str):
-        super().__init__(thing, path)
+    def __init__(self, base: Any, keys: Sequence[str], path: str):
+        super().__init__(base, path)
         self.keys = tuple(keys)
 
-    def name(self, number: int) -> str:
-        """The name behind what stands before it."""
-        return f"{self.path}{self.keys[number]}"
+    def name(self, index: int) -> str:
+        """The path and the name."""
+        return f"{self.path}{self.keys[index]}"
 
-    def address(self, number: int) -> tuple[int, Any]:
+    def key(self, index: int) -> tuple[int, Any]:
         """By name."""
-        return (id(self.thing), self.keys[number])
+        return (id(self.base), self.keys[index])
 
-    def put(self, number: int, value: Any) -> None:
+    def put(self, index: int, value: Any) -> None:
         """Replace one value."""
 
-    def put_back(self, values: Sequence[Any]) -> None:
+    def restore(self, values: Sequence[Any]) -> None:
         """Set and delete the names that have another value."""
-        for number, (now, before) in enumerate(zip(self.read(), values, strict=True)):
+        for index, (now, before) in enumerate(zip(self.read(), values, strict=True)):
             if now is not before:
-                self.put(number, before)
+                self.put(index, before)
 
 
-def _none(key: str) -> bool:
+def _never(key: str) -> bool:
     return False
 
 
-class Names(_Named):
+class Names(_NamedSource):
     """Some names of a namespace: attributes of an object or a class, globals of a module.
 
     Args:
-        thing: the namespace.
+        base: the namespace.
         keys: which names.
-        path: what stands before a name, for messages.
-        owner: the class whose namespace it is, if it is a class's.
-        awaited: whether a name that is not there yet would count.
+        path: the prefix of a name, for messages.
+        owner: the class, if it is the namespace of a class.
+        watches: whether a name that is added later fails the guard.
         absent: the names that would, where they are few.
     """
 
-    __slots__ = ("absent", "awaited", "owner")
+    __slots__ = ("absent", "owner", "watches")
 
     def __init__(
         self,
-        thing: Mapping[str, Any],
+        base: Mapping[str, Any],
         keys: Sequence[str],
         path: str,
         owner: type | None = None,
-        awaited: Callable[[str], bool] = _none,
+        watches: Callable[[str], bool] = _never,
         absent: tuple[str, ...] = (),
     ):
         """See the class."""
-        super().__init__(thing, keys, path)
+        super().__init__(base, keys, path)
         self.owner = owner
-        self.awaited = awaited
+        self.watches = watches
         self.absent = absent
 
-    def address(self, number: int) -> tuple[int, Any]:
-        """By name; the namespace of a class is another object each time."""
-        return (id(self.thing if self.owner is None else self.owner), self.keys[number])
+    def key(self, index: int) -> tuple[int, Any]:
+        """By name; `vars` of a class is a new object each time."""
+        return (id(self.base if self.owner is None else self.owner), self.keys[index])
 
     def added(self) -> list[str]:
-        """Names that are there by now, and count."""
-        known = set(self.keys)
-        return [key for key in self.thing if key not in known and self.awaited(key)]
+        """Names that were added and fail the guard."""
+        read = set(self.keys)
+        return [key for key in self.base if key not in read and self.watches(key)]
 
-    def put_back(self, values: Sequence[Any]) -> None:
+    def restore(self, values: Sequence[Any]) -> None:
         """Set and delete the names that have another value, and delete those added."""
-        super().put_back(values)
+        super().restore(values)
         for key in self.added():
             if self.owner is None:
-                self.thing.pop(key, None)
+                self.base.pop(key, None)
             else:
                 delattr(self.owner, key)
 
     def read(self) -> list[Any]:
         """The value of each name, or `MISSING`."""
-        get = self.thing.get
+        get = self.base.get
         return [get(key, MISSING) for key in self.keys]
 
-    def single(self, number: int) -> Holder:
+    def select(self, index: int) -> Source:
         """One of the names."""
-        return Names(self.thing, self.keys[number : number + 1], self.path, self.owner)
+        return Names(self.base, self.keys[index : index + 1], self.path, self.owner)
 
-    def put(self, number: int, value: Any) -> None:
+    def put(self, index: int, value: Any) -> None:
         """Set or delete the name."""
-        key = self.keys[number]
+        key = self.keys[index]
         if self.owner is None and value is MISSING:
-            self.thing.pop(key, None)
+            self.base.pop(key, None)
         elif self.owner is None:
-            self.thing[key] = value
+            self.base[key] = value
         elif value is MISSING:
             delattr(self.owner, key)
         else:
             setattr(self.owner, key, value)
 
 
-class Fields(_Named):
-    """Attributes that C keeps: `__slots__`, what a function or a `functools.partial` consists of.
+class Fields(_NamedSource):
+    """Attributes that C stores: `__slots__`, the fields of a function or a `functools.partial`.
 
     Args:
-        thing: the object.
+        base: the object.
         keys: names of the attributes.
-        path: what stands before a name, for messages.
+        path: the prefix of a name, for messages.
     """
 
     __slots__ = ()
 
     def read(self) -> list[Any]:
         """The value of each attribute, or `MISSING`."""
-        return [getattr(self.thing, key, MISSING) for key in self.keys]
+        return [getattr(self.base, key, MISSING) for key in self.keys]
 
-    def single(self, number: int) -> Holder:
+    def select(self, index: int) -> Source:
         """One of the attributes."""
-        return Fields(self.thing, self.keys[number : number + 1], self.path)
+        return Fields(self.base, self.keys[index : index + 1], self.path)
 
-    def put(self, number: int, value: Any) -> None:
+    def put(self, index: int, value: Any) -> None:
         """Set or delete the attribute."""
         if value is MISSING:
-            delattr(self.thing, self.keys[number])
+            delattr(self.base, self.keys[index])
         else:
-            setattr(self.thing, self.keys[number], value)
+            setattr(self.base, self.keys[index], value)
 
 
-class Items(Holder):
+class Items(Source):
     """All items of a dictionary, in order: key, value, key, value, .."""
 
     __slots__ = ()
 
     def read(self) -> list[Any]:
         """Keys and values."""
-        found: list[Any] = []
-        for pair in dict.items(self.thing):
-            found += pair
-        return found
+        items: list[Any] = []
+        for pair in dict.items(self.base):
+            items += pair
+        return items
 
-    def name(self, number: int) -> str:
+    def name(self, index: int) -> str:
         """The dictionary with the key in brackets."""
-        keys = list(dict.keys(self.thing))
-        if number // 2 >= len(keys):
+        keys = list(dict.keys(self.base))
+        if index // 2 >= len(keys):
             return self.path
-        key = keys[number // 2]
+        key = keys[index // 2]
         if self.path.endswith("."):  # a table of a module's
             return f"{self.path}{key}"
         plain = isinstance(key, str | int | float | bool | None)
         return f"{self.path}[{key!r}]" if plain else f"{self.path}[a {type(key).__name__}]"
 
-    def address(self, number: int) -> tuple[int, Any]:
-        """By key; a key itself by its place."""
-        keys = list(dict.keys(self.thing))
-        valued = number % 2 == 1 and number // 2 < len(keys)
-        return (id(self.thing), keys[number // 2] if valued else (number, "no value"))
+    def key(self, index: int) -> tuple[int, Any]:
+        """By key; a key itself by its index."""
+        keys = list(dict.keys(self.base))
+        valued = index % 2 == 1 and index // 2 < len(keys)
+        return (id(self.base), keys[index // 2] if valued else (index, "no value"))
 
-    def single(self, number: int) -> Holder | None:
+    def select(self, index: int) -> Source | None:
         """The value of one item; a key cannot be replaced."""
-        key = list(dict.keys(self.thing))[number // 2]
-        return Names(self.thing, (key,), "") if number % 2 else None
+        key = list(dict.keys(self.base))[index // 2]
+        return Names(self.base, (key,), "") if index % 2 else None
 
-    def put_back(self, values: Sequence[Any]) -> None:
-        """Let it have the items that it had, in their order."""
-        if not are_the_same(self.read(), values):
-            self.thing.clear()
+    def restore(self, values: Sequence[Any]) -> None:
+        """Put back the items, in their order."""
+        if not are_identical(self.read(), values):
+            self.base.clear()
             for key, value in zip(values[::2], values[1::2], strict=True):
-                dict.__setitem__(self.thing, key, value)
+                dict.__setitem__(self.base, key, value)
 
 
-class Elements(Holder):
+class Elements(Source):
     """All elements of a list or deque."""
 
     __slots__ = ()
 
-    def name(self, number: int) -> str:
+    def name(self, index: int) -> str:
         """The list with the index in brackets."""
-        return f"{self.path}[{number}]"
+        return f"{self.path}[{index}]"
 
-    def single(self, number: int) -> Holder:
+    def select(self, index: int) -> Source:
         """One of the elements."""
-        return SingleElement(self.thing, number, self.path)
+        return SingleElement(self.base, index, self.path)
 
-    def put_back(self, values: Sequence[Any]) -> None:
-        """Let it have the elements that it had."""
-        if not are_the_same(self.read(), values):
-            self.thing.clear()
-            self.thing.extend(values)
+    def restore(self, values: Sequence[Any]) -> None:
+        """Put back the elements."""
+        if not are_identical(self.read(), values):
+            self.base.clear()
+            self.base.extend(values)
 
 
-class SingleElement(Holder):
+class SingleElement(Source):
     """One element of a list or deque.
 
     Args:
-        thing: the list.
-        number: its index.
+        base: the list.
+        index: its index.
         path: of the list.
     """
 
-    __slots__ = ("_number",)
+    __slots__ = ("_index",)
 
-    def __init__(self, thing: Any, number: int, path: str):
+    def __init__(self, base: Any, index: int, path: str):
         """See the class."""
-        super().__init__(thing, path)
-        self._number = number
+        super().__init__(base, path)
+        self._index = index
 
     def read(self) -> list[Any]:
-        """The element; `MISSING` if the list is shorter by now."""
-        return [self.thing[self._number] if self._number < len(self.thing) else MISSING]
+        """The element; `MISSING` if the list became shorter."""
+        return [self.base[self._index] if self._index < len(self.base) else MISSING]
 
-    def put_back(self, values: Sequence[Any]) -> None:
+    def restore(self, values: Sequence[Any]) -> None:
         """Replace it."""
-        (self.thing[self._number],) = values
+        (self.base[self._index],) = values
 
 
-class Members(Holder):
+class Members(Source):
     """All members of a set."""
 
     __slots__ = ()
 
-    def put_back(self, values: Sequence[Any]) -> None:
-        """Let it have the members that it had."""
-        if not are_the_same(self.read(), values):
-            self.thing.clear()
-            self.thing.update(values)
+    def restore(self, values: Sequence[Any]) -> None:
+        """Put back the members."""
+        if not are_identical(self.read(), values):
+            self.base.clear()
+            self.base.update(values)
 
 
-class Cell(Holder):
-    """The variable that a closure's cell holds."""
+class Cell(Source):
+    """The variable in a closure's cell."""
 
     __slots__ = ()
 
     def read(self) -> list[Any]:
-        """Its value; `MISSING` while it has none."""
+        """Its value; `MISSING` if it has none."""
         try:
-            return [self.thing.cell_contents]
+            return [self.base.cell_contents]
         except ValueError:
             return [MISSING]
 
-    def single(self, number: int) -> Holder:
+    def select(self, index: int) -> Source:
         """Itself."""
         return self
 
-    def put_back(self, values: Sequence[Any]) -> None:
-        """Give the variable the value that it had."""
+    def restore(self, values: Sequence[Any]) -> None:
+        """Set or delete the variable."""
         (value,) = values
         if self.read()[0] is value:
             return
         if value is MISSING:
-            del self.thing.cell_contents
+            del self.base.cell_contents
         else:
-            self.thing.cell_contents = value
+            self.base.cell_contents = value
 
 
-class Kinds(Holder):
+class InstanceTypes(Source):
     """The classes of objects."""
 
     __slots__ = ()
 
     def read(self) -> list[Any]:
         """The class of each."""
-        return list(map(type, self.thing))
+        return list(map(type, self.base))
 
-    def name(self, number: int) -> str:
+    def name(self, index: int) -> str:
         """The class by the attribute that gives it."""
-        return f"__class__ of one {type(self.thing[number]).__qualname__}"
+        return f"__class__ of one {type(self.base[index]).__qualname__}"
 
 
-class Namespaces(Holder):
+class Namespaces(Source):
     """The `__dict__` of objects, which a program may replace by another one."""
 
     __slots__ = ()
 
     def read(self) -> list[Any]:
         """The namespace of each."""
-        return [thing.__dict__ for thing in self.thing]
+        return [instance.__dict__ for instance in self.base]
 
-    def name(self, number: int) -> str:
-        """The object by its class."""
-        return f"__dict__ of one {type(self.thing[number]).__qualname__}"
+    def name(self, index: int) -> str:
+        """An object by its class."""
+        return f"__dict__ of one {type(self.base[index]).__qualname__}"
 
-    def put_back(self, values: Sequence[Any]) -> None:
-        """Give each the namespace that it had."""
-        for thing, before in zip(self.thing, values, strict=True):
-            if thing.__dict__ is not before:
-                object.__setattr__(thing, "__dict__", before)  # its class may refuse
+    def restore(self, values: Sequence[Any]) -> None:
+        """Put back the namespace of each."""
+        for instance, before in zip(self.base, values, strict=True):
+            if instance.__dict__ is not before:
+                object.__setattr__(instance, "__dict__", before)  # its class may define __setattr__
 
 
-class Asked(Holder):
-    """What a call without arguments gives: of a weak reference, of a context variable."""
+class CallResult(Source):
+    """The result of a call without arguments: of a weak reference, of a context variable."""
 
     __slots__ = ()
 
     def read(self) -> list[Any]:
-        """What the call gives now; `MISSING` if it raises `LookupError`."""
+        """The current result; `MISSING` if it raises `LookupError`."""
         try:
-            return [self.thing()]
+            return [self.base()]
         except LookupError:
             return [MISSING]
 
 
-class ArrayBytes(Holder):
+class ArrayBytes(Source):
     """The elements of a NumPy array."""
 
     __slots__ = ()
 
     def read(self) -> list[Any]:
         """Shape, dtype and bytes; of an array of objects, the objects."""
-        array: np.ndarray = self.thing
+        array: np.ndarray = self.base
         if array.dtype.hasobject:
             return [array.shape, *array.ravel().tolist()]
         return [array.shape, array.dtype, array.tobytes()]
 
 
-def are_the_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Whether two sequences hold the same objects."""
+def are_identical(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether two sequences have identical elements."""
     return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))

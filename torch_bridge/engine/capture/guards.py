@@ -1,8 +1,8 @@
 """Guards: whether every Python value that a captured step has read is unchanged.
 
-A `Guard` stores the values of many holders. `holds` checks all of them on every call of a compiled
-step, so it does so in C, by identity. Where an object was replaced, `change` compares values: an
-equal number, string or tuple of such is no change.
+A `Guard` stores the values of many sources. `check` compares all of them on every call of a
+compiled step, so it does so in C, by identity. Where an object was replaced, `change` compares
+values: an equal number, string or tuple of such is no change.
 
 A dictionary with an unchanged version (CPython 3.11) has unchanged items: one comparison for all
 that was read of it. All other values go through one chain of iterators, at about 30 ns each. So do
@@ -14,10 +14,10 @@ globals of a script whose loop has a counter.
 >>> trainer = Trainer()
 >>> trainer.beta, trainer.layers = 0.5, [1, 2]
 >>> guard = Guard([Names(vars(trainer), ("beta",), "trainer."), Elements(trainer.layers, "layers")])
->>> guard.holds()
+>>> guard.check()
 True
 >>> trainer.beta = -0.0
->>> guard.holds(), guard.change().text
+>>> guard.check(), guard.change().text
 (False, 'trainer.beta was 0.5 and is -0.0')
 """
 
@@ -46,183 +46,187 @@ from .guard_sources import (
     Cell,
     Elements,
     Fields,
-    Holder,
+    InstanceTypes,
     Items,
-    Kinds,
     Members,
     Names,
     Namespaces,
+    Source,
 )
 
-OFTEN = 4
-"""Looks in a row that find a dictionary changed, and what was read of it not, before its values are
-looked at instead."""
+UNRELATED_CHANGES = 4
+"""Consecutive checks that find a dictionary changed, but nothing that was read of it, before its
+values are compared instead of its version."""
 
 
-def space(holder: Holder) -> dict[Any, Any] | None:
-    """The dictionary with the values of a holder; None where its version tells nothing."""
-    thing = holder.thing
-    if dict_version is None or not isinstance(holder, Names | Items):
+def versioned_dict(source: Source) -> dict[Any, Any] | None:
+    """The dictionary with the values of a source; None where its version is no evidence."""
+    base = source.base
+    if dict_version is None or not isinstance(source, Names | Items):
         return None
-    if isinstance(thing, types.MappingProxyType):  # of a class, which has its dictionary for ever
-        (thing,) = gc.get_referents(thing)
-    if not isinstance(thing, dict) or isinstance(thing, collections.OrderedDict):
-        return None  # the order of an OrderedDict is kept elsewhere
-    return None if _is_empty(thing, thing) else thing  # its truth is faster
+    if isinstance(base, types.MappingProxyType):  # of a class, whose dictionary is never replaced
+        (base,) = gc.get_referents(base)
+    if not isinstance(base, dict) or isinstance(base, collections.OrderedDict):
+        return None  # the order of an OrderedDict has no version
+    return None if _is_empty(base, base) else base  # its truth value is faster
 
 
-def version(holder: Holder) -> int | None:
+def version_of(source: Source) -> int | None:
     """The version of that dictionary."""
-    found = space(holder)
-    return None if dict_version is None or found is None else dict_version(found)
+    items = versioned_dict(source)
+    return None if dict_version is None or items is None else dict_version(items)
 
 
-class Arranged:
-    """Holders with the values that they are to hold.
+class GroupedSources:
+    """Sources in groups that are compared in C, with their expected values.
 
     Args:
-        holders: what holds them.
-        values: of each, as `Holder.read` gave them.
-        versions: of each, from before it was read.
-        skips: whether some value of a holder may change.
-        holds: whether a holder's values are the same or equal, however long it takes.
+        sources: the sources.
+        values: of each, as returned by `Source.read`.
+        versions: of the dictionary of each, from before it was read.
+        may_change: whether some value of a source may change.
+        is_unchanged: the slow comparison of one source, by value.
+
+    Attributes:
+        unrelated: indices of the sources whose dictionary changes though their values do not.
     """
 
     def __init__(
         self,
-        holders: Sequence[Holder],
+        sources: Sequence[Source],
         values: Sequence[list[Any]],
         versions: Sequence[int | None],
-        skips: Callable[[Holder, Sequence[Any]], bool],
-        holds: Callable[[Holder, Sequence[Any]], bool],
+        may_change: Callable[[Source, Sequence[Any]], bool],
+        is_unchanged: Callable[[Source, Sequence[Any]], bool],
     ):
-        """Sort the holders into groups."""
-        self._holds = holds
-        self._looks = 0
-        self.often: set[int] = set()
-        """Numbers of holders to be grouped by value instead."""
-        self._counted: list[tuple[int, Holder, list[Any]]] = []
-        self._changed: dict[int, tuple[int, int]] = {}
-        self._empty: list[Any] = []  # asked all at once whether one has something by now
+        """Group the sources."""
+        self._is_unchanged = is_unchanged
+        self._checks = 0
+        self.unrelated: set[int] = set()
+        self._versioned: list[tuple[int, Source, list[Any]]] = []
+        self._changes: dict[int, tuple[int, int]] = {}
+        self._empty: list[Any] = []  # one `any` for all
         self._sized: list[Any] = []
-        self._whole: list[Any] = []
+        self._iterables: list[Any] = []
         self._dicts: list[dict[Any, Any]] = []
         self._getters: list[Any] = []
-        self._named: list[Any] = []
+        self._bases: list[Any] = []
         self._cells: list[types.CellType] = []
-        self._others: list[tuple[Holder, list[Any]]] = []
-        self._objects: list[Any] = []
-        self._bearers: list[Any] = []
+        self._ungrouped: list[tuple[Source, list[Any]]] = []
+        self._instances: list[Any] = []
+        self._with_dict: list[Any] = []
         self._absent: list[tuple[Any, tuple[str, ...]]] = []
         self._expected: dict[str, list[Any]] = collections.defaultdict(list)
-        spaces: list[dict[Any, Any]] = []
-        looked: list[int] = []
-        for number, holder in enumerate(holders):
-            before, known = values[number], versions[number]
-            found = None if known is None else space(holder)
-            if found is not None and known is not None:
-                spaces.append(found)
-                looked.append(known)
-                self._counted.append((number, holder, before))
-            elif skips(holder, before):
-                self._others.append((holder, before))
+        dicts: list[dict[Any, Any]] = []
+        expected_versions: list[int] = []
+        for index, source in enumerate(sources):
+            before, version = values[index], versions[index]
+            items = None if version is None else versioned_dict(source)
+            if items is not None and version is not None:
+                dicts.append(items)
+                expected_versions.append(version)
+                self._versioned.append((index, source, before))
+            elif may_change(source, before):
+                self._ungrouped.append((source, before))
             else:
-                self._sort(holder, before)
-        self._present_versions = DictVersions(spaces)
-        self._versions = np.array(looked, np.uint64)
+                self._add(source, before)
+        self._current_versions = DictVersions(dicts)
+        self._versions = np.array(expected_versions, np.uint64)
         self._lengths = list(map(len, self._sized))
-        groups = ("whole", "values", "named", "cells", "kinds", "namespaces")
-        self._wanted = list(chain.from_iterable(self._expected[group] for group in groups))
+        groups = ("iterables", "values", "names", "cells", "types", "namespaces")
+        self._expected_values = list(chain.from_iterable(self._expected[group] for group in groups))
 
-    def _sort(self, holder: Holder, before: list[Any]) -> None:
-        thing, expected = holder.thing, self._expected
-        if isinstance(holder, Items | Elements | Members) and _is_empty(thing, before):
-            self._empty.append(thing)
-        elif isinstance(holder, Items):
-            self._sized.append(thing)
-            self._whole.append(thing)
-            self._dicts.append(thing)
-            expected["whole"] += before[::2]
+    def _add(self, source: Source, before: list[Any]) -> None:
+        base, expected = source.base, self._expected
+        if isinstance(source, Items | Elements | Members) and _is_empty(base, before):
+            self._empty.append(base)
+        elif isinstance(source, Items):
+            self._sized.append(base)
+            self._iterables.append(base)
+            self._dicts.append(base)
+            expected["iterables"] += before[::2]
             expected["values"] += before[1::2]
-        elif isinstance(holder, Elements | Members):
-            self._sized.append(thing)
-            self._whole.append(thing)
-            expected["whole"] += before
-        elif isinstance(holder, Kinds):
-            self._objects += thing
-            expected["kinds"] += before
-        elif isinstance(holder, Namespaces):
-            self._bearers += thing
+        elif isinstance(source, Elements | Members):
+            self._sized.append(base)
+            self._iterables.append(base)
+            expected["iterables"] += before
+        elif isinstance(source, InstanceTypes):
+            self._instances += base
+            expected["types"] += before
+        elif isinstance(source, Namespaces):
+            self._with_dict += base
             expected["namespaces"] += before
-        elif isinstance(holder, Cell) and before[0] is not MISSING:
-            self._cells.append(thing)
+        elif isinstance(source, Cell) and before[0] is not MISSING:
+            self._cells.append(base)
             expected["cells"] += before
-        elif isinstance(holder, Names | Fields) and not any(one is MISSING for one in before):
-            self._sort_names(holder, before)
+        elif isinstance(source, Names | Fields) and not any(one is MISSING for one in before):
+            self._add_names(source, before)
         else:
-            self._others.append((holder, before))
+            self._ungrouped.append((source, before))
 
-    def _sort_names(self, holder: Names | Fields, before: list[Any]) -> None:
-        thing = holder.thing
-        if isinstance(holder, Names) and holder.path:  # not the globals of a module
-            (self._empty if _is_empty(thing, thing) else self._sized).append(thing)
-        if isinstance(holder, Names) and holder.absent:
-            self._absent.append((thing, holder.absent))
+    def _add_names(self, source: Names | Fields, before: list[Any]) -> None:
+        base = source.base
+        if isinstance(source, Names) and source.path:  # not the globals of a module
+            (self._empty if _is_empty(base, base) else self._sized).append(base)
+        if isinstance(source, Names) and source.absent:
+            self._absent.append((base, source.absent))
         if before:
-            get = operator.itemgetter if isinstance(holder, Names) else operator.attrgetter
-            keys = holder.keys if len(before) > 1 else holder.keys * 2
+            get = operator.itemgetter if isinstance(source, Names) else operator.attrgetter
+            keys = source.keys if len(before) > 1 else source.keys * 2
             self._getters.append(get(*keys))
-            self._named.append(thing)
-            self._expected["named"] += before if len(before) > 1 else before * 2
+            self._bases.append(base)
+            self._expected["names"] += before if len(before) > 1 else before * 2
 
-    def hold(self) -> bool:
-        """Whether all hold what they held.
+    def check(self) -> bool:
+        """Whether all values are unchanged.
 
         Raises:
-            LookupError, AttributeError, ValueError: a name is gone, or a cell is empty.
+            LookupError, AttributeError, ValueError: a name was deleted, or a cell is empty.
             RuntimeError: another thread changes a dictionary meanwhile.
         """
-        self._looks += 1
+        self._checks += 1
         return (
             not any(self._empty)
-            and self._spaces_hold()
+            and self._dicts_unchanged()
             and list(map(len, self._sized)) == self._lengths
-            and all(map(operator.is_, self._present(), self._wanted))
-            and all(named.keys().isdisjoint(names) for named, names in self._absent)
-            and (not self._others or all(self._holds(*other) for other in self._others))
+            and all(map(operator.is_, self._current(), self._expected_values))
+            and all(base.keys().isdisjoint(names) for base, names in self._absent)
+            and (
+                not self._ungrouped or all(self._is_unchanged(*other) for other in self._ungrouped)
+            )
         )
 
-    def _spaces_hold(self) -> bool:
+    def _dicts_unchanged(self) -> bool:
         """Whether no dictionary changed, or nothing that was read of those that did."""
-        now = self._present_versions.read()
+        now = self._current_versions.read()
         if now.tobytes() == self._versions.tobytes():
             return True
-        for place in np.flatnonzero(now != self._versions).tolist():
-            number, holder, before = self._counted[place]
-            if not self._holds(holder, before):
+        for position in np.flatnonzero(now != self._versions).tolist():
+            index, source, before = self._versioned[position]
+            if not self._is_unchanged(source, before):
                 return False
-            self._versions[place] = now[place]
-            look, times = self._changed.get(place, (0, 0))
-            times = times + 1 if look == self._looks - 1 else 1
-            self._changed[place] = self._looks, times
-            if times == OFTEN:
-                self.often.add(number)
+            self._versions[position] = now[position]
+            check, times = self._changes.get(position, (0, 0))
+            times = times + 1 if check == self._checks - 1 else 1
+            self._changes[position] = self._checks, times
+            if times == UNRELATED_CHANGES:
+                self.unrelated.add(index)
         return True
 
-    def _present(self) -> Iterator[Any]:
+    def _current(self) -> Iterator[Any]:
         return chain(
-            chain.from_iterable(self._whole),
+            chain.from_iterable(self._iterables),
             chain.from_iterable(map(dict.values, self._dicts)),
-            chain.from_iterable(map(_CALL, self._getters, self._named)),
+            chain.from_iterable(map(_CALL, self._getters, self._bases)),
             map(_CONTENTS, self._cells),
-            map(type, self._objects),
-            map(_NAMESPACE, self._bearers),
+            map(type, self._instances),
+            map(_NAMESPACE, self._with_dict),
         )
 
 
-def _is_empty(thing: Any, values: Any) -> bool:
-    """Whether a container of Python has nothing in it, which its truth says."""
-    return not values and type(thing) in _CONTAINERS
+def _is_empty(base: Any, values: Any) -> bool:
+    """Whether a container is empty and its truth value shows when it no longer is."""
+    return not values and type(base) in _CONTAINERS
 
 
 _CONTAINERS = {dict, set, list, collections.OrderedDict, collections.defaultdict, collections.deque}
@@ -233,121 +237,131 @@ _NAMESPACE = operator.attrgetter("__dict__")
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A value that is another one.
+    """A value that changed.
 
     Attributes:
-        name: how a program would write it.
-        before: what it was.
-        now: what it is.
-        holder: what holds it.
-        number: which of the holder's values; -1 for a name that is new.
-        address: the same for two changes of the same value.
+        name: its expression in user code.
+        before: the earlier value.
+        now: the current value.
+        source: its source.
+        index: which of the source's values; -1 for a name that was added.
+        key: `Source.key` of the value.
     """
 
     name: str
     before: Any
     now: Any
-    holder: Holder
-    number: int
-    address: tuple[int, Any]
+    source: Source
+    index: int
+    key: tuple[int, Any]
 
     @property
     def text(self) -> str:
         """For messages."""
-        return f"{self.name} was {_brief(self.before)} and is {_brief(self.now)}"
+        return f"{self.name} was {_short(self.before)} and is {_short(self.now)}"
+
+    @property
+    def single_source(self) -> Source | None:
+        """A source of this value alone, if it can be replaced."""
+        return self.source.select(self.index) if self.index >= 0 else None
 
 
-_Skip = Callable[[Holder, int], bool] | None
+_Skip = Callable[[Source, int], bool] | None
 
 
 class Guard:
-    """Values as they were.
+    """The values of some sources at one time.
 
     Args:
-        holders: what holds them.
-        skip: `(holder, number)` of values that may change.
+        sources: the sources.
+        skip: whether `(source, index)` may change.
     """
 
-    def __init__(self, holders: Sequence[Holder], skip: _Skip = None):
-        """Remember the present values."""
-        self.holders = list(holders)
+    def __init__(self, sources: Sequence[Source], skip: _Skip = None):
+        """Store the current values."""
+        self.sources = list(sources)
         self._skip = skip
-        self._often: set[int] = set()  # numbers of holders whose dictionary tells nothing
-        self._versions = self._present_versions()
-        self._values = [holder.read() for holder in self.holders]
-        self._arrange()
+        self._unrelated: set[int] = set()  # indices of sources to compare by value
+        self._versions = self._current_versions()
+        self._values = [source.read() for source in self.sources]
+        self._group()
 
-    def holds(self) -> bool:
-        """Whether every value is the same, or equal."""
-        arranged = self._arranged
+    def check(self) -> bool:
+        """Whether every value is identical or equal."""
+        groups = self._groups
         try:
-            if arranged.hold():
-                if arranged.often:
-                    self._often |= arranged.often
-                    self._arrange()
+            if groups.check():
+                if groups.unrelated:
+                    self._unrelated |= groups.unrelated
+                    self._group()
                 return True
         except (LookupError, AttributeError, ValueError, RuntimeError):
-            pass  # what was read is not there, or another thread changes it: look at each
+            pass  # deleted, or changed by another thread meanwhile: compare one by one
         return self.change() is None
 
     def change(self) -> Change | None:
-        """The first value that changed, or None; equal objects are taken over."""
-        versions = self._present_versions()
-        values = [holder.read() for holder in self.holders]
-        for holder, before, now in zip(self.holders, self._values, values, strict=True):
-            for change in changes(holder, before, self._skip, now):
+        """The first value that changed, or None; equal objects become the expected ones."""
+        versions = self._current_versions()
+        values = [source.read() for source in self.sources]
+        for source, before, now in zip(self.sources, self._values, values, strict=True):
+            for change in changes(source, before, self._skip, now):
                 return change
         self._versions, self._values = versions, values
-        self._arrange()
+        self._group()
         return None
 
-    def _present_versions(self) -> list[int | None]:
-        """Of each holder, to be asked before its values: what changes later has another one."""
-        return [version(holder) for holder in self.holders]
+    def _current_versions(self) -> list[int | None]:
+        """Of each source; read before its values, so that a later change is seen."""
+        return [version_of(source) for source in self.sources]
 
-    def _arrange(self) -> None:
+    def _group(self) -> None:
         versions = [
-            None if number in self._often else one for number, one in enumerate(self._versions)
+            None if index in self._unrelated else version
+            for index, version in enumerate(self._versions)
         ]
-        # Functions, not methods: what was read is to be freed with the step, not by a collection.
-        skips, holds = (functools.partial(ask, self._skip) for ask in (_skips, _holds))
-        self._arranged = Arranged(self.holders, self._values, versions, skips, holds)
+        # Functions, not methods: a cycle would keep what was read until a garbage collection.
+        may_change, is_unchanged = (
+            functools.partial(ask, self._skip) for ask in (_may_change, _is_unchanged)
+        )
+        self._groups = GroupedSources(
+            self.sources, self._values, versions, may_change, is_unchanged
+        )
 
 
-def _skips(skip: _Skip, holder: Holder, values: Sequence[Any]) -> bool:
-    return skip is not None and any(skip(holder, number) for number in range(len(values)))
+def _may_change(skip: _Skip, source: Source, values: Sequence[Any]) -> bool:
+    return skip is not None and any(skip(source, index) for index in range(len(values)))
 
 
-def _holds(skip: _Skip, holder: Holder, before: Sequence[Any]) -> bool:
-    return next(changes(holder, before, skip), None) is None
+def _is_unchanged(skip: _Skip, source: Source, before: Sequence[Any]) -> bool:
+    return next(changes(source, before, skip), None) is None
 
 
 def changes(
-    holder: Holder,
+    source: Source,
     before: Sequence[Any],
     skip: _Skip = None,
     now: Sequence[Any] | None = None,
 ) -> Iterator[Change]:
-    """The values of a holder that are neither what they were nor equal to it.
+    """The values of a source that are neither identical nor equal to the earlier ones.
 
     Args:
-        holder: what holds them.
-        before: what they were.
+        source: the source.
+        before: its earlier values.
         skip: see `Guard`.
-        now: what they are; read, if it is not given.
+        now: its current values; read if None.
     """
-    now = holder.read() if now is None else now
-    for number in range(max(len(before), len(now))):
-        old = before[number] if number < len(before) else MISSING
-        new = settled(now[number]) if number < len(now) else MISSING
+    now = source.read() if now is None else now
+    for index in range(max(len(before), len(now))):
+        old = before[index] if index < len(before) else MISSING
+        new = settled(now[index]) if index < len(now) else MISSING
         if old is not new and not equal(old, new):
-            if skip is None or type(old) is not type(new) or not skip(holder, number):
-                address = holder.address(number) if number < len(now) else (id(holder.thing), None)
-                yield Change(holder.name(number), old, new, holder, number, address)
-    if isinstance(holder, Names):
-        for key in holder.added():
-            address = (id(holder.thing if holder.owner is None else holder.owner), key)
-            yield Change(f"{holder.path}{key}", MISSING, holder.thing[key], holder, -1, address)
+            if skip is None or type(old) is not type(new) or not skip(source, index):
+                key = source.key(index) if index < len(now) else (id(source.base), None)
+                yield Change(source.name(index), old, new, source, index, key)
+    if isinstance(source, Names):
+        for name in source.added():
+            key = (id(source.base if source.owner is None else source.owner), name)
+            yield Change(f"{source.path}{name}", MISSING, source.base[name], source, -1, key)
 
 
 def equal(left: Any, right: Any) -> bool:
@@ -371,22 +385,22 @@ def equal(left: Any, right: Any) -> bool:
         return left.tobytes() == right.tobytes()
     if kind is types.MethodType:
         return left.__self__ is right.__self__ and left.__func__ is right.__func__
-    return kind in _COMPARED and left == right
+    return kind in _COMPARABLE and left == right
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value holds no memory: a number, a string, a function, a class, nothing."""
+    """Whether a value refers to no memory: a number, a string, a function, a class, None."""
     plain = bool | int | float | complex | str | bytes | type(None) | torch.dtype | enum.Enum
     code = types.FunctionType | types.CodeType | type
     return value is MISSING or isinstance(value, np.generic | plain | code)
 
 
-_COMPARED = frozenset(
+_COMPARABLE = frozenset(
     {int, bool, str, bytes, range, slice, frozenset, torch.Size, torch.device, np.dtype}
 )
 
 
-def _brief(value: Any) -> str:
+def _short(value: Any) -> str:
     if value is MISSING:
         return "not there"
     if isinstance(value, torch.Tensor):

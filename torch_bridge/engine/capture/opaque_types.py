@@ -2,14 +2,14 @@
 
 Instances of user-defined classes, and of torch's modules, optimizers and distributions, are walked
 by their attributes. Other objects of Python's library, torch, JAX and this package have no values
-that user code changes, or are opaque: `CLOSED` lists what is behind such an object.
+that user code changes, or are opaque: `OPAQUE_TYPES` lists what is behind such an object.
 
 >>> import argparse, logging
->>> is_open_kind(argparse.Namespace), is_open_kind(logging.Logger), is_open_kind(torch.nn.Linear)
+>>> is_user_type(argparse.Namespace), is_user_type(logging.Logger), is_user_type(torch.nn.Linear)
 (True, False, True)
 >>> bound = functools.partial(max, 1)
->>> [holder] = CLOSED[functools.partial](bound, "bound", ())
->>> holder.name(1), holder.read()[1]
+>>> [source] = OPAQUE_TYPES[functools.partial](bound, "bound", ())
+>>> source.name(1), source.read()[1]
 ('bound.args', (1,))
 """
 
@@ -31,53 +31,53 @@ from typing import Any
 import numpy as np
 import torch
 
-from .guard_sources import Asked, Fields, Holder
+from .guard_sources import CallResult, Fields, Source
 
 
 def item_name(path: str, key: Any) -> str:
-    """How a program would write an item; a table of a module's has a path that ends in a dot."""
+    """The expression of an item; of a parameter table of a module, whose path ends in a dot."""
     if path.endswith("."):
         return f"{path}{key}"
     return f"{path}[{key!r}]" if isinstance(key, str | int | float) else f"{path}[..]"
 
 
-def element_name(thing: tuple[Any, ...], path: str, number: int) -> str:
-    """How a program would write an element of a tuple."""
-    fields = getattr(thing, "_fields", None)
-    return f"{path}[{number}]" if fields is None else f"{path}.{fields[number]}"
+def element_name(obj: tuple[Any, ...], path: str, index: int) -> str:
+    """The expression of an element of a tuple."""
+    fields = getattr(obj, "_fields", None)
+    return f"{path}[{index}]" if fields is None else f"{path}.{fields[index]}"
 
 
-def attribute_name(thing: Any, path: str, key: str) -> str:
-    """How a program would write an attribute, or what stands before its items."""
-    return f"{path}." if isinstance(thing, torch.nn.Module) and key in _TABLES else f"{path}.{key}"
+def attribute_name(obj: Any, path: str, key: str) -> str:
+    """The expression of an attribute, or the prefix of its items."""
+    return f"{path}." if isinstance(obj, torch.nn.Module) and key in _TABLES else f"{path}.{key}"
 
 
-def is_open_module(name: str) -> bool:
-    """Whether a module's attributes are a program's own: not Python's, torch's, JAX's or ours."""
-    return name.partition(".")[0] not in _CLOSED
+def is_user_module(name: str) -> bool:
+    """Whether a module is user code: not Python's, torch's, JAX's or ours."""
+    return name.partition(".")[0] not in _OPAQUE_PACKAGES
 
 
-def is_open_kind(kind: type) -> bool:
-    """Whether instances of a class hold a program's own values."""
-    module = kind.__module__ or ""
+def is_user_type(cls: type) -> bool:
+    """Whether a class is user-defined, or one of torch's whose instances have values of users."""
+    module = cls.__module__ or ""
     if module.startswith("torch."):
         return module.startswith(
             ("torch.nn.", "torch.optim.", "torch.amp.", "torch.distributions.")
         )
-    if module == "builtins":  # or made by `exec` of a program without a name
-        return not kind.__flags__ & IMMUTABLE
-    return module in OPEN_STDLIB or is_open_module(module)
+    if module == "builtins":  # also of classes that `exec` makes without a module name
+        return not cls.__flags__ & IMMUTABLE
+    return module in USER_STDLIB or is_user_module(module)
 
 
-def is_torchs(function: Any) -> bool:
+def is_defined_by_torch(function: Any) -> bool:
     """Whether torch defines a function, a property or a method of a class."""
-    inside = getattr(function, "__func__", None) or getattr(function, "fget", None) or function
-    return (getattr(inside, "__module__", None) or "").startswith("torch.")
+    inner = getattr(function, "__func__", None) or getattr(function, "fget", None) or function
+    return (getattr(inner, "__module__", None) or "").startswith("torch.")
 
 
-def counts(key: str) -> bool:
-    """Whether an attribute is a program's, and not torch's or our bookkeeping."""
-    return key not in BOOKKEEPING
+def is_user_attribute(key: str) -> bool:
+    """Whether an attribute is not internal to torch or to us."""
+    return key not in INTERNAL_ATTRIBUTES
 
 
 FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
@@ -91,9 +91,9 @@ FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 _TABLES = frozenset({"_modules", "_parameters", "_buffers"})
 TENSOR_FIELDS = ("_storage", "_chain", "_aval")
 BUILTINS = vars(builtins)
-BOOKKEEPING = frozenset({"_per_optimizer_states", "_isoshard_compiled", "_stack"})
-"""Attributes that torch's scalers, compiled steps and scanned layers keep for themselves."""
-ALWAYS = frozenset(
+INTERNAL_ATTRIBUTES = frozenset({"_per_optimizer_states", "_isoshard_compiled", "_stack"})
+"""Attributes of torch's scalers, of compiled steps and of scanned layers."""
+IMPLICIT_NAMES = frozenset(
     f"__{name}__"
     for name in (
         *("call", "getattr", "getattribute", "getitem", "setitem", "contains", "iter", "next"),
@@ -102,7 +102,7 @@ ALWAYS = frozenset(
         *("matmul", "rmatmul", "neg", "pow", "eq", "lt", "le", "gt", "ge", "torch_function"),
     )
 ) | {"forward", "backward", "setup_context"}
-_CLOSED = frozenset(
+_OPAQUE_PACKAGES = frozenset(
     {
         *("builtins", "torch", "jax", "jaxlib", "numpy", "isoshard", "logging", "threading"),
         *("_thread", "re", "io", "_io", "pathlib", "weakref", "concurrent", "asyncio", "ast"),
@@ -113,11 +113,11 @@ _CLOSED = frozenset(
         *("_pytest", "pluggy", "unittest", "hashlib", "uuid", "tempfile", "shutil", "string"),
     }
 )
-"""Packages whose objects hold no values of a program, or are followed in ways of their own."""
+"""Packages whose objects have no values of users, or are opaque types."""
 IMMUTABLE = 1 << 8
-"""Of a type's flags: `Py_TPFLAGS_IMMUTABLETYPE`, whose attributes nobody can set."""
-OPEN_STDLIB = frozenset({"types", "argparse", "collections"})
-ATOMS = frozenset(
+"""Of a type's flags: `Py_TPFLAGS_IMMUTABLETYPE`, whose attributes cannot be set."""
+USER_STDLIB = frozenset({"types", "argparse", "collections"})
+CONSTANT_TYPES = frozenset(
     {
         *(bool, int, float, complex, str, bytes, type(None), type(...), range, slice),
         *(torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout),
@@ -128,67 +128,67 @@ ATOMS = frozenset(
 )
 
 
-_Found = Iterator[Holder | tuple[Any, str]]
-"""What holds values, and objects to be followed with their names."""
+_Contents = Iterator[Source | tuple[Any, str]]
+"""Sources of values, and objects to walk, with their expressions."""
 
 
-def _method(method: Any, path: str, names: Container[str]) -> _Found:
+def _method(method: Any, path: str, names: Container[str]) -> _Contents:
     yield method.__self__, path.rpartition(".")[0] or "self"
     yield method.__func__, path
 
 
-def _partial(partial: Any, path: str, names: Container[str]) -> _Found:
+def _partial(partial: Any, path: str, names: Container[str]) -> _Contents:
     yield Fields(partial, ("func", "args", "keywords"), f"{path}.")
 
 
-def _wrapped(wrapper: Any, path: str, names: Container[str]) -> _Found:
+def _wrapped(wrapper: Any, path: str, names: Container[str]) -> _Contents:
     for name in ("__wrapped__", "__func__", "func"):
         yield getattr(wrapper, name, None), path
 
 
-def _property(thing: Any, path: str, names: Container[str]) -> _Found:
-    yield thing.fget, path
+def _property(obj: Any, path: str, names: Container[str]) -> _Contents:
+    yield obj.fget, path
 
 
-def _asked(thing: Any, path: str, names: Container[str]) -> _Found:
-    ask = thing.get if isinstance(thing, contextvars.ContextVar) else thing
-    yield Asked(ask, path)
+def _called(obj: Any, path: str, names: Container[str]) -> _Contents:
+    call = obj.get if isinstance(obj, contextvars.ContextVar) else obj
+    yield CallResult(call, path)
 
 
-def _local(thing: Any, path: str, names: Container[str]) -> _Found:
-    yield Fields(thing, [key for key in vars(thing) if key in names], f"{path}.")
+def _thread_local(obj: Any, path: str, names: Container[str]) -> _Contents:
+    yield Fields(obj, [key for key in vars(obj) if key in names], f"{path}.")
 
 
-def _proxy(thing: Any, path: str, names: Container[str]) -> _Found:
-    for behind in gc.get_referents(thing):
-        yield behind, path
+def _proxy(obj: Any, path: str, names: Container[str]) -> _Contents:
+    for mapping in gc.get_referents(obj):
+        yield mapping, path
 
 
-def _bytes(thing: Any, path: str, names: Container[str]) -> _Found:
-    yield Asked(functools.partial(bytes, thing), path)
+def _bytes(obj: Any, path: str, names: Container[str]) -> _Contents:
+    yield CallResult(functools.partial(bytes, obj), path)
 
 
-def _random(thing: Any, path: str, names: Container[str]) -> _Found:
-    yield Asked(thing.getstate, f"the state of {path}")
+def _random_state(obj: Any, path: str, names: Container[str]) -> _Contents:
+    yield CallResult(obj.getstate, f"the state of {path}")
 
 
-def _seed(thing: Any, path: str, names: Container[str]) -> _Found:
-    """A step that draws with it on the CPU is refused."""
-    yield Asked(thing.initial_seed, f"the seed of {path}")
+def _generator_seed(obj: Any, path: str, names: Container[str]) -> _Contents:
+    """Drawing from it on the CPU inside a step raises."""
+    yield CallResult(obj.initial_seed, f"the seed of {path}")
 
 
-def _numpy_random(thing: Any, path: str, names: Container[str]) -> _Found:
-    bits = getattr(thing, "bit_generator", None)
-    ask = (lambda: str(bits.state)) if bits is not None else (lambda: str(thing.get_state()))
-    yield Asked(ask, f"the state of {path}")
+def _numpy_state(obj: Any, path: str, names: Container[str]) -> _Contents:
+    bits = getattr(obj, "bit_generator", None)
+    call = (lambda: str(bits.state)) if bits is not None else (lambda: str(obj.get_state()))
+    yield CallResult(call, f"the state of {path}")
 
 
-def _environ(thing: Any, path: str, names: Container[str]) -> _Found:
-    """`os.environ` is watched by the variables that were asked for."""
+def _nothing(obj: Any, path: str, names: Container[str]) -> _Contents:
+    """`os.environ` is guarded by the variables that were read."""
     return iter(())
 
 
-CLOSED: dict[type, Callable[[Any, str, Container[str]], _Found]] = {
+OPAQUE_TYPES: dict[type, Callable[[Any, str, Container[str]], _Contents]] = {
     types.MethodType: _method,
     functools.partial: _partial,
     type(functools.lru_cache(len)): _wrapped,
@@ -196,17 +196,17 @@ CLOSED: dict[type, Callable[[Any, str, Container[str]], _Found]] = {
     classmethod: _wrapped,
     functools.cached_property: _wrapped,
     property: _property,
-    weakref.ref: _asked,
-    contextvars.ContextVar: _asked,
-    threading.local: _local,
-    type(os.environ): _environ,
+    weakref.ref: _called,
+    contextvars.ContextVar: _called,
+    threading.local: _thread_local,
+    type(os.environ): _nothing,
     types.MappingProxyType: _proxy,
     array.array: _bytes,
     bytearray: _bytes,
     memoryview: _bytes,
-    random.Random: _random,
-    torch.Generator: _seed,
-    np.random.Generator: _numpy_random,
-    np.random.RandomState: _numpy_random,
+    random.Random: _random_state,
+    torch.Generator: _generator_seed,
+    np.random.Generator: _numpy_state,
+    np.random.RandomState: _numpy_state,
 }
-"""By exact class, what is behind an object: `(object, its name, names that the code mentions)`."""
+"""Exact type -> the contents of an object: `(object, its expression, names that the code uses)`."""

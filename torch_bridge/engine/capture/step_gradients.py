@@ -2,14 +2,14 @@
 
 A training step that calls `zero_grad()`, `backward()` and `optimizer.step()` leaves gradients
 behind that its next call clears unread. The captured program does not return them, which saves the
-memory of all parameters; `Zeroing` detects such a step while it is recorded.
+memory of all parameters; `ClearedGradients` detects such a step while it is recorded.
 
 Torch would keep them until the step's next call, and add to them if the next backward pass comes
 from elsewhere. Then their values are missing, so that raises. In Python they are None, and reading
 one is as good as clearing it: `zero_grad`, copies and `.to` find none.
 
 >>> weight = torch.ones(2, device="jax", requires_grad=True)
->>> weight.grad = stand_in(weight)
+>>> weight.grad = dropped_gradient(weight)
 >>> weight.sum().backward()
 Traceback (most recent call last):
     ...
@@ -26,7 +26,7 @@ tensor([1., 1.], device='jax:0')
 A step may return a loss with `requires_grad`. A replay has no autograd graph behind it, and a
 `backward()` outside would silently skip the step's parameters, so it raises:
 
->>> loss = sealed(torch.ones((), device="jax"))
+>>> loss = raise_in_backward(torch.ones((), device="jax"))
 >>> loss.requires_grad, loss.item()
 (True, 1.0)
 >>> (2 * loss).backward()
@@ -51,7 +51,7 @@ from isoshard.torch_bridge.engine.values.value import Aval, Storage
 from isoshard.torch_bridge.engine.values.views import Chain
 
 
-def _refuse(storage: Any, *_: Any) -> Any:
+def _raise_dropped(storage: Any, *_: Any) -> Any:
     raise RuntimeError(
         f"backward() would add to the gradient of a tensor of shape "
         f"{tuple(storage.aval.meta.size)}, which a compiled step left out: that step clears its "
@@ -62,24 +62,24 @@ def _refuse(storage: Any, *_: Any) -> Any:
 
 
 class DroppedGradient(Storage):
-    """The memory that a gradient would have had."""
+    """The storage of a gradient that the program does not return."""
 
     __slots__ = ()
-    value: Any = property(_refuse, _refuse)
+    value: Any = property(_raise_dropped, _raise_dropped)
 
     def __init__(self, aval: Aval):
-        """Of this size and dtype."""
+        """With the size and dtype of the parameter."""
         self.number, self.annotation, self.aval = -1, None, aval
 
 
-def stand_in(owner: torch.Tensor) -> lazy_tensor.LazyTensor:
-    """What stands for the gradient of a tensor that was left out."""
+def dropped_gradient(owner: torch.Tensor) -> lazy_tensor.LazyTensor:
+    """The placeholder for the gradient of a tensor."""
     aval = Aval.contiguous(tuple(owner.shape), owner.dtype)
     return lazy_tensor.new_tensor(aval, DroppedGradient(aval), Chain.root(aval))
 
 
 def is_dropped(gradient: Any) -> bool:
-    """Whether a gradient was left out."""
+    """Whether a gradient is such a placeholder."""
     return gradient is not None and isinstance(namespace(gradient).get("_storage"), DroppedGradient)
 
 
@@ -88,95 +88,91 @@ def has_gradient(argument: torch.Tensor) -> bool:
     return argument.requires_grad and argument.is_leaf
 
 
-FIELD: Any = torch.Tensor.grad
-"""How C keeps the gradient of a tensor: a descriptor."""
-held = FIELD.__get__
-"""The gradient that a tensor has, also one that was left out."""
+GRAD: Any = torch.Tensor.grad
+"""The descriptor of `Tensor.grad` in C."""
+raw_gradient = GRAD.__get__
+"""The gradient of a tensor, which may be a dropped one."""
 
 
-class Zeroing:
-    """Context that notes whose gradients are set to None by `zero_grad()`.
+class ClearedGradients:
+    """Context that records whose gradients `zero_grad()` sets to None.
 
     Args:
-        holders: the modules and optimizers whose calls are recorded.
+        objects: the modules and optimizers whose calls are recorded.
         is_written: whether the step has written to a parameter so far.
     """
 
-    def __init__(self, holders: Sequence[Any], is_written: Callable[[torch.Tensor], bool]):
+    def __init__(self, objects: Sequence[Any], is_written: Callable[[torch.Tensor], bool]):
         """See the class."""
-        self._holders = list(holders)
+        self._listened = list(objects)
         self._is_listening = False
         self._is_written = is_written
-        self._thrown: set[int] = set()
-        self._own: list[tuple[dict[str, Any], Any]] = []
+        self._cleared: set[int] = set()
+        self._overridden: list[tuple[dict[str, Any], Any]] = []
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
-        """Whether the step threw a parameter's gradient away before it updated the parameter."""
-        return id(parameter) in self._thrown
+        """Whether the step cleared a parameter's gradient before it updated the parameter."""
+        return id(parameter) in self._cleared
 
     def __enter__(self) -> None:
-        """Listen to `zero_grad` of every module and optimizer."""
+        """Override `zero_grad` of every module and optimizer."""
         self._is_listening = True
-        self._listen(self._holders)
+        self._listen(self._listened)
 
-    def include(self, holders: Sequence[Any]) -> None:
-        """Listen to more modules and optimizers."""
-        self._holders += holders
+    def include(self, objects: Sequence[Any]) -> None:
+        """Add modules and optimizers."""
+        self._listened += objects
         if self._is_listening:
-            self._listen(holders)
+            self._listen(objects)
 
-    def _listen(self, holders: Sequence[Any]) -> None:
-        for holder in holders:
-            attributes = vars(holder)
-            self._own.append((attributes, attributes.get("zero_grad")))
-            attributes["zero_grad"] = functools.partial(self._call, holder, holder.zero_grad)
+    def _listen(self, objects: Sequence[Any]) -> None:
+        for obj in objects:
+            attributes = vars(obj)
+            self._overridden.append((attributes, attributes.get("zero_grad")))
+            attributes["zero_grad"] = functools.partial(self._call, obj, obj.zero_grad)
 
     def __exit__(self, *exc: object) -> None:
-        """Listen no more."""
+        """Remove the overrides."""
         self._is_listening = False
-        for attributes, before in self._own:
+        for attributes, before in self._overridden:
             del attributes["zero_grad"]
             if before is not None:
                 attributes["zero_grad"] = before
-        self._own.clear()
+        self._overridden.clear()
 
-    def _call(self, holder: Any, zero_grad: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, obj: Any, zero_grad: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = zero_grad(*args, **kwargs)
         if kwargs.get("set_to_none", args[0] if args else True):
-            for parameter in _parameters(holder):
+            for parameter in _parameters(obj):
                 if parameter.grad is None and not self._is_written(parameter):
-                    self._thrown.add(id(parameter))
+                    self._cleared.add(id(parameter))
         return result
 
 
-def _parameters(holder: Any) -> list[torch.Tensor]:
-    if isinstance(holder, torch.nn.Module):
-        return list(holder.parameters())
-    return [parameter for group in holder.param_groups for parameter in group["params"]]
+def _parameters(obj: Any) -> list[torch.Tensor]:
+    if isinstance(obj, torch.nn.Module):
+        return list(obj.parameters())
+    return [parameter for group in obj.param_groups for parameter in group["params"]]
 
 
-class _Sealed(torch.autograd.Function):
-    """An autograd node that refuses: the graph behind a replayed result was never made."""
+class _RaiseInBackward(torch.autograd.Function):
+    """An autograd node without a backward: a replayed result has no graph."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself, with a graph that refuses."""
+        """The tensor itself, with this node as its graph."""
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Refuse.
-
-        Raises:
-            CaptureError: always.
-        """
+        """Raise `CaptureError`."""
         raise CaptureError(
             "backward() was called outside on a result of a compiled step, whose graph lives "
             "inside the program. Call backward() in the step, or return result.detach()."
         )
 
 
-def sealed(tensor: lazy_tensor.LazyTensor) -> lazy_tensor.LazyTensor:
-    """Let a result require a gradient, as it did when the step was captured."""
+def raise_in_backward(tensor: lazy_tensor.LazyTensor) -> lazy_tensor.LazyTensor:
+    """A result that requires a gradient, as when captured, and raises in `backward()`."""
     anchor = torch.empty(0, requires_grad=True)
-    return _Sealed.apply(anchor, tensor)
+    return _RaiseInBackward.apply(anchor, tensor)

@@ -14,7 +14,7 @@ import dataclasses
 import operator
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain, repeat
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,122 +28,108 @@ from isoshard.torch_bridge.engine.recording.tensor_changes import changes, names
 from isoshard.torch_bridge.engine.values.value import Aval, Storage
 from isoshard.torch_bridge.engine.values.views import Chain
 
-from .step_gradients import held, is_dropped
+from .bindings import Inputs
+from .step_gradients import is_dropped, raw_gradient
 
 
 @dataclasses.dataclass(frozen=True)
-class Description:
-    """How a tensor views which memory, and whether it is a leaf that wants a gradient.
+class TensorMetadata:
+    """The storage of a tensor, how the tensor views it, and `requires_grad` of a leaf.
 
     Attributes:
-        storage: the memory.
+        storage: the storage.
         aval: size, stride and dtype.
         chain: the view.
-        offset: where it begins in its memory.
-        wants: whether it requires a gradient; None of a tensor that has a graph.
+        offset: the offset in its storage.
+        requires_grad: whether it requires a gradient; None if the tensor is no leaf.
     """
 
     storage: Storage
     aval: Aval
     chain: Chain
     offset: int
-    wants: bool | None
+    requires_grad: bool | None
 
     @classmethod
-    def of(cls, tensor: lazy_tensor.LazyTensor) -> Description:
-        """The present one."""
-        wants = tensor.requires_grad if tensor.is_leaf else None
+    def of(cls, tensor: lazy_tensor.LazyTensor) -> TensorMetadata:
+        """The current metadata of a tensor."""
+        requires_grad = tensor.requires_grad if tensor.is_leaf else None
         offset = int(tensor.storage_offset())
-        return cls(tensor._storage, tensor._aval, tensor._chain, offset, wants)
+        return cls(tensor._storage, tensor._aval, tensor._chain, offset, requires_grad)
 
-    def differs(self, now: Description) -> str:
-        """What another description changes, for messages."""
-        was, is_ = self.aval.meta, now.aval.meta
-        shape = f"shape {tuple(was.size)}"
-        if was != is_ or self.offset != now.offset:
-            return f"{shape}, which gets shape {tuple(is_.size)} and stride {tuple(is_.stride)}"
-        if self.wants != now.wants:
-            return f"{shape}, whose requires_grad becomes {now.wants}"
+    def difference(self, now: TensorMetadata) -> str:
+        """What differs in other metadata, for messages."""
+        old, new = self.aval.meta, now.aval.meta
+        shape = f"shape {tuple(old.size)}"
+        if old != new or self.offset != now.offset:
+            return f"{shape}, which gets shape {tuple(new.size)} and stride {tuple(new.stride)}"
+        if self.requires_grad != now.requires_grad:
+            return f"{shape}, whose requires_grad becomes {now.requires_grad}"
         return f"{shape}, which gets other memory (.data, set_)"
 
-    def give(self, tensor: lazy_tensor.LazyTensor, storage: Storage | None = None) -> None:
-        """Let a tensor be so.
-
-        Args:
-            tensor: to be changed.
-            storage: its memory, if it is another one.
-        """
+    def apply_to(self, tensor: lazy_tensor.LazyTensor, storage: Storage | None = None) -> None:
+        """Set the metadata of a tensor, with another storage if one is passed."""
         memory = storage or self.storage
         if (tensor._storage, tensor._aval, tensor._chain) != (memory, self.aval, self.chain):
             view = lazy_tensor.new_tensor(self.aval, memory, self.chain, self.offset)
             lazy_tensor.adopt(tensor, view)
-        if self.wants is not None and tensor.is_leaf and tensor.requires_grad != self.wants:
-            tensor.requires_grad_(self.wants)
+        if (
+            self.requires_grad is not None
+            and tensor.is_leaf
+            and tensor.requires_grad != self.requires_grad
+        ):
+            tensor.requires_grad_(self.requires_grad)
 
 
-class Descriptions:
-    """Those of tensors that were there before a step."""
+class MetadataLog:
+    """The metadata of tensors from before a step."""
 
     def __init__(self) -> None:
-        """None yet."""
-        self._before: dict[int, tuple[lazy_tensor.LazyTensor, Description]] = {}
+        """See the class."""
+        self._before: dict[int, tuple[lazy_tensor.LazyTensor, TensorMetadata]] = {}
 
     def include(self, tensors: Iterable[object]) -> None:
-        """Remember those of tensors that the step has not changed so far."""
+        """Store the metadata of tensors, which the step has not changed so far."""
         for tensor in tensors:
             if isinstance(tensor, lazy_tensor.LazyTensor) and id(tensor) not in self._before:
-                self._before[id(tensor)] = tensor, Description.of(tensor)
+                self._before[id(tensor)] = tensor, TensorMetadata.of(tensor)
 
-    def changed(self) -> Iterator[tuple[lazy_tensor.LazyTensor, Description, Description]]:
-        """The tensors that are otherwise by now: how they were, and how they are."""
+    def changed(self) -> Iterator[tuple[lazy_tensor.LazyTensor, TensorMetadata, TensorMetadata]]:
+        """The tensors with other metadata, and their earlier and current metadata."""
         for tensor, before in self._before.values():
-            now = Description.of(tensor)
-            if now != before and (now.wants is None) == (before.wants is None):
+            now = TensorMetadata.of(tensor)
+            if now != before and (now.requires_grad is None) == (before.requires_grad is None):
                 yield tensor, before, now
 
     def changes(
         self, arguments: Sequence[lazy_tensor.LazyTensor]
-    ) -> tuple[list[tuple[int, Description]], str | None]:
-        """What a replay gives to which arguments; and why it could not repeat other changes.
-
-        Args:
-            arguments: of the step.
-        """
-        numbers = {id(argument): number for number, argument in enumerate(arguments)}
-        turned = []
+    ) -> tuple[list[tuple[int, TensorMetadata]], str | None]:
+        """The arguments with new metadata; or why a replay cannot repeat a change."""
+        indices = {id(argument): index for index, argument in enumerate(arguments)}
+        changed_arguments = []
         for tensor, before, now in self.changed():
-            number = numbers.get(id(tensor))
-            if number is None or now.storage is not before.storage:
-                return [], f"it changes a tensor of {before.differs(now)} in place"
-            turned.append((number, now))
-        return turned, None
+            index = indices.get(id(tensor))
+            if index is None or now.storage is not before.storage:
+                return [], f"it changes a tensor of {before.difference(now)} in place"
+            changed_arguments.append((index, now))
+        return changed_arguments, None
 
-    def put_back(self) -> None:
-        """Let all be as they were."""
+    def restore(self) -> None:
+        """Restore all."""
         for tensor, before, _ in list(self.changed()):
-            before.give(tensor)
-
-
-class Staying(Protocol):
-    """Memory that stays with a step between its runs."""
-
-    def are_here(self) -> bool:
-        """Whether nobody has looked at any of it, or annotated it, since the last run."""
-        ...
-
-    def owns(self, storage: Storage) -> bool:
-        """Whether it is some of this memory."""
-        ...
+            before.apply_to(tensor)
 
 
 class TensorGuard:
-    """Tensors as they were.
+    """The metadata, gradients and hooks of tensors at one time.
 
     Args:
-        tensors: those that the step can have asked for something, if only for their shape.
+        tensors: those of which the step can have read anything, if only the shape.
         owners: those that may have a gradient, or require one.
-        cleared: ids of the owners to whose gradients the step adds nothing: one that was left out
-            is none for it.
+        cleared: ids of the owners whose gradients the step clears: a dropped one counts as None.
+
+    Attributes:
+        misses_gradients: whether an owner that requires a gradient had none in the last check.
     """
 
     def __init__(
@@ -152,144 +138,152 @@ class TensorGuard:
         owners: Sequence[torch.Tensor],
         cleared: Container[int] = (),
     ):
-        """Remember memory, gradients and hooks."""
-        every = list(tensors)
-        self._tensors = [tensor for tensor in every if isinstance(tensor, lazy_tensor.LazyTensor)]
-        self._others = [one for one in every if not isinstance(one, lazy_tensor.LazyTensor)]
-        self._metas = self._other_metas()
+        """Store the current ones."""
+        all_tensors = list(tensors)
+        self._tensors = [
+            tensor for tensor in all_tensors if isinstance(tensor, lazy_tensor.LazyTensor)
+        ]
+        self._cpu_tensors = [
+            tensor for tensor in all_tensors if not isinstance(tensor, lazy_tensor.LazyTensor)
+        ]
+        self._cpu_metadata = self._read_cpu_metadata()
         self._storages = [tensor._storage for tensor in self._tensors]
         self._views = list(map(_VIEW, self._tensors))
         self._graph = list(map(_GRAPH, self._tensors))
-        self._marks = list(map(_MARK, self._storages))
-        self._residents: Staying | None = None
+        self._annotations = list(map(_ANNOTATION, self._storages))
+        self._owned: Inputs | None = None
         self._owners = list(owners)
-        self._wanted = list(map(_REQUIRES_GRAD, self._owners))
-        pairs = zip(self._owners, self._wanted, strict=True)
-        self._frozen = [owner for owner, wanted in pairs if not wanted]
+        self._requires_grad = list(map(_GET_REQUIRES_GRAD, self._owners))
+        pairs = zip(self._owners, self._requires_grad, strict=True)
+        self._frozen = [owner for owner, requires_grad in pairs if not requires_grad]
         self._cleared = [id(owner) in cleared for owner in self._owners]
-        self._told = all(isinstance(owner, lazy_tensor.LazyTensor) for owner in owners)
-        self._last: Any = _OTHER
-        self._tables: Any = changes.tables  # before the look: what is given later is another
+        self._all_lazy = all(isinstance(owner, lazy_tensor.LazyTensor) for owner in owners)
+        self._last_change: Any = _UNKNOWN
+        self._hook_tables: Any = changes.tables  # read first: a later change is then seen
         self._namespaces = list(map(namespace, self._tensors))
-        self._hooks = self._hook_states()
-        self._note_tables(self._tables)
-        self._held = self._gradients_held()
-        self._gradients = self._gradient_states()
+        self._hooks = self._read_hooks()
+        self._keep_hook_tables(self._hook_tables)
+        self._known_gradients = self._read_gradients()
+        self._gradient_metadata = self._read_gradient_metadata()
 
-    def holds(self) -> bool:
-        """Whether nothing of it changed."""
-        if self._last is changes.last:
-            frozen = not any(map(_REQUIRES_GRAD, self._frozen))
-            return frozen and self._are_marked() and self._other_metas() == self._metas
+    def check(self) -> bool:
+        """Whether all are unchanged."""
+        if self._last_change is changes.last:
+            frozen = not any(map(_GET_REQUIRES_GRAD, self._frozen))
+            return (
+                frozen
+                and self._annotations_unchanged()
+                and self._read_cpu_metadata() == self._cpu_metadata
+            )
         with DisableTorchFunctionSubclass():
-            return self._holds()
+            return self._check_all()
 
-    def _holds(self) -> bool:
+    def _check_all(self) -> bool:
         last = changes.last
-        holds = (
-            self.are_in_place()
-            and self._are_marked()
-            and self._other_metas() == self._metas
+        unchanged = (
+            self.views_unchanged()
+            and self._annotations_unchanged()
+            and self._read_cpu_metadata() == self._cpu_metadata
             and list(map(_GRAPH, self._tensors)) == self._graph
-            and list(map(_REQUIRES_GRAD, self._owners)) == self._wanted
-            and (self._tables is changes.tables or self._tables_hold())
-            and self._gradients_fit()
+            and list(map(_GET_REQUIRES_GRAD, self._owners)) == self._requires_grad
+            and (self._hook_tables is changes.tables or self._hook_tables_unchanged())
+            and self._gradients_unchanged()
         )
-        if holds:
-            self._last = last if self._tells else _OTHER
-        return holds
+        if unchanged:
+            self._last_change = last if self._reports_changes else _UNKNOWN
+        return unchanged
 
-    def _tables_hold(self) -> bool:
-        """Whether each owner has the hooks that it had, and each tensor its `__dict__`."""
+    def _hook_tables_unchanged(self) -> bool:
+        """Whether the hooks of each owner and the `__dict__` of each tensor are unchanged."""
         tables = changes.tables
         if not all(map(operator.is_, map(namespace, self._tensors), self._namespaces)):
             return False
-        if self._hook_states() != self._hooks:
+        if self._read_hooks() != self._hooks:
             return False
-        self._note_tables(tables)
+        self._keep_hook_tables(tables)
         return True
 
-    def _note_tables(self, last: object) -> None:
-        """Look no more until a table is given, if no owner has one: an empty one can be filled."""
+    def _keep_hook_tables(self, last: object) -> None:
+        """Skip the check until a hook table is set, if no owner has a table."""
         tables = chain.from_iterable(map(all_hooks, self._owners))
-        bare = self._told and all(map(operator.is_, tables, repeat(None)))
-        self._tables = last if bare else _OTHER
+        bare = self._all_lazy and all(map(operator.is_, tables, repeat(None)))
+        self._hook_tables = last if bare else _UNKNOWN
 
     @property
-    def _tells(self) -> bool:
-        """Whether every change of it is reported (`tensor_changes`)."""
-        return self._told and self._tables is not _OTHER and not self._open
+    def _reports_changes(self) -> bool:
+        """Whether `tensor_changes` reports every change."""
+        return self._all_lazy and self._hook_tables is not _UNKNOWN and not self._may_get_gradients
 
-    def keep(self, residents: Staying) -> None:
-        """Let resident memory report when it is annotated.
-
-        Args:
-            residents: looked at in each call before this guard is.
-        """
-        self._residents = residents
+    def set_owned(self, owned: Inputs) -> None:
+        """Leave it to owned storages to report when they are annotated."""
+        self._owned = owned
         others = [
-            (storage, mark)
-            for storage, mark in zip(self._storages, self._marks, strict=True)
-            if not residents.owns(storage)
+            (storage, annotation)
+            for storage, annotation in zip(self._storages, self._annotations, strict=True)
+            if not owned.owns(storage)
         ]
-        self._strangers = [storage for storage, _ in others]
-        self._their_marks = [mark for _, mark in others]
+        self._not_owned = [storage for storage, _ in others]
+        self._annotations_not_owned = [annotation for _, annotation in others]
 
-    def _are_marked(self) -> bool:
-        """Whether the memory has the layouts that were asked for."""
-        storages, marks = self._storages, self._marks
-        if self._residents is not None and self._residents.are_here():
-            storages, marks = self._strangers, self._their_marks
-        return all(map(operator.is_, map(_MARK, storages), marks))
+    def _annotations_unchanged(self) -> bool:
+        """Whether the shardings that users marked are unchanged."""
+        storages, annotations = self._storages, self._annotations
+        if self._owned is not None and self._owned.are_owned():
+            storages, annotations = self._not_owned, self._annotations_not_owned
+        return all(map(operator.is_, map(_ANNOTATION, storages), annotations))
 
-    def _other_metas(self) -> list[Any]:
-        """What a step can ask of tensors on the CPU, but for their elements."""
-        return list(map(_meta, self._others))
+    def _read_cpu_metadata(self) -> list[Any]:
+        """What a step can read of CPU tensors besides their elements."""
+        return list(map(_metadata, self._cpu_tensors))
 
-    def are_in_place(self) -> bool:
-        """Whether the tensors view the memory that they viewed, as they viewed it."""
+    def views_unchanged(self) -> bool:
+        """Whether the tensors have the same storages, views, shapes and dtypes."""
         now = chain.from_iterable(map(_VIEW, self._tensors))
         return all(map(operator.is_, now, chain.from_iterable(self._views)))
 
-    def _gradients_fit(self) -> bool:
-        """Whether the gradients are those of the last call, or of their kind."""
-        if all(map(operator.is_, map(held, self._owners), self._held)):
-            if self._gradients is None:
+    def _gradients_unchanged(self) -> bool:
+        """Whether the gradients are those of the last call, or have the same metadata."""
+        if all(map(operator.is_, map(raw_gradient, self._owners), self._known_gradients)):
+            if self._gradient_metadata is None:
                 return True
-        self._held = self._gradients_held()
-        return self._gradient_states() == self._gradients
+        self._known_gradients = self._read_gradients()
+        return self._read_gradient_metadata() == self._gradient_metadata
 
-    @property
-    def lacks_gradients(self) -> bool:
-        """Whether, at the last look, an owner that requires one had none, not even one left out."""
-        return self._lacks
+    def _read_gradients(self) -> list[Any]:
+        """The gradients that are None or dropped; no reference is kept to others."""
+        gradients = list(map(raw_gradient, self._owners))
+        pairs = zip(gradients, self._requires_grad, strict=True)
+        self.misses_gradients = any(gradient is None and required for gradient, required in pairs)
+        known = [
+            gradient if gradient is None or is_dropped(gradient) else _UNKNOWN
+            for gradient in gradients
+        ]
+        # C++ adds to a gradient, or sets one that is None, unreported; a dropped one raises.
+        self._may_get_gradients = self.misses_gradients or any(
+            gradient is _UNKNOWN for gradient in known
+        )
+        return known
 
-    def _gradients_held(self) -> list[Any]:
-        """The gradients, as far as they are none or left out: others must not be kept alive."""
-        found = list(map(held, self._owners))
-        pairs = zip(found, self._wanted, strict=True)
-        self._lacks = any(one is None and wanted for one, wanted in pairs)
-        kept = [one if one is None or is_dropped(one) else _OTHER for one in found]
-        # C++ adds to a gradient, or gives one to a tensor without; to one left out it cannot.
-        self._open = self._lacks or any(one is _OTHER for one in kept)
-        return kept
-
-    def _gradient_states(self) -> tuple[Any, ...] | None:
+    def _read_gradient_metadata(self) -> tuple[Any, ...] | None:
         states = [
-            None if one is None or (cleared and one is not _OTHER) else gradient_state(held(owner))
-            for one, cleared, owner in zip(self._held, self._cleared, self._owners, strict=True)
+            None
+            if gradient is None or (cleared and gradient is not _UNKNOWN)
+            else gradient_state(raw_gradient(owner))
+            for gradient, cleared, owner in zip(
+                self._known_gradients, self._cleared, self._owners, strict=True
+            )
         ]
         return tuple(states) if any(state is not None for state in states) else None
 
-    def _hook_states(self) -> tuple[Any, ...] | None:
+    def _read_hooks(self) -> tuple[Any, ...] | None:
         if not any(chain.from_iterable(map(all_hooks, self._owners))):
             return None
         hooks = chain.from_iterable(map(all_hooks, self._owners))
-        return tuple([tuple(one.values()) if one else None for one in hooks])
+        return tuple([tuple(table.values()) if table else None for table in hooks])
 
 
 def gradient_state(gradient: Any) -> Any:
-    """What a program depends on in a gradient that it finds."""
+    """What a program depends on in an earlier gradient."""
     if not isinstance(gradient, lazy_tensor.LazyTensor):
         return None
     if is_dropped(gradient):
@@ -297,19 +291,19 @@ def gradient_state(gradient: Any) -> Any:
     return (gradient._aval, gradient._chain, gradient._storage.value.layout)
 
 
-def _meta(tensor: torch.Tensor) -> tuple[Any, ...]:
-    known = (type(tensor), tensor.dtype, tensor.layout, tensor.requires_grad, tensor.is_leaf)
-    gradient = tensor.is_leaf and held(tensor) is None
+def _metadata(tensor: torch.Tensor) -> tuple[Any, ...]:
+    fields = (type(tensor), tensor.dtype, tensor.layout, tensor.requires_grad, tensor.is_leaf)
+    may_get_gradient = tensor.is_leaf and raw_gradient(tensor) is None
     if isinstance(tensor, Uninitialized):
-        return (*known, gradient)
-    if tensor.is_nested:  # its tensors have shapes, it has none
-        return (*known, gradient, tensor.dim(), tensor.size(0))
+        return (*fields, may_get_gradient)
+    if tensor.is_nested:  # it has no shape
+        return (*fields, may_get_gradient, tensor.dim(), tensor.size(0))
     strides = tensor.stride() if tensor.layout is torch.strided else None
-    return (*known, gradient, tensor.shape, strides, tensor.device)
+    return (*fields, may_get_gradient, tensor.shape, strides, tensor.device)
 
 
 _VIEW = operator.attrgetter("_storage", "_chain", "_aval")
-_MARK = operator.attrgetter("annotation")
-_REQUIRES_GRAD = operator.attrgetter("requires_grad")
+_ANNOTATION = operator.attrgetter("annotation")
+_GET_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 _GRAPH = operator.attrgetter("requires_grad", "is_leaf", "retains_grad")
-_OTHER = object()
+_UNKNOWN = object()
