@@ -43,7 +43,7 @@ def assembled(
     names = dict(names)
     assembly = Assembly(recording, where)
     plan, escaped = assembly.plan()
-    values = assembly.settle(plan)
+    values = assembly.choose_results(plan)
     plan.live += tuple(sorted(escaped))  # what the step keeps somewhere
     plan.wanted += (layout_numbers.UNPLACED,) * len(escaped)
     whole = layout_numbers.intern(NamedSharding(mesh, PartitionSpec()))
@@ -108,7 +108,7 @@ def _inputs(
         if named is None and storage is not None:
             names[id(storage)] = named = Named(f"memory.{len(names)}", "buffer", layout)
         if named is None:
-            kind = "host" if id(value) in recording.host.operands else "closed_over"
+            kind = "host" if id(value) in recording.cpu_ops.operands else "closed_over"
             named = Named(
                 f"{kind}.{numbers[kind]}", "number" if kind == "host" else "buffer", layout
             )
@@ -132,7 +132,7 @@ def _results(
         place = places.get(id(recording.log.storages[id(storage)][1]))
         name = f"memory.{len(said)}" if named is None else named.name
         said[storage.value.slot] = (name, place)
-    for tensor, value, _ in assembly.made:
+    for tensor, value, _ in assembly.created:
         said.setdefault(value.slot, (_name_of(tensor, recording, names, assembly), None))
     found = []
     for slot, number in zip(plan.live, plan.wanted, strict=True):

@@ -47,7 +47,7 @@ from isoshard.planner.plan_search.searching import search
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
 from isoshard.torch_bridge.engine.capture.assemble import line_of
-from isoshard.torch_bridge.engine.capture.step import Placing
+from isoshard.torch_bridge.engine.capture.step import ShardArguments
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.modules import modules
 from isoshard.torch_bridge.spmd import first_layouts, unplanned_steps
@@ -92,7 +92,7 @@ def found_for(module: torch.nn.Module) -> SearchResult | None:
     return None if found is None else found.result
 
 
-def lay_out(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Placing:
+def lay_out(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ShardArguments:
     """Find a plan for a step that is about to run for the first time, and lay its models out by it.
 
     A model that was laid out for another step keeps its layout, unless this step trains it and that

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import torch
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
+from collections.abc import Mapping
+from collections.abc import Sequence
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
 from isoshard.core.traced.traced_step import Role
-from isoshard.torch_bridge.engine.capture.reachable import Reachable
+from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
 from isoshard.torch_bridge.modules import modules
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class FoundModel:
     prefix: str
 
 
-def behind(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Reachable:
+def behind(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> ObjectWalk:
     """The objects behind a step: what it closes over and names, and what its arguments hold.
 
     Args:
@@ -58,16 +59,16 @@ def behind(step: Any, leaves: Sequence[Any], paths: Sequence[str]) -> Reachable:
         leaves: its arguments; those that are no tensors are searched.
         paths: what they are called.
     """
-    found = Reachable()
-    found.follow(step, getattr(step, "__name__", type(step).__name__))
+    found = ObjectWalk()
+    found.walk(step, getattr(step, "__name__", type(step).__name__))
     for leaf, path in zip(leaves, paths, strict=True):
         if not isinstance(leaf, torch.Tensor):
-            found.follow(leaf, path)
-    found.follow_code({})
+            found.walk(leaf, path)
+    found.walk_globals({})
     return found
 
 
-def models_of(found: Reachable, arguments: Mapping[str, Any]) -> list[FoundModel]:
+def models_of(found: ObjectWalk, arguments: Mapping[str, Any]) -> list[FoundModel]:
     """The models behind a step: modules that are inside no other.
 
     Args:
@@ -96,12 +97,12 @@ def _children(module: torch.nn.Module) -> set[str]:
 
 
 def _variables(
-    found: Reachable, roots: Sequence[torch.nn.Module], arguments: Mapping[str, Any]
+    found: ObjectWalk, roots: Sequence[torch.nn.Module], arguments: Mapping[str, Any]
 ) -> dict[int, str]:
     """The variables or attributes that hold modules."""
     wanted = {id(one) for one in roots}
     names = {id(value): name for name, value in arguments.items() if id(value) in wanted}
-    for holder in found.holders:
+    for holder in found.sources:
         for number, value in enumerate(holder.read()):
             if id(value) in wanted and id(value) not in names:
                 names[id(value)] = holder.name(number).rpartition(".")[2]

@@ -103,7 +103,7 @@ def keep_slots(
                 if not isinstance(slot, lazy_tensor.LazyTensor) or slot._chain.ops:
                     continue
                 storage = slot._storage
-                if recording.is_outer(slot) or storage.value.tape is not recording.tape:
+                if recording.existed_before(slot) or storage.value.tape is not recording.tape:
                     continue
                 named = stand_ins.of_state(kind, slot, parameter, owner)
                 stand_ins.names[id(storage)] = named

@@ -107,7 +107,7 @@ class PlanningTape(Tape):
         """
         error = no_elements(self._user.here())
         if self.capture is not None:
-            self.capture.refused = error  # also where somebody catches it
+            self.capture.error = error  # also where somebody catches it
         raise error
 
 

@@ -9,7 +9,7 @@ from typing import Any, overload
 import jax
 
 from isoshard.core.runtime import metrics
-from isoshard.torch_bridge.engine.capture.rolled_step import Repeat, checked_repeat
+from isoshard.torch_bridge.engine.capture.assemble import Repeat, checked_repeat
 from isoshard.torch_bridge.engine.capture.step import CompiledStep
 from isoshard.torch_bridge.engine.compiling import input_placement, program
 from isoshard.torch_bridge.engine.recording.deferred_checks import raise_failed

@@ -17,18 +17,17 @@ are asked for if they ask themselves, with `torch.overrides.handle_torch_functio
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
-from typing import Any
-
 import torch
-
+from collections.abc import Callable
+from collections.abc import Collection
 from isoshard.core.errors import ShardingError
 from isoshard.core.extensions import call_function_handler
 from isoshard.torch_bridge.engine.recording import tape as tapes
-from isoshard.torch_bridge.engine.recording.ambient import depends_on
-from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
-
+from isoshard.torch_bridge.engine.recording.ambient import set_mode
 from .unwrap_torch_function import seen_through
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
+from typing import Any
+
 
 _ENTRIES: dict[Any, list[Entry]] = {}
 
@@ -75,6 +74,7 @@ class Handle:
             entries.remove(self._entry)
         if not entries:
             _ENTRIES.pop(self._entry.function, None)
+        _set_mode()
         if not _ENTRIES and "__torch_function__" in vars(XLAShardedTensor):
             del XLAShardedTensor.__torch_function__
 
@@ -142,13 +142,19 @@ def register_function_handler(
     _check_routed(function)
     entry = Entry(function, handler, framework, check, prove)
     _ENTRIES.setdefault(function, []).append(entry)
+    _set_mode()
     if "__torch_function__" not in vars(XLAShardedTensor):
         kind: Any = XLAShardedTensor
         kind.__torch_function__ = classmethod(_torch_function)
     return Handle(entry)
 
 
-depends_on(lambda: tuple([id(entries[-1]) for entries in _ENTRIES.values() if entries]))
+def _set_mode() -> None:
+    """Let captured steps depend on the handlers in force."""
+    set_mode("handlers", tuple([id(entries[-1]) for entries in _ENTRIES.values()]))
+
+
+_set_mode()
 
 
 def any_handled(functions: Collection[Any]) -> bool:

@@ -43,7 +43,7 @@ from isoshard.torch_bridge._torch_internals.undocumented import (
     get_autocast_dtype,
     is_autocast_enabled,
 )
-from isoshard.torch_bridge.engine.capture.reachable import modules_of
+from isoshard.torch_bridge.engine.capture.object_walk import modules_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.subprograms import subtrace

@@ -15,7 +15,7 @@ from isoshard.torch_bridge.spmd.modes import auto_spmd
 
 def placing(
     step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> capture.Placing | None:
+) -> capture.ShardArguments | None:
     """Lay out a step that is about to run for the first time, if somebody asked for that.
 
     Args:
@@ -61,4 +61,4 @@ def auto_plan(module: torch.nn.Module) -> Any:
     return extensions.found_plan(module)
 
 
-capture.LAYING_OUT.append(placing)
+capture.ARGUMENT_SHARDERS.append(placing)

@@ -23,27 +23,26 @@ Source: the RFC "XLAShardedTensor and mark_sharding" of PyTorch/XLA, and torch_x
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
-
+from collections.abc import Callable
 from isoshard.core.errors import CopyError
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
-from isoshard.torch_bridge.common.argument_types import DeviceLike, MeshLike
-from isoshard.torch_bridge.engine.capture import dropped_gradients
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import DeviceLike
+from isoshard.torch_bridge.common.argument_types import MeshLike
+from isoshard.torch_bridge.engine.capture import step_gradients
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators.reading import to_host
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-
-from ..common import naming
-from ..layout import marks
-from ..layout.layout_methods import LayoutMethods
-from ..layout.method_bodies import BODIES
-from ..overrides import addresses, pickling
+from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout.layout_methods import LayoutMethods
+from isoshard.torch_bridge.layout.method_bodies import BODIES
+from isoshard.torch_bridge.overrides import addresses
+from isoshard.torch_bridge.overrides import pickling
+from typing import Any
 
 
 class XLAShardedTensor(LayoutMethods):
@@ -115,8 +114,8 @@ class XLAShardedTensor(LayoutMethods):
     @property
     def grad(self) -> torch.Tensor | None:
         """The gradient; None for one that a compiled step left out, which is then cleared."""
-        found = dropped_gradients.held(self)
-        if found is not None and dropped_gradients.is_dropped(found):
+        found = step_gradients.raw_gradient(self)
+        if found is not None and step_gradients.is_dropped(found):
             del self.grad
             return None
         return found
@@ -124,11 +123,11 @@ class XLAShardedTensor(LayoutMethods):
     @grad.setter
     def grad(self, new: torch.Tensor | None) -> None:
         with naming.in_users_words():
-            dropped_gradients.FIELD.__set__(self, new)
+            step_gradients.GRAD.__set__(self, new)
 
     @grad.deleter
     def grad(self) -> None:
-        dropped_gradients.FIELD.__delete__(self)
+        step_gradients.GRAD.__delete__(self)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """The whole tensor, as torch prints one; its layout, where it is split or marked.

@@ -1,4 +1,4 @@
-"""Memory that stays with a captured step: whoever looks at it sees what the step left."""
+"""Storages that a captured step owns: reading one gives what the step wrote."""
 
 import copy
 import gc
@@ -11,7 +11,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import metrics
-from isoshard.torch_bridge.engine.capture.resident import Resident
+from isoshard.torch_bridge.engine.capture.donated_state import OwnedStorage
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.engine.values.value import Storage
 
@@ -79,15 +79,15 @@ def test_looking_between_two_runs(look, keeps):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-def test_who_looks_takes_the_memory_away_and_the_next_run_asks_for_it():
+def test_reading_moves_the_array_out_and_the_next_run_takes_it_back():
     model, _, step = trainer()
     run = xs.compile(step)
     for batch in batches(4):
         run(batch.to("jax"))
     memory = [p._storage for p in model.parameters()]
-    assert {type(one) for one in memory} == {Resident}
+    assert {type(one) for one in memory} == {OwnedStorage}
     value = memory[0].value
-    assert [type(one) for one in memory] == [Storage, Resident, Resident, Resident]
+    assert [type(one) for one in memory] == [Storage, OwnedStorage, OwnedStorage, OwnedStorage]
     before = value.array
     metrics.reset()
     run(batches(1)[0].to("jax"))
@@ -95,7 +95,7 @@ def test_who_looks_takes_the_memory_away_and_the_next_run_asks_for_it():
     del value, before
     run(batches(1)[0].to("jax"))
     assert metrics.counters()["copies"] == 1 and metrics.counters()["captures"] == 0
-    assert {type(one) for one in memory} == {Resident}
+    assert {type(one) for one in memory} == {OwnedStorage}
 
 
 def test_a_failed_run_leaves_the_memory_where_it_was(monkeypatch):
@@ -142,7 +142,7 @@ def test_two_steps_take_turns_and_one_that_only_reads():
                 metrics.reset()
         assert metrics.counters()["copies"] == metrics.counters()["captures"] == 0
         if device == "jax":
-            assert {type(p._storage) for p in model.parameters()} == {Resident}
+            assert {type(p._storage) for p in model.parameters()} == {OwnedStorage}
         results.append([*found, *(p.detach().cpu() for p in model.parameters())])
     for want, got in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)

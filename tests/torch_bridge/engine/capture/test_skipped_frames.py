@@ -1,4 +1,4 @@
-"""Code below an operation is not noted where only torch's and ours can run; anybody else's is."""
+"""Frames below an operation are skipped where only code of torch and isoshard can run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.engine.capture.executed import Executed
-from isoshard.torch_bridge.engine.capture.unnoted import Unnoted
+from isoshard.torch_bridge.engine.capture.executed_code import ExecutedCode, SkippedFrames
 
 options = types.SimpleNamespace(scale=2.0)
 
@@ -31,7 +30,7 @@ class Scaling(TorchDispatchMode):
         return got * options.scale if func is torch.ops.aten.sin.default else got
 
 
-@torch.library.custom_op("isoshard_unnoted::scaled", mutates_args=())
+@torch.library.custom_op("isoshard_skipped::scaled", mutates_args=())
 def scaled(x: torch.Tensor) -> torch.Tensor:
     return x * options.scale
 
@@ -75,7 +74,7 @@ def test_what_a_users_code_below_an_operation_reads_is_guarded(function):
     assert step(ones()).tolist() == pytest.approx(want.tolist())
 
 
-def test_a_mode_around_the_step_is_noted():
+def test_a_mode_around_the_step_is_recorded():
     step = xs.compile(lambda x: x.sin())
     with Scaling():
         step(ones())
@@ -106,27 +105,27 @@ def test_a_profiler_of_the_step_itself_stays():
 
     sys.setprofile(profile)
     try:
-        with Unnoted() as unnoted:
+        with SkippedFrames() as skipped:
             assert sys.getprofile() is profile
-            assert unnoted.call(len, ([1],), {}) == 1
+            assert skipped.call(len, ([1],), {}) == 1
         assert sys.getprofile() is profile
     finally:
         sys.setprofile(None)
 
 
-def test_what_is_called_is_noted_and_what_is_between_is_not():
+def test_what_is_called_is_recorded_and_what_is_between_is_not():
     def hidden():
         return options.scale
 
-    def noted():
-        with Unnoted() as inner:
-            assert inner._noting is not None
+    def recorded():
+        with SkippedFrames() as inner:
+            assert inner._profiler is not None
         return sys.getprofile()
 
-    with Executed() as executed:
-        with Unnoted() as unnoted:
+    with ExecutedCode() as executed:
+        with SkippedFrames() as skipped:
             hidden()
-            within = unnoted.call(noted, (), {})
+            within = skipped.call(recorded, (), {})
             assert sys.getprofile() is None
         assert sys.getprofile() is within
-    assert id(noted.__code__) in executed.codes and id(hidden.__code__) not in executed.codes
+    assert id(recorded.__code__) in executed.codes and id(hidden.__code__) not in executed.codes
