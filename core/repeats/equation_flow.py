@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Literal
-from isoshard.core.runtime.jaxprs import opened
+from isoshard.core.runtime.jaxprs import needed, opened
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -163,19 +163,3 @@ def readers_of(
                 if one >= 0:
                     found[one].append(time)
     return found
-
-
-def needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """The equations that results need, and those with effects.
-
-    Args:
-        equations: of a jaxpr.
-        results: its outvars.
-    """
-    wanted = {atom for atom in results if not isinstance(atom, Literal)}
-    kept = []
-    for equation in reversed(equations):
-        if equation.effects or not wanted.isdisjoint(equation.outvars):
-            kept.append(equation)
-            wanted.update([atom for atom in equation.invars if not isinstance(atom, Literal)])
-    return kept[::-1]

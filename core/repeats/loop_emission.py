@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from isoshard.core.repeats.equation_flow import EquationFlow, needed
+from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.equation_order import Step
 from isoshard.core.repeats.jaxpr_functions import function_of, over_rows
 from isoshard.core.repeats.loop_plans import LoopPlan
@@ -23,6 +23,7 @@ from isoshard.core.repeats.side_by_side import BatchedEquation
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
 from isoshard.core.repeats.updates_in_loops import LoopUpdates
 from isoshard.core.runtime._jax_internals.jaxpr_classes import Var
+from isoshard.core.runtime.jaxprs import needed
 
 
 class LoopEmission:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from isoshard.core.repeats.equation_flow import EquationFlow
-from isoshard.core.runtime.jaxprs import jaxprs_inside
+from isoshard.core.runtime.jaxprs import equations, jaxprs_inside
 
 _OUTSIDE = np.iinfo(np.int64).min
 """Stands in a pattern for an operand that comes from outside."""
@@ -241,7 +241,7 @@ def _intervals(
 
 def _written_out(equation: Any) -> int:
     inside = jaxprs_inside(equation.params)
-    return 1 + sum(_written_out(one) for program in inside for one in program.eqns)
+    return 1 + sum(len(list(equations(program))) for program in inside)
 
 
 def _slice_positions(

@@ -19,13 +19,14 @@ the table of which primitive has which.
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
-from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened
+from isoshard.core.runtime.jaxprs import CALLS, programs
 
 from . import contracted_dimensions as contracted
 from . import indexed_dimensions as indexed
@@ -242,19 +243,8 @@ def primitives(program: Any) -> dict[str, int]:
     Args:
         program: a jaxpr, closed or not.
     """
-    found: dict[str, int] = {}
-    seen: set[int] = set()
-    stack = [opened(program)]
-    while stack:
-        jaxpr = stack.pop()
-        if id(jaxpr) in seen:
-            continue
-        seen.add(id(jaxpr))
-        for equation in jaxpr.eqns:
-            name = equation.primitive.name
-            found[name] = found.get(name, 0) + 1
-            stack += map(opened, jaxprs_inside(equation.params))
-    return found
+    names = (eqn.primitive.name for jaxpr in programs(program) for eqn in jaxpr.eqns)
+    return dict(collections.Counter(names))
 
 
 @functools.lru_cache(maxsize=1 << 14)

@@ -17,7 +17,7 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.runtime.jaxprs import jaxprs_inside
+from isoshard.core.runtime.jaxprs import equations
 
 from ..machine.topologies import topology_of
 from ..traced.rolled_step import rolled_step
@@ -183,9 +183,4 @@ def _loops(step: TracedStep) -> int:
 
 def _marked(jaxpr: Any) -> Iterator[str]:
     """The names of modules whose outputs a program marks, in order."""
-    for equation in jaxpr.eqns:
-        module = module_of(equation)
-        if module is not None:
-            yield module
-        for nested in jaxprs_inside(equation.params):
-            yield from _marked(nested)
+    return filter(None, map(module_of, equations(jaxpr)))
