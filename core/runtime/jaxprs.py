@@ -52,6 +52,28 @@ CALLS = {
 """With those of functions that have a derivative of their own."""
 
 
+ELEMENTWISE = frozenset(
+    (
+        "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt "
+        "ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq "
+        "eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag "
+        "integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi "
+        "ne neg nextafter not one_minus_square or polygamma polynomial population_count pow "
+        "random_fold_in random_gamma real "
+        "reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left "
+        "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub "
+        "tan tanh threefry2x32 xor zeta pvary reduced_vary_cast vary_unreduced_cast "
+        "random_gamma_grad is_not_a_number symbolic_zeros"
+    ).split()
+)
+"""Primitives that compute each element of their result from those at the same index."""
+
+
+def is_elementwise(name: str) -> bool:
+    """Whether the primitive of a name computes element by element."""
+    return name in ELEMENTWISE
+
+
 def is_jaxpr(value: Any) -> bool:
     """Whether a value is a jaxpr, closed or not."""
     return isinstance(value, (Jaxpr, ClosedJaxpr))
@@ -181,8 +203,8 @@ def evaluate(
     Example:
         >>> import jax
         >>> program = jax.make_jaxpr(lambda x: jax.numpy.sin(x) * 2.0)(1.0)
-        >>> evaluate(program, [0.0])
-        [Array(0., dtype=float32)]
+        >>> float(evaluate(program, [0.0])[0])
+        0.0
         >>> evaluate(program, ["x"], lambda eqn, args: [f"{eqn.primitive}({', '.join(args)})"], str)
         ['mul(sin(x), 2.0)']
     """

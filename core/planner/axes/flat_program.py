@@ -27,12 +27,13 @@ import jax.numpy as jnp
 
 from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
 from isoshard.core.runtime._jax_internals.undocumented import Space
+from isoshard.core.runtime.jaxprs import is_elementwise
+from isoshard.core.runtime.nested_programs import Body, bodies
 
 from .common_expressions import CONSTANT, equation_key
-from .dimension_rules import dimension_rule, elementwise_rule, is_elementwise
+from .dimension_rules import dimension_rule, elementwise_rule
 from .factors import DimensionRule, Factors, Shape
 from .moved_dimensions import broadcast_in_dim
-from .nested_programs import Body, bodies
 from .said_rules import said_rule
 
 

@@ -12,11 +12,12 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 
+from isoshard.core.runtime.flops import flops_of, is_product
+from isoshard.core.runtime.jaxprs import is_elementwise
+
 from ..axes.common_expressions import CONSTANT
-from ..axes.dimension_rules import is_elementwise
 from ..axes.factors import DimensionRule
 from ..axes.flat_program import FlatOp
-from ..axes.flops import flops_of, is_product
 from ..traced.traced_step import TracedStep
 from .constrained_step import module_of
 from .named_dimensions import NamedDimensions

@@ -24,9 +24,8 @@ import jax
 from jax.sharding import NamedSharding
 
 from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
-from isoshard.core.runtime.jaxprs import JaxprRewriter, opened, replaced
+from isoshard.core.runtime.jaxprs import JaxprRewriter, is_elementwise, opened, replaced
 
-from ..axes.dimension_rules import is_elementwise
 from ..traced.traced_step import GRADIENT, MODULE, TracedStep
 
 _PASSED = frozenset(("sharding_constraint", "jit", "convert_element_type", "optimization_barrier"))

@@ -21,8 +21,9 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 
+from isoshard.core.runtime.jaxprs import is_elementwise
+
 from ..axes.common_expressions import CONSTANT
-from ..axes.dimension_rules import is_elementwise
 from ..axes.flat_program import FlatOp, FlatProgram, flattened
 from ..traced.traced_step import TracedStep
 from .step_listing import StepListing

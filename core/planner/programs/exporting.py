@@ -22,12 +22,12 @@ from jax import export
 from jax.sharding import NamedSharding
 
 from isoshard.core.layout.axis_types import is_typed
-from isoshard.core.planner.axes.flops import flops_of
 from isoshard.core.planner.traced.abstract_meshes import abstract_layout, on_abstract_mesh
 from isoshard.core.planner.traced.source_lines import line_of, scope_of
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime._jax_internals import no_locations
 from isoshard.core.runtime._jax_internals.jaxpr_classes import closed_call_p, jaxpr_as_fun
+from isoshard.core.runtime.flops import flops_of
 from isoshard.core.runtime.jaxprs import JaxprRewriter
 
 from .hlo_costs import KERNEL

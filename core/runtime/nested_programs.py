@@ -16,8 +16,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
-from isoshard.core.runtime.jaxprs import CALLS, is_jaxpr, opened, scan_counts
+from ._jax_internals.jaxpr_classes import JaxprEqn
+from .jaxprs import CALLS, is_jaxpr, opened, scan_counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,15 +103,6 @@ def bodies(equation: JaxprEqn) -> tuple[Body, ...]:
     operands = tuple(Link(n + shift, n) for n in range(len(jaxpr.invars)))
     results = tuple(Link(n, n) for n in range(len(equation.outvars)))
     return (Body(jaxpr, operands, results, kind=kind),)
-
-
-def has_bodies(name: str) -> bool:
-    """Whether a primitive runs programs of its own.
-
-    Args:
-        name: of the primitive.
-    """
-    return name in _CALLS or name in ("scan", "while", "cond")
 
 
 def _scan(params: Mapping[str, Any]) -> Body:
