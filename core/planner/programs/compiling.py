@@ -22,12 +22,12 @@ from isoshard.core.planner.costs.device_program import DeviceProgram
 from isoshard.core.planner.machine.topologies import Topology, topology_of
 from isoshard.core.planner.reports.report import LiveArray, MemoryEstimate
 from isoshard.core.planner.traced.traced_step import TracedStep
+from isoshard.core.runtime.hlo_text import HloModule, parsed
 
 from .chained_collectives import chained_as_one
 from .compile_worker import Listener, ProgramText, compiled
 from .device_ops import device_ops, dtype_name
 from .exporting import exported
-from .hlo_text import HloModule, parsed
 from .live_values import ProgramLiveness, liveness
 from .nearest_lines import line_at
 from .planning_errors import CompilationError

@@ -17,13 +17,13 @@ from isoshard.core.runtime.hlo_collectives import (
     groups_of,
     operation,
 )
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 
 from .hlo_costs import FREE, Costs, costs_of, operand_arrays
-from .hlo_text import Computation, HloModule, Instruction
 from .joined_collectives import SentBy, joined
 from .layout_moves import is_reordered
 from .loop_trips import trips
-from .nearest_lines import nearest_line
+from .nearest_lines import line_of, nearest_line
 from .sliced_programs import SlicedProgram
 from .target_rewrites import is_narrowed, is_sliced, joined_reductions
 
@@ -138,7 +138,7 @@ class _Reader:
         self, inside: Computation, one: Instruction, times: int, scope: int, sent: set[str]
     ) -> Iterator[DeviceOp]:
         line, live = self._line(inside, one), self.live.get(one.name, 0)
-        if operation(one.text):
+        if operation(one):
             waits = bool(scope) and self._waits(inside, one)
             yield from self._collective(inside, one, times, scope, line, live, waits)
             return
@@ -148,7 +148,7 @@ class _Reader:
             channel = _CHANNEL.search(inner.attributes)
             if channel is None or channel[1] not in sent:
                 sent.add(channel[1] if channel else "")
-                said = self.module.line_of(inner) or line
+                said = line_of(self.module, inner) or line
                 waits = bool(scope) and self._waits(inside, one)
                 yield from self._collective(within, inner, times, scope, said, live, waits)
         costs = costs_of(self.module, inside, one)
@@ -167,7 +167,7 @@ class _Reader:
             if within is None:
                 continue
             for inner in within.instructions.values():
-                if operation(inner.text):
+                if operation(inner):
                     yield within, inner
 
     def _collective(
@@ -180,7 +180,7 @@ class _Reader:
         live: int,
         waits: bool,
     ) -> Iterator[DeviceOp]:
-        kind, size = operation(one.text) or ("", 0)
+        kind, size = operation(one) or ("", 0)
         outside = self.places.talking(one.text)
         groups = self.places.of_mesh(groups_of(one.text))
         axes = outside.axes or axes_along(kind, size, groups, self.mesh)

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from isoshard.core.planner.costs.device_program import DeviceOp
 from isoshard.core.runtime.hlo_collectives import groups_of
+from isoshard.core.runtime.hlo_text import Computation, HloModule
 
-from .hlo_text import Computation, HloModule
 from .kernel_waits import waits
 
 _ONES_OF_GPUS = ("all-gather", "all-reduce", "collective-permute", "reduce-scatter")

@@ -14,11 +14,16 @@ import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from isoshard.core.runtime.hlo_collectives import tuple_parts
+from isoshard.core.runtime.hlo_text import (
+    Computation,
+    HloModule,
+    Instruction,
+    arrays_of,
+    tuple_parts,
+)
 
 from .buffer_sharing import may_share, written_over
 from .hlo_costs import FREE, RUNS_OTHERS
-from .hlo_text import Computation, HloModule, Instruction, arrays_of
 from .layout_moves import read_in_any_order
 
 

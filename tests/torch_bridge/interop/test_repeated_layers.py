@@ -15,8 +15,8 @@ from torch.nn import functional as F
 import isoshard as iso
 from isoshard import P, metrics
 from isoshard.core.planner.programs.device_ops import device_ops
-from isoshard.core.planner.programs.hlo_text import parsed
 from isoshard.core.planner.programs.live_values import liveness
+from isoshard.core.runtime.hlo_text import parsed
 from isoshard.core.runtime.jaxprs import equations
 from tests.torch_bridge.planning.steps import llama
 

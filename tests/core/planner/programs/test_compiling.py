@@ -17,7 +17,7 @@ from isoshard.core.planner.programs.device_ops import total
 from isoshard.core.planner.programs.planning_errors import CompilationError, PlanningError
 from isoshard.core.planner.programs.scaled_meshes import scaled_down
 from tests.core.planner.programs.sample_steps import layers
-from tests.core.planner.programs.test_hlo_text import RECORDED
+from tests.core.planner.programs.test_recorded_programs import RECORDED
 
 AXES = ("data", "model")
 

@@ -13,9 +13,9 @@ from isoshard.core.planner.estimating import device_program
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.device_ops import device_ops, total
 from isoshard.core.planner.programs.hlo_costs import costs_of
-from isoshard.core.planner.programs.hlo_text import parsed
 from isoshard.core.planner.traced.of_step import traced_step
-from tests.core.planner.programs.test_hlo_text import read
+from isoshard.core.runtime.hlo_text import parsed
+from tests.core.planner.programs.test_recorded_programs import read
 
 MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))
 ONE = 1024 * 1024 * 2

@@ -16,9 +16,9 @@ from isoshard.core.planner.axes.trace_depth import by_tracing
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.exporting import exported
 from isoshard.core.planner.programs.hlo_costs import costs_of
-from isoshard.core.planner.programs.hlo_text import parsed
 from isoshard.core.planner.programs.planning_errors import CompilerMissingError, PlanningError
 from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
+from isoshard.core.runtime.hlo_text import parsed
 from tests.core.planner.programs.sample_steps import layers
 
 MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))

@@ -6,7 +6,7 @@ import pytest
 
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.device_ops import device_ops
-from isoshard.core.planner.programs.hlo_text import parsed
+from isoshard.core.runtime.hlo_text import parsed
 
 MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))
 

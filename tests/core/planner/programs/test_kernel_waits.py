@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.device_ops import device_ops
-from isoshard.core.planner.programs.hlo_text import parsed
 from isoshard.core.planner.programs.kernel_waits import waits
+from isoshard.core.runtime.hlo_text import parsed
 
 MESH = topology("h100:1x8").mesh((8,), ("data",))
 

@@ -12,9 +12,9 @@ from isoshard.core.layout.axis_types import auto
 from isoshard.core.planner.estimating import estimate
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.device_ops import device_ops
-from isoshard.core.planner.programs.hlo_text import parsed
 from isoshard.core.planner.programs.slice_crossings import check_crossings, crossings
 from isoshard.core.planner.reports.report import Report
+from isoshard.core.runtime.hlo_text import parsed
 from tests.core.planner.programs import sliced_steps
 from tests.core.planner.programs.sliced_steps import HSDP, PARAMETER_BYTES, arguments, mesh_of
 

@@ -6,10 +6,10 @@ import pytest
 
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.compiling import by_partitioner
-from isoshard.core.planner.programs.hlo_text import parsed
 from isoshard.core.planner.programs.live_values import liveness
 from isoshard.core.planner.programs.target_memory import SAVED, target_liveness
 from isoshard.core.planner.programs.target_order import in_target_order
+from isoshard.core.runtime.hlo_text import parsed
 from tests.core.planner.programs.sample_steps import layers
 
 BIG = 1024 * 1024 * 4

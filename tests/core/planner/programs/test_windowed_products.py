@@ -8,10 +8,10 @@ import pytest
 
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.programs.device_ops import device_ops, total
-from isoshard.core.planner.programs.hlo_text import parsed
 from isoshard.core.planner.programs.windowed_loops import multiplied_by_parts
 from isoshard.core.planner.programs.windowed_products import windowed_products
-from tests.core.planner.programs.test_hlo_text import read
+from isoshard.core.runtime.hlo_text import parsed
+from tests.core.planner.programs.test_recorded_programs import read
 
 LINE = 'metadata={op_name="line:a.py:1 (f)/dot"}'
 GATHERED = """

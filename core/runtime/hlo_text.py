@@ -4,10 +4,10 @@
 ... HloModule step, is_scheduled=true
 ... ENTRY %main (p: f32[8]) -> f32[8] {
 ...   %p = f32[8]{0} parameter(0)
-...   ROOT %twice = f32[8]{0} add(%p, %p), metadata={op_name="jit(f)/line:a.py:3 (f)/add"}
+...   ROOT %twice = f32[8]{0} add(%p, %p)
 ... }''')
->>> module.root.opcode, module.root.operands, module.line_of(module.root)
-('add', ('p', 'p'), 'a.py:3 (f)')
+>>> module.root.opcode, module.root.operands, module.root.arrays
+('add', ('p', 'p'), (ArrayShape(dtype='f32', sizes=(8,), space=0),))
 
 Source: the text form of XLA's HLO, https://openxla.org/xla/operation_semantics.
 """
@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping
-
-from isoshard.core.planner.traced.source_lines import is_users, said_by, written
-from isoshard.core.runtime.hlo_collectives import array_bytes, split_shape, tuple_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +37,12 @@ class ArrayShape:
 
     @property
     def bytes(self) -> int:
-        """Of all elements, without padding."""
-        return array_bytes(self.dtype, ",".join(map(str, self.sizes)))
+        """Of all elements, without padding; types below one byte are packed."""
+        if self.dtype in ("token", "opaque"):
+            return 0
+        digits = re.search(r"\d+", self.dtype)
+        bits = 8 if self.dtype == "pred" or digits is None else int(digits[0])
+        return -(-math.prod(self.sizes) * bits // 8)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,47 +148,6 @@ class HloModule:
         pairs = _ALIAS.finditer(found[1]) if found else ()
         return {int(pair["result"] or 0): int(pair["argument"]) for pair in pairs}
 
-    @functools.cached_property
-    def _lines(self) -> dict[str, str]:
-        """What `line_of` has found, by its metadata's text."""
-        return {}
-
-    def line_of(self, instruction: Instruction) -> str:
-        """The user's line of an instruction; "" if none is known.
-
-        Args:
-            instruction: of this module.
-        """
-        said = instruction.attributes.partition("metadata={")[2]
-        if not said:
-            return ""
-        if said not in self._lines:
-            self._lines[said] = self._line_of(instruction)
-        return self._lines[said]
-
-    def _line_of(self, instruction: Instruction) -> str:
-        name = _OP_NAME.search(instruction.attributes)
-        said = said_by(name["path"].replace('\\"', '"')) if name else None
-        if said is not None:
-            return said
-        frame = _FRAME.search(instruction.attributes)
-        if frame:
-            return self._line_of_frame(frame["number"])
-        file = _SOURCE.search(instruction.attributes)
-        if file and is_users(file["file"]):
-            return written(file["file"], int(file["line"]), "").removesuffix(" ()")
-        return ""
-
-    def _line_of_frame(self, number: str) -> str:
-        seen: set[str] = set()
-        while number in self.frames and number not in seen:
-            seen.add(number)
-            file, line, function, caller = self.frames[number]
-            if file and is_users(file):
-                return written(file, int(line), function)
-            number = caller
-        return ""
-
 
 _ORDER = ("body", "calls", "to_apply", "true_computation", "false_computation", "condition")
 _CALLED = re.compile(rf"\b({'|'.join(_ORDER)})=%?([\w.\-]+)")
@@ -198,9 +159,6 @@ _OPERAND = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 _ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<sizes>[\d,<=]*)\](?:\{(?P<layout>[^}]*)\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
 _ALIAS = re.compile(r"\{(?P<result>\d*)\}: \((?P<argument>\d+),")
-_OP_NAME = re.compile(r'op_name="(?P<path>(?:[^"\\]|\\.)*)"')
-_FRAME = re.compile(r"stack_frame_id=(?P<number>\d+)")
-_SOURCE = re.compile(r'source_file="(?P<file>[^"]*)" source_line=(?P<line>\d+)')
 _TABLE = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)$")
 _COMMENT = re.compile(r"/\*.*?\*/")
 
@@ -218,6 +176,35 @@ def arrays_of(shape: str) -> tuple[ArrayShape, ...]:
         space = _SPACE.search(one["layout"] or "")
         found.append(ArrayShape(one["dtype"], tuple(sizes), int(space[1]) if space else 0))
     return tuple(found)
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of all arrays in a shape's text."""
+    return sum(array.bytes for array in arrays_of(shape))
+
+
+def _split_shape(text: str) -> tuple[str, str]:
+    """Split an instruction's `shape opcode(..)..` after the shape."""
+    if not text.startswith("("):
+        shape, _, rest = text.partition(" ")
+        return shape, rest
+    depth = 0
+    for end, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return text[: end + 1], text[end + 1 :]
+    return text, ""
+
+
+def tuple_parts(shape: str) -> list[str]:
+    """The texts of the elements of a tuple's shape."""
+    parts, depth, start = [], 0, 1
+    for at, letter in enumerate(shape):
+        depth += (letter in "({[") - (letter in ")}]")
+        if (letter == "," and depth == 1) or depth == 0:
+            parts.append(shape[start:at])
+            start = at + 1
+    return parts
 
 
 def parsed(text: str) -> HloModule:
@@ -306,7 +293,7 @@ def _add(rows: dict[str, Instruction], line: re.Match[str]) -> Instruction | Non
 
 
 def _instruction(name: str, rest: str) -> Instruction | None:
-    shape, rest = split_shape(_COMMENT.sub("", rest) if "/*" in rest else rest)
+    shape, rest = _split_shape(_COMMENT.sub("", rest) if "/*" in rest else rest)
     found = _OPCODE.match(rest)
     if found is None:
         return None
