@@ -32,6 +32,7 @@ from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.plan.unused_rules import check_activation_axes, warn_unused_activations
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.caches import cached
 
 from .call_classes import called_by, of_classes
 from .graphs import is_nnx
@@ -137,7 +138,7 @@ def _subclassed(model: Any, mesh: Mesh, plan: Plan, seen: Constrained) -> Iterat
         yield
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _subclass(kind: type, said: Any, mesh: Mesh) -> type:
     """A class that calls as `kind` does, and lays out the values.
 

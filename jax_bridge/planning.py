@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +45,7 @@ from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan.model_leaves import names_of
 from isoshard.core.planner.traced.jax_steps import traced_jax_step
 from isoshard.core.planner.traced.traced_step import Role, TracedStep
+from isoshard.core.runtime.caches import cached
 
 from .activations import constrain_activations, plan_speaks
 from .call_classes import called_by, of_classes
@@ -135,7 +135,7 @@ def _modules_of(models: Sequence[Any]) -> list[tuple[str, Any]]:
     ]
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _marking(kind: type, name: str, gradients: bool) -> type:
     """A class that calls as `kind` does, and marks what comes out."""
     mark = with_marks if gradients else with_output_mark

@@ -22,7 +22,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSAID
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.core.transfer.leaf_specs import NamedArray, named_arrays
 
 
@@ -52,7 +52,7 @@ class StepBatches:
         self._plan = plan.for_inputs() if says else None
         self._pads = uneven == "pad"
         self._rows = BatchRows(mesh, local=False)
-        self._specs: Bounded[Any, list[Any]] = Bounded(PROGRAMS)
+        self._specs: Bounded[Any, list[Any]] = Bounded(PROGRAMS, "jax training steps: specs")
 
     def place(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """Lay out the arrays of a batch.

@@ -53,7 +53,7 @@ from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime import metrics, serialize_virtual
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.core.transfer import exchange
 
 from .activations import Constrained, constrain_activations
@@ -172,7 +172,7 @@ class TrainStep:
         self._plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
         self._options = options
         self._batches = StepBatches(mesh, self._plan, options["uneven"])
-        self._programs: Bounded[Any, Any] = Bounded(PROGRAMS)
+        self._programs: Bounded[Any, Any] = Bounded(PROGRAMS, "jax training steps: programs")
         self._traced = 0
         self._lays_out = True
         self._marks: Callable[[list[Any]], AbstractContextManager[Any]] = nullcontext

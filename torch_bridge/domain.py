@@ -33,7 +33,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto, is_typed, on_mesh
 from isoshard.core.layout.uneven import is_uneven, padded_of
 from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.core.transfer.exchange import to_torch
 
 from .dtypes import physical_dtype
@@ -41,7 +41,7 @@ from .handlers.operand_layouts import read_layouts, said_on, typed_mesh
 from .interop.calling_jax import TorchFunction
 from .layout import marks
 
-_KNOWN: Bounded[Any, tuple[TorchFunction, Any]] = Bounded(PROGRAMS)
+_KNOWN: Bounded[Any, tuple[TorchFunction, Any]] = Bounded(PROGRAMS, "domain: functions of tensors")
 
 
 def call(verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

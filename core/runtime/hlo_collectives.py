@@ -22,7 +22,6 @@ Source: the text form of XLA's HLO, https://openxla.org/xla/operation_semantics.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
@@ -31,6 +30,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+
+from isoshard.core.runtime.caches import cached
 
 from .hlo_slice_transfers import transfer
 from .hlo_text import (
@@ -191,7 +192,7 @@ _MESHED = re.compile(
 _AXIS = re.compile(r"'(?P<name>[^']+)'(?::\((?P<before>\d+)\)(?P<size>\d+))?(?:=(?P<extent>\d+))?")
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def groups_of(rest: str) -> Groups | None:
     """Who talks to whom, from one of the three ways in which XLA writes it; None if it does not.
 

@@ -20,6 +20,8 @@ import math
 import re
 from collections.abc import Mapping
 
+from isoshard.core.runtime.caches import cached
+
 
 @dataclasses.dataclass(frozen=True)
 class ArrayShape:
@@ -163,7 +165,7 @@ _TABLE = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)$")
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def arrays_of(shape: str) -> tuple[ArrayShape, ...]:
     """The arrays in a shape's text, in order.
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import isoshard as iso
-from isoshard.core.runtime.bounded import Bounded, Interned
+from isoshard.core.runtime.caches import Bounded, Interned
 from isoshard.torch_bridge import dynamo
 from isoshard.torch_bridge.dtensor import dtensor_function
 from isoshard.torch_bridge.interop import assume_pure, calling_jax, plain_tensors
@@ -34,7 +34,7 @@ def test_a_function_forgets_constants_it_was_called_with(few):
 
 
 def test_accumulation_over_shapes_without_end(monkeypatch):
-    monkeypatch.setattr(accumulating, "_LOOPS", Interned(2))
+    monkeypatch.setattr(accumulating, "_LOOPS", Interned(2, "test"))
     model = torch.nn.Linear(2, 1, bias=False).to("jax")
     for n in [1, 2, 3, 4, 1]:
         model.zero_grad()

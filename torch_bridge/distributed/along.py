@@ -20,7 +20,6 @@ nothing.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -32,6 +31,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.spec import axis_names, named_sharding, same_layout
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike, Opaque, PlacementLike
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -219,7 +219,7 @@ class _Along(torch.autograd.Function):
         return _Along.apply(gradient[0], ctx.there), None
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def _constraint(mesh: jax.sharding.Mesh, names: Axes, spec: P) -> Recipe:
     """The entry of a program that says how a value lies along some axes of the mesh."""
     run = mapped(lambda piece: piece, mesh, names, spec, spec)

@@ -34,7 +34,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import DistributedError, ShardingError
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.processes.agreement import pass_by, tell_fault
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge.interop.function_reads import Reads
 from isoshard.torch_bridge.interop.jax_operands import TENSOR, of_operands, sorted_out, surroundings
@@ -69,7 +69,7 @@ class DistributedFunction:
         """
         self.name = name
         self._function, self._out_specs, self._reads = function, out_specs, reads
-        self._known: Bounded[Any, RankProgram] = Bounded(PROGRAMS)
+        self._known: Bounded[Any, RankProgram] = Bounded(PROGRAMS, "jax_function: DTensors")
         self._own = partial("{}: tensors of its own".format, name)
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -9,12 +9,12 @@ import jax
 import torch
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.argument_types import PyTree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from . import translation
 from .dtensor_exchange import is_dtensor
-from .meshes import cached_by_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -66,7 +66,7 @@ def _fault(leaf: torch.Tensor, mesh: DeviceMesh) -> str:
     return _fault_of_layout(leaf.device_mesh, leaf.placements, leaf.shape, mesh)
 
 
-@cached_by_mesh(4096)
+@cached(4096)
 def _fault_of_layout(
     own: DeviceMesh, placements: tuple[Placement, ...], size: torch.Size, mesh: DeviceMesh
 ) -> str:

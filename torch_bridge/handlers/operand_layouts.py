@@ -8,7 +8,6 @@ that cannot be, and a mark is asked for. Nothing is gathered to find out.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from isoshard.core.layout.axis_types import auto, is_typed, on_mesh, same_grid
 from isoshard.core.layout.mesh import describe_mesh, mesh_of
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.spec_entries import entries_of
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -155,7 +155,7 @@ def _sharding(known: NamedSharding | BlockLayout) -> NamedSharding:
     return known.sharding if isinstance(known, BlockLayout) else known
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def _layout(shape: tuple[int, ...], known: Known, mesh: Mesh | None) -> ArrayLayout:
     if known is None or mesh is None:
         return whole(shape, mesh)

@@ -34,7 +34,7 @@ import torch
 
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.spec import SpecLike
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
 from isoshard.torch_bridge.dtensor.dtensor_function import DistributedFunction
@@ -90,7 +90,7 @@ class TorchFunction:
         self.name, self._types, self._wide = name, types, wide
         self.__wrapped__, self._out_specs = function, out_specs
         self._reads = Reads(function, name) if reads else None
-        self._known: Bounded[Any, Any] = Bounded(PROGRAMS)
+        self._known: Bounded[Any, Any] = Bounded(PROGRAMS, "jax_function: recorded calls")
         self._distributed = DistributedFunction(function, name, out_specs, self._reads)
         self._plain = PlainFunction(function, name, copy, _of_gradient, self._reads)
 

@@ -33,6 +33,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import ModuleActivations, Side
 from isoshard.core.plan.layout_rules import PlanError
 from isoshard.core.plan.unused_rules import check_activation_axes, warn_unused_activations
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.argument_types import MeshLike, PlanLike
@@ -222,7 +223,7 @@ class _Open(torch.autograd.Function):
         return _Open.apply(gradient[0], ctx.sharding), None
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def _open(sharding: NamedSharding) -> Recipe:
     constrain = functools.partial(axis_types.constrain, sharding=sharding)
     return Recipe("mark_along", lambda arrays, _scalars, _key: [constrain(arrays[0])], 1)

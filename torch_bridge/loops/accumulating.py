@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.core.runtime.bounded import PROGRAMS, Interned
+from isoshard.core.runtime.caches import PROGRAMS, Interned
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -211,7 +211,7 @@ def _loop_of(run: TracedVjp, batches: int, count: int, mine: Sequence[int]) -> _
     return loop
 
 
-_LOOPS: Interned[_LoopKey, _Loop] = Interned(PROGRAMS)
+_LOOPS: Interned[_LoopKey, _Loop] = Interned(PROGRAMS, "accumulate_gradients: loops")
 
 
 def _check(batches: Sequence[Any], carried: Sequence[Any]) -> int:

@@ -8,13 +8,13 @@ there now; where it gives the same operations as before, the same loop of the pr
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import torch
 
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -179,7 +179,7 @@ def _together(own: Sequence[Any], width: int) -> tuple[Any, ...]:
     return _Together.apply(width, *subtrace.inside(own)) if own else ()
 
 
-@functools.lru_cache(256)
+@cached(256)
 def _together_recipe(width: int, depth: int) -> Recipe:
     """Stacks the tensors of the first layer, the second, .."""
 
@@ -189,7 +189,7 @@ def _together_recipe(width: int, depth: int) -> Recipe:
     return Recipe(f"parameters of {depth} layers", run, width)
 
 
-@functools.lru_cache(256)
+@cached(256)
 def _apart_recipe(width: int, depth: int) -> Recipe:
     """Takes stacks apart: those of the first layer, the second, .."""
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.undocumented import (
@@ -302,7 +302,7 @@ def _pure_ones(fn: Any) -> _Pure:
     if found is None:
         # Not the modules themselves: one that has `fn` would keep it, and so this entry, for ever.
         modules = [weakref.ref(module) for module in modules_of(fn)]
-        found = _PURE[fn] = (modules, Bounded(PROGRAMS))
+        found = _PURE[fn] = (modules, Bounded(PROGRAMS, "scan: recorded bodies"))
     return found
 
 

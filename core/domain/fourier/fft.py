@@ -36,7 +36,7 @@ from isoshard.core.domain.lifting.lifting import lift
 from isoshard.core.domain.windows.window_arguments import Faults, is_whole
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.runtime.bounded import PROGRAMS
+from isoshard.core.runtime.caches import PROGRAMS, cached
 
 from .fourier_primitive import transform
 
@@ -159,7 +159,7 @@ def _result_layout(kind: str, last: int, x: Any) -> NamedSharding | None:
     return NamedSharding(told.mesh, P(*entries))
 
 
-@functools.lru_cache(maxsize=PROGRAMS)
+@cached(PROGRAMS)
 def _lifted(kind: str, axes: tuple[int, ...], norm: str, length: int) -> Any:
     return lift(functools.partial(_transformed, kind, axes, norm, length))
 

@@ -20,12 +20,12 @@ the table of which primitive has which.
 from __future__ import annotations
 
 import collections
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
+from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime.jaxprs import CALLS, is_elementwise, programs
 
 from . import contracted_dimensions as contracted
@@ -223,7 +223,7 @@ def primitives(program: Any) -> dict[str, int]:
     return dict(collections.Counter(names))
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@cached(1 << 14)
 def _cached(
     name: str,
     operands: tuple[Shape, ...],
@@ -233,7 +233,7 @@ def _cached(
     return _TABLE[name](Factors(operands, results), dict(params))
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@cached(1 << 14)
 def elementwise_rule(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> DimensionRule:
     """The rule of an operation element by element: axes of the result's size are its axes.
 

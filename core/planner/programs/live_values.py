@@ -10,10 +10,10 @@ own all the time; everything else is temporary.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
+from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime.hlo_text import (
     Computation,
     HloModule,
@@ -265,7 +265,7 @@ class _Spans:
         self.ending.setdefault(last, []).append(buffer)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def places_in(shape: str) -> tuple[int, ...]:
     """Of each element of a tuple, how many arrays there are before it.
 

@@ -7,7 +7,6 @@ operations are recorded, then traced) says the line itself, by a name scope: see
 
 from __future__ import annotations
 
-import functools
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime.jaxprs import JaxprRewriter, holds_jaxprs
 
 SCOPE = "line:"
@@ -105,7 +105,7 @@ class _Called(JaxprRewriter):
         )
 
 
-@functools.lru_cache(maxsize=65_536)
+@cached(65_536)
 def _of_stack(stack: Any) -> str:
     for frame in stack.frames:
         if is_users(frame.file_name):

@@ -7,7 +7,6 @@ once, in C. Only inputs for which that leaves a doubt are looked at one by one.
 
 from __future__ import annotations
 
-import functools
 import operator
 import weakref
 from collections.abc import Container, Sequence
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.engine.compiling import input_placement, program
 from isoshard.torch_bridge.engine.compiling.padded_blocks import has_blocks, padded
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -258,7 +258,7 @@ def _seen_elsewhere(
     return found
 
 
-@functools.cache
+@cached(4096)
 def _is_placed(kind: type) -> bool:
     """Whether such arrays are on devices."""
     return issubclass(kind, jax.Array | UnevenArray)

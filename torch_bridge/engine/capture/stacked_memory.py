@@ -19,7 +19,6 @@ stack is dropped and made anew when it is needed, so memory is never held twice 
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,6 +29,7 @@ import numpy as np
 from jax import lax
 
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.caches import PROGRAMS, cached
 from isoshard.torch_bridge.engine.compiling.loop_layouts import stacked_layout
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -217,7 +217,7 @@ def _aside() -> Iterator[None]:
         yield
 
 
-@functools.cache
+@cached(PROGRAMS)
 def _slicing(placed: int) -> Any:
     return jax.jit(
         lambda whole, place: lax.dynamic_index_in_dim(whole, place, 0, keepdims=False),
@@ -225,12 +225,12 @@ def _slicing(placed: int) -> Any:
     )
 
 
-@functools.cache
+@cached(PROGRAMS)
 def _stacking(placed: int) -> Any:
     return jax.jit(lambda *each: jnp.stack(each), out_shardings=_layout(stacked_layout(placed)))
 
 
-@functools.cache
+@cached(PROGRAMS)
 def _filling(placed: int) -> Any:
     return jax.jit(
         lambda whole, one, place: lax.dynamic_update_index_in_dim(whole, one, place, 0),

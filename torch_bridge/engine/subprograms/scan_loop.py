@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isoshard.core.runtime.bounded import PROGRAMS, Interned
+from isoshard.core.runtime.caches import PROGRAMS, Interned
 from isoshard.core.runtime.shard_map_axes import alike
 from isoshard.torch_bridge.engine.values.value import Aval
 
@@ -159,7 +159,7 @@ def loop_of(
     return loop
 
 
-_LOOPS: Interned[_ScanKey, ScanLoop] = Interned(PROGRAMS)
+_LOOPS: Interned[_ScanKey, ScanLoop] = Interned(PROGRAMS, "engine: scans")
 
 
 def stacked(aval: Aval, length: int) -> Aval:
