@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from isoshard.core.layout.tiles import Tiles
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from .device_numbers import numbers_text
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from .box_drawing import COLORS, MAX_ROWS, kept
 from .device_bytes import DeviceBytes, amounts

@@ -18,7 +18,7 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from .box_drawing import LABEL, Cell, Line, grid_lines
 from .device_bytes import DeviceBytes

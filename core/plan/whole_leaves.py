@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from isoshard.core.errors import ReplicationWarning
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.runtime.user_warnings import warn_user
 
 from .hf_plan import HfStyle

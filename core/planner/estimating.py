@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from .axes.border_layouts import for_compilers
 from .axes.trace_depth import by_tracing

@@ -38,7 +38,6 @@ from types import FrameType
 
 from . import samples
 from .report_lines import amount, compiled_lines, transfer_lines
-from .report_lines import human_bytes as human_bytes
 from .shown_text import ShownText
 
 KNOWN = {

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.plan.rule_patterns import check_patterns, matches
+from isoshard.core.runtime.formatting import listed
 from isoshard.onnx_bridge.exporting.weight_layouts import modules_around
 
 from ..errors import AnnotationError
@@ -112,11 +113,6 @@ def _by_pattern(graph: Graph, stages: Mapping[str, int]) -> dict[int, int | None
     if unused:
         raise AnnotationError(
             f"stages are given for {', '.join(map(repr, sorted(unused)))}, and no node or module "
-            f"is called so; nodes are {_some([node.name for node in graph.nodes])}"
+            f"is called so; nodes are {listed([repr(node.name) for node in graph.nodes], 8)}"
         )
     return found
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:8]))
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

@@ -29,7 +29,7 @@ from isoshard.core.installation import install_command
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.planner.machine.topologies import Topology
 from isoshard.core.planner.reports.report import Report
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from .output import Output
 from .plan_machines import show_machines

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from isoshard.core.planner.machine.chips import Chip, chips
 from isoshard.core.planner.programs.targets import planned
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 EXAMPLES = {"tpu2": "16x16", "tpu3": "8x8x8", "gpu0": "2x8", "cpu0": "64"}
 """A grid by platform and axes of the torus."""

@@ -12,8 +12,8 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.plan import PlanError
 from isoshard.core.planner.estimating import LOOPED, estimate
 from isoshard.core.planner.machine.topologies import topology
+from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.runtime.hlo_collectives import collectives
-from isoshard.core.runtime.metrics import human_bytes
 
 LAYERS, WIDTH = 6, 256
 PLAN = Plan(

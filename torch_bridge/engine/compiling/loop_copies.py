@@ -31,8 +31,8 @@ from typing import Any
 from isoshard.core.repeats.rolled_program import Rolled
 from isoshard.core.runtime._jax_internals.jaxpr_classes import Jaxpr, Literal
 from isoshard.core.runtime.flops import is_product, program_flops
+from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.runtime.jaxprs import jaxprs_inside, opened, scan_counts
-from isoshard.core.runtime.metrics import human_bytes
 
 FLOPS_A_BYTE = 6.0
 """A byte copied takes as long as so many flops of a step, at most. Processor time with loops less

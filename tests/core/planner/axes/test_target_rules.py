@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.planner.axes.trace_depth import by_tracing
 from isoshard.core.planner.machine.topologies import topology
 from isoshard.core.planner.traced.traced_step import StepInput, StepResult, TracedStep
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 
 def program(function, machine, *inputs, dtype="bfloat16", axes=("x",)):
