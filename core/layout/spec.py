@@ -323,3 +323,9 @@ def _of_same_devices(sharding: NamedSharding, mesh: Mesh, name: str) -> Any:
             f"{describe_mesh(mesh)}; pass its .spec, or that mesh."
         )
     return theirs
+
+
+def stacked_sharding(sharding: NamedSharding) -> NamedSharding:
+    """The sharding of a stack of arrays that have one each: the leading axis is not split."""
+    spec = P(None, *sharding.spec)
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)

@@ -1,4 +1,4 @@
-"""Equations as a function, and that of each row."""
+"""Equations as a function, that of each row, and what a loop may carry."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ def function_of(variables: list[Any], results: Sequence[Any], equations: list[An
     names = DebugInfo("repeats", "rolled", None, None)
     jaxpr = Jaxpr([], variables, list(results), equations, effects, names)
     return jaxpr_as_fun(closed(jaxpr))
+
+
+def strong(array: Any) -> Any:
+    """An array without JAX's weak type, which a loop may not carry."""
+    if getattr(jax.typeof(array), "weak_type", False):
+        return jax.lax.convert_element_type(array, array.dtype)
+    return array
 
 
 def over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count: int) -> Any:

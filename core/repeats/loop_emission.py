@@ -12,11 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
+from isoshard.core.layout.spec import stacked_sharding
 from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.equation_order import Step
-from isoshard.core.repeats.jaxpr_functions import function_of, over_rows
+from isoshard.core.repeats.jaxpr_functions import function_of, over_rows, strong
 from isoshard.core.repeats.loop_plans import LoopPlan
 from isoshard.core.repeats.row_updates import RowUpdates
 from isoshard.core.repeats.side_by_side import BatchedEquation
@@ -252,10 +253,10 @@ class LoopEmission:
             known = dict(zip(update.made, made[slots + len(mine) :], strict=True))
             known.update(zip(update.read, read, strict=True))
             stacks, others = update.run(known, values, stacks, index)
-            return (tuple(map(_strong, ended)), stacks), (given, others)
+            return (tuple(map(strong, ended)), stacks), (given, others)
 
-        first = tuple([_strong(self.value(value)) for _, value in block.carried])
-        begin = first, [_strong(self.array(one)) for one in update.stacks]
+        first = tuple([strong(self.value(value)) for _, value in block.carried])
+        begin = first, [strong(self.array(one)) for one in update.stacks]
         index = jnp.arange(block.count, dtype=np.int32) if update.stacks else None
         steps = xs, rows, [self.array(one) for one in update.read], index
         with jax.named_scope(f"repeat_{number}"):
@@ -359,16 +360,7 @@ def _laid_out(value: Any, layout: NamedSharding | None) -> Any:
     return value if layout is None else jax.lax.with_sharding_constraint(value, layout)
 
 
-def _strong(value: Any) -> Any:
-    """Without JAX's weak type, which an equation's operand may have and its result not."""
-    if value.aval.weak_type:
-        return jax.lax.convert_element_type(value, value.dtype)
-    return value
-
-
 def _constrained(value: Any, equation: Any) -> Any:
     """A layout for each member: the leading axis is not split."""
-    layout = equation.params["sharding"]
-    spec = PartitionSpec(None, *layout.spec)
-    layout = NamedSharding(layout.mesh, spec, memory_kind=layout.memory_kind)
+    layout = stacked_sharding(equation.params["sharding"])
     return jax.lax.with_sharding_constraint(value, layout)

@@ -30,8 +30,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
+from isoshard.core.layout.spec import stacked_sharding
 from isoshard.core.repeats.common_equations import computed_once
 from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.equation_keys import equation_keys
@@ -370,7 +371,7 @@ def _struct(flow: EquationFlow, one: int | StackedArray) -> jax.ShapeDtypeStruct
     if layout is not None and layout.mesh.empty:
         layout = None
     if layout is not None and lead:
-        layout = NamedSharding(layout.mesh, PartitionSpec(None, *layout.spec))
+        layout = stacked_sharding(layout)
     return jax.ShapeDtypeStruct(
         (*lead, *aval.shape), aval.dtype, sharding=layout, weak_type=aval.weak_type
     )

@@ -26,13 +26,14 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.core.repeats.jaxpr_functions import strong
 from isoshard.core.runtime.caches import PROGRAMS, Interned
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.subprograms.closed_over import ClosedOver
-from isoshard.torch_bridge.engine.subprograms.scan_loop import strong
+from isoshard.torch_bridge.engine.subprograms.scan_loop import captured_slots
 from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, cut
 from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput, TracedVjp, aval_of
 from isoshard.torch_bridge.engine.values.value import Aval
@@ -186,10 +187,7 @@ class _Loop:
 
 def _loop_of(run: TracedVjp, batches: int, count: int, mine: Sequence[int]) -> _Loop:
     subtrace = run.subtrace
-    around = subtrace.around_slots()
-    places = {id(storage): number for number, storage in enumerate(subtrace.outside)}
-    written = tuple([places[id(storage)] for storage, _ in run.written])
-    rest = [slot for number, slot in enumerate(around) if number not in written]
+    around, written, rest = captured_slots(run)
     given = [*run.inputs, *(around[number] for number in written), *rest]
     gradients = []
     for number in mine:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from jax.sharding import NamedSharding, PartitionSpec
 
+from isoshard.core.layout.spec import stacked_sharding
 from isoshard.core.planner.axes.border_layouts import spread_layouts
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -60,5 +61,4 @@ def stacked_layout(placed: int) -> int:
     found = None if placed == layout_numbers.UNPLACED else layout_numbers.layout(placed)
     if not isinstance(found, NamedSharding):
         return placed
-    spec = PartitionSpec(None, *found.spec)
-    return layout_numbers.intern(NamedSharding(found.mesh, spec, memory_kind=found.memory_kind))
+    return layout_numbers.intern(stacked_sharding(found))
