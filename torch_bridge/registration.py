@@ -13,7 +13,7 @@ from isoshard.core.checkpoint.source import Source
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import register
 from isoshard.core.planner.traced.traced_step import TracedStep
-from isoshard.core.runtime._jax_internals import refuse_values
+from isoshard.core.runtime._jax_internals import reject_values
 
 from . import domain
 from .dtensor import spelling, starting
@@ -92,5 +92,5 @@ def _no_array(tensor: torch.Tensor) -> NoReturn:
 
 
 register(RegisteredTorch())
-refuse_values(torch.Tensor, _no_array)
+reject_values(torch.Tensor, _no_array)
 spelling.register()

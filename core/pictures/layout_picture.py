@@ -28,7 +28,7 @@ from isoshard.core.runtime.shown_text import ShownText
 from .box_drawing import Line, colored, plain, rich_text
 from .device_bytes import bars
 from .html_boxes import fragment_of
-from .layout_drawing import LayoutDrawing, said_of, total
+from .layout_drawing import LayoutDrawing, bytes_text, total
 
 
 class LayoutPicture(ShownText):
@@ -77,12 +77,12 @@ class LayoutPicture(ShownText):
 
 
 def _lines(drawings: Sequence[LayoutDrawing], width: int) -> Iterator[Line]:
-    for number, one in enumerate(drawings):
-        if number:
+    for index, drawing in enumerate(drawings):
+        if index:
             yield []
-        yield from one.lines(width)
-    whole = total(drawings) if len(drawings) > 1 else None
-    if whole is not None:
+        yield from drawing.lines(width)
+    every = total(drawings) if len(drawings) > 1 else None
+    if every is not None:
         yield []
-        yield [(said_of(whole), "bold")]
-        yield from ([(line, "")] for line in bars(whole, width))
+        yield [(bytes_text(every), "bold")]
+        yield from ([(line, "")] for line in bars(every, width))

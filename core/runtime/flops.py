@@ -29,13 +29,13 @@ def flops_of(equation: Any) -> float:
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         lhs = equation.invars[0].aval.shape
-        return 2.0 * _elements(equation.outvars[0]) * math.prod([lhs[one] for one in contracted])
+        return 2.0 * _elements(equation.outvars[0]) * math.prod([lhs[axis] for axis in contracted])
     if name == "ragged_dot_general":
-        numbers = params["ragged_dot_dimension_numbers"]
-        (contracted, _), _ = numbers.dot_dimension_numbers
-        lhs, rhs = (one.aval.shape for one in equation.invars[:2])
-        grouped = math.prod([rhs[one] for one in numbers.rhs_group_dimensions])
-        free = math.prod(rhs) / grouped / math.prod([lhs[one] for one in contracted])
+        dimensions = params["ragged_dot_dimension_numbers"]
+        (contracted, _), _ = dimensions.dot_dimension_numbers
+        lhs, rhs = (var.aval.shape for var in equation.invars[:2])
+        grouped = math.prod([rhs[axis] for axis in dimensions.rhs_group_dimensions])
+        free = math.prod(rhs) / grouped / math.prod([lhs[axis] for axis in contracted])
         return 2.0 * math.prod(lhs) * max(1.0, free)
     if name == "conv_general_dilated":
         rhs = equation.invars[1].aval.shape
@@ -58,7 +58,7 @@ def _kernel(params: Mapping[str, Any]) -> float:
     if params["cost_estimate"] is not None:
         return float(params["cost_estimate"].flops)
     # A size that is known only when it runs counts as one.
-    points = math.prod([one for one in params["grid_mapping"].grid if isinstance(one, int)])
+    points = math.prod([size for size in params["grid_mapping"].grid if isinstance(size, int)])
     return points * program_flops(params["jaxpr"])
 
 

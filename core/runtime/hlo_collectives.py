@@ -41,7 +41,7 @@ from .hlo_text import (
     instructions,
     parsed,
     shape_bytes,
-    tuple_parts,
+    tuple_elements,
 )
 
 KINDS = {
@@ -105,7 +105,9 @@ def operation(instruction: Instruction) -> tuple[str, int] | None:
     if kind not in KINDS:
         return _between_slices(instruction)
     if kind not in (instruction.opcode, "all-reduce"):
-        shape = tuple_parts(shape)[1]  # (operands, results, ..); all-reduce-start has results only
+        shape = tuple_elements(shape)[
+            1
+        ]  # (operands, results, ..); all-reduce-start has results only
     return kind, shape_bytes(shape)
 
 
@@ -126,17 +128,17 @@ def _between_slices(instruction: Instruction) -> tuple[str, int] | None:
     """The same of what a TPU sends to other slices by its host."""
     if instruction.opcode != "send" or (sent := transfer(instruction.text)) is None:
         return None
-    size, devices = shape_bytes(tuple_parts(instruction.shape)[0]), len(sent.slices[0])
+    size, devices = shape_bytes(tuple_elements(instruction.shape)[0]), len(sent.slices[0])
     if sent.kind == "all-gather":
         size *= devices
     return sent.kind, size // devices if sent.kind == "reduce-scatter" else size
 
 
-def axes_of(found: Collective, mesh: jax.sharding.Mesh) -> tuple[str, ...] | None:
+def axes_of(collective: Collective, mesh: jax.sharding.Mesh) -> tuple[str, ...] | None:
     """The axes of a mesh along which a collective talks; None if it goes across them.
 
     Args:
-        found: the collective.
+        collective: the collective.
         mesh: over the devices of the program, in their order.
 
     >>> from isoshard import make_mesh
@@ -145,15 +147,15 @@ def axes_of(found: Collective, mesh: jax.sharding.Mesh) -> tuple[str, ...] | Non
     ('dp',)
     """
     shape = tuple(mesh.axis_sizes)
-    groups = ((tuple(range(mesh.size)),) if found.groups == () else found.groups) or ()
+    groups = ((tuple(range(mesh.size)),) if collective.groups == () else collective.groups) or ()
     varying: set[int] = set()
     for group in groups:
         if max(group) >= mesh.size:
             return None
-        places = np.unravel_index(np.array(group), shape)
-        varying |= {axis for axis, at in enumerate(places) if len(set(at.tolist())) > 1}
+        coordinates = np.unravel_index(np.array(group), shape)
+        varying |= {axis for axis, at in enumerate(coordinates) if len(set(at.tolist())) > 1}
     wide = math.prod(shape[axis] for axis in varying)
-    permutes = found.kind == "collective_permute"
+    permutes = collective.kind == "collective_permute"
     if not groups or (not permutes and any(len(group) != wide for group in groups)):
         return None
     return tuple(mesh.axis_names[axis] for axis in sorted(varying))
@@ -201,24 +203,24 @@ def groups_of(rest: str) -> Groups | None:
     """
     if listed := _LISTED.search(rest):
         groups = re.findall(r"\{([\d,]+)\}", "{" + listed["groups"] + "}")
-        return tuple(tuple(_numbers(group)) for group in groups)
+        return tuple(tuple(_integers(group)) for group in groups)
     if tiled := _TILED.search(rest):
-        return _as_groups(_devices(tiled["base"], tiled["turn"]).reshape(_numbers(tiled["shape"])))
+        return _as_groups(_devices(tiled["base"], tiled["turn"]).reshape(_integers(tiled["shape"])))
     if meshed := _MESHED.search(rest):
         extents = {axis["name"]: int(axis["extent"]) for axis in _AXIS.finditer(meshed["mesh"])}
-        whole = ",".join(map(str, extents.values()))
-        devices = _devices(meshed["base"] or whole, meshed["turn"])
-        return _along(devices.reshape(tuple(extents.values())), list(extents), meshed["axes"])
+        every_extent = ",".join(map(str, extents.values()))
+        devices = _devices(meshed["base"] or every_extent, meshed["turn"])
+        return _groups_over(devices.reshape(tuple(extents.values())), list(extents), meshed["axes"])
     return None
 
 
-def _along(grid: np.ndarray, names: list[str], axes: str) -> Groups:
+def _groups_over(grid: np.ndarray, names: list[str], axes: str) -> Groups:
     """The groups of a mesh's devices along some of its axes, or parts of axes."""
     shape: list[int] = []
     talking: list[int] = []
-    wanted = {axis["name"]: axis for axis in _AXIS.finditer(axes)}
+    named = {axis["name"]: axis for axis in _AXIS.finditer(axes)}
     for name, extent in zip(names, grid.shape, strict=True):
-        axis = wanted.get(name)
+        axis = named.get(name)
         before, size = (1, extent) if axis is None or not axis["size"] else _sub_axis(axis)
         if axis is not None:
             talking.append(len(shape) + 1)
@@ -233,13 +235,13 @@ def _sub_axis(axis: re.Match[str]) -> tuple[int, int]:
 
 def _devices(base: str, turn: str | None) -> np.ndarray:
     """Device numbers counted up in a grid, whose axes may be exchanged."""
-    shape = _numbers(base)
+    shape = _integers(base)
     grid = np.arange(math.prod(shape)).reshape(shape)
-    return grid.transpose(_numbers(turn)) if turn else grid
+    return grid.transpose(_integers(turn)) if turn else grid
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+def _integers(text: str) -> list[int]:
+    return [int(digits) for digits in text.split(",")]
 
 
 def _as_groups(grid: np.ndarray) -> Groups:

@@ -75,10 +75,10 @@ class Instruction:
     @functools.cached_property
     def called(self) -> tuple[str, ...]:
         """Names of the computations that it calls, a loop's body first."""
-        found = dict(_CALLED.findall(self.attributes))
-        names = [found[key] for key in _ORDER if key in found]
+        by_key = dict(_CALLED.findall(self.attributes))
+        names = [by_key[key] for key in _ORDER if key in by_key]
         for several in _BRANCHES.finditer(self.attributes):
-            names += [one.strip(" %") for one in several["names"].split(",") if one.strip()]
+            names += [name.strip(" %") for name in several["names"].split(",") if name.strip()]
         return tuple(names)
 
     @property
@@ -104,17 +104,21 @@ class Computation:
     @functools.cached_property
     def parameters(self) -> tuple[Instruction, ...]:
         """In the order of their numbers."""
-        found = [one for one in self.instructions.values() if one.opcode == "parameter"]
-        return tuple(sorted(found, key=lambda one: int(one.arguments)))
+        parameters = [
+            instruction
+            for instruction in self.instructions.values()
+            if instruction.opcode == "parameter"
+        ]
+        return tuple(sorted(parameters, key=lambda instruction: int(instruction.arguments)))
 
     @functools.cached_property
     def users(self) -> Mapping[str, tuple[Instruction, ...]]:
         """Who takes an instruction's result, by its name."""
-        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
-        for one in self.instructions.values():
-            for operand in dict.fromkeys(one.operands):
-                found.setdefault(operand, []).append(one)
-        return {name: tuple(users) for name, users in found.items()}
+        by_name: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for instruction in self.instructions.values():
+            for operand in dict.fromkeys(instruction.operands):
+                by_name.setdefault(operand, []).append(instruction)
+        return {name: tuple(users) for name, users in by_name.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,8 +150,8 @@ class HloModule:
     @functools.cached_property
     def aliased(self) -> Mapping[int, int]:
         """Numbers of results that lie in the memory of an argument -> the argument's number."""
-        found = re.search(r"input_output_alias=\{(.*?) \}(?:,|$)", self.header)
-        pairs = _ALIAS.finditer(found[1]) if found else ()
+        match = re.search(r"input_output_alias=\{(.*?) \}(?:,|$)", self.header)
+        pairs = _ALIAS.finditer(match[1]) if match else ()
         return {int(pair["result"] or 0): int(pair["argument"]) for pair in pairs}
 
 
@@ -172,12 +176,12 @@ def arrays_of(shape: str) -> tuple[ArrayShape, ...]:
     Args:
         shape: of an array or a tuple.
     """
-    found = []
-    for one in _ARRAY.finditer(shape):
-        sizes = [int(size.removeprefix("<=")) for size in one["sizes"].split(",") if size]
-        space = _SPACE.search(one["layout"] or "")
-        found.append(ArrayShape(one["dtype"], tuple(sizes), int(space[1]) if space else 0))
-    return tuple(found)
+    arrays = []
+    for match in _ARRAY.finditer(shape):
+        sizes = [int(size.removeprefix("<=")) for size in match["sizes"].split(",") if size]
+        space = _SPACE.search(match["layout"] or "")
+        arrays.append(ArrayShape(match["dtype"], tuple(sizes), int(space[1]) if space else 0))
+    return tuple(arrays)
 
 
 def shape_bytes(shape: str) -> int:
@@ -198,15 +202,15 @@ def _split_shape(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def tuple_parts(shape: str) -> list[str]:
+def tuple_elements(shape: str) -> list[str]:
     """The texts of the elements of a tuple's shape."""
-    parts, depth, start = [], 0, 1
+    elements, depth, start = [], 0, 1
     for at, letter in enumerate(shape):
         depth += (letter in "({[") - (letter in ")}]")
         if (letter == "," and depth == 1) or depth == 0:
-            parts.append(shape[start:at])
+            elements.append(shape[start:at])
             start = at + 1
-    return parts
+    return elements
 
 
 def parsed(text: str) -> HloModule:
@@ -230,17 +234,17 @@ def parsed(text: str) -> HloModule:
             table = line
             tables[table] = {}
         elif line[:1].isdigit() and table:
-            number, _, rest = line.partition(" ")
-            tables[table][number] = rest
-        elif found := (not line[:1].isspace() and _HEADER.match(line)):
-            name, rows, root = found["name"], {}, None
-            entry = name if found["entry"] else entry
+            index, _, rest = line.partition(" ")
+            tables[table][index] = rest
+        elif match := (not line[:1].isspace() and _HEADER.match(line)):
+            name, rows, root = match["name"], {}, None
+            entry = name if match["entry"] else entry
         elif line.startswith("}") and name:
             last = root or list(rows.values())[-1]
             computations[name] = Computation(name, rows, last)
-        elif found := _LINE.match(line):
-            one = _add(rows, found)
-            root = one if one and found["root"] else root
+        elif match := _LINE.match(line):
+            instruction = _add(rows, match)
+            root = instruction if instruction and match["root"] else root
     if entry not in computations:
         raise ValueError("the text has no entry computation, so it is no whole HLO module")
     return HloModule(header, computations, computations[entry], _frames(tables))
@@ -261,8 +265,8 @@ def instructions(text: str) -> dict[str, Instruction]:
     """
     rows: dict[str, Instruction] = {}
     for line in text.splitlines():
-        if found := _LINE.match(f" {line}"):
-            _add(rows, found)
+        if match := _LINE.match(f" {line}"):
+            _add(rows, match)
     return rows
 
 
@@ -272,59 +276,61 @@ def _add(rows: dict[str, Instruction], line: re.Match[str]) -> Instruction | Non
     XLA 0.12 dumps `%p#1` for the result of `get-tuple-element(%p), index=1` (its option
     `xla_dump_compact_gte`), and no line for it. It becomes an instruction of its own.
     """
-    one = _instruction(line["name"], line["rest"])
-    if one is None:
+    instruction = _instruction(line["name"], line["rest"])
+    if instruction is None:
         return None
-    for operand in one.operands:
+    for operand in instruction.operands:
         source, *indices = operand.split("#")
         for index in indices:
             name = f"{source}.get-tuple-element.{index}"
             if name not in rows:
-                shape = tuple_parts(rows[source].shape)[int(index)].strip()
+                shape = tuple_elements(rows[source].shape)[int(index)].strip()
                 arguments, attributes = f"%{source}", f", index={index}"
                 rows[name] = Instruction(
                     name, "get-tuple-element", shape, (source,), arguments, attributes
                 )
             source = name
         if indices:
-            operands = tuple(source if name == operand else name for name in one.operands)
-            arguments = re.sub(rf"%{re.escape(operand)}(?!\d)", f"%{source}", one.arguments)
-            one = dataclasses.replace(one, operands=operands, arguments=arguments)
-    rows[one.name] = one
-    return one
+            operands = tuple(source if name == operand else name for name in instruction.operands)
+            arguments = re.sub(rf"%{re.escape(operand)}(?!\d)", f"%{source}", instruction.arguments)
+            instruction = dataclasses.replace(instruction, operands=operands, arguments=arguments)
+    rows[instruction.name] = instruction
+    return instruction
 
 
 def _instruction(name: str, rest: str) -> Instruction | None:
     shape, rest = _split_shape(_COMMENT.sub("", rest) if "/*" in rest else rest)
-    found = _OPCODE.match(rest)
-    if found is None:
+    match = _OPCODE.match(rest)
+    if match is None:
         return None
-    depth, end = 1, found.end()
+    depth, end = 1, match.end()
     while depth and end < len(rest):
         depth += (rest[end] == "(") - (rest[end] == ")")
         end += 1
-    arguments, attributes = rest[found.end() : end - 1], rest[end:]
-    operands = () if found["opcode"] in ("constant", "parameter") else _OPERAND.findall(arguments)
-    return Instruction(name, found["opcode"], shape, tuple(operands), arguments, attributes)
+    arguments, attributes = rest[match.end() : end - 1], rest[end:]
+    operands = () if match["opcode"] in ("constant", "parameter") else _OPERAND.findall(arguments)
+    return Instruction(name, match["opcode"], shape, tuple(operands), arguments, attributes)
 
 
 def _frames(tables: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[str, str, str, str]]:
     """Each stack frame's file, line, function and caller, from the four tables of a module."""
-    files = {at: one.strip('"') for at, one in tables.get("FileNames", {}).items()}
-    functions = {at: one.strip('"') for at, one in tables.get("FunctionNames", {}).items()}
-    places = tables.get("FileLocations", {})
+    files = {at: name.strip('"') for at, name in tables.get("FileNames", {}).items()}
+    functions = {at: name.strip('"') for at, name in tables.get("FunctionNames", {}).items()}
+    locations = tables.get("FileLocations", {})
     rows = tables.get("StackFrames", {})
-    frames = {number: dict(re.findall(r"(\w+)=(\d+)", row)) for number, row in rows.items()}
+    frames = {index: dict(re.findall(r"(\w+)=(\d+)", row)) for index, row in rows.items()}
     # A caller's number is printed one too large by today's XLA: the first frame, which has none,
     # says 1.
     extra = min((int(frame.get("parent_frame_id", 0)) for frame in frames.values()), default=0)
-    found = {}
-    for number, frame in frames.items():
-        place = dict(re.findall(r"(\w+)=(\d+)", places.get(frame.get("file_location_id", ""), "")))
-        found[number] = (
-            files.get(place.get("file_name_id", ""), ""),
-            place.get("line", "0"),
-            functions.get(place.get("function_name_id", ""), ""),
+    resolved = {}
+    for index, frame in frames.items():
+        location = dict(
+            re.findall(r"(\w+)=(\d+)", locations.get(frame.get("file_location_id", ""), ""))
+        )
+        resolved[index] = (
+            files.get(location.get("file_name_id", ""), ""),
+            location.get("line", "0"),
+            functions.get(location.get("function_name_id", ""), ""),
             str(int(frame.get("parent_frame_id", 0)) - extra),
         )
-    return found
+    return resolved

@@ -144,13 +144,13 @@ def jaxprs_inside(params: Mapping[str, Any]) -> Iterator[Any]:
 
 def needed(eqns: Sequence[Any], results: Iterable[Any]) -> list[Any]:
     """The equations that results (variables or literals) depend on, and those with effects."""
-    wanted = {atom for atom in results if not isinstance(atom, Literal)}
-    kept = []
+    atoms = {atom for atom in results if not isinstance(atom, Literal)}
+    eqns_needed = []
     for eqn in reversed(eqns):
-        if eqn.effects or not wanted.isdisjoint(eqn.outvars):
-            kept.append(eqn)
-            wanted.update([atom for atom in eqn.invars if not isinstance(atom, Literal)])
-    return kept[::-1]
+        if eqn.effects or not atoms.isdisjoint(eqn.outvars):
+            eqns_needed.append(eqn)
+            atoms.update([atom for atom in eqn.invars if not isinstance(atom, Literal)])
+    return eqns_needed[::-1]
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:

@@ -89,7 +89,7 @@ def bodies(equation: JaxprEqn) -> tuple[Body, ...]:
     if name == "while":
         return _while(params)
     if name == "cond":
-        return tuple(_branch(one, len(equation.outvars)) for one in params["branches"])
+        return tuple(_branch(branch, len(equation.outvars)) for branch in params["branches"])
     key = _CALLS.get(name)
     if not key or key not in params:
         return ()

@@ -337,8 +337,8 @@ def release(version: str) -> tuple[int, ...]:
     Args:
         version: such as "2.13.0+cpu", of which it is (2, 13, 0).
     """
-    numbers = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, numbers[0].split("."))) if numbers else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def or_absent(make: Callable[[], Any]) -> Any:
@@ -394,15 +394,15 @@ def _resolved(path: str) -> Any:
 
     A function may have the name of its module, and hide it: what was imported comes first.
     """
-    parts = path.split(".")
-    found: Any = importlib.import_module(parts[0])
-    for number, part in enumerate(parts[1:], 2):
-        name = ".".join(parts[:number])
+    names = path.split(".")
+    value: Any = importlib.import_module(names[0])
+    for count, attribute in enumerate(names[1:], 2):
+        name = ".".join(names[:count])
         if name in sys.modules:
-            found = importlib.import_module(name)
+            value = importlib.import_module(name)
             continue
         try:
-            found = getattr(found, part)
+            value = getattr(value, attribute)
         except AttributeError:
-            found = importlib.import_module(name)
-    return found
+            value = importlib.import_module(name)
+    return value

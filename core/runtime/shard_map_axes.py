@@ -7,7 +7,7 @@ before:
 >>> from jax.sharding import PartitionSpec as P
 >>> mesh = jax.make_mesh((4,), ("x",))
 >>> def count(block):
-...     total, blocks = alike((jax.numpy.zeros(()), block))
+...     total, blocks = vary_alike((jax.numpy.zeros(()), block))
 ...     return jax.lax.scan(lambda total, row: (total + row.sum(), None), total, blocks)[0][None]
 >>> run = jax.shard_map(count, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
 >>> run(jax.numpy.ones((8, 2), device=jax.NamedSharding(mesh, P("x")))).tolist()
@@ -50,12 +50,12 @@ def communicated(program: Any) -> frozenset[Any]:
         program: a jaxpr.
     """
     axes = frozenset(checked_axes())
-    found: set[Any] = set()
+    named_axes: set[Any] = set()
     for equation in equations(program):
         for name in ("axes", "axis_name"):
             named = equation.params.get(name, ())
-            found.update(named if isinstance(named, tuple) else (named,))
-    return axes & found
+            named_axes.update(named if isinstance(named, tuple) else (named,))
+    return axes & named_axes
 
 
 def varying_over(value: Any, axes: Iterable[Any]) -> Any:
@@ -69,7 +69,7 @@ def varying_over(value: Any, axes: Iterable[Any]) -> Any:
     return jax.lax.pcast(value, missing, to="varying") if missing else value
 
 
-def alike(values: Any, axes: Iterable[Any] = ()) -> Any:
+def vary_alike(values: Any, axes: Iterable[Any] = ()) -> Any:
     """Values that all differ over the same axes: those over which any of them does.
 
     Args:

@@ -189,14 +189,14 @@ class RecordedDerivative:
         self._program, self.which = program, which
         graph, subtrace = program.graph, program.graph.subtrace
         self.count = len(program.operands)
-        self.with_slope: Sequence[int] = [
+        self.with_cotangent: Sequence[int] = [
             number
             for number, (tensor, port) in enumerate(
                 zip(program.tensors, program.ports, strict=True)
             )
             if tensor.requires_grad and port.has_slope
         ]
-        self._given = [program.ports[number].slope() for number in self.with_slope]
+        self._given = [program.ports[number].slope() for number in self.with_cotangent]
         ports: list[Any] = [program.operands[number] for number in which]
         self._found = [port.slope(number) for port, number in zip(ports, which, strict=True)]
         with graph.more():
@@ -217,7 +217,7 @@ class RecordedDerivative:
 
     def _gradients(self, given: Sequence[Any], *, create_graph: bool) -> Sequence[Any]:
         program = self._program
-        results = [program.tensors[number] for number in self.with_slope]
+        results = [program.tensors[number] for number in self.with_cotangent]
         leaves: list[Any] = [program.leaves[number] for number in self.which]
         wants = [leaf for leaf in leaves if leaf.requires_grad]
         if not results or not wants:
@@ -258,7 +258,7 @@ class RecordedDerivative:
         ]
 
     @functools.cached_property
-    def pullback(self) -> RecordedProgram:
+    def vjp(self) -> RecordedProgram:
         """Torch's backward, as code that torch can differentiate again."""
         program, subtrace = self._program, self._program.graph.subtrace
         with program.graph.more():

@@ -95,7 +95,7 @@ class RolledDerivative:
     def __init__(self, inner: Derivative, repeat: Repeat, lies: Layouts):
         """See the class."""
         self._inner, self._repeat, self._lies = inner, repeat, lies
-        self.count, self.which, self.with_slope = inner.count, inner.which, inner.with_slope
+        self.count, self.which, self.with_cotangent = inner.count, inner.which, inner.with_cotangent
         self._parts: tuple[Any, Any] | None = None
 
     def forward(self, *operands: Any) -> tuple[list[Any], list[Any]]:
@@ -113,15 +113,15 @@ class RolledDerivative:
         return self._parts[1](*slopes, *residuals)
 
     @property
-    def pullback(self) -> Program:
+    def vjp(self) -> Program:
         """As it is written out."""
-        return self._inner.pullback
+        return self._inner.vjp
 
     def _cut(self, types: list[Any]) -> tuple[Any, Any]:
         inner = self._inner
         results = jax.eval_shape(lambda *given: inner.forward(*given)[0], *types)
         self._count = len(results)
-        slopes = [results[number] for number in inner.with_slope]
+        slopes = [results[number] for number in inner.with_cotangent]
 
         def both(*given: Any) -> list[Any]:
             operands, slopes = given[: len(types)], given[len(types) :]

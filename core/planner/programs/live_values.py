@@ -19,7 +19,7 @@ from isoshard.core.runtime.hlo_text import (
     HloModule,
     Instruction,
     arrays_of,
-    tuple_parts,
+    tuple_elements,
 )
 
 from .buffer_sharing import may_share, written_over
@@ -272,7 +272,7 @@ def places_in(shape: str) -> tuple[int, ...]:
     Args:
         shape: text of the tuple's.
     """
-    counts = [len(arrays_of(part)) for part in tuple_parts(shape)]
+    counts = [len(arrays_of(part)) for part in tuple_elements(shape)]
     return (0, *itertools.accumulate(counts))
 
 

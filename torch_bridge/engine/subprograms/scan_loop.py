@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from isoshard.core.repeats.jaxpr_functions import strong
 from isoshard.core.runtime.caches import PROGRAMS, Interned
-from isoshard.core.runtime.shard_map_axes import alike
+from isoshard.core.runtime.shard_map_axes import vary_alike
 from isoshard.torch_bridge.engine.values.value import Aval
 
 from .traced_vjp import TracedVjp
@@ -63,7 +63,7 @@ class ScanLoop(VjpEntries):
             return [strong(one) for one in state], (out[carries:results], out[count:])
 
         along = list(arrays[carries : carries + slices])
-        init, rest, along, keys = alike((init, rest, along, keys), known.axes)
+        init, rest, along, keys = vary_alike((init, rest, along, keys), known.axes)
         last, (ys, kept) = jax.lax.scan(body, init, (along, keys), known.length)
         return [*last[:carries], *ys, *last[carries:], *kept]
 
@@ -94,7 +94,7 @@ class ScanLoop(VjpEntries):
         start = [given[parts.wanted[n]] if parts.wanted[n] in given else zeros[n] for n in mine]
         state = (start, [zeros[n] for n in sums])
         values = list(saved.values())
-        found = alike((state, ys, along, kept, values), known.axes)
+        found = vary_alike((state, ys, along, kept, values), known.axes)
         state, ys, along, kept, values = found
         saved = dict(zip(saved, values, strict=True))
         (grads, added), stacks = jax.lax.scan(
