@@ -20,7 +20,7 @@ def function_of(variables: list[Any], results: Sequence[Any], equations: list[An
         results: what it returns, as a list.
         equations: in order.
     """
-    effects: Any = frozenset().union(*[one.effects for one in equations])
+    effects: Any = frozenset().union(*[equation.effects for equation in equations])
     names = DebugInfo("repeats", "rolled", None, None)
     jaxpr = Jaxpr([], variables, list(results), equations, effects, names)
     return jaxpr_as_fun(closed(jaxpr))
@@ -46,7 +46,12 @@ def over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count:
         return jax.vmap(run, in_axes=axes)(*given)
     except NotImplementedError:
         rows = [
-            run(*[one if axis is None else one[row] for one, axis in zip(given, axes, strict=True)])
+            run(
+                *[
+                    value if axis is None else value[row]
+                    for value, axis in zip(given, axes, strict=True)
+                ]
+            )
             for row in range(count)
         ]
-        return [jnp.stack(one) for one in zip(*rows, strict=True)]
+        return [jnp.stack(value) for value in zip(*rows, strict=True)]
