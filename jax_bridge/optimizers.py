@@ -145,7 +145,7 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
     layouts = dict(named_leaves(plan_state(params, mesh, plan)))
     whole = NamedSharding(mesh, P())
     parameters = {leaf.name: leaf for leaf in leaves_of(named_boxes(params))}
-    found, others, slots = {}, {}, {}
+    result, others, slots = {}, {}, {}
     for name, leaf in named_leaves(state):
         owner = _owner(name, shapes)
         follows = bool(owner) and leaf.shape == shapes[owner]
@@ -153,17 +153,17 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
             [slot] = leaves_of({name: leaf})
             slots[slot] = parameters.get(owner) if follows else None
         if follows:
-            found[name] = layouts[owner]
+            result[name] = layouts[owner]
         elif leaf.ndim:
             others[name] = leaf
     ruled = slot_layouts(plan, slots, list(parameters.values()), mesh)
     others = {name: leaf for name, leaf in others.items() if name not in ruled}
     rest = Plan(default=plan.default, replicate_below=plan.replicate_below)
-    found |= rest.resolve(others, mesh).shardings | ruled
+    result |= rest.resolve(others, mesh).shardings | ruled
     names = [name for name, _ in named_leaves(state)]
     check_used((factor.memory for factor in plan.factors), [*shapes, *names])
     return jax.tree.structure(state).unflatten(
-        in_memory(found.get(name, whole), plan.memory_for(name), name=name) for name in names
+        in_memory(result.get(name, whole), plan.memory_for(name), name=name) for name in names
     )
 
 

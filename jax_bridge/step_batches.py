@@ -98,16 +98,16 @@ class StepBatches:
             leaf.spec = spec
 
     def _placed(self, leaves: list[NamedArray]) -> list[Any]:
-        values, faults, size = [], [], 0
+        values, errors, size = [], [], 0
         for leaf in leaves:
             on_host = isinstance(leaf.value, np.ndarray)
             try:  # a step runs on while the caller fills the memory of its next batch
-                place = _has_axes(leaf)
-                values.append(leaf.place(self._mesh, on_host or None) if place else leaf.value)
+                position = _has_axes(leaf)
+                values.append(leaf.place(self._mesh, on_host or None) if position else leaf.value)
                 size += leaf.value.nbytes if on_host else 0
             except ShardingError as error:
-                faults.append(error)
-        raise_collected(faults)
+                errors.append(error)
+        raise_collected(errors)
         if size:
             metrics.record_transfer("host_to_device", size, metrics.user_location())
         return values
