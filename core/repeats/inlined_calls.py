@@ -41,9 +41,8 @@ def inlined(program: ClosedJaxpr, holding: str = "") -> ClosedJaxpr:
 
     if not holding:
         return inlined_once(program, _small_call)
-    previous = None
-    while program is not previous:
-        previous, program = program, inlined_once(program, lambda eqn: _call_with(eqn, holding))
+    while (again := inlined_once(program, lambda eqn: _call_with(eqn, holding))) is not program:
+        program = again
     return program
 
 

@@ -253,7 +253,7 @@ def _compare(
         if not sharding.is_fully_addressable and key not in _agreed_by(sharding):
             new[key] = f"{leaf.name}: global {shape} {leaf.dtype} by {_told(sharding)}"
     if new:
-        mesh = next(iter(new))[2].mesh
+        mesh = mesh_of(next(iter(new))[2])
         agree("local data of one array", [*new.values()], owners_of(mesh))
         for key in new:
             _agreed_by(key[2])[key] = True

@@ -144,7 +144,7 @@ class RecordedProgram:
             self._linears[which] = RecordedDerivative(self, which)
         return self._linears[which]
 
-    def spread(self, number: int, tangent: ArrayLike) -> Any:
+    def spread(self, index: int, tangent: ArrayLike) -> Any:
         """A tangent as it is."""
         return tangent
 
@@ -240,14 +240,14 @@ class RecordedDerivative:
         return program.found(found[:count], operands), found[count:]
 
     def backward(
-        self, operands: Sequence[Any], residuals: Sequence[Any], slopes: Sequence[Any]
+        self, operands: Sequence[Any], residuals: Sequence[Any], cotangents: Sequence[Any]
     ) -> list[Any]:
         """The cotangents of the operands `which`."""
         axes = self._program.axes(operands)
         with _as_torch():
             given = [
                 port.to_torch(port.apart(_as_array(one), axes))
-                for port, one in zip(self._given, slopes, strict=True)
+                for port, one in zip(self._given, cotangents, strict=True)
             ]
         found = iter(self._program.run(self._backward, operands, [*given, *residuals]))
         return [

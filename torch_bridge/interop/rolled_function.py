@@ -78,9 +78,9 @@ class RolledProgram:
             self._linears[which] = RolledDerivative(inner, self._repeat, self._lies)
         return self._linears[which]
 
-    def spread(self, number: int, tangent: ArrayLike) -> Any:
+    def spread(self, index: int, tangent: ArrayLike) -> Any:
         """As of the program."""
-        return self._inner.spread(number, tangent)
+        return self._inner.spread(index, tangent)
 
 
 class RolledDerivative:
@@ -106,11 +106,11 @@ class RolledDerivative:
         return found[: self._count], found[self._count :]
 
     def backward(
-        self, operands: Sequence[Any], residuals: Sequence[Any], slopes: Sequence[Any]
+        self, operands: Sequence[Any], residuals: Sequence[Any], cotangents: Sequence[Any]
     ) -> list[Any]:
         """The cotangents of the operands `which`."""
         assert self._parts is not None
-        return self._parts[1](*slopes, *residuals)
+        return self._parts[1](*cotangents, *residuals)
 
     @property
     def vjp(self) -> Program:
