@@ -34,9 +34,6 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
         call: how the function is called with a mesh, for messages.
         *given: the arguments; `LEFT_OUT` at the end for what was not given.
 
-    Returns:
-        The arguments, with the mesh.
-
     Raises:
         ShardingError: the mesh is left out, and none is set.
         TypeError: there is no plan; or something else stands where a plan has its mesh.
@@ -73,9 +70,6 @@ def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:
         mesh: the mesh, or what `as_mesh` takes; it may be abstract.
         plan: a `Plan`, or one spec for every leaf. Keys and counters of `nnx.Rngs` are replicated
             whatever it says.
-
-    Returns:
-        The same tree with a NamedSharding in place of each array.
 
     Raises:
         PlanError: naming every leaf that the plan does not fit.

@@ -132,9 +132,6 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
         mesh: the mesh, or what `as_mesh` takes; it may be abstract.
         plan: the `Plan` of the parameters, or one spec for all.
 
-    Returns:
-        The state with a NamedSharding in place of each array.
-
     Raises:
         PlanError: as `create_opt_state`; or a rule does not fit a slot, or a memory rule of the
             plan matches nothing.

@@ -43,9 +43,6 @@ def write_out(traced: ClosedJaxpr) -> ClosedJaxpr:
 
     Args:
         traced: by `jax.make_jaxpr`.
-
-    Returns:
-        The function with the same inputs and results.
     """
     return _WrittenOut().program(traced)
 

@@ -39,9 +39,6 @@ def grid_lines(
         rows: one label per row; all empty for none.
         columns: one label per column; all empty for none.
         width: columns to fit into; what does not fit is left out, with `…` in its place.
-
-    Returns:
-        The lines of the picture.
     """
     texts = [text for row in cells for text, _ in row]
     cell = max(MIN_CELL, *map(len, texts), *map(len, columns)) + 2
@@ -94,10 +91,6 @@ def rich_text(lines: Sequence[Line]) -> Any:
 
 def shown_indices(count: int, width: int) -> list[int | None]:
     """The numbers that are drawn: all, or the first few, a gap and the last.
-
-    Args:
-        count: how many there are.
-        width: for how many there is room, three at least.
 
     Returns:
         Numbers from 0 on; None is a gap.

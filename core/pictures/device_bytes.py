@@ -62,9 +62,6 @@ def device_bytes(tiles: Tiles, bounds: Sequence[Sequence[int]], itemsize: float)
 def amounts(stored: DeviceBytes) -> tuple[list[tuple[str, int]], int]:
     """The devices that hold equally much.
 
-    Args:
-        stored: by the devices.
-
     Returns:
         Their numbers and the bytes, of the first few amounts; and how many more amounts there are.
     """
@@ -76,12 +73,7 @@ def amounts(stored: DeviceBytes) -> tuple[list[tuple[str, int]], int]:
 
 
 def bars(stored: DeviceBytes, width: int) -> list[str]:
-    """A line for the devices that hold equally much, with a bar.
-
-    Args:
-        stored: by the devices.
-        width: columns to fit into.
-    """
+    """A line for the devices that hold equally much, with a bar."""
     shown, left_out = amounts(stored)
     sizes = [human_bytes(size) for _, size in shown]
     gutter = max([len(name) for name, _ in shown], default=0)

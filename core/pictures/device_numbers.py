@@ -24,11 +24,7 @@ Terms = Sequence[int]
 
 
 def device_ranges(devices: Iterable[int]) -> str:
-    """List device numbers: runs as `0-3`, too many as `0,2,…,30`.
-
-    Args:
-        devices: their numbers, in any order.
-    """
+    """List device numbers: runs as `0-3`, too many as `0,2,…,30`."""
     runs: list[list[int]] = []
     for device in sorted(devices):
         if runs and device == runs[-1][-1] + 1:
@@ -43,27 +39,14 @@ def device_ranges(devices: Iterable[int]) -> str:
 
 
 def terms_of(mesh: AnyMesh, names: Iterable[str]) -> Terms:
-    """Which devices of a mesh hold terms of the same sum.
-
-    Args:
-        mesh: the mesh.
-        names: the axes along which sums are still to be taken.
-
-    Returns:
-        By device number a number, alike along those axes.
-    """
+    """By device id, which sum over mesh axes it holds a term of: equal numbers, one sum."""
     shape = [1 if name in names else size for name, size in mesh.shape.items()]
     ids = np.arange(math.prod(shape)).reshape(shape)
     return np.broadcast_to(ids, tuple(mesh.shape.values())).ravel().tolist()
 
 
 def terms_text(devices: Iterable[int], terms: Terms) -> str:
-    """List device numbers, those of each sum behind a `Σ`; too many sums as `Σ0,1 … Σ6,7`.
-
-    Args:
-        devices: their numbers, in any order.
-        terms: which sum each belongs to.
-    """
+    """List device numbers, those of each sum behind a `Σ`; too many sums as `Σ0,1 … Σ6,7`."""
     sums: dict[int, list[int]] = {}
     for device in sorted(devices):
         sums.setdefault(terms[device], []).append(device)

@@ -40,9 +40,6 @@ def fragment_of(drawings: Sequence[LayoutDrawing]) -> str:
 
     Args:
         drawings: of arrays, one or several.
-
-    Returns:
-        HTML.
     """
     every = total(drawings) if len(drawings) > 1 else None
     head = "" if every is None else f"<p><b>{escape(bytes_text(every))}</b></p>{_bars(every)}"

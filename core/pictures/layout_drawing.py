@@ -68,11 +68,7 @@ class LayoutDrawing:
     name: str | None = None
 
     def lines(self, width: int) -> Iterator[Line]:
-        """The drawing as lines for a terminal.
-
-        Args:
-            width: columns to fit into.
-        """
+        """The drawing as lines for a terminal."""
         if self.name is not None:
             yield [(self.name, "bold")]
         text = "  ".join(self.title)
@@ -90,9 +86,6 @@ class LayoutDrawing:
 
 def total(drawings: Sequence[LayoutDrawing]) -> DeviceBytes | None:
     """What devices hold of several arrays together.
-
-    Args:
-        drawings: of each.
 
     Returns:
         The sum, by device numbers where all are on the same devices, else by `Device.id`; None

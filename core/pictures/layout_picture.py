@@ -47,13 +47,7 @@ class LayoutPicture(ShownText):
     def __new__(
         cls, drawings: Sequence[LayoutDrawing], width: int, *, colours: bool = False
     ) -> LayoutPicture:
-        """Draw.
-
-        Args:
-            drawings: of each array.
-            width: columns to fit into.
-            colours: whether the text has escape codes for a terminal.
-        """
+        """Draw."""
         lines = list(_lines(drawings, width))
         picture = super().__new__(cls, colored(lines) if colours else plain(lines))
         picture.drawings, picture.width = tuple(drawings), width

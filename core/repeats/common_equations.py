@@ -32,11 +32,6 @@ def computed_once(
 ) -> tuple[EquationFlow, list[RepeatedBlock], set[int]]:
     """Let all readers of equal equations read the first of them.
 
-    Args:
-        flow: of the program.
-        keys: of its equations.
-        blocks: the loops.
-
     Returns:
         The flow, the loops, and the equations that nothing reads now; numbers stay.
     """

@@ -80,11 +80,7 @@ class EquationFlow:
 
     @classmethod
     def of(cls, program: ClosedJaxpr) -> EquationFlow:
-        """Number the values of a program.
-
-        Args:
-            program: any closed jaxpr.
-        """
+        """Number the values of a program."""
         jaxpr = opened(program)
         equations = needed(jaxpr.eqns, jaxpr.outvars)
         inputs = [*jaxpr.invars, *jaxpr.constvars]
@@ -129,20 +125,12 @@ class EquationFlow:
         return self.avals[operand] if operand >= 0 else self.literals[-1 - operand].aval
 
     def literal(self, operand: int) -> np.ndarray[Any, Any]:
-        """The value of a literal, in its dtype.
-
-        Args:
-            operand: below 0.
-        """
+        """The value of a literal, in its dtype."""
         literal = self.literals[-1 - operand]
         return np.asarray(literal.val, literal.aval.dtype)
 
     def same_literals(self, operands: Sequence[int]) -> bool:
-        """Whether operands are literals with one value.
-
-        Args:
-            operands: at least one.
-        """
+        """Whether operands are literals with one value."""
         return (
             max(operands) < 0
             and len({self.literal(operand).tobytes() for operand in operands}) == 1
@@ -152,13 +140,7 @@ class EquationFlow:
 def readers_of(
     operands: Sequence[tuple[int, ...]], values: int, skipped: Collection[int] = ()
 ) -> list[list[int]]:
-    """Of each value the equations that read it, in order.
-
-    Args:
-        operands: of each equation.
-        values: how many there are.
-        skipped: equations that do not count.
-    """
+    """Of each value the equations that read it, in order."""
     readers: list[list[int]] = [[] for _ in range(values)]
     for time, read in enumerate(operands):
         if time not in skipped:

@@ -83,11 +83,7 @@ class StepOrder:
         return numbered
 
     def step_of(self, time: int) -> Step:
-        """The step that an equation belongs to.
-
-        Args:
-            time: of one that runs.
-        """
+        """The step that an equation belongs to."""
         return self._steps[self._step_of[time]]
 
     def ordered(self) -> tuple[list[Step], set[int]]:
@@ -112,11 +108,7 @@ class StepOrder:
         return order, self._circle(left) if left else set()
 
     def following(self, step: Step) -> set[Step]:
-        """The steps that wait for one, or for a step that does.
-
-        Args:
-            step: the one.
-        """
+        """The steps that wait for one, or for a step that does."""
         following: set[int] = set()
         pending = [self._numbers[step]]
         while pending:

@@ -70,11 +70,7 @@ class LoopEmission:
                 self._values[one] = value
 
     def run(self, steps: Sequence[Step]) -> None:
-        """Run the steps.
-
-        Args:
-            steps: in an order that fits.
-        """
+        """Run the steps."""
         single: list[int] = []
         for kind, number in steps:
             if kind == "equation":
@@ -89,11 +85,7 @@ class LoopEmission:
         self._equations(single)
 
     def value(self, operand: int) -> Any:
-        """One value or literal.
-
-        Args:
-            operand: its number.
-        """
+        """One value or literal."""
         if operand < 0:
             return jnp.asarray(self._flow.literal(operand))
         if operand not in self._values:
@@ -331,11 +323,7 @@ class _LoopBody:
         return self._known[values[:1]]
 
     def function(self, results: Sequence[StackedArray]) -> Any:
-        """From carries, elements and what does not change to new carries and results.
-
-        Args:
-            results: arrays that the loop is to give.
-        """
+        """From carries, elements and what does not change to new carries and results."""
         flow, block = self._flow, self._block
         equations, outputs, position = list(self._repeated), [], 0
         for number in range(block.period):

@@ -23,11 +23,7 @@ Extent = tuple[int, int]
 
 
 def small(aval: Any) -> bool:
-    """Whether values of a shape and dtype may be copied together.
-
-    Args:
-        aval: of one of them.
-    """
+    """Whether values of a shape and dtype may be copied together."""
     return math.prod(aval.shape) * aval.dtype.itemsize <= SMALL
 
 
@@ -54,11 +50,7 @@ class LoopExtents:
         self._iterations: dict[int, tuple[int, int]] | None = None
 
     def add(self, block: RepeatedBlock) -> None:
-        """Add a block behind those before it, as far as it fits them.
-
-        Args:
-            block: with a carry.
-        """
+        """Add a block behind those before it, as far as it fits them."""
         self.blocks.append(block)
         self._iterations = None
         while self._fit_each() or self._fit_inputs():

@@ -53,11 +53,7 @@ class LoopPlan:
     repeated: tuple[RecomputedEquation, ...] = ()
 
     def in_order(self, values: tuple[int, ...]) -> tuple[int, ...]:
-        """Values of iterations in the order of arrays.
-
-        Args:
-            values: of the first iteration, of the second, ..
-        """
+        """Values of iterations in the order of arrays."""
         return values[::-1] if self.reverse else values
 
 
@@ -155,12 +151,6 @@ def _sliced(flow: EquationFlow, block: RepeatedBlock) -> list[int]:
 def slice_positions(
     flow: EquationFlow, block: RepeatedBlock, equation: int
 ) -> set[tuple[int, ...]]:
-    """Where a slice begins, in all iterations.
-
-    Args:
-        flow: of the program.
-        block: its iterations.
-        equation: of an iteration.
-    """
+    """Where a slice begins, in all iterations."""
     times = range(block.start + equation, block.stop, block.period)
     return {tuple(flow.equations[time].params["start_indices"]) for time in times}

@@ -36,15 +36,7 @@ class PeriodicRun:
 
 
 def periodic_runs(keys: Numbers, at_least: int = 3) -> list[PeriodicRun]:
-    """The runs of a sequence, without overlap, in order; those that save most come first.
-
-    Args:
-        keys: the sequence.
-        at_least: how many repeats a run has at least.
-
-    Returns:
-        Runs with at least that many whole periods.
-    """
+    """The runs of a sequence, without overlap, in order; those that save most come first."""
     result: list[PeriodicRun] = []
     stretches = [(0, len(keys))]
     while stretches:

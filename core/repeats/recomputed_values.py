@@ -44,16 +44,7 @@ _CHEAP = frozenset(
 def recomputed(
     flow: EquationFlow, plans: Sequence[LoopPlan], stacks: StackedValues
 ) -> list[LoopPlan]:
-    """Let loops compute again what is cheap.
-
-    Args:
-        flow: of the program.
-        plans: the loops.
-        stacks: all arrays.
-
-    Returns:
-        Loops that read less, and say what they repeat.
-    """
+    """Let loops compute again what is cheap."""
     return [_Later(flow, plans, stacks, plan).changed() for plan in plans]
 
 

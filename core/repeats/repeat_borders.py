@@ -27,9 +27,6 @@ def first_border(
         flow: of the program.
         run: the run.
         iterations: of values that loops before it read or made: which loop, which iteration.
-
-    Returns:
-        A number from 0 to the period.
     """
     strangers = _strangers(flow, run, iterations)
     parted = _parted(flow, run)

@@ -160,12 +160,7 @@ class RepeatedBlock:
         return tuple((self.firsts + number).tolist())
 
     def restricted(self, begin: int, end: int) -> RepeatedBlock:
-        """Some of the iterations.
-
-        Args:
-            begin: the first one that stays.
-            end: the one after the last that stays.
-        """
+        """Some of the iterations."""
         return RepeatedBlock(
             self.flow,
             self.start + begin * self.period,
@@ -180,13 +175,6 @@ def blocks_of(
     flow: EquationFlow, start: int, period: int, count: int, at_least: int
 ) -> list[RepeatedBlock]:
     """The blocks among iterations with equal keys.
-
-    Args:
-        flow: of the program.
-        start: the first equation.
-        period: equations in one iteration.
-        count: iterations.
-        at_least: how many a block has at least.
 
     Returns:
         Blocks without overlap, in order.

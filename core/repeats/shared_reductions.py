@@ -28,17 +28,7 @@ _KEPT_APART = frozenset({"optimization_barrier"})
 def shared(
     flow: EquationFlow, keys: Sequence[int], plans: Sequence[LoopPlan], stacks: StackedValues
 ) -> list[LoopPlan]:
-    """Let loops read reductions that an earlier one has.
-
-    Args:
-        flow: of the program.
-        keys: of its equations.
-        plans: the loops.
-        stacks: all arrays.
-
-    Returns:
-        Loops that compute less.
-    """
+    """Let loops read reductions that an earlier one has."""
     result: list[LoopPlan] = []
     for plan in plans:
         same = _Same(flow, keys, stacks)

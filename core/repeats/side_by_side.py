@@ -75,11 +75,7 @@ class SideBySide:
         self.batched_in: dict[int, int] = {}
 
     def follow(self, families: Iterable[tuple[int, ...]]) -> None:
-        """Batch what reads the members of arrays, what reads that, and so on.
-
-        Args:
-            families: members of arrays.
-        """
+        """Batch what reads the members of arrays, what reads that, and so on."""
         pending = list(families)
         before = -1
         while len(self.batches) > before:
@@ -94,15 +90,7 @@ class SideBySide:
                 self._readers(family)
 
     def batch(self, equations: tuple[int, ...], deep: int = 0) -> bool:
-        """Batch equal equations if what they read is in arrays.
-
-        Args:
-            equations: in the order of the leading axis.
-            deep: how many readers led here.
-
-        Returns:
-            Whether they are batched now.
-        """
+        """Batch equal equations if what they read is in arrays."""
         if equations[0] in self.batched_in:
             batch = self.batched_in[equations[0]]
             return self.batches[batch].equations == equations

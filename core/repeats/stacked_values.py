@@ -53,11 +53,7 @@ class StackedValues:
         self.inputs: list[StackedArray] = []
 
     def add(self, array: StackedArray) -> StackedArray:
-        """Add an array; if one with the same members is there, that one is returned.
-
-        Args:
-            array: the new one.
-        """
+        """Add an array; if one with the same members is there, that one is returned."""
         existing = self._arrays.setdefault(array.members, array)
         if existing is array:
             for value in dict.fromkeys(array.members):
@@ -67,19 +63,11 @@ class StackedValues:
         return existing
 
     def exactly(self, members: tuple[int, ...]) -> StackedArray | None:
-        """The array of these values in this order.
-
-        Args:
-            members: values.
-        """
+        """The array of these values in this order."""
         return self._arrays.get(members)
 
     def homes(self, value: int) -> Sequence[StackedArray]:
-        """The arrays that a value lies in.
-
-        Args:
-            value: its number.
-        """
+        """The arrays that a value lies in."""
         return self._homes.get(value, ())
 
     def find(self, members: tuple[int, ...]) -> tuple[StackedArray, tuple[int, ...]] | None:

@@ -50,19 +50,7 @@ def updates_in(
     new_of: Mapping[StackedArray, StackedArray],
     order: StepOrder,
 ) -> dict[int, LoopUpdates]:
-    """The updates that can run in loops.
-
-    Args:
-        flow: of the program.
-        plans: the loops.
-        side: the batched equations.
-        results: what the program gives.
-        new_of: of arrays that replace an input, that input.
-        order: of its steps, with all of these outside of loops.
-
-    Returns:
-        By the number of the loop.
-    """
+    """The updates that can run in loops."""
     updates: dict[int, LoopUpdates] = {}
     taken: set[int] = set()
     step_of = functools.cache(order.step_of)
@@ -139,11 +127,7 @@ class _Updates:
         return self._with_makers(inside)
 
     def replaced(self, inside: Collection[int]) -> dict[StackedArray, StackedArray]:
-        """The results that replace the rows of an input in place.
-
-        Args:
-            inside: the batched equations in the loop.
-        """
+        """The results that replace the rows of an input in place."""
         return {
             new: old
             for new, old in self._new_of.items()

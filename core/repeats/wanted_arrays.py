@@ -20,17 +20,7 @@ def wanted_arrays(
     skipped: set[int],
     within: Mapping[int, LoopUpdates],
 ) -> set[StackedArray]:
-    """Arrays that loops are to give: all that others read of them.
-
-    Args:
-        flow: of the program.
-        plans: its loops.
-        side: its batched equations.
-        stacks: all arrays.
-        results: what the program gives.
-        skipped: equations that do not run.
-        within: batched equations that run in a loop, by its number.
-    """
+    """Arrays that loops are to give: all that others read of them."""
     arrays = {value for value in results if isinstance(value, StackedArray)}
     values = {value for value in results if isinstance(value, int)}
     inside = {*side.batched_in, *skipped}

@@ -34,12 +34,7 @@ class AddedAxis:
         return cls(axis.size, tuple(names.items()))
 
     def over(self, function: Any, axes: Sequence[Any]) -> Any:
-        """A function of all examples.
-
-        Args:
-            function: of one.
-            axes: for each argument, where it has the axis.
-        """
+        """A function of all examples."""
         return jax.vmap(function, in_axes=tuple(axes), axis_size=self.size, **dict(self.options))
 
 

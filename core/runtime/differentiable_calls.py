@@ -36,12 +36,7 @@ from .primitives import new_primitive
 
 
 def call(program: Program, *operands: Any) -> list[Any]:
-    """Call a program; in a JAX trace as one operation.
-
-    Args:
-        program: what is called.
-        *operands: arrays, one for each that it takes.
-    """
+    """Call a program; in a JAX trace as one operation."""
     return _bound(program, operands)
 
 

@@ -137,10 +137,6 @@ def _between_slices(instruction: Instruction) -> tuple[str, int] | None:
 def axes_of(collective: Collective, mesh: jax.sharding.Mesh) -> tuple[str, ...] | None:
     """The axes of a mesh along which a collective talks; None if it goes across them.
 
-    Args:
-        collective: the collective.
-        mesh: over the devices of the program, in their order.
-
     >>> from isoshard import make_mesh
     >>> mesh = make_mesh((2, 4), ("dp", "tp"))
     >>> axes_of(Collective("all_reduce", 8, ((0, 4), (1, 5), (2, 6), (3, 7)), 1), mesh)
@@ -196,11 +192,7 @@ _AXIS = re.compile(r"'(?P<name>[^']+)'(?::\((?P<before>\d+)\)(?P<size>\d+))?(?:=
 
 @cached(1024)
 def groups_of(rest: str) -> Groups | None:
-    """Who talks to whom, from one of the three ways in which XLA writes it; None if it does not.
-
-    Args:
-        rest: text of the instruction.
-    """
+    """Who talks to whom, from one of the three ways in which XLA writes it; None if it does not."""
     if listed := _LISTED.search(rest):
         groups = re.findall(r"\{([\d,]+)\}", "{" + listed["groups"] + "}")
         return tuple(tuple(_integers(group)) for group in groups)

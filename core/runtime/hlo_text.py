@@ -216,9 +216,6 @@ def tuple_elements(shape: str) -> list[str]:
 def parsed(text: str) -> HloModule:
     """Read a module.
 
-    Args:
-        text: as XLA prints it.
-
     Raises:
         ValueError: it has no entry computation.
     """
@@ -252,9 +249,6 @@ def parsed(text: str) -> HloModule:
 
 def instructions(text: str) -> dict[str, Instruction]:
     """Read instructions, of which each stands in a line of its own.
-
-    Args:
-        text: as XLA prints a computation, without its first line.
 
     Returns:
         By name, in order.

@@ -227,9 +227,6 @@ def inlined(program: Any, called: Callable[[Any], Any]) -> Any:
         program: a jaxpr, closed or not.
         called: the jaxpr without constants that an equation calls with its operands, or None to
             leave the equation. It is not asked about the equations that are written out.
-
-    Returns:
-        The same object where nothing is written out.
     """
     jaxpr = opened(program)
     inner = [called(eqn) for eqn in jaxpr.eqns]

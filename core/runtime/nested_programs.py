@@ -76,9 +76,6 @@ _CALLS = {
 def bodies(equation: JaxprEqn) -> tuple[Body, ...]:
     """The programs inside an equation, in the order in which they run.
 
-    Args:
-        equation: of a jaxpr.
-
     Returns:
         None of most equations; of a `scan` or a call one, of a `while` its condition and its body,
         of a `cond` its branches.

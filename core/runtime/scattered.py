@@ -69,11 +69,6 @@ def separate(index: np.ndarray, dtype: np.dtype, span: range) -> tuple[np.ndarra
     """An index, and room for as many numbers, neither of which lies in a span of memory.
 
     Where one lay in it, NumPy would copy the whole span and write it back.
-
-    Args:
-        index: to be copied.
-        dtype: of the numbers.
-        span: addresses.
     """
     size = index.nbytes + index.size * dtype.itemsize
     inside = []  # held, so that the next lies elsewhere

@@ -44,11 +44,7 @@ def checked_axes() -> frozenset[Any]:
 
 
 def communicated(program: Any) -> frozenset[Any]:
-    """The axes over which a traced program communicates, or asks where it is.
-
-    Args:
-        program: a jaxpr.
-    """
+    """The axes over which a traced program communicates, or asks where it is."""
     axes = frozenset(checked_axes())
     named_axes: set[Any] = set()
     for equation in equations(program):
@@ -59,23 +55,13 @@ def communicated(program: Any) -> frozenset[Any]:
 
 
 def varying_over(value: Any, axes: Iterable[Any]) -> Any:
-    """A value as one that differs over at least some axes.
-
-    Args:
-        value: an array.
-        axes: of the mesh.
-    """
+    """A value as one that differs over at least some axes."""
     missing = tuple(sorted(frozenset(axes) - varying(value)))
     return jax.lax.pcast(value, missing, to="varying") if missing else value
 
 
 def vary_alike(values: Any, axes: Iterable[Any] = ()) -> Any:
-    """Values that all differ over the same axes: those over which any of them does.
-
-    Args:
-        values: a pytree of arrays.
-        axes: other axes.
-    """
+    """Values that all differ over the same axes: those over which any of them does."""
     leaves, structure = jax.tree.flatten(values)
     axes = frozenset(axes).union(*map(varying, leaves))
     return jax.tree.unflatten(structure, [varying_over(leaf, axes) for leaf in leaves])

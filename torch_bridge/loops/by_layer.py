@@ -57,9 +57,6 @@ class ByLayer:
     def together(self, found: Mapping[str, NamedSharding]) -> dict[str, NamedSharding]:
         """Join what was found for `tensors`.
 
-        Args:
-            found: a layout for each.
-
         Returns:
             A layout for each parameter and buffer of the module, by its own name.
 

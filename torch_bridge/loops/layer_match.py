@@ -135,13 +135,7 @@ class Stack:
         return [holder[name] for slots in self._slots for holder, name in slots]
 
     def put(self, name: str, values: Sequence[torch.Tensor], *, replace: bool) -> None:
-        """Give a buffer its new value in every layer.
-
-        Args:
-            name: of the buffer.
-            values: those of the first layer, the second, ..
-            replace: whether the values are to be the buffers themselves.
-        """
+        """Give a buffer its new value in every layer."""
         index = self.names.index(name)
         for slots, value in zip(self._slots, values, strict=True):
             holder, key = slots[index]

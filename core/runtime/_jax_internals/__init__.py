@@ -165,9 +165,5 @@ def reject_values(kind: type, reject: Callable[[Any], NoReturn]) -> None:
 
 
 def needs_devices(primitive: Primitive) -> None:
-    """Have the lowering of a primitive told the devices of the program.
-
-    Args:
-        primitive: the primitive.
-    """
+    """Have the lowering of a primitive told the devices of the program."""
     _asking_for_devices.add(primitive)
