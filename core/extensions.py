@@ -97,8 +97,6 @@ call_function_handler = ExtensionPoint(
 
 # Steps as `planner` takes them, and what it finds.
 spread_shardings = ExtensionPoint("spread_shardings", "Sharding propagation over a jaxpr.")
-flops_of = ExtensionPoint("flops_of", "The floating-point operations of an equation.")
-is_product = ExtensionPoint("is_product", "Whether an equation multiplies matrices.")
 traced_flax_step = ExtensionPoint("traced_flax_step", "A step of Flax, traced without data.")
 traced_train_step = ExtensionPoint("traced_train_step", "A `training_step`, likewise.")
 marked_modules = ExtensionPoint("marked_modules", "Context that names modules' outputs.")

@@ -35,7 +35,7 @@ from isoshard.core.layout.axis_types import auto, is_typed, on_mesh
 from isoshard.core.layout.uneven import is_uneven, padded_of
 from isoshard.core.lifting.in_blocks import in_blocks
 from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.core.transfer.exchange import to_torch
 from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.interop.calling_jax import TorchFunction
@@ -43,7 +43,7 @@ from isoshard.torch_bridge.layout import marks
 
 from .torch_handlers.operand_layouts import read_layouts, said_on, typed_mesh
 
-_KNOWN: Bounded[Any, tuple[TorchFunction, Any]] = Bounded(PROGRAMS)
+_KNOWN: Bounded[Any, tuple[TorchFunction, Any]] = Bounded(PROGRAMS, "domain: functions of tensors")
 
 
 def call(verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

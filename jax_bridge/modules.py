@@ -233,22 +233,22 @@ def _place(state: Any, layouts: Any, copy: bool | None) -> Any:
     """Move the arrays of a state, once all of them may."""
     names, arrays, tree = _flat(state)
     moves = list(zip(names, arrays, jax.tree.leaves(layouts), strict=True))
-    faults = []
+    errors = []
     for name, array, layout in moves:
         try:
             if not isinstance(array, Tracer):
                 mesh_of(layout)
             exchange.check_shareable(array, layout, copy=copy, name=name)
         except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
+            errors.append(error)
+    raise_collected(errors)
     return tree.unflatten(exchange.to_jax(x, to, copy=copy, name=name) for name, x, to in moves)
 
 
 def _mesh_of(model: Any) -> AnyMesh:
     arrays = _arrays(model).values()
     told = [jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding for x in arrays]
-    layouts = [one for one in told if isinstance(one, NamedSharding) and not one.mesh.empty]
+    layouts = [value for value in told if isinstance(value, NamedSharding) and not value.mesh.empty]
     meshes = {layout.mesh for layout in layouts}
     if not meshes:
         return ambient_mesh("iso.reshard(x, plan, mesh)")

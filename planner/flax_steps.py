@@ -33,26 +33,36 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
 import jax
-from jax.sharding import Mesh
-
+import sys
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan.model_leaves import names_of
+from isoshard.core.runtime.caches import cached
 from isoshard.core.traced.jax_steps import traced_jax_step
-from isoshard.core.traced.traced_step import Role, TracedStep
-from isoshard.jax_bridge.activations import constrain_activations, plan_speaks
-from isoshard.jax_bridge.call_classes import called_by, of_classes
-from isoshard.jax_bridge.graphs import is_nnx, is_random_state, is_variable, join, split
+from isoshard.core.traced.traced_step import Role
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.jax_bridge.activations import constrain_activations
+from isoshard.jax_bridge.activations import plan_speaks
+from isoshard.jax_bridge.call_classes import called_by
+from isoshard.jax_bridge.call_classes import of_classes
+from isoshard.jax_bridge.graphs import is_nnx
+from isoshard.jax_bridge.graphs import is_random_state
+from isoshard.jax_bridge.graphs import is_variable
+from isoshard.jax_bridge.graphs import join
+from isoshard.jax_bridge.graphs import split
 from isoshard.jax_bridge.layout import named_boxes
 from isoshard.jax_bridge.trained_and_rest import join_parts
-
-from .output_marks import marked_gradients, with_marks, with_output_mark
+from .output_marks import marked_gradients
+from .output_marks import with_marks
+from .output_marks import with_output_mark
+from jax.sharding import Mesh
+from typing import Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from isoshard.jax_bridge.training import TrainState
@@ -75,8 +85,10 @@ def traced_flax_step(
     """
     function = getattr(step, "fun", step)  # what `nnx.jit` wraps
     bound = inspect.signature(function).bind(*args, **kwargs)
-    objects = {name: split(one) for name, one in bound.arguments.items() if is_nnx(one)}
-    others = {name: one for name, one in bound.arguments.items() if name not in objects}
+    objects = {
+        name: split(argument) for name, argument in bound.arguments.items() if is_nnx(argument)
+    }
+    others = {name: argument for name, argument in bound.arguments.items() if name not in objects}
     roles: dict[str, Role] = {
         name: role
         for _, state in objects.values()
@@ -93,7 +105,7 @@ def traced_flax_step(
 
     def on_states(**given: Any) -> Any:
         made = {name: join(graph, given.pop(name)) for name, graph in graphs.items()}
-        models = [one for one in made.values() if callable(one)]
+        models = [value for value in made.values() if callable(value)]
         call = inspect.signature(function).bind(*args, **kwargs)
         call.arguments.update(made | given)
         with contextlib.ExitStack() as stack:
@@ -101,16 +113,20 @@ def traced_flax_step(
                 stack.enter_context(constrain_activations(mesh, plan, *models))
             stack.enter_context(marked_modules(models, gradients=plan is None))
             result = function(*call.args, **call.kwargs)
-        return {**{name: split(one)[1] for name, one in made.items()}, "result": result}
+        return {**{name: split(value)[1] for name, value in made.items()}, "result": result}
 
-    modules = [one for _, one in bound.arguments.items() if is_nnx(one) and callable(one)]
+    modules = [
+        argument
+        for _, argument in bound.arguments.items()
+        if is_nnx(argument) and callable(argument)
+    ]
     states = {name: state for name, (_, state) in objects.items()}
     title = getattr(function, "__name__", type(function).__name__)
-    found = traced_jax_step(
+    result = traced_jax_step(
         on_states, (), states | others, mesh, plan, batch=tuple(others), axis_names=names,
         roles=roles, name=title, framework="flax",
     )  # fmt: skip
-    return dataclasses.replace(found, modules=tuple(name for name, _ in _modules_of(modules)))
+    return dataclasses.replace(result, modules=tuple(name for name, _ in _modules_of(modules)))
 
 
 @contextlib.contextmanager
@@ -121,7 +137,9 @@ def marked_modules(models: Sequence[Any], *, gradients: bool) -> Iterator[None]:
         models: NNX objects.
         gradients: whether it says so of gradients, too: without a plan, which lays them out.
     """
-    modules = [(one, _marking(type(one), name, gradients)) for name, one in _modules_of(models)]
+    modules = [
+        (value, _marking(type(value), name, gradients)) for name, value in _modules_of(models)
+    ]
     with of_classes(modules), marked_gradients():
         yield
 
@@ -135,7 +153,7 @@ def _modules_of(models: Sequence[Any]) -> list[tuple[str, Any]]:
     ]
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _marking(kind: type, name: str, gradients: bool) -> type:
     """A class that calls as `kind` does, and marks what comes out."""
     mark = with_marks if gradients else with_output_mark
@@ -181,12 +199,12 @@ def traced_train_step(
         path_name(path): "buffer" for path, _ in jax.tree.leaves_with_path(state.rest)
     }
     parts = (state.step, state.params, state.rest, state.opt_state)
-    found = traced_jax_step(
+    result = traced_jax_step(
         training_step, (*parts, *batch), {}, mesh, plan, axis_names=names, roles=roles,
         framework="flax",
     )  # fmt: skip
     nnx = [join_parts(state.parts, state.params, state.rest)] if state.parts.is_nnx else []
-    return dataclasses.replace(found, modules=tuple(name for name, _ in _modules_of(nnx)))
+    return dataclasses.replace(result, modules=tuple(name for name, _ in _modules_of(nnx)))
 
 
 def _roles(path: tuple[Any, ...], box: Any) -> list[tuple[str, Role]]:

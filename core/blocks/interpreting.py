@@ -15,9 +15,10 @@ import jax
 from jax.sharding import NamedSharding
 
 from isoshard.core.layout.axis_types import is_typed, under_auto
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, JaxprEqn
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.jaxprs import PLAIN_CALLS, opened
+from isoshard.core.runtime.jaxprs import PLAIN_CALLS, evaluate
+from isoshard.core.runtime.jaxprs import bind as bind_primitive
 
 from .block_values import Value, as_value
 from .splits import AxisSplit
@@ -59,11 +60,7 @@ def bind(eqn: JaxprEqn, arrays: Sequence[Any], **changed: Any) -> list[Any]:
     Returns:
         The results, one or many.
     """
-    made = eqn.primitive.get_bind_params({**_under_auto(eqn.params), **changed})
-    functions, parameters = made if isinstance(made, tuple) else ((), made)  # JAX before 0.10
-    with eqn.ctx.manager:
-        found = eqn.primitive.bind(*functions, *arrays, **parameters)
-    return list(found) if eqn.primitive.multiple_results else [found]
+    return bind_primitive(eqn, arrays, **{**_under_auto(eqn.params), **changed})
 
 
 def _under_auto(params: dict[str, Any]) -> dict[str, Any]:
@@ -111,32 +108,20 @@ def pack_like(found: Sequence[Value], splits: Sequence[AxisSplit | None]) -> lis
     return packed
 
 
-def interpret(jaxpr: Jaxpr, consts: Sequence[Any], values: Sequence[Value]) -> list[Value]:
-    """Run a jaxpr.
+def interpret_program(program: Any, values: Sequence[Value]) -> list[Value]:
+    """Run a jaxpr, closed or not, that was traced at the true shapes.
 
     Args:
-        jaxpr: traced at the true shapes.
-        consts: its constants, arrays of true shapes or values.
+        program: its constants are arrays of true shapes, or values.
         values: its arguments.
-
-    Returns:
-        Its results.
     """
-    known: dict[Any, Value] = {}
+    return evaluate(program, values, _run, _constant)
 
-    def read(atom: Any) -> Value:
-        return as_value(atom.val, fixed=True) if isinstance(atom, Literal) else known[atom]
 
-    for variable, const in zip(jaxpr.constvars, consts, strict=True):
-        known[variable] = const if isinstance(const, Value) else _constant(const)
-    known.update(zip(jaxpr.invars, values, strict=True))
-    for eqn in jaxpr.eqns:
-        operands = [read(atom) for atom in eqn.invars]
-        named = RULES.get(eqn.primitive.name, run_whole)
-        touched = any(map(_told_of, operands)) or _asks(eqn)
-        found = named(eqn, operands) if touched else _plain(eqn, operands)
-        known.update(zip(eqn.outvars, found, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+def _run(eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
+    rule_or_whole = RULES.get(eqn.primitive.name, run_whole)
+    touched = any(map(_told_of, operands)) or _asks(eqn)
+    return rule_or_whole(eqn, operands) if touched else _plain(eqn, operands)
 
 
 def _told_of(value: Value) -> bool:
@@ -158,11 +143,6 @@ def _asks(eqn: JaxprEqn) -> bool:
     return typed or any(map(_asks, inside.eqns))
 
 
-def interpret_program(program: Any, values: Sequence[Value]) -> list[Value]:
-    """Run a jaxpr, closed or not, with its constants."""
-    return interpret(opened(program), getattr(program, "consts", ()), values)
-
-
 def _plain(eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:
     """Run an equation without operands in blocks as it is; what it makes of constants is one."""
     found = bind(eqn, [value.array for value in operands])
@@ -171,6 +151,8 @@ def _plain(eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:
 
 
 def _constant(const: Any) -> Value:
+    if isinstance(const, Value):
+        return const
     const = under_auto(const) if isinstance(const, jax.Array) else const
     return as_value(const, fixed=not isinstance(const, Tracer))
 

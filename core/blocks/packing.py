@@ -20,7 +20,6 @@ What divides, and is asked for in equal blocks, is a plain `jax.Array`: it needs
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -37,6 +36,7 @@ from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import Sizes, UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.caches import cached
 from isoshard.core.transfer.host_memory import host_to_jax
 from isoshard.core.transfer.relayout import lay_out
 
@@ -283,7 +283,7 @@ def _converted(x: jax.Array, before: Splits, after: Splits) -> jax.Array:
     return x
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def _converter(before: Splits, after: Splits, sharding: NamedSharding) -> Any:
     return jax.jit(lambda x: _converted(x, before, after), out_shardings=sharding)
 

@@ -29,6 +29,7 @@ import numpy as np
 from jax import lax
 
 from isoshard.core.runtime._jax_internals.undocumented import linear_call
+from isoshard.core.runtime.caches import cached
 
 Axes = str | tuple[str, ...]
 
@@ -97,7 +98,7 @@ class WindowPlan:
         return sum(move.length for move in self.moves if move.hop)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def plan_windows(
     sizes: tuple[int, ...],
     starts: tuple[int, ...],

@@ -21,6 +21,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.formatting import listed
 
 from .leaf_paths import path_name
 from .mesh import ambient_mesh, describe_mesh
@@ -49,17 +50,12 @@ def one_mesh(x: Any) -> Any:
     if not meshes:
         return ambient_mesh("iso.reshard(x, spec, mesh)")
     if len(meshes) > 1:
-        told = "; ".join(f"{_some(names)} on {_typed(mesh)}" for mesh, names in meshes.items())
+        told = "; ".join(f"{listed(names, 4)} on {_typed(mesh)}" for mesh, names in meshes.items())
         raise ShardingError(
             f"the arrays lie on {len(meshes)} different meshes: {told}. Say which one to lay them "
             "out on: iso.reshard(x, spec, mesh)"
         )
     return next(iter(meshes))
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:4])
-    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
 
 
 def _typed(mesh: Any) -> str:

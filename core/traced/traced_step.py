@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.spec import stacked_sharding
 
 Role = Literal["parameter", "buffer", "optimizer", "input", "random", "number"]
 """What an input is for: trained; kept by the model and not trained (batch statistics, masks); kept
@@ -139,7 +140,7 @@ class TracedStep:
                 rows = (layouts.get(written.get(name, name)) for name in names)
                 layout = next((row for row in rows if row is not None), None)
                 if layout is not None and one.layers:
-                    layout = stacked_layout(layout)
+                    layout = stacked_sharding(layout)
             if layout is None:
                 layout = one.sharding if there is self.mesh else _whole(there)
             inputs.append(dataclasses.replace(one, sharding=layout))
@@ -150,16 +151,6 @@ class TracedStep:
             for one in self.results
         )
         return dataclasses.replace(self, inputs=tuple(inputs), results=results, mesh=there)
-
-
-def stacked_layout(layout: NamedSharding) -> NamedSharding:
-    """The layout of a stack of rows that lie so: no mesh axis splits its leading axis.
-
-    Args:
-        layout: of one row.
-    """
-    spec = PartitionSpec(None, *layout.spec)
-    return NamedSharding(layout.mesh, spec, memory_kind=layout.memory_kind)
 
 
 def _whole(mesh: Mesh) -> NamedSharding:

@@ -14,7 +14,6 @@ Each process slices for its own devices and asks no other (`host_slices`).
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -28,6 +27,7 @@ from isoshard.core.layout.partial_sums import refuse, unreduced
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.caches import cached
 
 from .device_dtypes import check_narrowing, device_dtype, is_kept, jax_dtype
 from .host_slices import HostSlice, cuts_of, start_of
@@ -213,7 +213,7 @@ def _refuse_sums(sharding: Sharding, name: str) -> None:
         refuse(sharding, "data from the host is whole", fix, name=name)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _has_sums(sharding: Sharding) -> bool:
     return bool(unreduced(sharding))
 
@@ -305,17 +305,17 @@ def _always_copied(host: np.ndarray, sharding: Sharding) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def _is_packed(dtype: np.dtype) -> bool:
     return dtype.name in _PACKED
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _all_aligned(cuts: tuple[HostSlice, ...], strides: tuple[int, ...]) -> bool:
     return not any(offset % ALIGNMENT for offset in _offsets(cuts, strides))
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _offsets(cuts: tuple[HostSlice, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """The bytes from a host array's start to that of each cut."""
     starts = [start_of(cut.index) for cut in cuts]
@@ -332,7 +332,7 @@ def _where(host: np.ndarray, cut: HostSlice) -> str:
     return f"the slice [{parts}] of device {cut.number}"
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _platform(sharding: Sharding) -> str:
     return next(iter(sharding.device_set)).platform
 

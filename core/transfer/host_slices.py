@@ -13,12 +13,12 @@ that this process has (see `process_local`).
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 from jax.sharding import NamedSharding, Sharding
 
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.runtime.caches import cached
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class HostSlice:
     index: tuple[slice, ...]
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def cuts_of(sharding: Sharding, shape: tuple[int, ...]) -> tuple[HostSlice, ...]:
     """The cuts of a host array that is whole.
 

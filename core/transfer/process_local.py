@@ -22,7 +22,6 @@ layout, by a short message and not by a collective of the devices. Say `shape` t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +37,7 @@ from isoshard.core.layout.tiles import Tiles
 from isoshard.core.plan import Plan
 from isoshard.core.processes import agree
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.bounded import Bounded
+from isoshard.core.runtime.caches import Bounded, cached
 
 from .array_like import from_literal, is_literal
 from .host_memory import check_cuts, check_narrowed, cuts_to_jax, narrowed
@@ -254,13 +253,13 @@ def _compare(
         if not sharding.is_fully_addressable and key not in _agreed_by(sharding):
             new[key] = f"{leaf.name}: global {shape} {leaf.dtype} by {_told(sharding)}"
     if new:
-        mesh = next(iter(new))[2].mesh
+        mesh = mesh_of(next(iter(new))[2])
         agree("local data of one array", [*new.values()], owners_of(mesh))
         for key in new:
             _agreed_by(key[2])[key] = True
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def owners_of(mesh: Mesh) -> tuple[int, ...]:
     """The processes that own devices of a mesh, ascending. Cached."""
     return tuple(sorted({device.process_index for device in mesh.devices.flat}))
@@ -268,13 +267,14 @@ def owners_of(mesh: Mesh) -> tuple[int, ...]:
 
 def _agreed_by(sharding: NamedSharding) -> Bounded[Any, bool]:
     """What the processes of a mesh agreed on, the newest; all of them forget the same."""
-    return _agreed.setdefault(owners_of(mesh_of(sharding)), Bounded(4096))
+    new = Bounded[Any, bool](4096, "from_local: what processes agreed on", agreed=True)
+    return _agreed.setdefault(owners_of(mesh_of(sharding)), new)
 
 
 _agreed: dict[tuple[int, ...], Bounded[Any, bool]] = {}
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def _told(sharding: NamedSharding) -> str:
     """A layout so that it reads alike in all processes only if it is the same."""
     mesh = mesh_of(sharding)
@@ -298,7 +298,7 @@ def _place(
     return place_cuts(value, sharding, shape, cuts, copy=copy)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _cuts(sharding: NamedSharding, local: tuple[int, ...]) -> tuple[HostSlice, ...]:
     """The slices of local data that this process's devices are to hold."""
     _, held = blocks_here(sharding, len(local))
@@ -316,7 +316,7 @@ def _cuts(sharding: NamedSharding, local: tuple[int, ...]) -> tuple[HostSlice, .
     return tuple(cuts)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def blocks_here(
     sharding: NamedSharding, ndim: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:

@@ -8,7 +8,6 @@ so there the caller does (`Routed.over`).
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from isoshard.core.layout.spec import named_sharding, same_layout
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray, is_uneven, padded_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime.exact_keys import exact
 
 Path = tuple[Any, ...]
@@ -126,7 +126,7 @@ def place(path: Path) -> str:
     return f"argument {path[0]!r}{''.join(f'[{key!r}]' for key in path[1:])}"
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def paths_of(structure: Any) -> tuple[Path, ...]:
     """Where each leaf of `(args, kwargs)` stands: a place or keyword, keys inside the argument.
 

@@ -41,6 +41,7 @@ from isoshard.core.blocks.row_windows import MODES, Axes, WindowPlan, plan_windo
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.runtime.caches import cached
 
 from .window_arguments import Faults, is_whole
 
@@ -174,7 +175,7 @@ def halo(
     return window
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def _plan(sizes: tuple[int, ...], before: int, after: int, mode: str, block: int) -> WindowPlan:
     offsets = np.cumsum((0, *sizes[:-1]))
     starts = tuple(int(offset) - before for offset in offsets)

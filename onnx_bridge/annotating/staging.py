@@ -11,19 +11,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
 import numpy as np
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from isoshard.core.layout.mesh import describe_mesh
+from isoshard.core.plan.rule_patterns import check_patterns
+from isoshard.core.plan.rule_patterns import matches
+from isoshard.core.runtime.formatting import listed
+from .weight_layouts import modules_around
+from isoshard.onnx_bridge.errors import AnnotationError
+from isoshard.onnx_bridge.layouts.meshes import NumberedMesh
+from isoshard.onnx_bridge.layouts.meshes import part_of_mesh
+from isoshard.onnx_bridge.reading.graph import Graph
+from isoshard.onnx_bridge.reading.graph import Node
+from isoshard.onnx_bridge.reading.mesh_record import MeshRecord
 from jax.sharding import Mesh
 
-from isoshard.core.layout.mesh import describe_mesh
-from isoshard.core.plan.rule_patterns import check_patterns, matches
-from isoshard.onnx_bridge.annotating.weight_layouts import modules_around
-
-from ..errors import AnnotationError
-from ..layouts.meshes import NumberedMesh, part_of_mesh
-from ..reading.graph import Graph, Node
-from ..reading.mesh_record import MeshRecord
 
 Stages = Mapping[str, int] | Callable[[Node], int | None]
 
@@ -112,11 +116,6 @@ def _by_pattern(graph: Graph, stages: Mapping[str, int]) -> dict[int, int | None
     if unused:
         raise AnnotationError(
             f"stages are given for {', '.join(map(repr, sorted(unused)))}, and no node or module "
-            f"is called so; nodes are {_some([node.name for node in graph.nodes])}"
+            f"is called so; nodes are {listed([repr(node.name) for node in graph.nodes], 8)}"
         )
     return found
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:8]))
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

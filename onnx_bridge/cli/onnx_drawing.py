@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isoshard.core.pictures.box_drawing import Line, colored, grid_lines, plain
-from isoshard.core.plan.text_tables import table
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes, table
 from isoshard.onnx_bridge.checking.holdings import DeviceTensor, StageHoldings, holdings
 
 LARGEST = 12

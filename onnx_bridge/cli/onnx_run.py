@@ -10,10 +10,8 @@ collectives the compiled programs have.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import zipfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,8 @@ import numpy as np
 
 import isoshard as iso
 from isoshard import onnx
+from isoshard.core.runtime.hlo_collectives import counted
 from isoshard.onnx_bridge.reading.annotations import choose
-
-_COLLECTIVE = re.compile(
-    r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
-)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +62,8 @@ def run(given: argparse.Namespace) -> int:
         print(f"{name}: {array.dtype} {array.shape}, {_where(array)}")
     if given.collectives:
         for stage, text in zip(compiled.layout.stages, compiled.hlo(**inputs), strict=True):
-            counts = Counter(match[1] for match in _COLLECTIVE.finditer(text))
-            told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-            print(f"stage {stage.number}: {told or 'no collectives'}")
+            kinds = ", ".join(f"{count} {kind}" for kind, (count, _) in counted(text).items())
+            print(f"stage {stage.number}: {kinds or 'no collectives'}")
     if given.out is not None:
         arrays: dict[str, Any] = {name: np.asarray(array) for name, array in found.items()}
         np.savez(given.out, **arrays)

@@ -26,7 +26,7 @@ from isoshard.core.layout.axis_types import (
     under_auto,
 )
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from ..errors import ModelError
 from ..reading.graph import Node

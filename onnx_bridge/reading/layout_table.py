@@ -10,8 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from isoshard.core.layout.op_sharding import digits
-from isoshard.core.plan.text_tables import table
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes, table
 
 if TYPE_CHECKING:
     from .layout import ModelLayout, Stage

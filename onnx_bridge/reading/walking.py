@@ -105,24 +105,6 @@ def shown(name: str) -> str:
     return repr(name if len(name) <= LONGEST else f"{name[:LONGEST]}..")
 
 
-def listed(faults: Sequence[str], most: int = 8) -> str:
-    """Faults in one line, the first few in words.
-
-    Args:
-        faults: what is wrong.
-        most: how many are written out.
-
-    Returns:
-        The line.
-
-    Example:
-        >>> listed(["a", "b", "c"], most=2)
-        'a; b; and 1 more'
-    """
-    rest = [f"and {len(faults) - most} more"] if len(faults) > most else []
-    return "; ".join([*faults[:most], *rest])
-
-
 def _attributes(
     where: str, attributes: Sequence[onnx.AttributeProto]
 ) -> Iterator[tuple[str, onnx.TensorProto]]:

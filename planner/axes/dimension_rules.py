@@ -19,13 +19,14 @@ the table of which primitive has which.
 
 from __future__ import annotations
 
-import functools
+import collections
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
-from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened
+from isoshard.core.runtime.caches import cached
+from isoshard.core.runtime.jaxprs import CALLS, is_elementwise, programs
 
 from . import contracted_dimensions as contracted
 from . import indexed_dimensions as indexed
@@ -34,21 +35,6 @@ from .factors import DimensionRule, Factors, Shape
 
 RuleOf = Callable[[Factors, Mapping[str, Any]], DimensionRule]
 """Makes the rule of one equation from its shapes and parameters."""
-
-_ELEMENTWISE = frozenset(
-    (
-        "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt "
-        "ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq "
-        "eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag "
-        "integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi "
-        "ne neg nextafter not one_minus_square or polygamma polynomial population_count pow "
-        "random_fold_in random_gamma real "
-        "reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left "
-        "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub "
-        "tan tanh threefry2x32 xor zeta pvary reduced_vary_cast vary_unreduced_cast "
-        "random_gamma_grad is_not_a_number symbolic_zeros"
-    ).split()
-)
 
 _FAMILIES: tuple[tuple[str, RuleOf], ...] = (
     (
@@ -192,22 +178,13 @@ _FAMILIES: tuple[tuple[str, RuleOf], ...] = (
 _TABLE = {name: rule for names, rule in _FAMILIES for name in names.split()}
 
 
-def is_elementwise(name: str) -> bool:
-    """Whether a primitive treats its operands element by element.
-
-    Args:
-        name: of the primitive.
-    """
-    return name in _ELEMENTWISE
-
-
 def is_known(name: str) -> bool:
     """Whether a primitive has a rule.
 
     Args:
         name: of the primitive.
     """
-    return name in _ELEMENTWISE or name in _TABLE
+    return is_elementwise(name) or name in _TABLE
 
 
 def dimension_rule(equation: JaxprEqn) -> DimensionRule:
@@ -224,7 +201,7 @@ def dimension_rule(equation: JaxprEqn) -> DimensionRule:
     name = equation.primitive.name
     operands = tuple([_shape(one.aval) for one in equation.invars])
     results = tuple([_shape(one.aval) for one in equation.outvars])
-    if name in _ELEMENTWISE:
+    if is_elementwise(name):
         return elementwise_rule(operands, results)
     params = equation.params
     if name not in _TABLE:
@@ -242,22 +219,11 @@ def primitives(program: Any) -> dict[str, int]:
     Args:
         program: a jaxpr, closed or not.
     """
-    found: dict[str, int] = {}
-    seen: set[int] = set()
-    stack = [opened(program)]
-    while stack:
-        jaxpr = stack.pop()
-        if id(jaxpr) in seen:
-            continue
-        seen.add(id(jaxpr))
-        for equation in jaxpr.eqns:
-            name = equation.primitive.name
-            found[name] = found.get(name, 0) + 1
-            stack += map(opened, jaxprs_inside(equation.params))
-    return found
+    names = (eqn.primitive.name for jaxpr in programs(program) for eqn in jaxpr.eqns)
+    return dict(collections.Counter(names))
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@cached(1 << 14)
 def _cached(
     name: str,
     operands: tuple[Shape, ...],
@@ -267,7 +233,7 @@ def _cached(
     return _TABLE[name](Factors(operands, results), dict(params))
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@cached(1 << 14)
 def elementwise_rule(operands: tuple[Shape, ...], results: tuple[Shape, ...]) -> DimensionRule:
     """The rule of an operation element by element: axes of the result's size are its axes.
 

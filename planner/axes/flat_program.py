@@ -17,7 +17,6 @@ dynamic update, as they are when JAX lowers it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,12 +26,14 @@ import jax.numpy as jnp
 
 from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
 from isoshard.core.runtime._jax_internals.undocumented import Space
+from isoshard.core.runtime.caches import cached
+from isoshard.core.runtime.jaxprs import is_elementwise
+from isoshard.core.runtime.nested_programs import Body, bodies
 
 from .common_expressions import CONSTANT, equation_key
-from .dimension_rules import dimension_rule, elementwise_rule, is_elementwise
+from .dimension_rules import dimension_rule, elementwise_rule
 from .factors import DimensionRule, Factors, Shape
 from .moved_dimensions import broadcast_in_dim
-from .nested_programs import Body, bodies
 from .said_rules import said_rule
 
 
@@ -308,7 +309,7 @@ def _body(
     return scope
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@cached(1 << 12)
 def identity(shape: Shape) -> DimensionRule:
     """The rule of a value that is passed on.
 
@@ -321,13 +322,13 @@ def identity(shape: Shape) -> DimensionRule:
     return factors.rule()
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@cached(1 << 12)
 def _broadcast(before: Shape, after: Shape) -> DimensionRule:
     axes = {"broadcast_dimensions": tuple(range(len(after)))}
     return broadcast_in_dim(Factors((before,), (after,)), axes)
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@cached(1 << 12)
 def _row(shape: Shape) -> DimensionRule:
     factors = Factors((shape,), (shape[1:],))
     for axis, size in enumerate(shape[1:]):
@@ -335,7 +336,7 @@ def _row(shape: Shape) -> DimensionRule:
     return factors.rule(rest_whole=True)
 
 
-@functools.lru_cache(maxsize=1 << 12)
+@cached(1 << 12)
 def _stack(shape: Shape) -> DimensionRule:
     factors = Factors((shape[1:],), (shape,))
     for axis, size in enumerate(shape[1:]):
@@ -375,7 +376,7 @@ def _drop_unread(op: FlatOp, body: BodyScope, used: set[int]) -> None:
     used.update(end for end, _ in body.carried)
 
 
-@functools.cache
+@cached(1 << 12)
 def _element(dtype: Any, space: Any) -> tuple[int, str]:
     """Bytes of an element, and the name of its dtype; of random keys eight, on the host none."""
     if dtype is None:

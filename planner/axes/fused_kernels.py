@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from .dimension_rules import is_elementwise
+from isoshard.core.runtime.jaxprs import is_elementwise
+
 from .local_program import LocalOp
 from .operand_copies import REORDER
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from isoshard.core.runtime.flops import is_product
+from isoshard.core.runtime.jaxprs import is_elementwise
+
 from .combining import combined
 from .common_expressions import CONSTANT
-from .dimension_rules import is_elementwise
-from .flops import is_product
 from .fused_kernels import MOVES, REDUCTIONS, FusedKernel
 from .local_program import LocalOp, LocalProgram, LocalScope
 from .operand_copies import REORDER

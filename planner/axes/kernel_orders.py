@@ -8,7 +8,8 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
-from .flops import is_product
+from isoshard.core.runtime.flops import is_product
+
 from .fused_kernels import FusedKernel
 from .local_program import LocalProgram
 

@@ -13,12 +13,13 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
+from isoshard.core.runtime.flops import flops_of, is_product
+from isoshard.core.runtime.jaxprs import is_elementwise
+
 from .common_expressions import CONSTANT
-from .dimension_rules import is_elementwise
 from .division import Division, divided
 from .factor_layouts import ArrayLayout, Split
 from .flat_program import BodyScope, FlatOp, FlatProgram
-from .flops import flops_of, is_product
 from .local_program import LocalOp, LocalProgram, LocalScope, exchange_op
 from .resharding import LayoutExchange, moves, shard_bytes, shard_shape
 from .spreading import ArrayLayouts

@@ -14,9 +14,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from isoshard.core.runtime.flops import is_product
+from isoshard.core.runtime.jaxprs import is_elementwise
+
 from .common_expressions import CONSTANT
-from .dimension_rules import is_elementwise
-from .flops import is_product
 from .local_program import LocalOp, LocalProgram, LocalScope, as_read
 from .operand_copies import REORDER
 

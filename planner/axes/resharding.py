@@ -12,9 +12,10 @@ Then axes move from one axis of the array to another, at last axes are gathered.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
+
+from isoshard.core.runtime.caches import cached
 
 from .factor_layouts import ArrayLayout, Split
 
@@ -52,7 +53,7 @@ def shard_shape(shape: Sequence[int], layout: ArrayLayout, mesh: Sequence[int]) 
     return _shard_shape(tuple(shape), layout, tuple(mesh))
 
 
-@functools.lru_cache(maxsize=1 << 14)
+@cached(1 << 14)
 def _shard_shape(
     shape: tuple[int, ...], layout: ArrayLayout, mesh: tuple[int, ...]
 ) -> tuple[int, ...]:

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from jax.sharding import NamedSharding, PartitionSpec
 
+from isoshard.core.runtime.jaxprs import is_elementwise
+
 from .common_expressions import CONSTANT
-from .dimension_rules import is_elementwise
 from .factor_layouts import (
     BACKWARD,
     BOTH,

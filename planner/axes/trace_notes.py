@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from .dimension_rules import is_known, primitives
 from .target_rules import TargetRules

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from isoshard.core.runtime.flops import is_product
+
 from .common_expressions import CONSTANT
-from .flops import is_product
 from .local_program import LocalProgram, LocalScope
 
 WITHIN = ("branch", "manual")

@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection
 
+from isoshard.core.runtime.flops import is_product
+
 from .common_expressions import CONSTANT
-from .flops import is_product
 from .local_program import LocalOp, LocalProgram, LocalScope, as_read
 
 _AS_IT_IS = frozenset(

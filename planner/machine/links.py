@@ -21,7 +21,6 @@ messages pass through the chips between, and groups share the links: `Way.shared
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -31,6 +30,7 @@ from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh_slices import slice_numbers
+from isoshard.core.runtime.caches import cached
 
 from .topologies import Topology, topology_of
 from .torus_loads import busiest
@@ -139,7 +139,7 @@ class AxisLinks:
         return f"{'+'.join(self.axes)} ({self.size}): {levels}{note}"
 
 
-@functools.lru_cache(256)
+@cached(256)
 def links(mesh: Mesh) -> dict[str, AxisLinks]:
     """What each axis of a mesh runs on.
 
@@ -182,7 +182,7 @@ def links_of(mesh: Mesh, axes: Sequence[str]) -> AxisLinks:
     return _links_of(mesh, tuple(name for name in mesh.axis_names if name in axes))
 
 
-@functools.lru_cache(1024)
+@cached(1024)
 def _links_of(mesh: Mesh, axes: tuple[str, ...]) -> AxisLinks:
     machine, places = topology_of(mesh), _places(mesh)
     size = math.prod(mesh.shape[name] for name in axes)
@@ -236,7 +236,7 @@ class _DevicePlaces:
     coords: np.ndarray[Any, Any]
 
 
-@functools.lru_cache(64)
+@cached(64)
 def _places(mesh: Mesh) -> _DevicePlaces:
     flat, shape = list(mesh.devices.flat), mesh.devices.shape
     hosts = [device.process_index for device in flat]

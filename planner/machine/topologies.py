@@ -30,6 +30,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.runtime.caches import cached
 
 from .chips import Chip, chip, chip_of_kind
 from .described_devices import DescribedDevice, is_described
@@ -179,7 +180,7 @@ def topology(text: str) -> Topology:
     return _made(text, made_of, check_grid(made_of, grid, slices, text), slices)
 
 
-@functools.cache
+@cached(1024)
 def _made(name: str, chip: Chip, shape: tuple[int, ...], slices: int) -> Topology:
     return Topology(name, chip, shape, slices)
 
@@ -206,7 +207,7 @@ def topology_of(mesh: Mesh) -> Topology:
     return _of_devices(mesh)
 
 
-@functools.lru_cache(64)
+@cached(64)
 def _of_devices(mesh: Mesh) -> Topology:
     first = mesh.devices.flat[0]
     if first.platform == "cpu":

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSAID
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes, listed
 from isoshard.core.runtime.shown_text import preformatted
 from isoshard.core.traced.traced_step import TracedStep
 
@@ -199,9 +199,7 @@ def _rules(plan: Plan) -> list[str]:
         lines += [f"  {part}"] if pairs else []
         for spec, same in itertools.groupby(pairs, key=lambda pair: _said(pair[1])):
             names = [name for name, _ in same]
-            shown = ", ".join(names[:NAMES])
-            more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-            lines.append(f"    {shown}{more}: {spec}")
+            lines.append(f"    {listed(names, NAMES)}: {spec}")
     return lines
 
 

@@ -12,20 +12,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from collections.abc import Mapping
+from isoshard.core.runtime.jaxprs import equations
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.machine.topologies import topology_of
+from .condensed_program import CondensedProgram
+from .condensed_program import condensed
+from .constrained_step import module_of
+from .constrained_step import with_free_results
+from .named_dimensions import NamedDimensions
+from .named_dimensions import named_dimensions
+from .plan_cost import PlanCost
+from .plan_cost import SearchDepth
+from .plan_cost import cost_of
+from isoshard.planner.traced.rolled_step import rolled_step
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
 from typing import Any
 
-from jax.sharding import Mesh, NamedSharding
-
-from isoshard.core.runtime.jaxprs import jaxprs_inside
-from isoshard.core.traced.traced_step import TracedStep
-
-from ..machine.topologies import topology_of
-from ..traced.rolled_step import rolled_step
-from .condensed_program import CondensedProgram, condensed
-from .constrained_step import module_of, with_free_results
-from .named_dimensions import NamedDimensions, named_dimensions
-from .plan_cost import PlanCost, SearchDepth, cost_of
 
 _NUMBER = re.compile(r"\d+")
 
@@ -183,9 +188,4 @@ def _loops(step: TracedStep) -> int:
 
 def _marked(jaxpr: Any) -> Iterator[str]:
     """The names of modules whose outputs a program marks, in order."""
-    for equation in jaxpr.eqns:
-        module = module_of(equation)
-        if module is not None:
-            yield module
-        for nested in jaxprs_inside(equation.params):
-            yield from _marked(nested)
+    return filter(None, map(module_of, equations(jaxpr)))

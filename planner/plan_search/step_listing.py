@@ -18,8 +18,9 @@ import collections
 import dataclasses
 from collections.abc import Iterable, Iterator
 
+from isoshard.core.runtime.jaxprs import is_elementwise
+
 from ..axes.common_expressions import CONSTANT
-from ..axes.dimension_rules import is_elementwise
 from ..axes.flat_program import BodyScope, FlatOp, FlatProgram
 
 _FUSED = frozenset(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .hlo_text import HloModule, Instruction
+from isoshard.core.runtime.hlo_text import HloModule, Instruction
 
 _IN_PLACE = frozenset(
     ("dynamic-update-slice", "scatter", "sort", "all-reduce", "all-reduce-start", "while")

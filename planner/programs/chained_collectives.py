@@ -4,7 +4,7 @@ The partitioner sums along one axis of a mesh, and the result along the next one
 for TPUs and GPUs sum along both at once (all_reduce_folder.cc). It gathers one dimension after the
 other; libtpu gathers both at once.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step
 ... ENTRY %main (a: f32[8]) -> f32[8] {
@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from isoshard.core.runtime.hlo_collectives import Groups
+from isoshard.core.runtime.hlo_collectives import groups_of
+from isoshard.core.runtime.hlo_text import Computation
+from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import Instruction
 
-from isoshard.core.runtime.hlo_collectives import Groups, groups_of
-
-from .hlo_text import Computation, HloModule, Instruction
 
 _KINDS = {"tpu": ("all-reduce", "all-gather"), "gpu": ("all-reduce",)}
 _BETWEEN = frozenset(("bitcast", "copy", "transpose"))

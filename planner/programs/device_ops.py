@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-
 import numpy as np
-from jax.sharding import Mesh
-
-from isoshard.core.runtime.hlo_collectives import (
-    KINDS,
-    Collective,
-    Groups,
-    axes_of,
-    groups_of,
-    operation,
-)
+import re
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from isoshard.core.runtime.hlo_collectives import Collective
+from isoshard.core.runtime.hlo_collectives import Groups
+from isoshard.core.runtime.hlo_collectives import KINDS
+from isoshard.core.runtime.hlo_collectives import axes_of
+from isoshard.core.runtime.hlo_collectives import groups_of
+from isoshard.core.runtime.hlo_collectives import operation
+from isoshard.core.runtime.hlo_text import Computation
+from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import Instruction
 from isoshard.planner.costs.device_program import DeviceOp
-
-from .hlo_costs import FREE, Costs, costs_of, operand_arrays
-from .hlo_text import Computation, HloModule, Instruction
-from .joined_collectives import SentBy, joined
+from .hlo_costs import Costs
+from .hlo_costs import FREE
+from .hlo_costs import costs_of
+from .hlo_costs import operand_arrays
+from .joined_collectives import SentBy
+from .joined_collectives import joined
 from .layout_moves import is_reordered
 from .loop_trips import trips
+from .nearest_lines import line_of
 from .nearest_lines import nearest_line
 from .sliced_programs import SlicedProgram
-from .target_rewrites import is_narrowed, is_sliced, joined_reductions
+from .target_rewrites import is_narrowed
+from .target_rewrites import is_sliced
+from .target_rewrites import joined_reductions
+from jax.sharding import Mesh
+
 
 _DTYPES = {
     "bf16": "bfloat16",
@@ -138,7 +145,7 @@ class _Reader:
         self, inside: Computation, one: Instruction, times: int, scope: int, sent: set[str]
     ) -> Iterator[DeviceOp]:
         line, live = self._line(inside, one), self.live.get(one.name, 0)
-        if operation(one.text):
+        if operation(one):
             waits = bool(scope) and self._waits(inside, one)
             yield from self._collective(inside, one, times, scope, line, live, waits)
             return
@@ -148,7 +155,7 @@ class _Reader:
             channel = _CHANNEL.search(inner.attributes)
             if channel is None or channel[1] not in sent:
                 sent.add(channel[1] if channel else "")
-                said = self.module.line_of(inner) or line
+                said = line_of(self.module, inner) or line
                 waits = bool(scope) and self._waits(inside, one)
                 yield from self._collective(within, inner, times, scope, said, live, waits)
         costs = costs_of(self.module, inside, one)
@@ -167,7 +174,7 @@ class _Reader:
             if within is None:
                 continue
             for inner in within.instructions.values():
-                if operation(inner.text):
+                if operation(inner):
                     yield within, inner
 
     def _collective(
@@ -180,7 +187,7 @@ class _Reader:
         live: int,
         waits: bool,
     ) -> Iterator[DeviceOp]:
-        kind, size = operation(one.text) or ("", 0)
+        kind, size = operation(one) or ("", 0)
         outside = self.places.talking(one.text)
         groups = self.places.of_mesh(groups_of(one.text))
         axes = outside.axes or axes_along(kind, size, groups, self.mesh)

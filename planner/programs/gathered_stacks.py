@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from .hlo_text import Computation, HloModule, Instruction
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 
 _LARGE = 1 << 20
 

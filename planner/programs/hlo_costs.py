@@ -4,7 +4,7 @@ An operation is a multiplication or an addition of a product of matrices or a co
 done element by element takes the time that its bytes take. Bytes are of operands and results, each
 once, as a fusion reads and writes them; of what is sliced only the slice counts.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step
 ... ENTRY %main (a: bf16[8,16], b: bf16[16,4]) -> bf16[8,4] {
@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
-
 import numpy as np
+import re
+from isoshard.core.runtime.hlo_text import ArrayShape
+from isoshard.core.runtime.hlo_text import Computation
+from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import Instruction
 
-from .hlo_text import ArrayShape, Computation, HloModule, Instruction
 
 FREE = frozenset(
     "add-dependency after-all bitcast constant get-tuple-element opt-barrier optimization-barrier "

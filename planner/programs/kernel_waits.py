@@ -14,7 +14,7 @@ them can: kernels that loop over as many elements, products, and copies in anoth
 copy is made for a collective along an inner dimension and for the filter of a convolution, but not
 for the reversed filter of its gradient, which cuDNN reads as it is.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step
 ... ENTRY %main (a: f32[8,4], w: f32[8,4]) -> (f32[8,4], f32[8,4]) {
@@ -40,13 +40,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator
-
+from collections.abc import Collection
+from collections.abc import Iterator
 from isoshard.core.runtime.hlo_collectives import operation
+from isoshard.core.runtime.hlo_text import Computation
+from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import Instruction
+from .buffer_sharing import ELEMENTWISE
+from .buffer_sharing import is_elementwise
+from .layout_moves import PRODUCTS
+from .layout_moves import read_in_any_order
 
-from .buffer_sharing import ELEMENTWISE, is_elementwise
-from .hlo_text import Computation, HloModule, Instruction
-from .layout_moves import PRODUCTS, read_in_any_order
 
 _MOVES = frozenset(("bitcast", "broadcast", "copy", "iota", "reshape", "reverse", "transpose"))
 _LOOPS = frozenset(("concatenate", "dynamic-slice", "gather", "pad", "reduce", "slice"))
@@ -176,7 +180,7 @@ def _graph(module: HloModule, inside: Computation) -> dict[str, _Node]:
                     filters[source.name] = own
                 made.reads.append(filters[source.name])
             elif (
-                operation(one.text)
+                operation(one)
                 and len(inside.users[source.name]) > 1
                 and _has(module, source, "copy")
             ):

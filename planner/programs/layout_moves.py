@@ -3,7 +3,7 @@
 Compilers of TPUs and GPUs choose the order in memory of an array by what reads it, and their
 products read any order. The host's compiler makes a transposed copy first.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step
 ... ENTRY %main (a: bf16[8,16], b: bf16[8,4]) -> bf16[16,4] {
@@ -22,8 +22,10 @@ from __future__ import annotations
 
 import math
 import re
+from isoshard.core.runtime.hlo_text import Computation
+from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import Instruction
 
-from .hlo_text import Computation, HloModule, Instruction
 
 PRODUCTS = frozenset(("dot", "convolution"))
 _MOVES = frozenset(("bitcast", "copy", "reshape", "transpose"))

@@ -10,15 +10,20 @@ own all the time; everything else is temporary.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from isoshard.core.runtime.hlo_collectives import tuple_parts
+from isoshard.core.runtime.caches import cached
+from isoshard.core.runtime.hlo_text import (
+    Computation,
+    HloModule,
+    Instruction,
+    arrays_of,
+    tuple_elements,
+)
 
 from .buffer_sharing import may_share, written_over
 from .hlo_costs import FREE, RUNS_OTHERS
-from .hlo_text import Computation, HloModule, Instruction, arrays_of
 from .layout_moves import read_in_any_order
 
 
@@ -260,14 +265,14 @@ class _Spans:
         self.ending.setdefault(last, []).append(buffer)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def places_in(shape: str) -> tuple[int, ...]:
     """Of each element of a tuple, how many arrays there are before it.
 
     Args:
         shape: text of the tuple's.
     """
-    counts = [len(arrays_of(part)) for part in tuple_parts(shape)]
+    counts = [len(arrays_of(part)) for part in tuple_elements(shape)]
     return (0, *itertools.accumulate(counts))
 
 

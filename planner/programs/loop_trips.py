@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from .hlo_text import Computation, HloModule, Instruction
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 
 _NOTED = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _SAME = frozenset(("copy", "bitcast", "convert", "copy-done", "copy-start", "reshape"))

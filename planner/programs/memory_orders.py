@@ -6,7 +6,7 @@ attention layer, kept in the order of the forward product, and the gradient of t
 the result takes the memory of neither. And an array that one loop leaves and another loop reads in
 another order is copied as a whole between them.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step
 ... ENTRY %main (a: f32[1024,1024]) -> f32[1024,1024] {
@@ -25,10 +25,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from collections.abc import Mapping
+from isoshard.core.runtime.hlo_text import Computation
+from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import Instruction
+from .buffer_sharing import ELEMENTWISE
+from .buffer_sharing import is_elementwise
 
-from .buffer_sharing import ELEMENTWISE, is_elementwise
-from .hlo_text import Computation, HloModule, Instruction
 
 Order = tuple[tuple[int, ...], ...]
 """The transpositions that stand between a product and what is made of it; () is its own order."""

@@ -5,7 +5,7 @@ element from the same large array, of which neither needs the other, are one ker
 the operands of both are there. So both results exist at once. In an attention layer's backward
 pass, these are the probabilities in bfloat16 and the gradient of the scores.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step, is_scheduled=true
 ... ENTRY %main (a: f32[1024,1024], w: f32[1024,1024]) -> (f32[1024,1024], f32[1024,1024]) {
@@ -25,9 +25,11 @@ from __future__ import annotations
 
 import itertools
 import math
-
+from isoshard.core.runtime.hlo_text import Computation
+from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import Instruction
 from .buffer_sharing import is_elementwise
-from .hlo_text import Computation, HloModule, Instruction
+
 
 _LARGE = 1 << 20
 """Bytes of an array that is worth reading once only."""

@@ -24,14 +24,14 @@ from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.mesh_slices import slice_axes, slices_along
 from isoshard.core.plan.layout_rules import PlanError
 from isoshard.core.plan.plan import Plan
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.runtime.hlo_text import parsed
 
 from ..costs.device_program import DeviceOp
 from ..reports.findings import CollectiveUse
 from ..reports.key_figures import along
 from ..reports.report import Report
 from .device_ops import device_ops
-from .hlo_text import parsed
 
 
 class CompiledProgram(Protocol):

@@ -16,8 +16,7 @@ from jax.sharding import Mesh
 from isoshard.core.layout.mesh_slices import slice_numbers
 from isoshard.core.runtime.hlo_collectives import Groups
 from isoshard.core.runtime.hlo_slice_transfers import transfer
-
-from .hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import HloModule
 
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 

@@ -17,8 +17,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from isoshard.core.runtime.hlo_text import HloModule
+
 from .gathered_stacks import with_gathered_copies
-from .hlo_text import HloModule
 from .live_values import ProgramLiveness, liveness
 from .memory_orders import copied_between_loops, meeting
 from .sibling_fusions import siblings_together

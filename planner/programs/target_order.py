@@ -7,7 +7,7 @@ then. The host's compiler computes it at once. And what is small and the last to
 (the gradient of a norm's weight) they compute at once, where the host's compiler may leave it to
 the end.
 
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step, is_scheduled=true
 ... %body (c: f32[8]) -> f32[8] {
@@ -28,12 +28,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-
 from isoshard.core.runtime.hlo_collectives import operation
-
-from .hlo_costs import FREE, RUNS_OTHERS
-from .hlo_text import ArrayShape, Computation, HloModule, Instruction
+from isoshard.core.runtime.hlo_text import ArrayShape
+from isoshard.core.runtime.hlo_text import Computation
+from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import Instruction
+from .hlo_costs import FREE
+from .hlo_costs import RUNS_OTHERS
 from .layout_moves import PRODUCTS
+
 
 _SMALL = 8
 """A result that many times smaller than what it reads for the last time is computed at once."""
@@ -81,7 +84,7 @@ def _early(inside: Computation, saving: bool) -> Computation:
         given = [place[name] for name in one.operands if name in at]
         place[one.name] = max([(at[one.name], 0), *given]) if given else (-1, 0)
         products = frozenset[str]() if saving else PRODUCTS
-        if one.opcode in FREE | RUNS_OTHERS | products or operation(one.text) or not given:
+        if one.opcode in FREE | RUNS_OTHERS | products or operation(one) or not given:
             continue
         own = _only_for(inside, one) if saving else [one]
         mine = {row.name for row in own}
@@ -123,4 +126,4 @@ def _sorted(inside: Computation, key: Mapping[str, tuple[int, ...]]) -> Computat
 
 
 def _is_hidden(one: Instruction) -> bool:
-    return one.opcode in PRODUCTS or operation(one.text) is not None
+    return one.opcode in PRODUCTS or operation(one) is not None

@@ -15,8 +15,7 @@ from __future__ import annotations
 import math
 
 from isoshard.core.runtime.hlo_collectives import groups_of
-
-from .hlo_text import Computation, HloModule, Instruction
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 
 _RESHAPED = frozenset(("bitcast", "copy", "reshape", "transpose", "convert"))
 _PASSED = frozenset(("bitcast", "copy", "dynamic-slice", "reshape", "transpose"))

@@ -5,7 +5,7 @@ an argument differs along the axes that its layout names, a result wherever an o
 gather or a sum along an axis makes devices agree along it, and `partition-id` differs along all.
 
 >>> from isoshard import make_mesh
->>> from isoshard.planner.programs.hlo_text import parsed
+>>> from isoshard.core.runtime.hlo_text import parsed
 >>> module = parsed('''
 ... HloModule step
 ... ENTRY %main (x: f32[4], w: f32[2]) -> f32[4] {
@@ -22,15 +22,18 @@ gather or a sum along an axis makes devices agree along it, and `partition-id` d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from isoshard.core.runtime.hlo_collectives import groups_of
+from isoshard.core.runtime.hlo_collectives import operation
+from isoshard.core.runtime.hlo_text import Computation
+from isoshard.core.runtime.hlo_text import HloModule
+from isoshard.core.runtime.hlo_text import Instruction
+from .device_ops import axes_along
+from .live_values import places_in
 from jax.sharding import Mesh
 
-from isoshard.core.runtime.hlo_collectives import groups_of, operation
-
-from .device_ops import axes_along
-from .hlo_text import Computation, HloModule, Instruction
-from .live_values import places_in
 
 Varying = tuple[frozenset[str], ...]
 """Axes of each array of a result, in order."""
@@ -95,7 +98,7 @@ class _Way:
             return tuple(every.union(*axes) for axes in zip(*ways, strict=True))
         if one.opcode == "partition-id":
             every = frozenset(self.mesh.axis_names)
-        if sends := operation(one.text):
+        if sends := operation(one):
             kind, size = sends
             axes = set(axes_along(kind, size, groups_of(one.text), self.mesh))
             every = every - axes if kind in _AGREE else every | axes

@@ -16,8 +16,15 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from isoshard.core.runtime.hlo_text import (
+    ArrayShape,
+    Computation,
+    HloModule,
+    Instruction,
+    instructions,
+)
+
 from .device_ops import WINDOWED
-from .hlo_text import ArrayShape, Computation, HloModule, Instruction, instructions
 from .windowed_products import WindowedProduct, summed_size
 
 _TEST = "windowed_dot_general_cond"

@@ -24,10 +24,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from jax.sharding import Mesh
 
 from isoshard.core.runtime.hlo_collectives import Groups, groups_of
+from isoshard.core.runtime.hlo_text import ArrayShape, Computation, HloModule, Instruction
 
 from .device_ops import axes_along
 from .hlo_costs import costs_of
-from .hlo_text import ArrayShape, Computation, HloModule, Instruction
 from .layout_moves import axis_after, is_move
 from .target_rewrites import is_sliced
 from .varying_axes import Varying, varying_axes

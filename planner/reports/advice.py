@@ -25,12 +25,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import count_of, human_bytes, human_seconds, percent
 
 from ..machine.links import links
 from .findings import InputUse
 from .key_figures import mesh_of, shares, traffic
-from .units import count_of, human_seconds, percent
 
 if TYPE_CHECKING:
     from .report import Report

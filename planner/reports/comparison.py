@@ -27,13 +27,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import count_of, human_bytes, human_seconds, percent
 
 from . import html_report
 from .key_figures import ROLES, limit, traffic
 from .report import Report
 from .svg_pictures import axes_of, axis_fill, memory_bars, time_bars
-from .units import count_of, human_seconds, percent
 
 Better = Literal["less", "more", ""]
 ROWS: tuple[tuple[str, Callable[[Report], str], Callable[[Report], float] | None, Better], ...] = (

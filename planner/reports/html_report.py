@@ -10,14 +10,19 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import (
+    count_of,
+    human_bytes,
+    human_flops,
+    human_seconds,
+    percent,
+)
 
 from .html_style import STYLE
 from .key_figures import along, by_cost, joined, limit, mesh_of, shares, traffic, verdict, wiring
 from .mesh_picture import mesh_picture
 from .svg_pictures import axis_fill, memory_bars, time_bars
 from .timeline_picture import timeline_picture
-from .units import count_of, human_flops, human_seconds, percent
 
 if TYPE_CHECKING:
     from .report import Report

@@ -11,12 +11,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes, human_seconds, percent
 
 from ..machine.links import links_of
 from ..machine.topologies import topology
 from .findings import CollectiveUse, MemoryEstimate
-from .units import human_seconds, percent
 
 if TYPE_CHECKING:
     from .report import Report

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import count_of, human_bytes
 
 from ..machine.topologies import topology_of
 from .key_figures import borders, mesh_of, traffic
 from .svg_pictures import axis_fill, box, label, line, svg
-from .units import count_of
 
 if TYPE_CHECKING:
     from .report import Report

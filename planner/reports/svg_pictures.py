@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes, human_seconds
 
 from .key_figures import shares, traffic
-from .units import human_seconds
 
 if TYPE_CHECKING:
     from .report import Report

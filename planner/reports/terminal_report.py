@@ -16,10 +16,15 @@ from rich.table import Table
 from rich.text import Text
 
 from isoshard.core.pictures.box_drawing import Cell, grid_lines
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import (
+    count_of,
+    human_bytes,
+    human_flops,
+    human_seconds,
+    percent,
+)
 
 from .key_figures import along, borders, by_cost, limit, mesh_of, shares, traffic, verdict, wiring
-from .units import count_of, human_flops, human_seconds, percent
 
 if TYPE_CHECKING:
     from .report import Report

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes, human_seconds
 
 from .findings import TimelineEvent
 from .key_figures import joined
@@ -29,7 +29,6 @@ from .svg_pictures import (
     unit_of_bytes,
     unit_of_seconds,
 )
-from .units import human_seconds
 
 if TYPE_CHECKING:
     from .report import Report

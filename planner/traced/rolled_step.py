@@ -9,14 +9,19 @@ each iteration).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from isoshard.core.layout.spec import stacked_sharding
+from isoshard.core.repeats.rolled_program import Stack
+from isoshard.core.repeats.rolled_program import rolled
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Var
+from isoshard.core.traced.traced_step import StepInput
+from isoshard.core.traced.traced_step import StepResult
+from isoshard.core.traced.traced_step import TracedStep
 from jax.sharding import NamedSharding
-
-from isoshard.core.repeats.rolled_program import Stack, rolled
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
-from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep, stacked_layout
+from typing import Any
 
 
 def rolled_step(
@@ -91,7 +96,7 @@ def _input(step: TracedStep, stack: Stack, name: str, names: dict[str, str]) -> 
         first,
         name=name,
         shape=(len(stack.numbers), *first.shape),
-        sharding=stacked_layout(first.sharding),
+        sharding=stacked_sharding(first.sharding),
         follows=None if first.follows is None else names.get(first.follows, first.follows),
         layers=tuple([step.inputs[one].name for one in stack.numbers]),
     )
@@ -114,7 +119,7 @@ def _results(
         layouts: list[Any] = [one.sharding for one in members]
         layout = layouts[0] if all(one == layouts[0] for one in layouts) else None
         name = _pattern([one.name for one in members]) if place is None else names[place]
-        found.append(StepResult(name, place, None if layout is None else stacked_layout(layout)))
+        found.append(StepResult(name, place, None if layout is None else stacked_sharding(layout)))
     return tuple(found)
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import isoshard as iso
 import jax
 import jax.numpy as jnp
 import pytest
-
-import isoshard as iso
-from isoshard import P, Plan
+from isoshard import P
+from isoshard import Plan
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import PlanError
+from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.runtime.hlo_collectives import collectives
-from isoshard.core.runtime.metrics import human_bytes
-from isoshard.planner.estimating import LOOPED, estimate
+from isoshard.planner.estimating import LOOPED
+from isoshard.planner.estimating import estimate
 from isoshard.planner.machine.topologies import topology
+
 
 LAYERS, WIDTH = 6, 256
 PLAN = Plan(

@@ -1,20 +1,22 @@
 """What the bridge keeps for each shape and constant is bounded, and what it keeps weakly dies."""
 
 import gc
-import weakref
-
+import isoshard as iso
 import pytest
 import torch
-
-import isoshard as iso
-from isoshard.core.runtime.bounded import Bounded, Interned
+import weakref
+from isoshard.core.runtime.caches import Bounded
+from isoshard.core.runtime.caches import Interned
 from isoshard.torch_bridge.dynamo import dynamo
-from isoshard.torch_bridge.interop import assume_pure, calling_jax, dtensor_function, plain_tensors
-from isoshard.torch_bridge.loops import accumulating, scanning
-from isoshard.torch_xla_bridge.torch_xla.experimental.gradient_accumulation import (
-    gradient_accumulation,
-)
+from isoshard.torch_bridge.interop import assume_pure
+from isoshard.torch_bridge.interop import calling_jax
+from isoshard.torch_bridge.interop import dtensor_function
+from isoshard.torch_bridge.interop import plain_tensors
+from isoshard.torch_bridge.loops import accumulating
+from isoshard.torch_bridge.loops import scanning
+from isoshard.torch_xla_bridge.torch_xla.experimental.gradient_accumulation import gradient_accumulation
 from isoshard.torch_xla_bridge.torch_xla.experimental.scan import scan
+
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def test_a_function_forgets_constants_it_was_called_with(few):
 
 
 def test_accumulation_over_shapes_without_end(monkeypatch):
-    monkeypatch.setattr(accumulating, "_LOOPS", Interned(2))
+    monkeypatch.setattr(accumulating, "_LOOPS", Interned(2, "test"))
     model = torch.nn.Linear(2, 1, bias=False).to("jax")
     for n in [1, 2, 3, 4, 1]:
         model.zero_grad()

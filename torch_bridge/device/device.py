@@ -17,7 +17,7 @@ import jax
 import torch
 
 from isoshard.core.errors import PrivateNameError
-from isoshard.core.runtime.bounded import CALLS, Interned
+from isoshard.core.runtime.caches import CALLS, Interned
 from isoshard.core.runtime.private_names import optional
 from isoshard.torch_bridge._torch_internals import OpOverload, device_slot, dispatcher
 from isoshard.torch_bridge._torch_internals.traced import TRACED_TYPES
@@ -364,7 +364,7 @@ def _memory(meta: Meta) -> torch.Tensor:
     return lazy_tensor.fresh(aval, tapes.recorder().record(recipe, ())[0])
 
 
-_EMPTY: Interned[Any, Recipe] = Interned(CALLS)
+_EMPTY: Interned[Any, Recipe] = Interned(CALLS, "engine: recipes of empty tensors")
 
 
 def _copy_from(

@@ -8,25 +8,29 @@ of them and not a program that waits for ever.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
 import jax
 import torch
-from jax.sharding import NamedSharding
-
+from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from isoshard.core.blocks.block_layout import BlockLayout
-from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
+from isoshard.core.errors import ShardingError
+from isoshard.core.errors import UnrepresentableError
+from isoshard.core.errors import raise_collected
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.processes.agreement import agree, pass_by, tell_fault
+from isoshard.core.processes.agreement import agree
+from isoshard.core.processes.agreement import pass_by
+from isoshard.core.processes.agreement import tell_fault
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.bounded import Bounded
+from isoshard.core.runtime.caches import Bounded
 from isoshard.torch_bridge.common.argument_types import Opaque
-
-from ..placements import translation
-from .shard_memory import local_of, strides_of
+from .shard_memory import local_of
+from .shard_memory import strides_of
+from isoshard.torch_bridge.placements import translation
+from jax.sharding import NamedSharding
+from typing import Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -106,7 +110,8 @@ TO_JAX, FROM_JAX = "an exchange from torch to JAX", "an exchange from JAX to tor
 
 def _keep(key: Any, ranks: tuple[int, ...], answer: Any) -> None:
     """Keep an answer. The ranks that agreed on it have the same ones, and forget the same."""
-    keys = _keys.setdefault(ranks, Bounded(_KEPT))
+    new = Bounded[Any, bool](_KEPT, "dtensor: what processes agreed on", agreed=True)
+    keys = _keys.setdefault(ranks, new)
     if len(keys) == _KEPT:
         _kept.pop(next(iter(keys)), None)
     keys[key] = True

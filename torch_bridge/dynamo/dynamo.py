@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge._torch_internals import dynamo_hooks
 from isoshard.torch_bridge._torch_internals.traced import BOXED
 from isoshard.torch_bridge.engine.operators.call_template import brought, import_tensor
@@ -103,7 +103,7 @@ class Graph:
         )
         self.name = f"torch.compile graph of {len(targets)} operations"
         BOXED.put(self, True)  # AOTAutograd: give a list of arguments, which may be emptied
-        self._signatures: Bounded[Any, _Signature] = Bounded(PROGRAMS)
+        self._signatures: Bounded[Any, _Signature] = Bounded(PROGRAMS, "torch.compile: signatures")
 
     @torch.compiler.disable
     def __call__(self, arguments: list[Any]) -> list[Any]:

@@ -21,34 +21,41 @@ program is compiled they compare what they are about to run, and all raise if it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
 import jax
 import torch
+from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from isoshard.core.errors import DistributedError
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.spec import SpecLike
+from isoshard.core.processes.agreement import pass_by
+from isoshard.core.processes.agreement import tell_fault
+from isoshard.core.runtime.caches import Bounded
+from isoshard.core.runtime.caches import PROGRAMS
+from isoshard.torch_bridge.dtensor import dtensor_exchange
+from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
+from isoshard.torch_bridge.dtensor.routes import TO_JAX
+from . import fitting
+from .function_reads import Reads
+from .jax_operands import TENSOR
+from .jax_operands import of_operands
+from .jax_operands import sorted_out
+from .jax_operands import surroundings
+from .rank_program import RankProgram
+from .rank_program import subject_of
+from isoshard.torch_bridge.modules import modules
+from isoshard.torch_bridge.placements import translation
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-
-from isoshard.core.errors import DistributedError, ShardingError
-from isoshard.core.layout.spec import SpecLike
-from isoshard.core.processes.agreement import pass_by, tell_fault
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
-from isoshard.torch_bridge.interop.function_reads import Reads
-from isoshard.torch_bridge.interop.jax_operands import TENSOR, of_operands, sorted_out, surroundings
-from isoshard.torch_bridge.modules import modules
-
-from ..dtensor import dtensor_exchange
-from ..dtensor.dtensor_exchange import is_dtensor
-from ..dtensor.routes import TO_JAX
-from ..placements import translation
-from . import fitting
-from .rank_program import RankProgram, subject_of
+from typing import Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Placement
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Placement
 
 
 class DistributedFunction:
@@ -71,7 +78,7 @@ class DistributedFunction:
         """
         self.name = name
         self._function, self._out_specs, self._reads = function, out_specs, reads
-        self._known: Bounded[Any, RankProgram] = Bounded(PROGRAMS)
+        self._known: Bounded[Any, RankProgram] = Bounded(PROGRAMS, "jax_function: DTensors")
         self._own = partial("{}: tensors of its own".format, name)
 
     def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-
 import jax
 import torch
-
+from collections.abc import Iterable
 from isoshard.core.errors import ShardingError
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.common.argument_types import PyTree
+from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-
-from ..dtensor.dtensor_exchange import is_dtensor
-from ..placements import translation
-from ..placements.meshes import cached_by_mesh
+from isoshard.torch_bridge.placements import translation
+from typing import Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -66,7 +64,7 @@ def _fault(leaf: torch.Tensor, mesh: DeviceMesh) -> str:
     return _fault_of_layout(leaf.device_mesh, leaf.placements, leaf.shape, mesh)
 
 
-@cached_by_mesh(4096)
+@cached(4096)
 def _fault_of_layout(
     own: DeviceMesh, placements: tuple[Placement, ...], size: torch.Size, mesh: DeviceMesh
 ) -> str:

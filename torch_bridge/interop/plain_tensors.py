@@ -32,7 +32,7 @@ import torch
 
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.core.transfer.exchange import host_to_jax, lay_out
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.common.argument_types import PyTree
@@ -68,7 +68,7 @@ class PlainFunction:
         """See the class."""
         self._reads = reads
         self._function, self._name, self._copy, self._again = function, name, copy, again
-        self._known: Bounded[Any, Compiled] = Bounded(PROGRAMS)
+        self._known: Bounded[Any, Compiled] = Bounded(PROGRAMS, "jax_function: plain tensors")
 
     def __call__(self, leaves: Sequence[Any], structure: PyTree) -> Any:
         """Compute the function.

@@ -79,9 +79,9 @@ class RolledProgram:
             self._linears[which] = RolledDerivative(inner, self._repeat, self._lies)
         return self._linears[which]
 
-    def spread(self, number: int, tangent: ArrayLike) -> Any:
+    def spread(self, index: int, tangent: ArrayLike) -> Any:
         """As of the program."""
-        return self._inner.spread(number, tangent)
+        return self._inner.spread(index, tangent)
 
 
 class RolledDerivative:
@@ -96,7 +96,7 @@ class RolledDerivative:
     def __init__(self, inner: Derivative, repeat: Repeat, lies: Layouts):
         """See the class."""
         self._inner, self._repeat, self._lies = inner, repeat, lies
-        self.count, self.which, self.with_slope = inner.count, inner.which, inner.with_slope
+        self.count, self.which, self.with_cotangent = inner.count, inner.which, inner.with_cotangent
         self._parts: tuple[Any, Any] | None = None
 
     def forward(self, *operands: Any) -> tuple[list[Any], list[Any]]:
@@ -107,22 +107,22 @@ class RolledDerivative:
         return found[: self._count], found[self._count :]
 
     def backward(
-        self, operands: Sequence[Any], residuals: Sequence[Any], slopes: Sequence[Any]
+        self, operands: Sequence[Any], residuals: Sequence[Any], cotangents: Sequence[Any]
     ) -> list[Any]:
         """The cotangents of the operands `which`."""
         assert self._parts is not None
-        return self._parts[1](*slopes, *residuals)
+        return self._parts[1](*cotangents, *residuals)
 
     @property
-    def pullback(self) -> Program:
+    def vjp(self) -> Program:
         """As it is written out."""
-        return self._inner.pullback
+        return self._inner.vjp
 
     def _cut(self, types: list[Any]) -> tuple[Any, Any]:
         inner = self._inner
         results = jax.eval_shape(lambda *given: inner.forward(*given)[0], *types)
         self._count = len(results)
-        slopes = [results[number] for number in inner.with_slope]
+        slopes = [results[number] for number in inner.with_cotangent]
 
         def both(*given: Any) -> list[Any]:
             operands, slopes = given[: len(types)], given[len(types) :]

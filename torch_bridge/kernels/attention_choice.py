@@ -19,21 +19,22 @@ torch's), and `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`. So do gradients
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+import math
 import torch
-from torch.backends.cuda import flash_sdp_enabled, mem_efficient_sdp_enabled
-
+from collections.abc import Callable
 from isoshard.core.nn.dropout import gains
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import Bounded
+from isoshard.core.runtime.caches import PROGRAMS
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge._torch_internals.dispatcher import below_autograd
 from isoshard.torch_bridge._torch_internals.tensor_fields import forward_levels
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.interop.calling_jax import torch_function
+from torch.backends.cuda import flash_sdp_enabled
+from torch.backends.cuda import mem_efficient_sdp_enabled
+from typing import Any
 
 
 def _operator(name: str) -> Any:
@@ -49,7 +50,7 @@ _EFFICIENT = _operator("_scaled_dot_product_efficient_attention")
 _EFFICIENT_BACKWARD = _operator("_scaled_dot_product_efficient_attention_backward")
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_CHOICES: Bounded[Any, tuple[bool, bool]] = Bounded(4096)
+_CHOICES: Bounded[Any, tuple[bool, bool]] = Bounded(4096, "attention: chosen kernels")
 
 
 def attend(
@@ -282,7 +283,7 @@ def _with_graph(
     return tuple([next(found) if x is not None and x.requires_grad else None for x in inputs])
 
 
-@functools.lru_cache(maxsize=PROGRAMS)
+@cached(PROGRAMS)
 def _gains(rate: float, shape: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
     """What the *efficient* operator multiplied weights by, of the words that it gave."""
     return torch_function(

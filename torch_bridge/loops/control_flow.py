@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import torch
 
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.core.runtime.private_names import optional
 from isoshard.torch_bridge._torch_internals import dispatcher, higher_order_ops, pytree
 from isoshard.torch_bridge.engine.operators.call_template import import_tensor
@@ -274,7 +274,7 @@ def _code(function: Any) -> str | None:
     return None if None in parts else "\n".join(map(str, parts))
 
 
-_RECIPES: Bounded[Any, tuple[Recipe, list[Aval]]] = Bounded(PROGRAMS)
+_RECIPES: Bounded[Any, tuple[Recipe, list[Aval]]] = Bounded(PROGRAMS, "control flow: graphs")
 
 
 def _recorded(

@@ -14,7 +14,6 @@ each of those into chunks, and a device has the same chunk of every part.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from isoshard.core.errors import UnrepresentableError
+from isoshard.core.runtime.caches import cached
 
 from .placement_kinds import factor_of, split_axes
 
@@ -56,7 +56,7 @@ def local_shape_and_offset(
     return _local(tuple(shape), tuple(mesh_shape), tuple(placements), tuple(coordinate))
 
 
-@functools.lru_cache(maxsize=8192)
+@cached(8192)
 def _local(
     shape: tuple[int, ...],
     mesh_shape: tuple[int, ...],

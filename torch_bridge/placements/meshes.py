@@ -19,29 +19,21 @@ collectives put parts together by ascending rank, so `full_tensor()` is no inver
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
-
-from isoshard.core.errors import DeviceError, UnrepresentableError
+from collections.abc import Sequence
+from isoshard.core.errors import DeviceError
+from isoshard.core.errors import UnrepresentableError
 from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.runtime.bounded import Bounded
+from isoshard.core.runtime.caches import Bounded
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.common.argument_types import MeshLike
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def cached_by_mesh(size: int) -> Callable[[_Function], _Function]:
-    """`functools.lru_cache` for functions of a `DeviceMesh`, whose hash torch leaves untyped."""
-    cache: Any = functools.lru_cache(maxsize=size)
-    return cache
+from jax.sharding import AxisType
+from jax.sharding import Mesh
+from typing import Any
 
 
-@cached_by_mesh(256)
+@cached(256)
 def jax_mesh(device_mesh: MeshLike) -> Mesh:
     """The mesh of the same devices for JAX, its axes Auto; one of JAX's own stays as it is.
 
@@ -152,13 +144,15 @@ def rank_mesh_of(mesh: Mesh) -> Any:
     return device_mesh_of(mesh, _device_type(mesh))
 
 
-@functools.lru_cache(maxsize=512)
+@cached(512)
 def of_type(mesh: Mesh, kind: AxisType) -> Mesh:
     """The same mesh with all axes of one type."""
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * len(mesh.axis_names))
 
 
-_known: Bounded[tuple[Mesh, str | None], tuple[Any, Any]] = Bounded(512)
+_known: Bounded[tuple[Mesh, str | None], tuple[Any, Any]] = Bounded(
+    512, "dtensor: device meshes", agreed=True
+)
 
 
 def _remember(mesh: Mesh, device_mesh: Any) -> None:

@@ -27,7 +27,6 @@ devices, it is `jax.devices()[r]`. Of torch's private names only `_StridedShard`
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -44,13 +43,14 @@ from isoshard.core.layout.partial_sums import open_spec, reduction, stored, unre
 from isoshard.core.layout.spec import axis_names, named_sharding
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.tiles import Tiles
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge._torch_internals.dtensor_fields import STRIDED_SHARD
 from isoshard.torch_bridge.common.argument_types import MeshLike
 
 from .chunked_axes import block_sizes
 from .chunked_axes import local_shape_and_offset as local_shape_and_offset
-from .meshes import cached_by_mesh, jax_mesh, of_type
 from .meshes import device_mesh_of as device_mesh_of
+from .meshes import jax_mesh, of_type
 from .meshes import rank_mesh_of as rank_mesh_of
 from .placement_kinds import kind_of, orders_of, reduction_of
 
@@ -96,7 +96,7 @@ def spec_of(
     )
 
 
-@functools.lru_cache(maxsize=8192)
+@cached(8192)
 def placements_of(sharding: NamedSharding) -> tuple[Any, ...]:
     """The placements of a layout, one per mesh axis. Cached.
 
@@ -132,7 +132,7 @@ def placements_of(sharding: NamedSharding) -> tuple[Any, ...]:
     return tuple(found)
 
 
-@cached_by_mesh(8192)
+@cached(8192)
 def placements_on(sharding: NamedSharding, device_mesh: MeshLike, ndim: int) -> tuple[Any, ...]:
     """The placements of a layout over another mesh of the same devices. Cached.
 
@@ -206,7 +206,7 @@ def layout_of(
     return _layout(tuple(placements), device_mesh, tuple(shape))
 
 
-@functools.lru_cache(maxsize=8192)
+@cached(8192)
 def _layout(placements: tuple[Any, ...], device_mesh: Any, shape: tuple[int, ...]) -> BlockLayout:
     mesh = jax_mesh(device_mesh)
     check_count(placements, mesh)

@@ -5,7 +5,6 @@ torch_xla's device `i` is `jax.devices()[i]`. A mesh of torch_xla takes every de
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from jax.sharding import Mesh
 from isoshard.core.errors import DeviceError
 from isoshard.core.layout.mesh import as_mesh, make_mesh
 from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.runtime.caches import cached
 
 from .real import load
 
@@ -81,7 +81,7 @@ def numbered(number: int) -> Device:
     return devices[number]
 
 
-@functools.lru_cache(maxsize=64)
+@cached(64)
 def _to_torch_xla(mesh: Mesh) -> Any:
     numbers, count = numbers_of(mesh), _count()
     if sorted(numbers) != list(range(count)):

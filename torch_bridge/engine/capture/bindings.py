@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.core.runtime.caches import cached
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.engine.compiling import input_placement, program
@@ -414,7 +415,7 @@ def _with_other_references(
     return shared
 
 
-@functools.cache
+@cached(4096)
 def _is_placed(cls: type) -> bool:
     """Whether arrays of a class are on devices."""
     return issubclass(cls, jax.Array | UnevenArray)

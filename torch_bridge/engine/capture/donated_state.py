@@ -37,6 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from isoshard.core.runtime.caches import PROGRAMS, cached
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.engine.compiling.loop_layouts import stacked_layout
@@ -417,7 +418,7 @@ def _outside_of_traces() -> Iterator[None]:
         yield
 
 
-@functools.cache
+@cached(PROGRAMS)
 def _slicing(layout: int) -> Any:
     return jax.jit(
         lambda stack, index: lax.dynamic_index_in_dim(stack, index, 0, keepdims=False),
@@ -425,14 +426,14 @@ def _slicing(layout: int) -> Any:
     )
 
 
-@functools.cache
+@cached(PROGRAMS)
 def _stacking(layout: int) -> Any:
     return jax.jit(
         lambda *layers: jnp.stack(layers), out_shardings=_sharding_of(stacked_layout(layout))
     )
 
 
-@functools.cache
+@cached(PROGRAMS)
 def _filling(layout: int) -> Any:
     return jax.jit(
         lambda stack, layer, index: lax.dynamic_update_index_in_dim(stack, layer, index, 0),

@@ -41,6 +41,7 @@ from typing import Any
 
 import torch
 
+from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime._jax_internals.compilation import record_event
 
 from .guard_sources import Source
@@ -406,7 +407,7 @@ def _folder(library: str) -> str | None:
 _LIBRARY_FOLDERS = tuple(folder for folder in map(_folder, _LIBRARIES) if folder is not None)
 
 
-@functools.lru_cache(4096)
+@cached(4096)
 def _is_internal(filename: str) -> bool:
     if filename.startswith(_TORCH):
         return not filename.startswith(_WATCHED_TORCH)

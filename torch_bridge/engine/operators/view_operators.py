@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from isoshard.core.runtime.bounded import CALLS, Recent
+from isoshard.core.runtime.caches import CALLS, Recent
 from isoshard.core.runtime.private_names import optional
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.common import naming
@@ -144,7 +144,7 @@ _OPS: dict[str, Callable[..., list[list[ViewOp]]]] = {
 
 
 def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -> Any:
-    known: Recent[Any, Any] = Recent(CALLS)
+    known: Recent[Any, Any] = Recent(CALLS, "engine: views by operator")
     result = str(schema_of(func).returns[0].type)
     many = "[]" in result or "List" in result
     dispatch.only_recorded(func)

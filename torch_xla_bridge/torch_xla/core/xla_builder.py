@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge.interop.calling_jax import TorchFunction, torch_function
 from isoshard.torch_bridge.interop.same_function import identity
 
@@ -44,8 +45,7 @@ __all__ = [
     "tensor_shape",
 ]
 
-_KEPT = 1024
-_KNOWN: dict[Hashable, TorchFunction] = {}
+_KNOWN: Bounded[Hashable, TorchFunction] = Bounded(PROGRAMS, "call_jax: functions")
 
 
 def call_jax(
@@ -91,8 +91,6 @@ def call_jax(
     if found is None:
         found = torch_function(jax_func, name=name)
     _KNOWN[key, name] = found  # last again: the first is the one not used for longest
-    if len(_KNOWN) > _KEPT:
-        del _KNOWN[next(iter(_KNOWN))]
     return found(*args, **(kwargs or {}))
 
 

@@ -1,14 +1,25 @@
 """Tables that forget: a server whose shapes never end keeps a bounded number of each."""
 
 import gc
+import re
 import threading
+from pathlib import Path
 
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime.bounded import Bounded, Interned, Recent
+from isoshard.core.runtime.caches import (
+    Bounded,
+    Interned,
+    Recent,
+    cache_sizes,
+    cached,
+    clear_caches,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_oldest_are_forgotten():
-    table = Bounded(3)
+    table = Bounded(3, "test")
     for n in range(10):
         table[n] = str(n)
     assert table == {7: "7", 8: "8", 9: "9"} and table.get(0) is None
@@ -17,7 +28,7 @@ def test_the_oldest_are_forgotten():
 
 
 def test_several_threads_may_write():
-    table = Bounded(10)
+    table = Bounded(10, "test")
     faults = []
 
     def write(begin):
@@ -51,7 +62,7 @@ class Thing:
 
 
 def test_what_is_used_stays():
-    table = Recent(10)
+    table = Recent(10, "test")
     table["used"] = "kept"
     for n in range(100):
         table[n] = n
@@ -62,7 +73,7 @@ def test_what_is_used_stays():
 
 
 def test_what_is_alive_is_found_and_what_is_dead_is_gone():
-    table = Interned(10)
+    table = Interned(10, "test")
     held = table["held"] = Thing()
     for n in range(100):
         table[n] = Thing()
@@ -74,7 +85,7 @@ def test_what_is_alive_is_found_and_what_is_dead_is_gone():
 
 
 def test_threads_that_intern_one_key_get_one_value():
-    table = Interned(8)
+    table = Interned(8, "test")
     barrier = threading.Barrier(4)
     found = [[] for _ in range(4)]
 
@@ -89,3 +100,48 @@ def test_threads_that_intern_one_key_get_one_value():
     for thread in threads:
         thread.join()
     assert all(len(set(map(id, same))) == 1 for same in zip(*found, strict=True))
+
+
+def test_tables_of_one_name_are_counted_together_while_they_live():
+    tables = [Bounded(4, "of objects"), Recent(4, "of objects")]
+    for n, table in enumerate(tables):
+        table[n] = n
+    assert cache_sizes()["of objects"] == (2, 4, 2)
+    del table, tables[0]
+    gc.collect()
+    assert cache_sizes()["of objects"] == (1, 4, 1)
+
+
+def test_all_caches_are_emptied_but_those_that_processes_agreed_on():
+    plain, recent, agreed = Bounded(8, "a"), Recent(8, "b"), Bounded(8, "c", agreed=True)
+
+    @cached(8, "d")
+    def doubled(x):
+        return [2 * x]
+
+    first = doubled(1)
+    for n in range(6):
+        plain[n] = recent[n] = agreed[n] = n
+    clear_caches()
+    assert not plain and not recent and recent.lookup(5) is None and len(agreed) == 6
+    assert doubled(1) == first and doubled(1) is not first and doubled(1) is doubled(1)
+
+
+def test_an_interned_value_that_lives_is_the_same_after_clearing():
+    table = Interned(8, "interned")
+    kept, dropped = Thing(), Thing()
+    table.intern("kept", kept)
+    table.intern("dropped", dropped)
+    del dropped
+    clear_caches()
+    assert table.lookup("kept") is kept and table.lookup("dropped") is None
+    assert table.intern("kept", Thing()) is kept
+
+
+def test_no_cache_of_a_module_is_outside_of_the_registry():
+    """`functools.cache` is for what has no arguments, or so few that they need no bound."""
+    unlisted = re.compile(r"^(?:@|\w+ = )(?:functools\.)?lru_cache\(", re.MULTILINE)
+    folders = ("core", "jax_bridge", "torch_bridge", "onnx_bridge", "src")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert len(paths) > 500
+    assert not [str(path) for path in paths if unlisted.search(path.read_text())]

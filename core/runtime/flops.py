@@ -1,4 +1,4 @@
-"""Floating-point operations of one equation, whole.
+"""Floating-point operations of equations and of programs, on unsharded operands.
 
 Products and convolutions count two for each multiplication and addition, reductions and
 elementwise operations one for each element, what only moves elements none. A kernel of Pallas
@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .dimension_rules import is_elementwise
+from .jaxprs import is_elementwise, opened
 from .nested_programs import bodies
 
 _MOVED = frozenset("convert_element_type copy stop_gradient select_n pvary bitcast".split())
@@ -21,7 +21,7 @@ def flops_of(equation: Any) -> float:
     """The operations of one equation of a jaxpr.
 
     Args:
-        equation: that has no program of its own.
+        equation: without programs of its own, or a kernel of Pallas.
     """
     name, params = equation.primitive.name, equation.params
     if name == "pallas_call":
@@ -29,13 +29,13 @@ def flops_of(equation: Any) -> float:
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
         lhs = equation.invars[0].aval.shape
-        return 2.0 * _elements(equation.outvars[0]) * math.prod([lhs[one] for one in contracted])
+        return 2.0 * _elements(equation.outvars[0]) * math.prod([lhs[axis] for axis in contracted])
     if name == "ragged_dot_general":
-        numbers = params["ragged_dot_dimension_numbers"]
-        (contracted, _), _ = numbers.dot_dimension_numbers
-        lhs, rhs = (one.aval.shape for one in equation.invars[:2])
-        grouped = math.prod([rhs[one] for one in numbers.rhs_group_dimensions])
-        free = math.prod(rhs) / grouped / math.prod([lhs[one] for one in contracted])
+        dimensions = params["ragged_dot_dimension_numbers"]
+        (contracted, _), _ = dimensions.dot_dimension_numbers
+        lhs, rhs = (var.aval.shape for var in equation.invars[:2])
+        grouped = math.prod([rhs[axis] for axis in dimensions.rhs_group_dimensions])
+        free = math.prod(rhs) / grouped / math.prod([lhs[axis] for axis in contracted])
         return 2.0 * math.prod(lhs) * max(1.0, free)
     if name == "conv_general_dilated":
         rhs = equation.invars[1].aval.shape
@@ -50,11 +50,7 @@ def flops_of(equation: Any) -> float:
 
 
 def is_product(name: str) -> bool:
-    """Whether a primitive multiplies and sums.
-
-    Args:
-        name: of the primitive.
-    """
+    """Whether the primitive of a name multiplies and sums."""
     return name in ("dot_general", "ragged_dot_general", "conv_general_dilated", "pallas_call")
 
 
@@ -62,20 +58,31 @@ def _kernel(params: Mapping[str, Any]) -> float:
     if params["cost_estimate"] is not None:
         return float(params["cost_estimate"].flops)
     # A size that is known only when it runs counts as one.
-    points = math.prod([one for one in params["grid_mapping"].grid if isinstance(one, int)])
-    return points * _of_body(params["jaxpr"])
+    points = math.prod([size for size in params["grid_mapping"].grid if isinstance(size, int)])
+    return points * program_flops(params["jaxpr"])
 
 
-def _of_body(jaxpr: Any) -> float:
-    """Of a program inside a kernel; of branches the one that computes most."""
+def program_flops(program: Any) -> float:
+    """The operations of a jaxpr, closed or not, at any depth.
+
+    A `scan` counts each iteration, a `while` one, a `cond` the branch that computes most.
+
+    Example:
+        >>> import jax
+        >>> def layers(x, w):
+        ...     return jax.lax.scan(lambda h, row: (h @ row, None), x, w)[0]
+        >>> program_flops(jax.make_jaxpr(layers)(jax.numpy.ones((8, 4)), jax.numpy.ones((3, 4, 4))))
+        768.0
+    """
     total = 0.0
-    for equation in jaxpr.eqns:
+    for equation in opened(program).eqns:
         inner = bodies(equation)
         if not inner:
             scoped = equation.params.get("jaxpr")
-            total += flops_of(equation) if scoped is None else _of_body(scoped)
+            is_leaf = scoped is None or equation.primitive.name == "pallas_call"
+            total += flops_of(equation) if is_leaf else program_flops(scoped)
             continue
-        each = [body.times * _of_body(body.jaxpr) for body in inner]
+        each = [body.times * program_flops(body.jaxpr) for body in inner]
         total += max(each) if inner[0].kind == "branch" else sum(each)
     return total
 

@@ -4,10 +4,10 @@
 ... HloModule step, is_scheduled=true
 ... ENTRY %main (p: f32[8]) -> f32[8] {
 ...   %p = f32[8]{0} parameter(0)
-...   ROOT %twice = f32[8]{0} add(%p, %p), metadata={op_name="jit(f)/line:a.py:3 (f)/add"}
+...   ROOT %twice = f32[8]{0} add(%p, %p)
 ... }''')
->>> module.root.opcode, module.root.operands, module.line_of(module.root)
-('add', ('p', 'p'), 'a.py:3 (f)')
+>>> module.root.opcode, module.root.operands, module.root.arrays
+('add', ('p', 'p'), (ArrayShape(dtype='f32', sizes=(8,), space=0),))
 
 Source: the text form of XLA's HLO, https://openxla.org/xla/operation_semantics.
 """
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping
 
-from isoshard.core.runtime.hlo_collectives import array_bytes, split_shape, tuple_parts
-from isoshard.core.traced.source_lines import is_users, said_by, written
+from isoshard.core.runtime.caches import cached
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +39,12 @@ class ArrayShape:
 
     @property
     def bytes(self) -> int:
-        """Of all elements, without padding."""
-        return array_bytes(self.dtype, ",".join(map(str, self.sizes)))
+        """Of all elements, without padding; types below one byte are packed."""
+        if self.dtype in ("token", "opaque"):
+            return 0
+        digits = re.search(r"\d+", self.dtype)
+        bits = 8 if self.dtype == "pred" or digits is None else int(digits[0])
+        return -(-math.prod(self.sizes) * bits // 8)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,10 +75,10 @@ class Instruction:
     @functools.cached_property
     def called(self) -> tuple[str, ...]:
         """Names of the computations that it calls, a loop's body first."""
-        found = dict(_CALLED.findall(self.attributes))
-        names = [found[key] for key in _ORDER if key in found]
+        by_key = dict(_CALLED.findall(self.attributes))
+        names = [by_key[key] for key in _ORDER if key in by_key]
         for several in _BRANCHES.finditer(self.attributes):
-            names += [one.strip(" %") for one in several["names"].split(",") if one.strip()]
+            names += [name.strip(" %") for name in several["names"].split(",") if name.strip()]
         return tuple(names)
 
     @property
@@ -100,17 +104,21 @@ class Computation:
     @functools.cached_property
     def parameters(self) -> tuple[Instruction, ...]:
         """In the order of their numbers."""
-        found = [one for one in self.instructions.values() if one.opcode == "parameter"]
-        return tuple(sorted(found, key=lambda one: int(one.arguments)))
+        parameters = [
+            instruction
+            for instruction in self.instructions.values()
+            if instruction.opcode == "parameter"
+        ]
+        return tuple(sorted(parameters, key=lambda instruction: int(instruction.arguments)))
 
     @functools.cached_property
     def users(self) -> Mapping[str, tuple[Instruction, ...]]:
         """Who takes an instruction's result, by its name."""
-        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
-        for one in self.instructions.values():
-            for operand in dict.fromkeys(one.operands):
-                found.setdefault(operand, []).append(one)
-        return {name: tuple(users) for name, users in found.items()}
+        by_name: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for instruction in self.instructions.values():
+            for operand in dict.fromkeys(instruction.operands):
+                by_name.setdefault(operand, []).append(instruction)
+        return {name: tuple(users) for name, users in by_name.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,50 +150,9 @@ class HloModule:
     @functools.cached_property
     def aliased(self) -> Mapping[int, int]:
         """Numbers of results that lie in the memory of an argument -> the argument's number."""
-        found = re.search(r"input_output_alias=\{(.*?) \}(?:,|$)", self.header)
-        pairs = _ALIAS.finditer(found[1]) if found else ()
+        match = re.search(r"input_output_alias=\{(.*?) \}(?:,|$)", self.header)
+        pairs = _ALIAS.finditer(match[1]) if match else ()
         return {int(pair["result"] or 0): int(pair["argument"]) for pair in pairs}
-
-    @functools.cached_property
-    def _lines(self) -> dict[str, str]:
-        """What `line_of` has found, by its metadata's text."""
-        return {}
-
-    def line_of(self, instruction: Instruction) -> str:
-        """The user's line of an instruction; "" if none is known.
-
-        Args:
-            instruction: of this module.
-        """
-        said = instruction.attributes.partition("metadata={")[2]
-        if not said:
-            return ""
-        if said not in self._lines:
-            self._lines[said] = self._line_of(instruction)
-        return self._lines[said]
-
-    def _line_of(self, instruction: Instruction) -> str:
-        name = _OP_NAME.search(instruction.attributes)
-        said = said_by(name["path"].replace('\\"', '"')) if name else None
-        if said is not None:
-            return said
-        frame = _FRAME.search(instruction.attributes)
-        if frame:
-            return self._line_of_frame(frame["number"])
-        file = _SOURCE.search(instruction.attributes)
-        if file and is_users(file["file"]):
-            return written(file["file"], int(file["line"]), "").removesuffix(" ()")
-        return ""
-
-    def _line_of_frame(self, number: str) -> str:
-        seen: set[str] = set()
-        while number in self.frames and number not in seen:
-            seen.add(number)
-            file, line, function, caller = self.frames[number]
-            if file and is_users(file):
-                return written(file, int(line), function)
-            number = caller
-        return ""
 
 
 _ORDER = ("body", "calls", "to_apply", "true_computation", "false_computation", "condition")
@@ -198,33 +165,56 @@ _OPERAND = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 _ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<sizes>[\d,<=]*)\](?:\{(?P<layout>[^}]*)\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
 _ALIAS = re.compile(r"\{(?P<result>\d*)\}: \((?P<argument>\d+),")
-_OP_NAME = re.compile(r'op_name="(?P<path>(?:[^"\\]|\\.)*)"')
-_FRAME = re.compile(r"stack_frame_id=(?P<number>\d+)")
-_SOURCE = re.compile(r'source_file="(?P<file>[^"]*)" source_line=(?P<line>\d+)')
 _TABLE = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)$")
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def arrays_of(shape: str) -> tuple[ArrayShape, ...]:
     """The arrays in a shape's text, in order.
 
     Args:
         shape: of an array or a tuple.
     """
-    found = []
-    for one in _ARRAY.finditer(shape):
-        sizes = [int(size.removeprefix("<=")) for size in one["sizes"].split(",") if size]
-        space = _SPACE.search(one["layout"] or "")
-        found.append(ArrayShape(one["dtype"], tuple(sizes), int(space[1]) if space else 0))
-    return tuple(found)
+    arrays = []
+    for match in _ARRAY.finditer(shape):
+        sizes = [int(size.removeprefix("<=")) for size in match["sizes"].split(",") if size]
+        space = _SPACE.search(match["layout"] or "")
+        arrays.append(ArrayShape(match["dtype"], tuple(sizes), int(space[1]) if space else 0))
+    return tuple(arrays)
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of all arrays in a shape's text."""
+    return sum(array.bytes for array in arrays_of(shape))
+
+
+def _split_shape(text: str) -> tuple[str, str]:
+    """Split an instruction's `shape opcode(..)..` after the shape."""
+    if not text.startswith("("):
+        shape, _, rest = text.partition(" ")
+        return shape, rest
+    depth = 0
+    for end, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0:
+            return text[: end + 1], text[end + 1 :]
+    return text, ""
+
+
+def tuple_elements(shape: str) -> list[str]:
+    """The texts of the elements of a tuple's shape."""
+    elements, depth, start = [], 0, 1
+    for at, letter in enumerate(shape):
+        depth += (letter in "({[") - (letter in ")}]")
+        if (letter == "," and depth == 1) or depth == 0:
+            elements.append(shape[start:at])
+            start = at + 1
+    return elements
 
 
 def parsed(text: str) -> HloModule:
     """Read a module.
-
-    Args:
-        text: as XLA prints it.
 
     Raises:
         ValueError: it has no entry computation.
@@ -241,17 +231,17 @@ def parsed(text: str) -> HloModule:
             table = line
             tables[table] = {}
         elif line[:1].isdigit() and table:
-            number, _, rest = line.partition(" ")
-            tables[table][number] = rest
-        elif found := (not line[:1].isspace() and _HEADER.match(line)):
-            name, rows, root = found["name"], {}, None
-            entry = name if found["entry"] else entry
+            index, _, rest = line.partition(" ")
+            tables[table][index] = rest
+        elif match := (not line[:1].isspace() and _HEADER.match(line)):
+            name, rows, root = match["name"], {}, None
+            entry = name if match["entry"] else entry
         elif line.startswith("}") and name:
             last = root or list(rows.values())[-1]
             computations[name] = Computation(name, rows, last)
-        elif found := _LINE.match(line):
-            one = _add(rows, found)
-            root = one if one and found["root"] else root
+        elif match := _LINE.match(line):
+            instruction = _add(rows, match)
+            root = instruction if instruction and match["root"] else root
     if entry not in computations:
         raise ValueError("the text has no entry computation, so it is no whole HLO module")
     return HloModule(header, computations, computations[entry], _frames(tables))
@@ -259,9 +249,6 @@ def parsed(text: str) -> HloModule:
 
 def instructions(text: str) -> dict[str, Instruction]:
     """Read instructions, of which each stands in a line of its own.
-
-    Args:
-        text: as XLA prints a computation, without its first line.
 
     Returns:
         By name, in order.
@@ -272,8 +259,8 @@ def instructions(text: str) -> dict[str, Instruction]:
     """
     rows: dict[str, Instruction] = {}
     for line in text.splitlines():
-        if found := _LINE.match(f" {line}"):
-            _add(rows, found)
+        if match := _LINE.match(f" {line}"):
+            _add(rows, match)
     return rows
 
 
@@ -283,59 +270,61 @@ def _add(rows: dict[str, Instruction], line: re.Match[str]) -> Instruction | Non
     XLA 0.12 dumps `%p#1` for the result of `get-tuple-element(%p), index=1` (its option
     `xla_dump_compact_gte`), and no line for it. It becomes an instruction of its own.
     """
-    one = _instruction(line["name"], line["rest"])
-    if one is None:
+    instruction = _instruction(line["name"], line["rest"])
+    if instruction is None:
         return None
-    for operand in one.operands:
+    for operand in instruction.operands:
         source, *indices = operand.split("#")
         for index in indices:
             name = f"{source}.get-tuple-element.{index}"
             if name not in rows:
-                shape = tuple_parts(rows[source].shape)[int(index)].strip()
+                shape = tuple_elements(rows[source].shape)[int(index)].strip()
                 arguments, attributes = f"%{source}", f", index={index}"
                 rows[name] = Instruction(
                     name, "get-tuple-element", shape, (source,), arguments, attributes
                 )
             source = name
         if indices:
-            operands = tuple(source if name == operand else name for name in one.operands)
-            arguments = re.sub(rf"%{re.escape(operand)}(?!\d)", f"%{source}", one.arguments)
-            one = dataclasses.replace(one, operands=operands, arguments=arguments)
-    rows[one.name] = one
-    return one
+            operands = tuple(source if name == operand else name for name in instruction.operands)
+            arguments = re.sub(rf"%{re.escape(operand)}(?!\d)", f"%{source}", instruction.arguments)
+            instruction = dataclasses.replace(instruction, operands=operands, arguments=arguments)
+    rows[instruction.name] = instruction
+    return instruction
 
 
 def _instruction(name: str, rest: str) -> Instruction | None:
-    shape, rest = split_shape(_COMMENT.sub("", rest) if "/*" in rest else rest)
-    found = _OPCODE.match(rest)
-    if found is None:
+    shape, rest = _split_shape(_COMMENT.sub("", rest) if "/*" in rest else rest)
+    match = _OPCODE.match(rest)
+    if match is None:
         return None
-    depth, end = 1, found.end()
+    depth, end = 1, match.end()
     while depth and end < len(rest):
         depth += (rest[end] == "(") - (rest[end] == ")")
         end += 1
-    arguments, attributes = rest[found.end() : end - 1], rest[end:]
-    operands = () if found["opcode"] in ("constant", "parameter") else _OPERAND.findall(arguments)
-    return Instruction(name, found["opcode"], shape, tuple(operands), arguments, attributes)
+    arguments, attributes = rest[match.end() : end - 1], rest[end:]
+    operands = () if match["opcode"] in ("constant", "parameter") else _OPERAND.findall(arguments)
+    return Instruction(name, match["opcode"], shape, tuple(operands), arguments, attributes)
 
 
 def _frames(tables: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[str, str, str, str]]:
     """Each stack frame's file, line, function and caller, from the four tables of a module."""
-    files = {at: one.strip('"') for at, one in tables.get("FileNames", {}).items()}
-    functions = {at: one.strip('"') for at, one in tables.get("FunctionNames", {}).items()}
-    places = tables.get("FileLocations", {})
+    files = {at: name.strip('"') for at, name in tables.get("FileNames", {}).items()}
+    functions = {at: name.strip('"') for at, name in tables.get("FunctionNames", {}).items()}
+    locations = tables.get("FileLocations", {})
     rows = tables.get("StackFrames", {})
-    frames = {number: dict(re.findall(r"(\w+)=(\d+)", row)) for number, row in rows.items()}
+    frames = {index: dict(re.findall(r"(\w+)=(\d+)", row)) for index, row in rows.items()}
     # A caller's number is printed one too large by today's XLA: the first frame, which has none,
     # says 1.
     extra = min((int(frame.get("parent_frame_id", 0)) for frame in frames.values()), default=0)
-    found = {}
-    for number, frame in frames.items():
-        place = dict(re.findall(r"(\w+)=(\d+)", places.get(frame.get("file_location_id", ""), "")))
-        found[number] = (
-            files.get(place.get("file_name_id", ""), ""),
-            place.get("line", "0"),
-            functions.get(place.get("function_name_id", ""), ""),
+    resolved = {}
+    for index, frame in frames.items():
+        location = dict(
+            re.findall(r"(\w+)=(\d+)", locations.get(frame.get("file_location_id", ""), ""))
+        )
+        resolved[index] = (
+            files.get(location.get("file_name_id", ""), ""),
+            location.get("line", "0"),
+            functions.get(location.get("function_name_id", ""), ""),
             str(int(frame.get("parent_frame_id", 0)) - extra),
         )
-    return found
+    return resolved

@@ -16,8 +16,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
-from isoshard.core.runtime.jaxprs import CALLS, is_jaxpr, opened, scan_counts
+from ._jax_internals.jaxpr_classes import JaxprEqn
+from .jaxprs import CALLS, is_jaxpr, opened, scan_counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +76,6 @@ _CALLS = {
 def bodies(equation: JaxprEqn) -> tuple[Body, ...]:
     """The programs inside an equation, in the order in which they run.
 
-    Args:
-        equation: of a jaxpr.
-
     Returns:
         None of most equations; of a `scan` or a call one, of a `while` its condition and its body,
         of a `cond` its branches.
@@ -89,7 +86,7 @@ def bodies(equation: JaxprEqn) -> tuple[Body, ...]:
     if name == "while":
         return _while(params)
     if name == "cond":
-        return tuple(_branch(one, len(equation.outvars)) for one in params["branches"])
+        return tuple(_branch(branch, len(equation.outvars)) for branch in params["branches"])
     key = _CALLS.get(name)
     if not key or key not in params:
         return ()
@@ -103,15 +100,6 @@ def bodies(equation: JaxprEqn) -> tuple[Body, ...]:
     operands = tuple(Link(n + shift, n) for n in range(len(jaxpr.invars)))
     results = tuple(Link(n, n) for n in range(len(equation.outvars)))
     return (Body(jaxpr, operands, results, kind=kind),)
-
-
-def has_bodies(name: str) -> bool:
-    """Whether a primitive runs programs of its own.
-
-    Args:
-        name: of the primitive.
-    """
-    return name in _CALLS or name in ("scan", "while", "cond")
 
 
 def _scan(params: Mapping[str, Any]) -> Body:
