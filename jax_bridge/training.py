@@ -32,62 +32,39 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
 import jax
 import jax.numpy as jnp
-import time
-from collections.abc import Callable
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from contextlib import nullcontext
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.errors import ShardingError
-from isoshard.core.extensions import marked_modules
-from isoshard.core.extensions import traced_train_step
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.layout.axis_types import constrain
-from isoshard.core.layout.axis_types import is_typed
-from isoshard.core.layout.axis_types import on_mesh
+from isoshard.core.extensions import marked_modules, traced_train_step
+from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh
 from isoshard.core.layout.leaf_paths import named_leaves
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.mesh import describe_mesh
-from isoshard.core.layout.offload import bring_in
-from isoshard.core.layout.offload import brought_in_after
-from isoshard.core.layout.offload import on_device
-from isoshard.core.layout.on_auto_axes import axes_of
-from isoshard.core.layout.on_auto_axes import hint
-from isoshard.core.layout.on_auto_axes import on_auto
-from isoshard.core.layout.on_auto_axes import on_auto_axes
+from isoshard.core.layout.mesh import as_mesh, describe_mesh
+from isoshard.core.layout.offload import bring_in, brought_in_after, on_device
+from isoshard.core.layout.on_auto_axes import axes_of, hint, on_auto, on_auto_axes
 from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
-from isoshard.core.runtime import metrics
-from isoshard.core.runtime import serialize_virtual
+from isoshard.core.runtime import metrics, serialize_virtual
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import PROGRAMS
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.core.traced.traced_step import TracedStep
 from isoshard.core.transfer import exchange
-from .activations import Constrained
-from .activations import constrain_activations
+
+from .activations import Constrained, constrain_activations
 from .create import born
-from .layout import LEFT_OUT
-from .layout import mesh_first
-from .layout import named_boxes
-from .layout import plan_state
-from .layout import with_types
+from .layout import LEFT_OUT, mesh_first, named_boxes, plan_state, with_types
 from .optimizers import opt_state_layouts
-from .state_checks import check_layout
-from .state_checks import check_structure
+from .state_checks import check_layout, check_structure
 from .step_batches import StepBatches
 from .train_state import TrainState
-from .trained_and_rest import ModelParts
-from .trained_and_rest import join_parts
-from .trained_and_rest import split_parts
-from .trained_and_rest import split_result
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
-from typing import Literal
-from typing import TYPE_CHECKING
+from .trained_and_rest import ModelParts, join_parts, split_parts, split_result
 
 if TYPE_CHECKING:
     import optax

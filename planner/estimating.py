@@ -20,35 +20,31 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import time
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.traced.traced_step import TracedStep
+
 from .axes.border_layouts import for_compilers
 from .axes.trace_depth import by_tracing
 from .costs.collective_times import seconds
 from .costs.device_program import DeviceProgram
 from .costs.roofline import time_of
 from .machine.device_memory import device_memory
-from .machine.topologies import Topology
-from .machine.topologies import topology
-from .machine.topologies import topology_of
-from .programs.compiling import by_compiler
-from .programs.compiling import by_partitioner
+from .machine.topologies import Topology, topology, topology_of
+from .programs.compiling import by_compiler, by_partitioner
 from .programs.slice_crossings import counted
 from .reports.advice import advise
-from .reports.findings import CollectiveUse
-from .reports.findings import Depth
+from .reports.findings import CollectiveUse, Depth
 from .reports.input_uses import input_uses
 from .reports.report import Report
 from .traced.of_step import traced_step
 from .traced.rolled_step import rolled_step
-from jax.sharding import Mesh
-from typing import Any
-
 
 DEPTHS = ("trace", "partition", "compile")
 LOOPED = (

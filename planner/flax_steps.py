@@ -34,35 +34,25 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import jax
 import sys
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import Mesh
+
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan.model_leaves import names_of
 from isoshard.core.runtime.caches import cached
 from isoshard.core.traced.jax_steps import traced_jax_step
-from isoshard.core.traced.traced_step import Role
-from isoshard.core.traced.traced_step import TracedStep
-from isoshard.jax_bridge.activations import constrain_activations
-from isoshard.jax_bridge.activations import plan_speaks
-from isoshard.jax_bridge.call_classes import called_by
-from isoshard.jax_bridge.call_classes import of_classes
-from isoshard.jax_bridge.graphs import is_nnx
-from isoshard.jax_bridge.graphs import is_random_state
-from isoshard.jax_bridge.graphs import is_variable
-from isoshard.jax_bridge.graphs import join
-from isoshard.jax_bridge.graphs import split
+from isoshard.core.traced.traced_step import Role, TracedStep
+from isoshard.jax_bridge.activations import constrain_activations, plan_speaks
+from isoshard.jax_bridge.call_classes import called_by, of_classes
+from isoshard.jax_bridge.graphs import is_nnx, is_random_state, is_variable, join, split
 from isoshard.jax_bridge.layout import named_boxes
 from isoshard.jax_bridge.trained_and_rest import join_parts
-from .output_marks import marked_gradients
-from .output_marks import with_marks
-from .output_marks import with_output_mark
-from jax.sharding import Mesh
-from typing import Any
-from typing import TYPE_CHECKING
+
+from .output_marks import marked_gradients, with_marks, with_output_mark
 
 if TYPE_CHECKING:
     from isoshard.jax_bridge.training import TrainState

@@ -16,7 +16,7 @@ from isoshard.core.layout.uneven import UnevenArray
 
 
 class BlockVerbs(Protocol):
-    """What `core.domain.blocks.verbs_of_core` has."""
+    """What `core.blocks.verbs_of_core` has."""
 
     def shard_padded(
         self, x: Any, mesh: Mesh, spec: Any, sizes: Any, copy: bool | None, name: str | None

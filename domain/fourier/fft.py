@@ -21,25 +21,24 @@ Inside `jax.shard_map` the functions are those of `jnp.fft`, of a shard.
 from __future__ import annotations
 
 import functools
-import jax
-import jax.numpy as jnp
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.known_shardings import lies
-from isoshard.core.blocks.known_shardings import sharding_of
+from isoshard.core.blocks.known_shardings import lies, sharding_of
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.lifting.lifting import lift
-from isoshard.core.runtime.caches import PROGRAMS
-from isoshard.core.runtime.caches import cached
-from .fourier_primitive import transform
-from isoshard.domain.windows.window_arguments import Faults
-from isoshard.domain.windows.window_arguments import is_whole
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
+from isoshard.core.runtime.caches import PROGRAMS, cached
+from isoshard.domain.windows.window_arguments import Faults, is_whole
 
+from .fourier_primitive import transform
 
 _NORMS = ("backward", "ortho", "forward")
 

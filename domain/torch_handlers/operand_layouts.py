@@ -9,32 +9,26 @@ that cannot be, and a mark is asked for. Nothing is gathered to find out.
 from __future__ import annotations
 
 import math
-import torch
 from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jax.sharding import Mesh, NamedSharding
+
 from isoshard.core.blocks.array_layout import ArrayLayout
 from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.layout.axis_types import is_typed
-from isoshard.core.layout.axis_types import on_mesh
-from isoshard.core.layout.axis_types import same_grid
-from isoshard.core.layout.mesh import describe_mesh
-from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.axis_types import auto, is_typed, on_mesh, same_grid
+from isoshard.core.layout.mesh import describe_mesh, mesh_of
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.runtime.caches import cached
-from isoshard.domain.handlers.handler_arguments import Path
-from isoshard.domain.handlers.handler_arguments import place
-from isoshard.domain.handlers.handler_arguments import whole
+from isoshard.domain.handlers.handler_arguments import Path, place, whole
 from isoshard.torch_bridge.common.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.layout import marks
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from typing import Any
-
 
 Known = NamedSharding | BlockLayout | None  # None: whole, wherever it is needed
 

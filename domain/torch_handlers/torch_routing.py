@@ -1,6 +1,6 @@
 """A call of a torch function that has a handler, on tensors of the `jax` device.
 
-The handler's work is one JAX function (`core.domain.handlers`), recorded on the tape as any other
+The handler's work is one JAX function (`domain.handlers`), recorded on the tape as any other
 that is called from torch. Where an argument has a `BlockLayout` the program is interpreted on
 blocks; there the call is its handler, and the function itself only says the shapes.
 """

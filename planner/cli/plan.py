@@ -18,31 +18,23 @@ import importlib.util
 import signal
 import sys
 from collections.abc import Sequence
-from isoshard import planner
-from isoshard.cli.output import Output
-from isoshard.core.installation import install_command
-from isoshard.core.plan import Plan
-from isoshard.core.plan import PlanError
-from isoshard.core.runtime.formatting import human_bytes
-from .plan_machines import show_machines
-from .plan_targets import Target
-from .plan_targets import failure_in
-from .plan_targets import plan_named
-from .plan_targets import target_of
-from .plan_words import PlanCommandError
-from .plan_words import WORDS
-from .plan_words import axes_of
-from .plan_words import bytes_of
-from .plan_words import is_words
-from .plan_words import plan_of
-from .plan_words import spelled
-from isoshard.planner.machine.topologies import Topology
-from isoshard.planner.reports.report import Report
-from jax.sharding import Mesh
 from pathlib import Path
+
+from jax.sharding import Mesh
 from rich.console import Console
 from rich.text import Text
 
+from isoshard import planner
+from isoshard.cli.output import Output
+from isoshard.core.installation import install_command
+from isoshard.core.plan import Plan, PlanError
+from isoshard.core.runtime.formatting import human_bytes
+from isoshard.planner.machine.topologies import Topology
+from isoshard.planner.reports.report import Report
+
+from .plan_machines import show_machines
+from .plan_targets import Target, failure_in, plan_named, target_of
+from .plan_words import WORDS, PlanCommandError, axes_of, bytes_of, is_words, plan_of, spelled
 
 _NAME = "isoshard plan"
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.planner.machine.chips import Chip
-from isoshard.planner.machine.chips import chips
-from isoshard.planner.programs.targets import planned
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from isoshard.core.runtime.formatting import human_bytes
+from isoshard.planner.machine.chips import Chip, chips
+from isoshard.planner.programs.targets import planned
 
 EXAMPLES = {"tpu2": "16x16", "tpu3": "8x8x8", "gpu0": "2x8", "cpu0": "64"}
 """A grid by platform and axes of the torus."""

@@ -19,16 +19,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
 from isoshard.core.runtime.jaxprs import is_elementwise
 from isoshard.core.traced.traced_step import TracedStep
 from isoshard.planner.axes.common_expressions import CONSTANT
-from isoshard.planner.axes.flat_program import FlatOp
-from isoshard.planner.axes.flat_program import FlatProgram
-from isoshard.planner.axes.flat_program import flattened
-from .step_listing import StepListing
+from isoshard.planner.axes.flat_program import FlatOp, FlatProgram, flattened
 
+from .step_listing import StepListing
 
 WINDOWED = frozenset(
     "conv_general_dilated reduce_window reduce_window_sum reduce_window_max reduce_window_min "

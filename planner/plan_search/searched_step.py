@@ -12,25 +12,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+
 from isoshard.core.runtime.jaxprs import equations
 from isoshard.core.traced.traced_step import TracedStep
 from isoshard.planner.machine.topologies import topology_of
-from .condensed_program import CondensedProgram
-from .condensed_program import condensed
-from .constrained_step import module_of
-from .constrained_step import with_free_results
-from .named_dimensions import NamedDimensions
-from .named_dimensions import named_dimensions
-from .plan_cost import PlanCost
-from .plan_cost import SearchDepth
-from .plan_cost import cost_of
 from isoshard.planner.traced.rolled_step import rolled_step
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from typing import Any
 
+from .condensed_program import CondensedProgram, condensed
+from .constrained_step import module_of, with_free_results
+from .named_dimensions import NamedDimensions, named_dimensions
+from .plan_cost import PlanCost, SearchDepth, cost_of
 
 _NUMBER = re.compile(r"\d+")
 

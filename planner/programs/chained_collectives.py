@@ -20,12 +20,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from isoshard.core.runtime.hlo_collectives import Groups
-from isoshard.core.runtime.hlo_collectives import groups_of
-from isoshard.core.runtime.hlo_text import Computation
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import Instruction
 
+from isoshard.core.runtime.hlo_collectives import Groups, groups_of
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 
 _KINDS = {"tpu": ("all-reduce", "all-gather"), "gpu": ("all-reduce",)}
 _BETWEEN = frozenset(("bitcast", "copy", "transpose"))

@@ -13,37 +13,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import parsed
-from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.costs.device_program import DeviceProgram
-from isoshard.planner.machine.topologies import Topology
-from isoshard.planner.machine.topologies import topology_of
-from .chained_collectives import chained_as_one
-from .compile_worker import Listener
-from .compile_worker import ProgramText
-from .compile_worker import compiled
-from .device_ops import device_ops
-from .device_ops import dtype_name
-from .exporting import exported
-from .live_values import ProgramLiveness
-from .live_values import liveness
-from .nearest_lines import line_at
-from .planning_errors import CompilationError
-from .scaled_meshes import scaled_back
-from .scaled_meshes import scaled_down
-from .target_memory import target_liveness
-from .targets import CompileTarget
-from .targets import HOST_DEVICES
-from .targets import target_of
-from .windowed_loops import multiplied_by_parts
-from .windowed_products import windowed_products
-from isoshard.planner.reports.report import LiveArray
-from isoshard.planner.reports.report import MemoryEstimate
-from jax.sharding import PartitionSpec
 from pathlib import Path
 from typing import Any
 
+from jax.sharding import PartitionSpec
+
+from isoshard.core.runtime.hlo_text import HloModule, parsed
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.costs.device_program import DeviceProgram
+from isoshard.planner.machine.topologies import Topology, topology_of
+from isoshard.planner.reports.report import LiveArray, MemoryEstimate
+
+from .chained_collectives import chained_as_one
+from .compile_worker import Listener, ProgramText, compiled
+from .device_ops import device_ops, dtype_name
+from .exporting import exported
+from .live_values import ProgramLiveness, liveness
+from .nearest_lines import line_at
+from .planning_errors import CompilationError
+from .scaled_meshes import scaled_back, scaled_down
+from .target_memory import target_liveness
+from .targets import HOST_DEVICES, CompileTarget, target_of
+from .windowed_loops import multiplied_by_parts
+from .windowed_products import windowed_products
 
 PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
 """A chip's platform -> what `jax.export` calls it."""

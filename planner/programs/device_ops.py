@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import numpy as np
 import re
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from isoshard.core.runtime.hlo_collectives import Collective
-from isoshard.core.runtime.hlo_collectives import Groups
-from isoshard.core.runtime.hlo_collectives import KINDS
-from isoshard.core.runtime.hlo_collectives import axes_of
-from isoshard.core.runtime.hlo_collectives import groups_of
-from isoshard.core.runtime.hlo_collectives import operation
-from isoshard.core.runtime.hlo_text import Computation
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import Instruction
-from isoshard.planner.costs.device_program import DeviceOp
-from .hlo_costs import Costs
-from .hlo_costs import FREE
-from .hlo_costs import costs_of
-from .hlo_costs import operand_arrays
-from .joined_collectives import SentBy
-from .joined_collectives import joined
-from .layout_moves import is_reordered
-from .loop_trips import trips
-from .nearest_lines import line_of
-from .nearest_lines import nearest_line
-from .sliced_programs import SlicedProgram
-from .target_rewrites import is_narrowed
-from .target_rewrites import is_sliced
-from .target_rewrites import joined_reductions
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
 from jax.sharding import Mesh
 
+from isoshard.core.runtime.hlo_collectives import (
+    KINDS,
+    Collective,
+    Groups,
+    axes_of,
+    groups_of,
+    operation,
+)
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
+from isoshard.planner.costs.device_program import DeviceOp
+
+from .hlo_costs import FREE, Costs, costs_of, operand_arrays
+from .joined_collectives import SentBy, joined
+from .layout_moves import is_reordered
+from .loop_trips import trips
+from .nearest_lines import line_of, nearest_line
+from .sliced_programs import SlicedProgram
+from .target_rewrites import is_narrowed, is_sliced, joined_reductions
 
 _DTYPES = {
     "bf16": "bfloat16",

@@ -20,13 +20,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numpy as np
 import re
-from isoshard.core.runtime.hlo_text import ArrayShape
-from isoshard.core.runtime.hlo_text import Computation
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import Instruction
 
+import numpy as np
+
+from isoshard.core.runtime.hlo_text import ArrayShape, Computation, HloModule, Instruction
 
 FREE = frozenset(
     "add-dependency after-all bitcast constant get-tuple-element opt-barrier optimization-barrier "

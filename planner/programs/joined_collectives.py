@@ -15,15 +15,14 @@ Source: collective_combiner_utils.h of XLA.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
-from collections.abc import Sequence
-from isoshard.core.runtime.hlo_collectives import groups_of
-from isoshard.core.runtime.hlo_text import Computation
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.planner.costs.device_program import DeviceOp
-from .kernel_waits import waits
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from isoshard.core.runtime.hlo_collectives import groups_of
+from isoshard.core.runtime.hlo_text import Computation, HloModule
+from isoshard.planner.costs.device_program import DeviceOp
+
+from .kernel_waits import waits
 
 _ONES_OF_GPUS = ("all-gather", "all-reduce", "collective-permute", "reduce-scatter")
 _MOST_BYTES = {

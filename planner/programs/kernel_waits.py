@@ -40,17 +40,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
-from collections.abc import Iterator
-from isoshard.core.runtime.hlo_collectives import operation
-from isoshard.core.runtime.hlo_text import Computation
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import Instruction
-from .buffer_sharing import ELEMENTWISE
-from .buffer_sharing import is_elementwise
-from .layout_moves import PRODUCTS
-from .layout_moves import read_in_any_order
+from collections.abc import Collection, Iterator
 
+from isoshard.core.runtime.hlo_collectives import operation
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
+
+from .buffer_sharing import ELEMENTWISE, is_elementwise
+from .layout_moves import PRODUCTS, read_in_any_order
 
 _MOVES = frozenset(("bitcast", "broadcast", "copy", "iota", "reshape", "reverse", "transpose"))
 _LOOPS = frozenset(("concatenate", "dynamic-slice", "gather", "pad", "reduce", "slice"))

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import math
 import re
-from isoshard.core.runtime.hlo_text import Computation
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import Instruction
 
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
 
 PRODUCTS = frozenset(("dot", "convolution"))
 _MOVES = frozenset(("bitcast", "copy", "reshape", "transpose"))

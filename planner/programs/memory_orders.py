@@ -25,14 +25,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
-from collections.abc import Mapping
-from isoshard.core.runtime.hlo_text import Computation
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import Instruction
-from .buffer_sharing import ELEMENTWISE
-from .buffer_sharing import is_elementwise
+from collections.abc import Iterator, Mapping
 
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
+
+from .buffer_sharing import ELEMENTWISE, is_elementwise
 
 Order = tuple[tuple[int, ...], ...]
 """The transpositions that stand between a product and what is made of it; () is its own order."""

@@ -25,11 +25,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from isoshard.core.runtime.hlo_text import Computation
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import Instruction
-from .buffer_sharing import is_elementwise
 
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
+
+from .buffer_sharing import is_elementwise
 
 _LARGE = 1 << 20
 """Bytes of an array that is worth reading once only."""

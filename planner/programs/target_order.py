@@ -28,15 +28,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from isoshard.core.runtime.hlo_collectives import operation
-from isoshard.core.runtime.hlo_text import ArrayShape
-from isoshard.core.runtime.hlo_text import Computation
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import Instruction
-from .hlo_costs import FREE
-from .hlo_costs import RUNS_OTHERS
-from .layout_moves import PRODUCTS
 
+from isoshard.core.runtime.hlo_collectives import operation
+from isoshard.core.runtime.hlo_text import ArrayShape, Computation, HloModule, Instruction
+
+from .hlo_costs import FREE, RUNS_OTHERS
+from .layout_moves import PRODUCTS
 
 _SMALL = 8
 """A result that many times smaller than what it reads for the last time is computed at once."""

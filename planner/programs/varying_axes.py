@@ -22,18 +22,15 @@ gather or a sum along an axis makes devices agree along it, and `partition-id` d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from isoshard.core.runtime.hlo_collectives import groups_of
-from isoshard.core.runtime.hlo_collectives import operation
-from isoshard.core.runtime.hlo_text import Computation
-from isoshard.core.runtime.hlo_text import HloModule
-from isoshard.core.runtime.hlo_text import Instruction
-from .device_ops import axes_along
-from .live_values import places_in
+from collections.abc import Iterable, Mapping, Sequence
+
 from jax.sharding import Mesh
 
+from isoshard.core.runtime.hlo_collectives import groups_of, operation
+from isoshard.core.runtime.hlo_text import Computation, HloModule, Instruction
+
+from .device_ops import axes_along
+from .live_values import places_in
 
 Varying = tuple[frozenset[str], ...]
 """Axes of each array of a result, in order."""

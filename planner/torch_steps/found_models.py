@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import torch
-from collections.abc import Mapping
-from collections.abc import Sequence
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
 from isoshard.core.traced.traced_step import Role
 from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
 from isoshard.torch_bridge.modules import modules
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
-from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)

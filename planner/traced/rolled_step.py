@@ -9,19 +9,15 @@ each iteration).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from isoshard.core.layout.spec import stacked_sharding
-from isoshard.core.repeats.rolled_program import Stack
-from isoshard.core.repeats.rolled_program import rolled
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Var
-from isoshard.core.traced.traced_step import StepInput
-from isoshard.core.traced.traced_step import StepResult
-from isoshard.core.traced.traced_step import TracedStep
-from jax.sharding import NamedSharding
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from jax.sharding import NamedSharding
+
+from isoshard.core.layout.spec import stacked_sharding
+from isoshard.core.repeats.rolled_program import Stack, rolled
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
+from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
 
 
 def rolled_step(

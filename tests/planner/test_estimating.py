@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import isoshard as iso
 import jax
 import jax.numpy as jnp
 import pytest
-from isoshard import P
-from isoshard import Plan
+
+import isoshard as iso
+from isoshard import P, Plan
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import PlanError
 from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.runtime.hlo_collectives import collectives
-from isoshard.planner.estimating import LOOPED
-from isoshard.planner.estimating import estimate
+from isoshard.planner.estimating import LOOPED, estimate
 from isoshard.planner.machine.topologies import topology
-
 
 LAYERS, WIDTH = 6, 256
 PLAN = Plan(

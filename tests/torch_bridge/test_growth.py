@@ -1,22 +1,20 @@
 """What the bridge keeps for each shape and constant is bounded, and what it keeps weakly dies."""
 
 import gc
-import isoshard as iso
+import weakref
+
 import pytest
 import torch
-import weakref
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import Interned
-from isoshard.torch_bridge.dynamo import dynamo
-from isoshard.torch_bridge.interop import assume_pure
-from isoshard.torch_bridge.interop import calling_jax
-from isoshard.torch_bridge.interop import dtensor_function
-from isoshard.torch_bridge.interop import plain_tensors
-from isoshard.torch_bridge.loops import accumulating
-from isoshard.torch_bridge.loops import scanning
-from isoshard.torch_xla_bridge.torch_xla.experimental.gradient_accumulation import gradient_accumulation
-from isoshard.torch_xla_bridge.torch_xla.experimental.scan import scan
 
+import isoshard as iso
+from isoshard.core.runtime.caches import Bounded, Interned
+from isoshard.torch_bridge.dynamo import dynamo
+from isoshard.torch_bridge.interop import assume_pure, calling_jax, dtensor_function, plain_tensors
+from isoshard.torch_bridge.loops import accumulating, scanning
+from isoshard.torch_xla_bridge.torch_xla.experimental.gradient_accumulation import (
+    gradient_accumulation,
+)
+from isoshard.torch_xla_bridge.torch_xla.experimental.scan import scan
 
 
 @pytest.fixture

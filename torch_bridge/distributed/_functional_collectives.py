@@ -20,28 +20,24 @@ whole on a mesh has nothing to exchange: `redistribute` it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import torch
-from collections.abc import Sequence
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.common.argument_types import Opaque
-from . import local_tensors
-from . import tensor_placements
-from .device_mesh import DeviceMesh
-from .device_mesh import device_mesh_of
 from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.spmd.manual_recipes import Axes
-from isoshard.torch_bridge.spmd.manual_recipes import devices_along
-from isoshard.torch_bridge.spmd.manual_recipes import mapped
-from isoshard.torch_bridge.spmd.manual_recipes import summable
-from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
-from isoshard.torch_bridge.spmd.manual_tensor import ShardKind
+from isoshard.torch_bridge.spmd.manual_recipes import Axes, devices_along, mapped, summable
+from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor, ShardKind
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
-from jax.sharding import PartitionSpec as P
-from typing import Any
 
+from . import local_tensors, tensor_placements
+from .device_mesh import DeviceMesh, device_mesh_of
 
 __all__ = [
     "all_gather_tensor",

@@ -20,40 +20,36 @@ nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
 import jax
 import torch
-from collections.abc import Callable
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
-from isoshard.core.layout.spec import axis_names
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.layout.spec import same_layout
+from isoshard.core.layout.spec import axis_names, named_sharding, same_layout
 from isoshard.core.runtime.caches import cached
-from isoshard.torch_bridge.common.argument_types import DeviceTensor
-from isoshard.torch_bridge.common.argument_types import MeshLike
-from isoshard.torch_bridge.common.argument_types import Opaque
-from isoshard.torch_bridge.common.argument_types import PlacementLike
-from .device_mesh import DeviceMesh
-from .device_mesh import device_mesh_of
+from isoshard.torch_bridge.common.argument_types import (
+    DeviceTensor,
+    MeshLike,
+    Opaque,
+    PlacementLike,
+)
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.layout import graph_calls
-from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
-from isoshard.torch_bridge.spmd.manual_recipes import Axes
-from isoshard.torch_bridge.spmd.manual_recipes import block_counts
-from isoshard.torch_bridge.spmd.manual_recipes import mapped
-from isoshard.torch_bridge.spmd.manual_recipes import spec_along
+from isoshard.torch_bridge.spmd.manual_recipes import Axes, block_counts, mapped, spec_along
 from isoshard.torch_bridge.spmd.marking import checked
 from isoshard.torch_bridge.spmd.uneven import even_part
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
-from typing import NamedTuple
-from typing import cast
+
+from .device_mesh import DeviceMesh, device_mesh_of
 
 
 def one_dimension(device_mesh: MeshLike, what: str) -> DeviceMesh:

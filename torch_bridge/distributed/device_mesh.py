@@ -17,28 +17,23 @@ What asks "which process am I?" is refused (`get_rank`, `get_local_rank`, `get_c
 
 from __future__ import annotations
 
-import jax
 import math
-import numpy as np
 import threading
-import torch
 from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.common.argument_types import MeshLike
-from isoshard.torch_bridge.common.argument_types import Opaque
-from .one_process import DeviceType
-from .one_process import OneProcess
-from .one_process import check_backend
-from .one_process import check_names
-from .one_process import check_type
+from isoshard.torch_bridge.common.argument_types import MeshLike, Opaque
 from isoshard.torch_bridge.engine.compiling import program
-from isoshard.torch_bridge.spmd.mesh import Mesh
-from isoshard.torch_bridge.spmd.mesh import get_global_mesh
-from isoshard.torch_bridge.spmd.mesh import mesh_from
-from typing import Any
+from isoshard.torch_bridge.spmd.mesh import Mesh, get_global_mesh, mesh_from
 
+from .one_process import DeviceType, OneProcess, check_backend, check_names, check_type
 
 __all__ = ["DeviceMesh", "init_device_mesh"]
 

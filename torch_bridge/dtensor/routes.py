@@ -8,29 +8,25 @@ of them and not a program that waits for ever.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 import jax
 import torch
-from collections.abc import Callable
-from collections.abc import Sequence
-from functools import partial
+from jax.sharding import NamedSharding
+
 from isoshard.core.blocks.block_layout import BlockLayout
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import UnrepresentableError
-from isoshard.core.errors import raise_collected
+from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.processes.agreement import agree
-from isoshard.core.processes.agreement import pass_by
-from isoshard.core.processes.agreement import tell_fault
+from isoshard.core.processes.agreement import agree, pass_by, tell_fault
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.caches import Bounded
 from isoshard.torch_bridge.common.argument_types import Opaque
-from .shard_memory import local_of
-from .shard_memory import strides_of
 from isoshard.torch_bridge.placements import translation
-from jax.sharding import NamedSharding
-from typing import Any
-from typing import TYPE_CHECKING
+
+from .shard_memory import local_of, strides_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -17,17 +17,18 @@ are asked for if they ask themselves, with `torch.overrides.handle_torch_functio
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
 import torch
-from collections.abc import Callable
-from collections.abc import Collection
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.extensions import call_function_handler
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.ambient import set_mode
-from .unwrap_torch_function import seen_through
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
-from typing import Any
 
+from .unwrap_torch_function import seen_through
 
 _ENTRIES: dict[Any, list[Entry]] = {}
 

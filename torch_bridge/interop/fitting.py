@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
 import jax
 import torch
-from collections.abc import Iterable
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.common.argument_types import PyTree
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.placements import translation
-from typing import Any
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -21,19 +21,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import torch
-from collections.abc import Callable
-from collections.abc import Iterator
+
 from isoshard.torch_bridge._torch_internals.tensor_fields import writes
 from isoshard.torch_bridge.common.exchange import to_numpy
 from isoshard.torch_bridge.engine.capture import executed_code
 from isoshard.torch_bridge.engine.capture.guard_sources import CallResult
 from isoshard.torch_bridge.engine.capture.guards import Guard
-from isoshard.torch_bridge.engine.capture.object_walk import LARGEST_ARRAY
-from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
+from isoshard.torch_bridge.engine.capture.object_walk import LARGEST_ARRAY, ObjectWalk
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from typing import Any
-
 
 KEPT = 8
 """How many states of what a function reads are told apart; the one not met for longest goes."""

@@ -11,11 +11,12 @@ Torch's gradient of a complex number is the conjugate of JAX's cotangent.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
 import jax
 import torch
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.primitive_rules import ShapedArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
@@ -23,28 +24,19 @@ from isoshard.core.runtime.differentiable_calls import call
 from isoshard.core.runtime.differentiable_programs import Program
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.dispatcher import autograd_allowed
-from isoshard.torch_bridge.common.argument_types import ArrayLike
-from isoshard.torch_bridge.common.argument_types import Leaf
+from isoshard.torch_bridge.common.argument_types import ArrayLike, Leaf
 from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.capture.assemble import Repeat
 from isoshard.torch_bridge.engine.capture.tracing_flag import compiling
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.subprograms.subtrace import SubTrace
 from isoshard.torch_bridge.engine.values.value import Aval
-from .convert import Result
-from .convert import SAID
-from .convert import Said
-from .convert import aval_of
-from .convert import wrap
-from .operand_ports import Port
-from .recorded_program import RecordedGraph
-from .recorded_program import RecordedProgram
-from .recorded_program import differentiating
-from .rolled_function import RolledProgram
-from .rolled_function import layout_of
 from isoshard.torch_bridge.layout.widths import jax_dtype
-from typing import Any
-from typing import Protocol
+
+from .convert import SAID, Result, Said, aval_of, wrap
+from .operand_ports import Port
+from .recorded_program import RecordedGraph, RecordedProgram, differentiating
+from .rolled_function import RolledProgram, layout_of
 
 
 class Take(Protocol):

@@ -8,34 +8,33 @@ between them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from collections.abc import Callable
-from collections.abc import Sequence
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.extensions import spread_shardings
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.layout.axis_types import same_grid
+from isoshard.core.layout.axis_types import auto, same_grid
 from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.repeats.jaxpr_functions import function_of
 from isoshard.core.repeats.rolled_program import rolled
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Var
-from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.jaxpr_classes import (
+    ClosedJaxpr,
+    Literal,
+    Var,
+    jaxpr_as_fun,
+)
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.differentiable_programs import Derivative
-from isoshard.core.runtime.differentiable_programs import Program
-from isoshard.core.runtime.jaxprs import equations
-from isoshard.core.runtime.jaxprs import opened
+from isoshard.core.runtime.differentiable_programs import Derivative, Program
+from isoshard.core.runtime.jaxprs import equations, opened
 from isoshard.torch_bridge.common.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.capture.assemble import Repeat
 from isoshard.torch_bridge.engine.compiling.loop_copies import loop_copies
 from isoshard.torch_bridge.engine.compiling.rolled_plan import said
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
-
 
 Layouts = Sequence[NamedSharding | None]
 

@@ -33,38 +33,29 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
 import jax
 import torch
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.layout.uneven import is_uneven
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.common.argument_types import PyTree
 from isoshard.torch_bridge.common.dtypes import physical_dtype
-from isoshard.torch_bridge.engine.capture.assemble import Repeat
-from isoshard.torch_bridge.engine.capture.assemble import checked_repeat
+from isoshard.torch_bridge.engine.capture.assemble import Repeat, checked_repeat
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
-from . import module_tensors
-from .convert import constant
-from .convert import keys
-from .recorded_function import Take
-from .recorded_function import at_once
-from .recorded_function import no_cpu_draws
-from .recorded_function import recorded
-from .result_types import Result
-from .result_types import Said
-from .result_types import as_given
-from .result_types import computed
-from .result_types import spread
-from .users_mesh import users_mesh
 from isoshard.torch_bridge.layout.widths import jax_dtype
 from isoshard.torch_bridge.modules import modules
-from typing import Any
 
+from . import module_tensors
+from .convert import constant, keys
+from .recorded_function import Take, at_once, no_cpu_draws, recorded
+from .result_types import Result, Said, as_given, computed, spread
+from .users_mesh import users_mesh
 
 _LEFT_OUT: Any = object()
 

@@ -19,22 +19,21 @@ torch's), and `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`. So do gradients
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-import math
 import torch
-from collections.abc import Callable
+from torch.backends.cuda import flash_sdp_enabled, mem_efficient_sdp_enabled
+
 from isoshard.core.nn.dropout import gains
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import PROGRAMS
-from isoshard.core.runtime.caches import cached
+from isoshard.core.runtime.caches import PROGRAMS, Bounded, cached
 from isoshard.torch_bridge._torch_internals.dispatcher import below_autograd
 from isoshard.torch_bridge._torch_internals.tensor_fields import forward_levels
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.interop.calling_jax import torch_function
-from torch.backends.cuda import flash_sdp_enabled
-from torch.backends.cuda import mem_efficient_sdp_enabled
-from typing import Any
 
 
 def _operator(name: str) -> Any:

@@ -8,11 +8,12 @@ there now; where it gives the same operations as before, the same loop of the pr
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
 import jax.numpy as jnp
 import torch
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Sequence
+
 from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.common import naming
@@ -21,11 +22,10 @@ from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.subprograms import subtrace
 from isoshard.torch_bridge.engine.values.value import Aval
+from isoshard.torch_bridge.spmd.stacked_shards import LessAlike, ManualLeaves
+
 from .layer_match import Stack
 from .scanning import iterated
-from isoshard.torch_bridge.spmd.stacked_shards import LessAlike
-from isoshard.torch_bridge.spmd.stacked_shards import ManualLeaves
-from typing import Any
 
 
 class Looped(torch.nn.Module):

@@ -20,29 +20,28 @@ values. Each step draws random numbers of its own.
 from __future__ import annotations
 
 import dataclasses
-import torch
 import weakref
-from collections.abc import Callable
-from collections.abc import Sequence
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import PROGRAMS
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge._torch_internals.undocumented import get_autocast_dtype
-from isoshard.torch_bridge._torch_internals.undocumented import is_autocast_enabled
+from isoshard.torch_bridge._torch_internals.undocumented import (
+    get_autocast_dtype,
+    is_autocast_enabled,
+)
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.capture.object_walk import modules_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.subprograms import subtrace
 from isoshard.torch_bridge.engine.subprograms.closed_over import ClosedOver
-from isoshard.torch_bridge.engine.subprograms.scan_loop import ScanLoop
-from isoshard.torch_bridge.engine.subprograms.scan_loop import loop_of
-from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput
-from isoshard.torch_bridge.engine.subprograms.traced_vjp import TracedVjp
-from isoshard.torch_bridge.engine.subprograms.traced_vjp import aval_of
+from isoshard.torch_bridge.engine.subprograms.scan_loop import ScanLoop, loop_of
+from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput, TracedVjp, aval_of
 from isoshard.torch_bridge.engine.subprograms.vjp_entries import VjpNode
 from isoshard.torch_bridge.engine.values.value import Aval
-from typing import Any
 
 
 def scan(

@@ -19,18 +19,17 @@ collectives put parts together by ascending rank, so `full_tensor()` is no inver
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import numpy as np
-from collections.abc import Sequence
-from isoshard.core.errors import DeviceError
-from isoshard.core.errors import UnrepresentableError
+from jax.sharding import AxisType, Mesh
+
+from isoshard.core.errors import DeviceError, UnrepresentableError
 from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import cached
+from isoshard.core.runtime.caches import Bounded, cached
 from isoshard.torch_bridge.common.argument_types import MeshLike
-from jax.sharding import AxisType
-from jax.sharding import Mesh
-from typing import Any
 
 
 @cached(256)

@@ -20,32 +20,30 @@ or go.
 from __future__ import annotations
 
 import functools
+from typing import Any
+
 import torch
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout import axis_types
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
-from isoshard.core.plan.activations import ModuleActivations
-from isoshard.core.plan.activations import Side
+from isoshard.core.plan.activations import ModuleActivations, Side
 from isoshard.core.plan.layout_rules import PlanError
-from isoshard.core.plan.unused_rules import check_activation_axes
-from isoshard.core.plan.unused_rules import warn_unused_activations
+from isoshard.core.plan.unused_rules import check_activation_axes, warn_unused_activations
 from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.common.argument_types import MeshLike
-from isoshard.torch_bridge.common.argument_types import PlanLike
+from isoshard.torch_bridge.common.argument_types import MeshLike, PlanLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval
-from .gradients import mark_sharding_with_gradients
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
 
+from .gradients import mark_sharding_with_gradients
 
 _SHOWN = 20
 

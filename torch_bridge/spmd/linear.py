@@ -16,22 +16,26 @@ axes stay apart.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import torch
+
 from isoshard.core.runtime.caches import cached
-from isoshard.torch_bridge._torch_internals.undocumented import get_autocast_dtype
-from isoshard.torch_bridge._torch_internals.undocumented import is_autocast_enabled
+from isoshard.torch_bridge._torch_internals.undocumented import (
+    get_autocast_dtype,
+    is_autocast_enabled,
+)
 from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.common.argument_types import AutogradContext
-from isoshard.torch_bridge.common.argument_types import DeviceTensor
+from isoshard.torch_bridge.common.argument_types import AutogradContext, DeviceTensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values.value import Aval
-from .manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
-from typing import Any
+
+from .manual_tensor import ManualTensor
 
 
 class XLAPatchedLinear(torch.autograd.Function):

@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import ast
 import collections
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import numpy as np
 import torch
-from collections.abc import Sequence
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import SpecError
+
+from isoshard.core.errors import ShardingError, SpecError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.engine.recording.ambient import set_mode
 from isoshard.torch_bridge.layout import marks
-from .mark_errors import MarkSpecError
-from .mark_errors import MeshDeviceError
-from .mark_errors import MeshShapeError
+
+from .mark_errors import MarkSpecError, MeshDeviceError, MeshShapeError
 from .op_sharding import OpSharding
-from typing import Any
 
 
 class Mesh:

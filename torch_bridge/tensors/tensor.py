@@ -23,16 +23,18 @@ Source: the RFC "XLAShardedTensor and mark_sharding" of PyTorch/XLA, and torch_x
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
-from collections.abc import Callable
+
 from isoshard.core.errors import CopyError
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals.tensor_fields import parse_to
 from isoshard.torch_bridge.common import naming
-from isoshard.torch_bridge.common.argument_types import DeviceLike
-from isoshard.torch_bridge.common.argument_types import MeshLike
+from isoshard.torch_bridge.common.argument_types import DeviceLike, MeshLike
 from isoshard.torch_bridge.engine.capture import step_gradients
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators.reading import to_host
@@ -40,9 +42,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.layout_methods import LayoutMethods
 from isoshard.torch_bridge.layout.method_bodies import BODIES
-from isoshard.torch_bridge.overrides import addresses
-from isoshard.torch_bridge.overrides import pickling
-from typing import Any
+from isoshard.torch_bridge.overrides import addresses, pickling
 
 
 class XLAShardedTensor(LayoutMethods):

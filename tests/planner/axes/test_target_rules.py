@@ -4,15 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.traced.traced_step import StepInput
-from isoshard.core.traced.traced_step import StepResult
-from isoshard.core.traced.traced_step import TracedStep
-from isoshard.planner.axes.trace_depth import by_tracing
-from isoshard.planner.machine.topologies import topology
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
+from isoshard.planner.axes.trace_depth import by_tracing
+from isoshard.planner.machine.topologies import topology
 
 
 def program(function, machine, *inputs, dtype="bfloat16", axes=("x",)):

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
+
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs import compiling
 from isoshard.planner.programs.compile_worker import ProgramText
-from isoshard.planner.programs.compiling import by_compiler
-from isoshard.planner.programs.compiling import by_partitioner
+from isoshard.planner.programs.compiling import by_compiler, by_partitioner
 from isoshard.planner.programs.device_ops import total
-from isoshard.planner.programs.planning_errors import CompilationError
-from isoshard.planner.programs.planning_errors import PlanningError
+from isoshard.planner.programs.planning_errors import CompilationError, PlanningError
 from isoshard.planner.programs.scaled_meshes import scaled_down
-from tests.core.planner.programs.test_recorded_programs import RECORDED
 from tests.planner.programs.sample_steps import layers
-
+from tests.planner.programs.test_recorded_programs import RECORDED
 
 AXES = ("data", "model")
 

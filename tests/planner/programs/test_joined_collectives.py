@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs.device_ops import device_ops
-
 
 MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))
 

@@ -7,7 +7,6 @@ from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs.device_ops import device_ops
 from isoshard.planner.programs.kernel_waits import waits
 
-
 MESH = topology("h100:1x8").mesh((8,), ("data",))
 
 SUM = """

@@ -6,26 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from isoshard import P
-from isoshard import Plan
-from isoshard import PlanError
-from isoshard import hybrid_mesh
-from isoshard import make_mesh
-from isoshard import shard
+
+from isoshard import P, Plan, PlanError, hybrid_mesh, make_mesh, shard
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.runtime.hlo_text import parsed
 from isoshard.planner.estimating import estimate
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs.device_ops import device_ops
-from isoshard.planner.programs.slice_crossings import check_crossings
-from isoshard.planner.programs.slice_crossings import crossings
+from isoshard.planner.programs.slice_crossings import check_crossings, crossings
 from isoshard.planner.reports.report import Report
 from tests.planner.programs import sliced_steps
-from tests.planner.programs.sliced_steps import HSDP
-from tests.planner.programs.sliced_steps import PARAMETER_BYTES
-from tests.planner.programs.sliced_steps import arguments
-from tests.planner.programs.sliced_steps import mesh_of
-
+from tests.planner.programs.sliced_steps import HSDP, PARAMETER_BYTES, arguments, mesh_of
 
 SCALARS = 512
 """Bytes below which a crossing is the loss: a TPU sends a scalar as a row of 128."""

@@ -12,7 +12,6 @@ no other reference; only inputs that fail it are prepared one by one.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 import weakref
 from collections.abc import Callable, Container, Sequence
@@ -22,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.core.runtime.caches import cached
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.engine.compiling import input_placement, program
 from isoshard.torch_bridge.engine.compiling.padded_blocks import has_blocks, padded
 from isoshard.torch_bridge.engine.recording import lazy_tensor

@@ -32,11 +32,11 @@ import torch
 from isoshard.core.errors import CaptureError
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.scattered import Scattered
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import TorchDispatchMode, pytree, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches
 from isoshard.torch_bridge._torch_internals.tensor_fields import is_view
 from isoshard.torch_bridge._torch_internals.undocumented import is_anomaly_enabled
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.engine.operators.functionalize import written
 from isoshard.torch_bridge.engine.recording.deferred_checks import Fault

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import operator
 import threading
 import weakref
@@ -37,9 +36,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core.runtime.caches import PROGRAMS, cached
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.caches import PROGRAMS, cached
 from isoshard.torch_bridge.engine.compiling.loop_layouts import stacked_layout
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.values import layout_numbers

@@ -41,8 +41,8 @@ from typing import Any
 
 import torch
 
-from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime._jax_internals.compilation import record_event
+from isoshard.core.runtime.caches import cached
 
 from .guard_sources import Source
 
