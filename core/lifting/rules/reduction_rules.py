@@ -1,4 +1,4 @@
-"""Reductions: the padding is replaced by the identity of the reduction."""
+"""Reductions: the padding is replaced by the identity of the reduction; zeros in products."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core.blocks.block_values import Value
+from isoshard.core.blocks.block_values import Value, joint
 from isoshard.core.blocks.extremes import keeping_nan
 from isoshard.core.blocks.interpreting import bind, rule, run_whole
 from isoshard.core.blocks.splits import valid_mask
@@ -70,6 +70,31 @@ def position(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     if not value.uneven:
         return run_whole(eqn, [value])
     return [_reduced(value, axes, bind(eqn, [value.array])[0])]
+
+
+@rule("dot_general")
+def product(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """Matrix products: zeros for padding on both sides, so that no gradient reads any."""
+    left, right = values
+    (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    left_dims, right_dims = (*left_batch, *left_sum), (*right_batch, *right_sum)
+    for a, b in zip(left_dims, right_dims, strict=True):
+        split = left.splits[a] or right.splits[b]
+        if split is not None:
+            left, right = left.packed(a, split), right.packed(b, split)
+    order = [(0, axis) for axis in left_batch]
+    for side, value, bound in ((0, left, left_dims), (1, right, right_dims)):
+        order += [(side, axis) for axis in range(len(value.splits)) if axis not in bound]
+    splits = joint([[(left, right)[side].splits[axis]] for side, axis in order])
+    lost = [place for place, split in zip(order, splits, strict=True) if split is None]
+    left = left.whole([axis for side, axis in lost if side == 0])
+    right = right.whole([axis for side, axis in lost if side == 1])
+    left, right = left.with_zeros(), right.with_zeros()
+    (array,) = bind(eqn, [left.array, right.array])
+    hints = [(left, right)[side].hints[axis] for side, axis in order]
+    for at, (a, b) in enumerate(zip(left_batch, right_batch, strict=True)):
+        hints[at] = left.hints[a] or right.hints[b]
+    return [Value(array, splits, hints=tuple(hints)).with_zeros()]
 
 
 def _reduced(value: Value, axes: tuple[int, ...], array: Any) -> Value:
