@@ -49,15 +49,6 @@ _KNOWN: Bounded[Any, tuple[TorchFunction, Any]] = Bounded(PROGRAMS)
 def call(verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a verb of core's on tensors.
 
-    Args:
-        verb: of JAX arrays and `UnevenArray`s.
-        args: tensors, JAX arrays and constants, in trees.
-        kwargs: likewise.
-
-    Returns:
-        What the verb gives, with tensors for arrays. A tensor whose layout nobody has said is
-        computed at this point.
-
     Raises:
         ShardingError: tensors lie on several meshes; a layout cannot be known here; or whatever the
             verb raises.

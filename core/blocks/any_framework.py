@@ -30,15 +30,7 @@ _OURS = (jax.Array, np.ndarray, np.generic, int, float, complex, str, bool)
 
 
 def any_framework(verb: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Let a verb take arrays of other frameworks, and those on meshes of every axis type.
-
-    Args:
-        verb: of `jax.Array`s and `UnevenArray`s.
-
-    Returns:
-        The verb. With an array of a framework among its arguments its results are of that, and
-        gradients flow as the framework's do.
-    """
+    """Let a verb take arrays of other frameworks, and those on meshes of every axis type."""
 
     of_arrays = any_mesh(verb)
 

@@ -52,15 +52,7 @@ Made = TypeVar("Made")
 
 
 def any_mesh(verb: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Let a verb take arrays, meshes and layouts with Explicit axes.
-
-    Args:
-        verb: of arrays, `UnevenArray`s, meshes and trees of them, under Auto axes.
-
-    Returns:
-        The verb. Arrays that come out are on the caller's mesh; their gradients have the types of
-        what went in. No byte is copied on either way.
-    """
+    """Let a verb take arrays, meshes and layouts with Explicit axes."""
 
     @functools.wraps(verb)
     def called(*args: Given.args, **kwargs: Given.kwargs) -> Made:

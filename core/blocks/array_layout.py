@@ -114,15 +114,6 @@ def layout_of(
 ) -> ArrayLayout:
     """Find the layout of an array.
 
-    Args:
-        x: a jax.Array or an UnevenArray, also traced.
-        mesh: the mesh, if `x` is traced or shall be laid out anew.
-        spec: the spec, likewise; any spelling.
-        verb: what asks, for messages.
-
-    Returns:
-        The layout.
-
     Raises:
         ShardingError: there is no layout to read, or an UnevenArray's sizes are not one for each
             shard (UnevenError: an axis does not divide; SpecError: the spec does not fit).

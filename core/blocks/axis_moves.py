@@ -46,20 +46,7 @@ def movable(before: AxisSplit | None, after: AxisSplit | None) -> bool:
 def move_axis(
     x: Any, axis: int, before: AxisSplit, after: AxisSplit, shift: int = 0, *, reverse: bool = False
 ) -> Any:
-    """Move the rows of an axis.
-
-    Args:
-        x: traced, with `before.padded` rows along the axis.
-        axis: which.
-        before: the blocks it is in.
-        after: the blocks of the result, `movable` there.
-        shift: the row of the result that the first row becomes.
-        reverse: whether the last row is taken first.
-
-    Returns:
-        The array with `after.padded` rows along the axis; zeros in the padding, and where a row is
-        asked for that does not exist.
-    """
+    """Move the rows of an axis."""
     begins = np.cumsum((0, *after.sizes[:-1])) - shift
     if reverse:
         begins = before.extent - begins - np.array(after.sizes)

@@ -168,14 +168,7 @@ def as_value(x: Any, *, fixed: bool = False) -> Value:
 
 
 def joint(candidates: Sequence[Iterable[AxisSplit | None]]) -> Splits:
-    """The splits of a result: per axis the first there is, no mesh axis used twice.
-
-    Args:
-        candidates: per axis of the result, the splits of the operands there.
-
-    Returns:
-        One split or None per axis.
-    """
+    """The splits of a result: per axis the first there is, no mesh axis used twice."""
     used: set[str] = set()
     splits: list[AxisSplit | None] = []
     for found in candidates:
@@ -187,29 +180,14 @@ def joint(candidates: Sequence[Iterable[AxisSplit | None]]) -> Splits:
 
 
 def joint_hints(values: Sequence[Value]) -> Hints:
-    """The hints of a result that has the axes of some values: per axis the first there is.
-
-    Args:
-        values: numbers and axes of one element tell nothing of others.
-
-    Returns:
-        One entry per axis.
-    """
+    """The hints of a result that has the axes of some values: per axis the first there is."""
     rank = max(len(value.splits) for value in values)
     full = [value for value in values if len(value.splits) == rank]
     return first_known([[value.hints[axis] for value in full] for axis in range(rank)])
 
 
 def aligned(values: Sequence[Value], *, broadcast: bool = False) -> tuple[list[Value], Splits]:
-    """Give values of one rank the same splits along every axis.
-
-    Args:
-        values: whose true shapes agree, up to axes of size 1 if `broadcast`.
-        broadcast: whether axes of size 1 are stretched to those of the others.
-
-    Returns:
-        The values, and their common splits.
-    """
+    """Give values of one rank the same splits along every axis."""
     rank = max(len(value.splits) for value in values)
     full = [value for value in values if len(value.splits) == rank]
     extents = [

@@ -40,9 +40,6 @@ def plan_splits(
             that; or a mapping from axes. None is as `torch.chunk`.
         name: of the array, for messages.
 
-    Returns:
-        Per axis a `AxisSplit`, or None where nothing is padded.
-
     Raises:
         UnevenError: sizes do not sum to an axis, are not one per block, or are of an axis that is
             not split; all faults in one message.

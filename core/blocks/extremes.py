@@ -18,11 +18,6 @@ def keeping_nan(
 ) -> jax.Array:
     """What `reduce` makes of floats, NaN where it met one.
 
-    Args:
-        reduce: takes the largest elements (or the least) of integers, over axes or devices.
-        x: of any dtype; only floats need care.
-        least: whether it takes the least.
-
     Returns:
         What it gives, of the dtype of `x`.
 

@@ -53,13 +53,6 @@ Hints = tuple[Even | None, ...]  # one entry per axis; None where nothing is kno
 def hints_of(layout: Any, rank: int) -> Hints:
     """The hint of each axis in a layout.
 
-    Args:
-        layout: a NamedSharding; anything else tells nothing.
-        rank: how many axes there are.
-
-    Returns:
-        One entry per axis, also for those that are in blocks.
-
     Example:
         >>> hints_of(None, 2)
         (None, None)
@@ -82,17 +75,7 @@ def but(hints: Hints, axes: Container[int]) -> Hints:
 
 
 def fitting(hints: Hints, splits: Sequence[AxisSplit | None], shape: Sequence[int]) -> Hints:
-    """The hints that contradict neither the splits nor each other.
-
-    Args:
-        hints: one per axis; or fewer, and the others are not known.
-        splits: one per axis.
-        shape: of the padded array.
-
-    Returns:
-        One per axis: none for one in blocks, or of which the mesh axes split another axis, are
-        those of another mesh, or do not divide it.
-    """
+    """The hints that contradict neither the splits nor each other."""
     if not any(hints):
         return (None,) * len(splits)
     taken = {name for split in splits if split is not None for name in split.names}
@@ -112,16 +95,7 @@ def fitting(hints: Hints, splits: Sequence[AxisSplit | None], shape: Sequence[in
 def layout_told(
     splits: Sequence[AxisSplit | None], hints: Hints, unknown: Any
 ) -> NamedSharding | None:
-    """The layout of splits and hints.
-
-    Args:
-        splits: one per axis.
-        hints: likewise.
-        unknown: the entry of an axis of which nothing is known.
-
-    Returns:
-        A sharding of the padded array; None where no mesh is known.
-    """
+    """The layout of splits and hints."""
     pairs = zip(splits, hints, strict=True)
     told = [split if split is not None and split.names else hint for split, hint in pairs]
     mesh = next((lies.mesh for lies in told if lies is not None and lies.mesh is not None), None)

@@ -29,15 +29,7 @@ _ALWAYS: set[str] = set()
 
 
 def rule(*names: str, always: bool = False) -> Callable[[Rule], Rule]:
-    """Register the rule of some primitives, by their names.
-
-    Args:
-        names: as a jaxpr prints them; those that this JAX does not have do no harm.
-        always: whether it applies where no operand is in blocks, too.
-
-    Returns:
-        A decorator that returns the rule as it is.
-    """
+    """Register the rule of some primitives, by their names."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -49,16 +41,7 @@ def rule(*names: str, always: bool = False) -> Callable[[Rule], Rule]:
 
 
 def bind(eqn: JaxprEqn, arrays: Sequence[Any], **changed: Any) -> list[Any]:
-    """Run the primitive of an equation on other operands.
-
-    Args:
-        eqn: the equation.
-        arrays: the operands.
-        changed: parameters that differ from those of the equation.
-
-    Returns:
-        The results, one or many.
-    """
+    """Run the primitive of an equation on other operands."""
     made = eqn.primitive.get_bind_params({**_under_auto(eqn.params), **changed})
     functions, parameters = made if isinstance(made, tuple) else ((), made)  # JAX before 0.10
     with eqn.ctx.manager:
@@ -79,28 +62,12 @@ def _is_typed(sharding: Any) -> bool:
 
 
 def run_whole(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    """Run an equation at the true shapes.
-
-    Args:
-        eqn: the equation.
-        values: its operands; those in blocks are unpacked.
-
-    Returns:
-        The results, whole.
-    """
+    """Run an equation at the true shapes."""
     return [as_value(x) for x in bind(eqn, [value.whole().array for value in values])]
 
 
 def pack_like(found: Sequence[Value], splits: Sequence[AxisSplit | None]) -> list[Value]:
-    """Put results back into blocks where an axis has the size it had.
-
-    Args:
-        found: the results.
-        splits: of the operand, one per axis of the results.
-
-    Returns:
-        The results; of another rank, as they are.
-    """
+    """Put results back into blocks where an axis has the size it had."""
     packed = []
     for value in found:
         if len(value.splits) == len(splits):
@@ -112,16 +79,7 @@ def pack_like(found: Sequence[Value], splits: Sequence[AxisSplit | None]) -> lis
 
 
 def interpret(jaxpr: Jaxpr, consts: Sequence[Any], values: Sequence[Value]) -> list[Value]:
-    """Run a jaxpr.
-
-    Args:
-        jaxpr: traced at the true shapes.
-        consts: its constants, arrays of true shapes or values.
-        values: its arguments.
-
-    Returns:
-        Its results.
-    """
+    """Run a jaxpr."""
     known: dict[Any, Value] = {}
 
     def read(atom: Any) -> Value:
@@ -176,15 +134,7 @@ def _constant(const: Any) -> Value:
 
 
 def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
-    """Trace a function at given shapes, to be interpreted.
-
-    Args:
-        function: of the arguments.
-        arguments: arrays, or their shapes and dtypes.
-
-    Returns:
-        The jaxpr, and the tree of the function's result.
-    """
+    """Trace a function at given shapes, to be interpreted."""
     before = _RECORDING.set(True)
     try:
         closed, out = jax.make_jaxpr(function, return_shape=True)(*arguments)

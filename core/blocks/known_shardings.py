@@ -68,11 +68,7 @@ _TOLD: contextvars.ContextVar[tuple[tuple[Any, Any], ...] | None] = contextvars.
 
 @contextlib.contextmanager
 def telling(layouts: Iterable[tuple[Any, Any]]) -> Iterator[None]:
-    """Give the layouts of traced values, for `sharding_of` inside.
-
-    Args:
-        layouts: pairs of a value and its sharding.
-    """
+    """Give the layouts of traced values, for `sharding_of` inside."""
     token = _TOLD.set((*(_TOLD.get() or ()), *layouts))
     try:
         yield
@@ -86,15 +82,7 @@ def inside() -> bool:
 
 
 def lies(array: Any, sharding: Any) -> Any:
-    """Give the layout of one more value, inside `telling`; elsewhere nobody asks.
-
-    Args:
-        array: traced or not.
-        sharding: its layout; may be open (P.UNCONSTRAINED) along some axes. None tells nothing.
-
-    Returns:
-        The array.
-    """
+    """Give the layout of one more value, inside `telling`; elsewhere nobody asks."""
     told = _TOLD.get()
     if told is not None and sharding is not None and isinstance(array, Tracer):
         _TOLD.set((*told, (array, sharding)))
@@ -127,18 +115,7 @@ def said(results: Any) -> Any:
 def block_sizes(
     axis: str, extent: int, count: int, sizes: tuple[int, ...] | None, faults: list[str]
 ) -> tuple[int, ...]:
-    """How many valid rows each block of an axis has.
-
-    Args:
-        axis: which, for messages.
-        extent: its rows, padding included.
-        count: shards that split it.
-        sizes: those of an UnevenArray; None if all rows are valid.
-        faults: is given what is wrong.
-
-    Returns:
-        One size per shard; of no use if there was a fault.
-    """
+    """How many valid rows each block of an axis has."""
     if extent % count:
         faults.append(
             f"{axis} has size {extent}, which {count} shards do not divide: pad it, "

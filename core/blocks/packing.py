@@ -153,14 +153,6 @@ def repack(u: UnevenArray, sizes: SizesLike = None) -> Any:
 def reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None = None) -> Any:
     """Give an array another layout; sizes stay where as many blocks are asked for.
 
-    Args:
-        u: the array; also traced.
-        spec: any spelling of a spec.
-        mesh: the new mesh; by default its own.
-
-    Returns:
-        An UnevenArray; a jax.Array if no axis needs padding.
-
     Raises:
         SpecError: the spec does not fit.
         ShardingError: the array lies on no mesh, and none is given.
@@ -171,15 +163,7 @@ def reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None = None) -> Any:
 
 
 def kept_sizes(sizes: Sizes, sharding: NamedSharding) -> dict[int, tuple[int, ...]]:
-    """The sizes of those axes of which another layout makes as many blocks.
-
-    Args:
-        sizes: per axis, as of an `UnevenArray`.
-        sharding: the other layout.
-
-    Returns:
-        Sizes by axis.
-    """
+    """The sizes of those axes of which another layout makes as many blocks."""
     shape = sharding.mesh.shape
     counts = [math.prod(shape[axis] for axis in axis_names(entry)) for entry in sharding.spec]
     return {
@@ -193,10 +177,6 @@ def kept_sizes(sizes: Sizes, sharding: NamedSharding) -> dict[int, tuple[int, ..
 def gather(u: UnevenArray, layout: NamedSharding) -> jax.Array:
     """The whole array on every device; counted as "gathers" in `metrics`.
 
-    Args:
-        u: the array, concrete.
-        layout: its layout.
-
     Returns:
         The array of the true shape, replicated.
     """
@@ -207,16 +187,7 @@ def gather(u: UnevenArray, layout: NamedSharding) -> jax.Array:
 
 @any_mesh
 def relaid(u: UnevenArray, sharding: NamedSharding, splits: Splits) -> Any:
-    """Give an array in blocks another layout.
-
-    Args:
-        u: the array; also traced.
-        sharding: the layout of the result.
-        splits: the blocks of the result.
-
-    Returns:
-        An UnevenArray; a jax.Array if no axis needs padding.
-    """
+    """Give an array in blocks another layout."""
     before = splits_of(u)
     if isinstance(u.array, Tracer):
         array = jax.lax.with_sharding_constraint(_converted(u.array, before, splits), sharding)
@@ -238,12 +209,6 @@ def relaid(u: UnevenArray, sharding: NamedSharding, splits: Splits) -> Any:
 @any_mesh
 def packed(x: Any, splits: Splits, sharding: NamedSharding, name: str) -> Any:
     """The padded array of a whole one.
-
-    Args:
-        x: a NumPy or JAX array of the true shape; also traced.
-        splits: the blocks.
-        sharding: of the padded array.
-        name: of the array, for messages.
 
     Returns:
         A jax.Array of the padded shape.

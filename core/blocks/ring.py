@@ -103,15 +103,6 @@ def permute_blocks(x: Any, mesh: Mesh, axes: Axes, pairs: Iterable[tuple[int, in
     """`jax.lax.ppermute` by numbers of blocks, inside `jax.shard_map`.
 
     `ppermute` itself counts devices in the mesh's order, and JAX 0.12 refuses axes in another.
-
-    Args:
-        x: this device's block: an array or a pytree of arrays.
-        mesh: the devices.
-        axes: the mesh axes that split the blocks, outermost first.
-        pairs: (from, to), numbers of blocks.
-
-    Returns:
-        The block that was sent here, zeros if none was.
     """
     names = (axes,) if isinstance(axes, str) else axes
     ordered = tuple(name for name in mesh.axis_names if name in names)
@@ -136,12 +127,6 @@ def same_carry(new: Any, old: Any, form: Callable[[Any], str] | None = None) -> 
         new: what `body` gave.
         old: what it got.
         form: dtype and shape of a leaf, as text; of arrays if not given.
-
-    Returns:
-        The new one.
-
-    Raises:
-        ShardingError: it does not.
     """
     forms = [jax.tree.map(form or _form, it) for it in (old, new)]
     if forms[0] != forms[1]:

@@ -107,16 +107,6 @@ def plan_windows(
 ) -> WindowPlan:
     """Work out an exchange.
 
-    Args:
-        sizes: valid rows of each device's block; not all 0.
-        starts: the first row each device reads; may be negative.
-        needs: how many rows each reads.
-        mode: one of `MODES`, for rows that do not exist; "zero" is any fill value.
-        block: rows of the buffers; by default the largest of `sizes`.
-
-    Returns:
-        The plan; read it with `read_window`.
-
     Example:
         >>> plan_windows((2, 2), (-1, 1), (4, 4), "reflect").index
         array([[1, 0, 1, 2],
@@ -213,15 +203,6 @@ def read_window(
 ) -> Any:
     """Exchange rows, inside `jax.shard_map`.
 
-    Args:
-        block: this device's block, valid rows first.
-        plan: the exchange.
-        numbers: this device's row of `plan.numbers`, (1, ..).
-        index: likewise of `plan.index`; None where that is None.
-        axis: the axis of the rows.
-        names: the mesh axes that split it.
-        fill: what stands where no row is.
-
     Returns:
         The window: `plan.width` rows along `axis`, or as many as `plan.index` has columns. Rows
         beyond this device's own need are `fill`; with an index, any row of its window.
@@ -254,9 +235,6 @@ def settled(numbers: Any) -> Any:
 
     Args:
         numbers: (1, n) int32, this device's row of a table.
-
-    Returns:
-        The same.
 
     Example:
         >>> settled(jnp.array([[3, 1, 2]])).tolist()

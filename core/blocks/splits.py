@@ -74,10 +74,6 @@ def valid_mask(
 ) -> Array | None:
     """Which elements of a padded array are valid.
 
-    Args:
-        splits: one entry per axis; None is not padded.
-        axes: those to look at; by default all.
-
     Returns:
         Booleans that broadcast to the padded shape; None if every element is valid.
     """
@@ -94,16 +90,7 @@ def valid_mask(
 
 
 def pack_axis(x: Array, axis: int, split: AxisSplit) -> Array:
-    """Put the elements of a whole axis in their places, zeros between them.
-
-    Args:
-        x: of any shape, `split.extent` elements along the axis.
-        axis: which.
-        split: where they are to go.
-
-    Returns:
-        The array with `split.padded` elements along the axis.
-    """
+    """Put the elements of a whole axis in their places, zeros between them."""
     x = _undivided(x, axis, split)
     if split.extent == split.padded:
         return x
@@ -119,31 +106,14 @@ def pack_axis(x: Array, axis: int, split: AxisSplit) -> Array:
 
 
 def unpack_axis(x: Array, axis: int, split: AxisSplit) -> Array:
-    """Take the elements of an axis out of their places.
-
-    Args:
-        x: of any shape, `split.padded` elements along the axis.
-        axis: which.
-        split: where they are.
-
-    Returns:
-        The array with `split.extent` elements along the axis.
-    """
+    """Take the elements of an axis out of their places."""
     if split.ends:
         return _undivided(lax.slice_in_dim(x, 0, split.extent, axis=axis), axis, split)
     return _undivided(_take(_undivided(x, axis, split), split.places(), axis), axis, split)
 
 
 def constrain(x: Array, splits: Sequence[AxisSplit | None]) -> Array:
-    """Ask the compiler to lay a padded array out block by block; other axes as it likes.
-
-    Args:
-        x: traced.
-        splits: one entry per axis.
-
-    Returns:
-        The same values.
-    """
+    """Ask the compiler to lay a padded array out block by block; other axes as it likes."""
     meshes = [split.mesh for split in splits if split is not None and split.mesh and split.names]
     if not meshes:
         return x

@@ -32,17 +32,7 @@ from .splits import AxisSplit
 
 
 def splits_of(u: UnevenArray) -> Splits:
-    """The split of each axis of an array.
-
-    Args:
-        u: the array.
-
-    Returns:
-        One `AxisSplit` per axis, None for those that are not padded.
-
-    Raises:
-        ShardingError: the array has another rank than its shape: it is batched.
-    """
+    """The split of each axis of an array."""
     rank = len(u.array.shape)
     if rank != u.ndim:
         raise ShardingError(
@@ -55,16 +45,7 @@ def splits_of(u: UnevenArray) -> Splits:
 
 
 def splits_over(sizes: Sizes, padded: Sequence[int], layout: NamedSharding | None) -> Splits:
-    """The split of each axis, where a layout splits it into as many blocks.
-
-    Args:
-        sizes: per axis the valid elements of each block, or None.
-        padded: the shape of the padded array.
-        layout: of that; None if it is not known.
-
-    Returns:
-        One `AxisSplit` per axis, None for those that are not padded.
-    """
+    """The split of each axis, where a layout splits it into as many blocks."""
     entries = () if layout is None else tuple(layout.spec)
     mesh = None if layout is None else auto(layout.mesh)
     splits: list[AxisSplit | None] = []
@@ -85,25 +66,13 @@ def value_of(x: Any) -> Value:
 
 
 def frame_of(u: UnevenArray) -> Frame:
-    """The frame of an array: its blocks, and the layout of its other axes.
-
-    Raises:
-        ShardingError: as `splits_of`.
-    """
+    """The frame of an array: its blocks, and the layout of its other axes."""
     layout = u.sharding if isinstance(u.sharding, NamedSharding) else u.layout
     return Frame(splits_of(u), hints_of(layout, u.ndim))
 
 
 def operand_of(value: Value) -> Any:
-    """A value as an array.
-
-    Args:
-        value: in blocks that are `placed`, or whole.
-
-    Returns:
-        An UnevenArray; its layout is P.UNCONSTRAINED along an axis that is not padded, if its
-        layout is not known. A whole value as it is.
-    """
+    """A value as an array."""
     if mesh_of_blocks([value]) is None:
         return value.array
     layout = layout_told(value.splits, value.hints, P.UNCONSTRAINED)

@@ -13,15 +13,7 @@ OnValues = Callable[[list[Value]], Sequence[Value]]
 
 
 def results_of(function: OnValues, values: Sequence[Value]) -> list[Frame]:
-    """The frames of a function's results; nothing is computed.
-
-    Args:
-        function: of values.
-        values: its arguments.
-
-    Returns:
-        The frame of each result.
-    """
+    """The frames of a function's results; nothing is computed."""
     found: list[Frame] = []
 
     def run(arrays: Sequence[Any]) -> list[Any]:
@@ -36,16 +28,7 @@ def results_of(function: OnValues, values: Sequence[Value]) -> list[Frame]:
 def on_arrays(
     function: OnValues, given: Sequence[Frame], results: Sequence[Frame]
 ) -> Callable[..., list[Any]]:
-    """A function of values as one of arrays.
-
-    Args:
-        function: of values.
-        given: the frames of its arguments.
-        results: the frames that its results are given.
-
-    Returns:
-        A function from as many arrays to a list of arrays.
-    """
+    """A function of values as one of arrays."""
 
     def run(*arrays: Any) -> list[Any]:
         found = function(_values(arrays, given))

@@ -64,20 +64,6 @@ def check(
 ) -> Given:
     """Check what an attention was called with.
 
-    Args:
-        what: the function, for messages.
-        arrays: queries, keys and values.
-        mesh: the mesh, or what `as_mesh` takes.
-        axes: mesh axes of the sequence, the batch and the heads.
-        mask: or None.
-        lengths: of queries and keys, per sample, or None.
-        scale: of the scores, or None.
-        dropout: the share of weights that is dropped, and a key of `jax.random` or None.
-        tile: queries and keys whose scores exist at once.
-
-    Returns:
-        The same in one form.
-
     Raises:
         SpecError: an axis is none of the mesh, or is used twice.
         UnevenError: the batch or the sequence does not divide, and is no UnevenArray.
@@ -121,38 +107,14 @@ def check(
 
 
 def axes_of(axes: AxisLike | None, mesh: Mesh, name: str) -> Axes:
-    """The names of mesh axes as a tuple.
-
-    Args:
-        axes: one name, several, or None.
-        mesh: which has them.
-        name: of the argument, for messages.
-
-    Returns:
-        The names, outermost first.
-
-    Raises:
-        SpecError: one is no axis of the mesh.
-    """
+    """The names of mesh axes as a tuple."""
     entry = tuple(axes) if isinstance(axes, list | tuple) else axes
     (entry,) = (*entries_of(normalize_spec((entry,), mesh, 1, name=name)), None)[:1]
     return axis_names(entry)
 
 
 def divided(given: Given, shards: int, what: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Queries, keys and values whose heads divide; key heads are repeated if they are too few.
-
-    Args:
-        given: the arguments.
-        shards: over how many devices the heads are split.
-        what: the function, for messages.
-
-    Returns:
-        The three arrays.
-
-    Raises:
-        UnevenError: the heads do not divide.
-    """
+    """Queries, keys and values whose heads divide; key heads are repeated if they are too few."""
     q, k, v = given.arrays
     heads, keys = q.shape[2], k.shape[2]
     if heads % shards or (keys % shards and shards % keys):
@@ -167,32 +129,13 @@ def divided(given: Given, shards: int, what: str) -> tuple[jax.Array, jax.Array,
 
 
 def check_mask(what: str, mask: Any, setup: Setup, extras: Extras) -> None:
-    """Refuse a mask that would have to be gathered first.
-
-    Args:
-        what: the function, for messages.
-        mask: as it was given, or None.
-        setup: of the attention.
-        extras: the mask in one form.
-
-    Raises:
-        ShardingError: its layout is not that of its queries, heads and samples.
-    """
+    """Refuse a mask that would have to be gathered first."""
     if mask is not None:
         _check_layout(f"{what}: mask", mask, setup.mesh, extras.specs(setup).mask, (0, 1))
 
 
 def result(given: Given, out: jax.Array, q: Any) -> jax.Array | UnevenArray:
-    """What was computed, uneven if the queries are.
-
-    Args:
-        given: the arguments.
-        out: [batch, queries, heads, width of values], padded as the queries.
-        q: the queries as they were given.
-
-    Returns:
-        `out`, or an UnevenArray of it.
-    """
+    """What was computed, uneven if the queries are."""
     own = sharding_of(q)
     if isinstance(q, UnevenArray) and own is None:
         return UnevenArray(out, (*q.shape[:3], out.shape[3]), q.sizes)

@@ -81,16 +81,7 @@ class Places:
 
 
 def place(mesh: Mesh, queries: Sequence[Any], keys: Sequence[Any]) -> Places:
-    """Decide how an attention is split, so that as little as possible has to move first.
-
-    Args:
-        mesh: the devices.
-        queries: shapes and layouts of queries, result and their gradients; the first matter most.
-        keys: of keys, values and their gradients.
-
-    Returns:
-        The mesh axes. If both sequences are split and by some axes in common, then by the same.
-    """
+    """Decide how an attention is split, so that as little as possible has to move first."""
     q, k = queries[0], keys[0]
     used: set[str] = set()
 

@@ -76,21 +76,7 @@ def gradients(
     log: jax.Array,
     delta: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, Extras]:
-    """The gradients of an attention.
-
-    Args:
-        setup: what is static.
-        q: what the result was computed from; so are the next three.
-        k: likewise.
-        v: likewise.
-        extras: likewise.
-        dout: gradient of the result.
-        log: the logarithms that came with the result.
-        delta: [batch, heads, queries], products of result and its gradient, summed over the width.
-
-    Returns:
-        Gradients of q, k, v, and of a mask that is added.
-    """
+    """The gradients of an attention."""
     mask = extras.specs(setup).mask if extras.added else None
     alike = extras.shared(setup) if extras.added else ()
     found = jax.shard_map(

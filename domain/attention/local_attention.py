@@ -235,13 +235,7 @@ def _sum(x: jax.Array, axes: Axes) -> jax.Array:
 
 
 def _together(out: jax.Array, log: jax.Array, axes: Axes) -> tuple[jax.Array, jax.Array]:
-    """Results of the same queries for different keys, on devices along `axes`, as one.
-
-    Args:
-        out: [batch, queries, heads, width].
-        log: [batch, heads, queries].
-        axes: of the mesh.
-    """
+    """Results of the same queries for different keys, on devices along `axes`, as one."""
     top = jax.lax.pmax(log, axes)
     level = finite(top)
     share = jnp.exp(log - level)

@@ -142,17 +142,7 @@ class Visibility:
     def put_slopes(
         self, whole: jax.Array, rows: Span, columns: Span, slopes: jax.Array
     ) -> jax.Array:
-        """Add the gradients of a tile's scores to those of the mask.
-
-        Args:
-            whole: of the shape of the mask.
-            rows: of the tile.
-            columns: of the tile.
-            slopes: [batch, key heads, group, q, k].
-
-        Returns:
-            `whole` with them.
-        """
+        """Add the gradients of a tile's scores to those of the mask."""
         batch, heads, group, queries, keys = slopes.shape
         parts = slopes.reshape(batch, heads * group, queries, keys)
         over = [axis for axis, extent in enumerate(whole.shape) if extent == 1]

@@ -94,22 +94,7 @@ class Attention:
         wants_mask: bool = False,
         words: jax.Array | None = None,
     ) -> tuple[jax.Array | None, ...]:
-        """The gradients of q, k, v, and of a mask that is added if it is wanted.
-
-        Args:
-            dout: gradient of the result.
-            q: what the result was computed from; so are the next three.
-            k: likewise.
-            v: likewise.
-            mask: likewise.
-            log: what came with the result.
-            delta: (.., heads, queries), `products(out, dout)`.
-            wants_mask: whether the gradient of the mask is computed.
-            words: the key of dropout that the result was computed with.
-
-        Returns:
-            Four gradients, of the dtypes of q, k, v and the mask; None for one that is not wanted.
-        """
+        """The gradients of q, k, v, and of a mask that is added if it is wanted."""
         call = _slopes if wants_mask else _gradients
         found = call(self, dout, q, k, v, mask, log, delta, words)
         return tuple(found) if wants_mask else (*found, None)

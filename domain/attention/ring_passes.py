@@ -40,14 +40,6 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """One device's share: its block of queries, and every block of keys as it comes by.
 
-    Args:
-        setup: the attention; called where its mesh axes are named, as in `jax.shard_map`.
-        q: [batch, queries, heads, width], this device's; so are the others.
-        k: [batch, keys, key heads, width].
-        v: [batch, keys, key heads, width of values].
-        extras: masks, lengths and the key of dropout.
-        blocks: which blocks these are; by default the device's place in the ring.
-
     Returns:
         [batch, queries, heads, width of values], and [batch, heads, queries], the logarithms of the
         sums of exponentials, minus infinity for a query that saw no key; of at least float32.
@@ -85,25 +77,7 @@ def backward(
     wants_mask: bool,
     blocks: Blocks | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """One device's gradients: those of its queries, and of its keys and values.
-
-    Args:
-        setup: the attention.
-        q: [batch, queries, heads, width], this device's; so are the others.
-        k: [batch, keys, key heads, width].
-        v: [batch, keys, key heads, width of values].
-        extras: masks, lengths and the key of dropout.
-        dout: the gradient of the result.
-        log: the logarithms that `forward` gave.
-        delta: [batch, heads, queries], the products of result and its gradient, summed over the
-            width; of at least float32.
-        wants_mask: whether the mask's gradient is computed, for which it is one that is added.
-        blocks: which blocks these are; by default the device's place in the ring.
-
-    Returns:
-        Gradients of q, k, v and the mask, of at least float32; that of the mask as far as this
-        device knows it, None if it is not wanted.
-    """
+    """One device's gradients: those of its queries, and of its keys and values."""
     place = Place(setup, q, k, extras, blocks)
     dtype = wide(q.dtype)
     dout, rows = (place.grouped(place.clean(x, setup.queries, 0)) for x in (dout, q))

@@ -77,18 +77,7 @@ def finish(running: RunningSoftmax) -> tuple[jax.Array, jax.Array]:
 def attend(
     running: RunningSoftmax, q: jax.Array, k: jax.Array, v: jax.Array, sight: Visibility
 ) -> RunningSoftmax:
-    """Let a block of queries attend to one more block of keys.
-
-    Args:
-        running: the rows so far.
-        q: [batch, queries, key heads, group, width].
-        k: [batch, keys, key heads, width].
-        v: [batch, keys, key heads, width of values].
-        sight: what the one sees of the other.
-
-    Returns:
-        The rows with these keys.
-    """
+    """Let a block of queries attend to one more block of keys."""
     tile, (queries, keys) = sight.setup.tile, sight.sizes
 
     def by_rows(i, running: RunningSoftmax) -> RunningSoftmax:
@@ -143,19 +132,7 @@ def gradients(
     sight: Visibility,
     part: tuple[int, int] = (0, 1),
 ) -> Slopes:
-    """Gradients of a block of queries and one of keys.
-
-    Args:
-        so_far: what these are added to.
-        given: the queries, and what came back for them.
-        k: [batch, keys, key heads, width].
-        v: [batch, keys, key heads, width of values].
-        sight: what the one sees of the other.
-        part: which share of the tiles of keys, and of how many.
-
-    Returns:
-        The sums.
-    """
+    """Gradients of a block of queries and one of keys."""
     tile, (queries, keys) = sight.setup.tile, sight.sizes
 
     def by_columns(j, state: Slopes) -> Slopes:

@@ -52,9 +52,6 @@ def attend_in_blocks(
         v: (.., key heads, keys, width of values).
         mask: whole, or None.
         words: uint32[2], the key of dropout, or None.
-
-    Returns:
-        The result and the logarithms of its sums, in the blocks of `q`; or NotImplemented.
     """
     setup = _setup(static, q, k, v, mask)
     if setup is None:
@@ -76,24 +73,7 @@ def gradients_in_blocks(
     words: Any = None,
     wants_mask: bool = False,
 ) -> Any:
-    """What `static.gradients` gives, for operands in blocks.
-
-    Args:
-        static: the attention's static arguments.
-        dout: gradient of the result.
-        q: what the result was computed from; so are the next three.
-        k: likewise.
-        v: likewise.
-        mask: likewise.
-        log: what came with the result.
-        delta: (.., heads, queries), products of result and its gradient, summed over the width.
-        words: the key of dropout, likewise.
-        wants_mask: whether the gradient of the mask is computed.
-
-    Returns:
-        Gradients of q, k and v in their blocks, and that of the mask, whole, or None; or
-        NotImplemented.
-    """
+    """What `static.gradients` gives, for operands in blocks."""
     setup = _setup(static, q, k, v, mask)
     if setup is None or not all(_sizes(x) == _sizes(q) for x in (dout, log, delta)):
         return NotImplemented

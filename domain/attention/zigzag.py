@@ -144,17 +144,7 @@ def _move(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.A
 
 
 def zigzagged(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.Array:
-    """`zigzag` of one device's shard, for use where its mesh axes are named.
-
-    Args:
-        mesh: the devices.
-        ring: the mesh axes that split the sequence, outermost first.
-        dim: the axis of `x` that is the sequence.
-        x: this device's block, in order; of an even length.
-
-    Returns:
-        This device's block in zigzag order.
-    """
+    """`zigzag` of one device's shard, for use where its mesh axes are named."""
     even, odd = _routes(count(mesh, ring))
     first, second = jnp.split(x, 2, dim)
     first = permute_blocks(first, mesh, ring, even)

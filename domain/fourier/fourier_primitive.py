@@ -27,18 +27,7 @@ from .fourier_split import Along, split_transform, whole_transform
 
 
 def transform(kind: str, x: Any, axes: Sequence[int], length: int = 0) -> Any:
-    """Transform along some axes; nothing is divided by their length.
-
-    Args:
-        kind: "fft", "ifft", "rfft" or "irfft".
-        x: real for "rfft", otherwise complex; of 32 or 64 bits per part.
-        axes: at least one, counted from 0 or from the end; "rfft" makes half a spectrum of the
-            last, and "irfft" takes one.
-        length: of the last axis of the result, for "irfft".
-
-    Returns:
-        real for "irfft", otherwise complex.
-    """
+    """Transform along some axes; nothing is divided by their length."""
     *others, last = [axis % x.ndim for axis in axes]
     if kind == "rfft" and x.shape[last] == 1:
         x, kind = x.astype(jnp.result_type(x, jnp.complex64)), "fft"

@@ -60,15 +60,7 @@ class Along(NamedTuple):
 
 
 def whole_transform(along: Along, x: Any) -> Any:
-    """The transform of an array that every device has.
-
-    Args:
-        along: which.
-        x: real for "rfft", otherwise complex.
-
-    Returns:
-        real for "irfft", otherwise complex; not divided.
-    """
+    """The transform of an array that every device has."""
     return _transform(along, x, lax.fft)
 
 

@@ -58,19 +58,7 @@ class HandlerCall:
 
 
 def plan(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> HandlerCall:
-    """Find out what a handler returns; nothing is computed.
-
-    Args:
-        handled: the handler.
-        arguments: how the arrays lie, and the rest.
-        arrays: the padded arrays, or their shapes and dtypes.
-
-    Returns:
-        The layouts of the results.
-
-    Raises:
-        ShardingError: what the handler returned does not fit.
-    """
+    """Find out what a handler returns; nothing is computed."""
     laid = arguments.arrays()
     found: list[HandlerCall] = []
 
@@ -90,19 +78,7 @@ def plan(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> Handl
 
 
 def call(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> Any:
-    """Run a handler on the blocks of arrays; to be traced.
-
-    Args:
-        handled: the handler.
-        arguments: how the arrays lie, and the rest.
-        arrays: padded ones of UnevenArrays.
-
-    Returns:
-        The results in their tree: `UnevenArray`s, and for other arrays `WithLayout`s.
-
-    Raises:
-        ShardingError: what the handler returned does not fit.
-    """
+    """Run a handler on the blocks of arrays; to be traced."""
     known = plan(handled, arguments, arrays)
     arrays = [
         lax.with_sharding_constraint(array, layout.sharding)

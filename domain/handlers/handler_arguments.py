@@ -81,16 +81,6 @@ def read(
 ) -> tuple[Arguments, list[Any]]:
     """Find the layouts of a call's arrays.
 
-    Args:
-        args: of the call.
-        kwargs: likewise.
-        mesh: theirs as the caller says; None if he says nothing.
-        specs: with a mesh, `(args, kwargs)` with a spec, or None, for each argument.
-        name: of the function, for messages.
-
-    Returns:
-        The arguments, and the values of the arrays.
-
     Raises:
         ShardingError: meshes differ, a layout is not known, or is another than was said; all
             faults in one message.

@@ -27,19 +27,7 @@ def in_lift(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Record the call of a routed function.
-
-    Args:
-        call: of the arguments, arrays in equal blocks or `UnevenArray`s: by the handler.
-        function: of whole arrays.
-        mesh: of the arrays.
-        specs: `(args, kwargs)` with a spec for each.
-        args: of the call, arrays at their true shapes.
-        kwargs: likewise.
-
-    Returns:
-        What the function gives.
-    """
+    """Record the call of a routed function."""
     leaves, structure = jax.tree.flatten((args, kwargs))
     dynamic = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
 

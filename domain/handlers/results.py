@@ -74,14 +74,6 @@ class Result:
 def read_results(made: Any, mesh: Mesh, name: str) -> tuple[list[Any], list[Result], Any]:
     """Take apart what a handler returned.
 
-    Args:
-        made: `(local, spec)`.
-        mesh: where.
-        name: of the function, for messages.
-
-    Returns:
-        The local arrays, the layout of each, and the tree they are leaves of.
-
     Raises:
         ShardingError: it is no such pair, or sizes do not fit; all faults in one message
             (SpecError: a spec names what the mesh does not have).
@@ -126,20 +118,7 @@ def read_results(made: Any, mesh: Mesh, name: str) -> tuple[list[Any], list[Resu
 
 
 def check_results(found: Sequence[Result], structure: Any, expected: Any, name: str) -> Any:
-    """Compare results with what the function itself gives.
-
-    Args:
-        found: of the handler.
-        structure: of its results.
-        expected: shapes and dtypes of the function's results.
-        name: of the function.
-
-    Returns:
-        The structure of the function's results; a tuple of a handler may stand for another one.
-
-    Raises:
-        ShardingError: they differ; all differences in one message.
-    """
+    """Compare results with what the function itself gives."""
     wanted, tree = jax.tree.flatten(expected)
     flat = structure in (jax.tree.structure(kind(found)) for kind in (tuple, list))
     if tree != structure and not (flat and len(wanted) == len(found)):

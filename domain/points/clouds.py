@@ -32,15 +32,6 @@ ONE = "points"
 def read_clouds(given: dict[str, Any], mesh: Any, axes: Any) -> dict[str, RowSplit]:
     """Read arrays of points, and find the mesh that all of them are on.
 
-    Args:
-        given: float[rows, coordinates] by name: jax.Arrays or UnevenArrays.
-        mesh: the mesh, or None to take that of the arrays.
-        axes: for each of them the mesh axes that split its rows: a name, a tuple of names or None;
-            or None to take those of the arrays.
-
-    Returns:
-        The split of the rows of each, by name.
-
     Raises:
         ShardingError: they are no points of one space on one mesh; all faults in one message.
         TypeError: one is no array.

@@ -55,17 +55,7 @@ class SortedEdges(NamedTuple):
 def sort_edges(
     senders: np.ndarray, receivers: np.ndarray, sizes: Sequence[int], block: int
 ) -> SortedEdges:
-    """Sort edges by receiver, and list the ghost rows.
-
-    Args:
-        senders: int[edges], a node for each edge, counted over the whole graph.
-        receivers: likewise.
-        sizes: nodes of each device.
-        block: rows of each device, padding included.
-
-    Returns:
-        The blocks of edges, and what is sent for them.
-    """
+    """Sort edges by receiver, and list the ghost rows."""
     devices = len(sizes)
     ends = np.cumsum(sizes)
     starts = ends - np.array(sizes)

@@ -48,16 +48,7 @@ class Found(NamedTuple):
 
 
 def nothing(queries: jax.Array, dtype: Any, k: int) -> Found:
-    """What is found before the first point is seen.
-
-    Args:
-        queries: float[queries, coordinates].
-        dtype: of the points.
-        k: places for each query.
-
-    Returns:
-        `k` empty places for each query.
-    """
+    """What is found before the first point is seen."""
     rows, width = queries.shape
     return Found(
         jnp.full((rows, k), jnp.inf, distance_dtype(queries.dtype, dtype)),
@@ -85,22 +76,7 @@ def nearest(
     tile: Tile,
     limit: Any = None,
 ) -> tuple[Found, jax.Array]:
-    """Find the nearest points of one block; points without a finite distance are not found.
-
-    Args:
-        points: float[points, coordinates]; at least one row.
-        start: index of the first row, int or int32[].
-        valid: how many rows, from the first, are points, int or int32[].
-        queries: float[queries, coordinates].
-        k: how many to find for each query; may be more than there are points.
-        tile: queries and points that meet at a time. What is needed in memory besides arguments
-            and results grows with their product over the size of a group, about
-            `tile[0] * (tile[1] * k) ** 0.5` numbers.
-        limit: squared radius, float[], to count within; None counts nothing.
-
-    Returns:
-        What is found, and int32[queries]: how many points lie within the limit.
-    """
+    """Find the nearest points of one block; points without a finite distance are not found."""
     rows, tiles = queries.shape[0], -(-points.shape[0] // tile[1])
     if rows == 0:
         return nothing(queries, points.dtype, k), jnp.zeros(0, jnp.int32)
@@ -136,13 +112,6 @@ def merge(first: Found, second: Found) -> Found:
 
     Both are in order already, so the place of each is its own plus how many of the other come
     before it: comparisons of long rows, where XLA's sort and TopK would work element by element.
-
-    Args:
-        first: as `nearest` gives it, `k` for each query.
-        second: likewise.
-
-    Returns:
-        The `k` nearest of both.
     """
     k = first.square.shape[1]
     earlier = _before(second, first)

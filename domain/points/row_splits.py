@@ -68,22 +68,11 @@ class RowSplit:
         Args:
             x: what each device has.
             pairs: (from, to), numbers of blocks.
-
-        Returns:
-            What was sent here, or zeros.
         """
         return permute_blocks(x, self.mesh, self.axes, pairs)
 
     def like(self, array: Any, beside: Any = None) -> Any:
-        """A padded result in the form of the array that was read: an UnevenArray if that was.
-
-        Args:
-            array: the result.
-            beside: an array that gives the layout of the other axes; None if they are whole.
-
-        Returns:
-            The result.
-        """
+        """A padded result in the form of the array that was read: an UnevenArray if that was."""
         layout = self.layout(array.ndim, beside)
         if not self.uneven:
             return lies(array, layout)
@@ -101,21 +90,7 @@ class RowSplit:
 
 
 def read_rows(name: str, value: Any, mesh: Any, told: Any, faults: list[str]) -> RowSplit:
-    """Find the split of the rows of an array.
-
-    Args:
-        name: of the array, for messages.
-        value: a jax.Array or UnevenArray, traced or not.
-        mesh: the mesh that it has to be on.
-        told: the mesh axes that split its rows as said by the user: a spec for one axis, or None.
-        faults: is given what is wrong.
-
-    Returns:
-        The rows; of no use if there was a fault.
-
-    Raises:
-        SpecError: `told` names no axes of the mesh.
-    """
+    """Find the split of the rows of an array."""
     axes = _axes(name, value, mesh, told, faults)
     blocks = math.prod(mesh.shape[axis] for axis in axes)
     uneven = isinstance(value, UnevenArray)

@@ -32,18 +32,7 @@ class Expected:
         self._kind: Any = tuple
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function on `meta` tensors.
-
-        Args:
-            *args: with shapes for arrays.
-            **kwargs: likewise.
-
-        Returns:
-            Shapes and dtypes, as JAX has them.
-
-        Raises:
-            ShardingError: it cannot be run so.
-        """
+        """Run the function on `meta` tensors."""
         kinds = iter(self._given)
 
         def meta(leaf: Any) -> Any:

@@ -36,19 +36,7 @@ Known = NamedSharding | BlockLayout | None  # None: whole, wherever it is needed
 def read_layouts(
     paths: Sequence[Path], tensors: Sequence[torch.Tensor], name: str
 ) -> tuple[list[ArrayLayout], Mesh | None]:
-    """Find the layouts of tensors, computing those that do not say.
-
-    Args:
-        paths: where each stands among the arguments.
-        tensors: on the `jax` device; one elsewhere counts as whole.
-        name: of the function, for messages.
-
-    Returns:
-        A layout for each, and their mesh, under Auto axes; None if none is on one.
-
-    Raises:
-        ShardingError: a layout cannot be known, or the meshes differ.
-    """
+    """Find the layouts of tensors, computing those that do not say."""
     found = [_known(tensor) for tensor in tensors]
     unknown = [n for n, known in enumerate(found) if known is _UNKNOWN]
     if unknown:

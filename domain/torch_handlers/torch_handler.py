@@ -89,15 +89,7 @@ class TorchShards(Shards):
 
 
 def in_jax(handler: Callable[..., Any], dtypes: Sequence[torch.dtype]) -> Callable[..., Any]:
-    """A handler in torch as one in JAX.
-
-    Args:
-        handler: `handler(shards, *args, **kwargs)`, of tensors.
-        dtypes: of each array among the arguments.
-
-    Returns:
-        The same of arrays.
-    """
+    """A handler in torch as one in JAX."""
 
     def run(shards: Shards, *args: Any, **kwargs: Any) -> Any:
         made: Any = None

@@ -41,14 +41,6 @@ from .torch_handler import in_jax
 def routed(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a handler if a tensor is split, else nothing.
 
-    Args:
-        entry: the handler.
-        args: of the call.
-        kwargs: likewise.
-
-    Returns:
-        The results; `NotImplemented` if no tensor is split over devices.
-
     Raises:
         ShardingError: a layout is not known, meshes differ, or the results do not fit.
         TypeError: an argument is neither a tensor nor hashable.

@@ -188,19 +188,7 @@ def cummin(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: 
 
 
 def run_along(kind: ScanOp, x: Any, axis: int, reverse: bool, mesh: Any, spec: Any) -> Any:
-    """One of the four.
-
-    Args:
-        kind: which.
-        x: as for `cumsum`; likewise the others.
-        axis: along which axis.
-        reverse: from the end.
-        mesh: with `spec`, the layout of `x`.
-        spec: likewise; any spelling.
-
-    Returns:
-        An array as `x`.
-    """
+    """One of the four."""
     faults = Faults(kind.verb)
     ndim = len(x.shape)
     inside = is_whole(axis) and -ndim <= axis < ndim
@@ -262,11 +250,6 @@ def _of_shard(
 
 def run_where_split(verb: str, axis: int, x: Any) -> Any:
     """One of the four from the first row on, wherever the compiler splits the axis.
-
-    Args:
-        verb: "cumsum", "cumprod", "cummax" or "cummin".
-        axis: along which axis; not negative.
-        x: traced, where `custom_partitioning.possible`.
 
     Example:
         >>> run_where_split("cumsum", 0, jnp.arange(4.0)).tolist()

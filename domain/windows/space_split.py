@@ -45,37 +45,17 @@ from .window_operators import here, on_shards
 
 
 def by_halos(operator: Operator, x: Any, *operands: Any) -> Any:
-    """What an operator makes of an array.
-
-    Args:
-        operator: what to compute.
-        x: traced, where `custom_partitioning.possible`.
-        *operands: arrays that every device is to have whole (weights), or for its groups.
-    """
+    """What an operator makes of an array."""
     return _outputs(operator, x, *operands)
 
 
 def slope_by_halos(operator: Operator, slope: Any, x: Any, *operands: Any) -> Any:
-    """The gradient of what an operator reads.
-
-    Args:
-        operator: as for `by_halos`.
-        slope: the gradient of its outputs.
-        x: what it read.
-        *operands: as for `by_halos`.
-    """
+    """The gradient of what an operator reads."""
     return _slopes(operator, slope, x, *operands)
 
 
 def operand_slope_by_halos(operator: Operator, slope: Any, x: Any, operand: Any) -> Any:
-    """The gradient of the one operand: every device has that of its outputs, and they are added up.
-
-    Args:
-        operator: as for `by_halos`.
-        slope: the gradient of its outputs.
-        x: what it read.
-        operand: as for `by_halos`.
-    """
+    """The gradient of the one operand, summed over devices."""
     return _operand_slopes(operator, slope, x, operand)
 
 

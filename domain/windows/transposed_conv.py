@@ -185,15 +185,6 @@ def transposed_operator(
 ) -> Operator:
     """A transposed convolution as an operator, of the `transposed_kernel`.
 
-    Args:
-        kernel: the shape `[channels, out / groups, *space]`.
-        stride: outputs from one row's to the next one's, one number per axis of space.
-        padding: outputs left away on either side.
-        extra: outputs more at the end.
-        dilation: outputs from one tap to the next.
-        groups: into how many separate convolutions the channels fall.
-        sums: dtype of the result; None for that of what is convolved.
-
     Example:
         >>> transposed_operator((1, 1, 4), (2,), (1,), (0,), (1,), 1).reaches[0][1].outputs(8)
         16

@@ -34,17 +34,7 @@ class Faults:
         self.found: list[str] = []
 
     def per_axis(self, name: str, value: Any, axes: int, *, least: int) -> tuple[int, ...]:
-        """Read a number, or one for each axis.
-
-        Args:
-            name: of the argument.
-            value: what was given.
-            axes: how many axes.
-            least: the smallest number possible.
-
-        Returns:
-            One number per axis; the least where the argument is wrong, which is noted.
-        """
+        """Read a number, or one for each axis."""
         given = (value,) * axes if is_whole(value) else value
         if (
             isinstance(given, Sequence)

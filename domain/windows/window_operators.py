@@ -36,21 +36,7 @@ from .reach import Operator, Reach, View
 
 
 def apply(operator: Operator, x: Any, layout: ArrayLayout, *operands: Any) -> Any:
-    """Apply an operator.
-
-    Args:
-        operator: what to compute.
-        x: a jax.Array or UnevenArray.
-        layout: that of `x`.
-        *operands: arrays that every device has whole (weights).
-
-    Returns:
-        An UnevenArray where `x` is one or the outputs do not divide, else a jax.Array; laid out
-        as `x`.
-
-    Raises:
-        ShardingError: the operator gives no outputs, or cannot read this layout.
-    """
+    """Apply an operator."""
     sizes = _check(operator, layout)
     array = _run(operator, layout, x.array if layout.uneven else x, *operands)
     array = lies(array, _told(operator, layout, operands))
@@ -69,18 +55,8 @@ def apply(operator: Operator, x: Any, layout: ArrayLayout, *operands: Any) -> An
 def apply_here(operator: Operator, x: Any, mesh: Any, spec: Any, *operands: Any) -> Any:
     """Apply an operator to an array that tells its layout, or inside a lifted function.
 
-    Args:
-        operator: what to compute.
-        x: a jax.Array or UnevenArray; in a function that is being lifted, of the true shape.
-        mesh: with `spec`, the layout of `x`, if it does not tell.
-        spec: any spelling of a spec.
-        *operands: as for `apply`.
-
     Returns:
         As `apply`; inside a lifted function, of the true shape.
-
-    Raises:
-        ShardingError: as `apply`, and if nothing tells the layout of `x`.
     """
     if not lifted(x, mesh, spec):
         return apply(operator, x, layout_of(x, mesh, spec, verb=operator.verb), *operands)
@@ -106,16 +82,7 @@ def apply_here(operator: Operator, x: Any, mesh: Any, spec: Any, *operands: Any)
 
 
 def output_sizes(reach: Reach, sizes: tuple[int, ...], uneven: bool) -> tuple[int, ...]:
-    """How many outputs each shard gets.
-
-    Args:
-        reach: what they read.
-        sizes: the rows of each shard.
-        uneven: whether to keep outputs with their rows also where they would divide.
-
-    Returns:
-        One size per shard.
-    """
+    """How many outputs each shard gets."""
     rows = sum(sizes)
     count = reach.outputs(rows)
     if not uneven and count % len(sizes) == 0:
@@ -152,16 +119,7 @@ def _check(operator: Operator, layout: ArrayLayout) -> list[tuple[int, ...]]:
 
 
 def uses_windows(operator: Operator, layout: ArrayLayout) -> bool:
-    """Whether rows are exchanged here, rather than by what the compiler derives.
-
-    Args:
-        operator: what to compute.
-        layout: of its input.
-
-    Returns:
-        False if no axis that it reads along is split, for `method="xla"`, and for "auto" if the
-        shards are alike before and after.
-    """
+    """Whether rows are exchanged here, rather than by what the compiler derives."""
     split = [reach for axis, reach in operator.reaches if len(layout.sizes[axis]) > 1]
     if not split or operator.method == "xla":
         return False
@@ -216,14 +174,7 @@ def _result_layout(operator: Operator, layout: ArrayLayout) -> NamedSharding:
 
 
 def here(operator: Operator, layout: ArrayLayout, array: Any, *operands: Any) -> Any:
-    """The outputs, where every row is at hand.
-
-    Args:
-        operator: what to compute.
-        layout: of the input, which no mesh axis need split.
-        array: the input, on every device.
-        *operands: as for `apply`.
-    """
+    """The outputs, where every row is at hand."""
     views = []
     for axis, reach in operator.reaches:
         view, rows = _whole(operator, layout, axis, reach)
@@ -286,10 +237,6 @@ Tables = list[tuple[tuple[str, ...], tuple[np.ndarray, ...]]]
 
 def on_shards(operator: Operator, layout: ArrayLayout) -> tuple[Tables, Callable[..., Any]]:
     """What each device computes of its shard, and the numbers that it needs for that.
-
-    Args:
-        operator: what to compute.
-        layout: of its input, with an axis to read along that is split.
 
     Returns:
         For each such axis the mesh axes that split it, and arrays of which each device has a part;

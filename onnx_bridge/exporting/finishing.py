@@ -33,11 +33,7 @@ _EXTERNAL_FROM = 1 << 30
 
 
 def simplify(model: onnx.ModelProto) -> None:
-    """Transpose the last two axes without fusing the others; in place, values stay the same.
-
-    Args:
-        model: without annotations yet.
-    """
+    """Transpose the last two axes without fusing the others; in place, values stay the same."""
     graph = Graph(model)
     dropped: list[Node] = []
     loose: set[str] = set()
