@@ -106,7 +106,7 @@ def test_inside_jit_the_layout_is_said_and_uneven_arrays_know_it():
     known = jax.jit(lambda p: knn(p, p, 3))(uneven)
     np.testing.assert_array_equal(clouds.whole(known.indices), clouds.nearest(POINTS, POINTS, 3)[0])
     with pytest.raises(
-        iso.ShardingError, match=r"inside jax.jit points and queries have no layout"
+        iso.ShardingError, match=r"inside jax.jit points and queries have no sharding"
     ):
         hidden = [
             iso.reshard(x, iso.P("x"), auto(mesh)) for x in (points, queries)
@@ -157,7 +157,7 @@ def test_what_cannot_be_searched():
     none = clouds.lay_out(POINTS[:0], mesh, "x", (0, 0))
     with pytest.raises(iso.ShardingError, match="there are no points"):
         radius_search(none, points, 1.0, 1)
-    with pytest.raises(iso.ShardingError, match=r"tile=\(0, 4\) is not how many queries"):
+    with pytest.raises(iso.ShardingError, match=r"tile=\(0, 4\) is not the numbers of queries"):
         knn(points, points, 1, tile=(0, 4))
     with pytest.raises(iso.SpecError, match=r"points: .*no mesh axis is called 'z'"):
         knn(points, points, 1, axes=("z", "x"))
@@ -178,11 +178,13 @@ def test_clouds_that_do_not_fit():
     with pytest.raises(iso.ShardingError, match=r"split along their coordinates .*reshard\(points"):
         knn(columns, columns, 1)
     other = clouds.lay_out(QUERIES, iso.make_mesh((8,), ("x",)), "x")
-    with pytest.raises(iso.ShardingError, match=r"queries lie by .*, not on the mesh 'x' .2., 'y'"):
+    with pytest.raises(
+        iso.ShardingError, match=r"queries are sharded by .*, not on the mesh 'x' .2., 'y'"
+    ):
         knn(points, other, 1)
-    with pytest.raises(iso.ShardingError, match="queries lie by SingleDeviceSharding"):
+    with pytest.raises(iso.ShardingError, match="queries are sharded by SingleDeviceSharding"):
         knn(points, jnp.zeros((3, 3)), 1)
-    with pytest.raises(TypeError, match=r"queries are rows.*; given was ndarray. Lay them out"):
+    with pytest.raises(TypeError, match=r"queries are rows.*; got ndarray. Shard them"):
         knn(points, QUERIES, 1)
     with pytest.raises(iso.ShardingError, match="axes='x' are not the mesh axes of points and qu"):
         knn(points, points, 1, axes="x")
