@@ -28,7 +28,7 @@ from isoshard.core.blocks.any_mesh import any_mesh
 from isoshard.core.blocks.array_layout import ArrayLayout
 from isoshard.core.blocks.block_layout import BlockLayout, lay_in_blocks
 from isoshard.core.blocks.interpreting import trace
-from isoshard.core.blocks.known_shardings import known_sharding_of, telling
+from isoshard.core.blocks.known_shardings import known_sharding_of, recorded_shardings
 from isoshard.core.blocks.packing import pack, unpack
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto, is_typed, on_mesh
@@ -132,7 +132,7 @@ class _Calling:
             for operand, layout in zip(operands, self.layouts, strict=True)
             if not is_uneven(operand) and _on_mesh(layout)
         ]
-        with telling(shardings):
+        with recorded_shardings(shardings):
             outputs = any_mesh(self.verb)(*args, **kwargs)
             if results is not None:
                 results[:] = map(_layout, jax.tree.leaves(outputs, is_leaf=is_uneven))

@@ -2,7 +2,7 @@
 
 Each primitive has a rule (`lifting.rules`), which takes the equation and its `Value`s. One without
 a rule runs at the true shapes: its operands are unpacked, so that nothing of padding reaches it,
-and its results are whole.
+and its results are not split.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ def rule(*names: str, always: bool = False) -> Callable[[Rule], Rule]:
 
 def bind(eqn: JaxprEqn, arrays: Sequence[Any], **changed: Any) -> list[Any]:
     """Run the primitive of an equation on other operands."""
-    made = eqn.primitive.get_bind_params({**_under_auto(eqn.params), **changed})
-    functions, parameters = made if isinstance(made, tuple) else ((), made)  # JAX before 0.10
+    bind_params = eqn.primitive.get_bind_params({**_under_auto(eqn.params), **changed})
+    functions, parameters = (
+        bind_params if isinstance(bind_params, tuple) else ((), bind_params)
+    )  # JAX before 0.10
     with eqn.ctx.manager:
-        found = eqn.primitive.bind(*functions, *arrays, **parameters)
-    return list(found) if eqn.primitive.multiple_results else [found]
+        results = eqn.primitive.bind(*functions, *arrays, **parameters)
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def _under_auto(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters without the layouts of types: values here have none."""
+    """Parameters without the shardings of types: values here have none."""
     return {
         name: None if name in ("sharding", "out_sharding") and _is_typed(value) else value
         for name, value in params.items()
@@ -61,15 +63,15 @@ def _is_typed(sharding: Any) -> bool:
     return isinstance(sharding, NamedSharding) and is_typed(sharding.mesh)
 
 
-def run_whole(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    """Run an equation at the true shapes."""
-    return [as_value(x) for x in bind(eqn, [value.whole().array for value in values])]
+def run_unpacked(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
+    """Run an equation on unpacked operands."""
+    return [as_value(x) for x in bind(eqn, [value.unpacked().array for value in values])]
 
 
-def pack_like(found: Sequence[Value], splits: Sequence[AxisSplit | None]) -> list[Value]:
-    """Put results back into blocks where an axis has the size it had."""
+def pack_like(results: Sequence[Value], splits: Sequence[AxisSplit | None]) -> list[Value]:
+    """Repack results where an axis has its former size."""
     packed = []
-    for value in found:
+    for value in results:
         if len(value.splits) == len(splits):
             for axis, split in enumerate(splits):
                 if split is not None and value.shape[axis] == split.extent:
@@ -80,30 +82,30 @@ def pack_like(found: Sequence[Value], splits: Sequence[AxisSplit | None]) -> lis
 
 def interpret(jaxpr: Jaxpr, consts: Sequence[Any], values: Sequence[Value]) -> list[Value]:
     """Run a jaxpr."""
-    known: dict[Any, Value] = {}
+    env: dict[Any, Value] = {}
 
     def read(atom: Any) -> Value:
-        return as_value(atom.val, fixed=True) if isinstance(atom, Literal) else known[atom]
+        return as_value(atom.val, fixed=True) if isinstance(atom, Literal) else env[atom]
 
     for variable, const in zip(jaxpr.constvars, consts, strict=True):
-        known[variable] = const if isinstance(const, Value) else _constant(const)
-    known.update(zip(jaxpr.invars, values, strict=True))
+        env[variable] = const if isinstance(const, Value) else _constant(const)
+    env.update(zip(jaxpr.invars, values, strict=True))
     for eqn in jaxpr.eqns:
         operands = [read(atom) for atom in eqn.invars]
-        named = RULES.get(eqn.primitive.name, run_whole)
-        touched = any(map(_told_of, operands)) or _asks(eqn)
-        found = named(eqn, operands) if touched else _plain(eqn, operands)
-        known.update(zip(eqn.outvars, found, strict=True))
+        apply = RULES.get(eqn.primitive.name, run_unpacked)
+        touched = any(map(_is_annotated, operands)) or _has_rule(eqn)
+        results = apply(eqn, operands) if touched else _plain(eqn, operands)
+        env.update(zip(eqn.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _told_of(value: Value) -> bool:
-    """Whether anything is known of a value's layout."""
-    return value.uneven or bool(value.cut_from) or any(value.hints)
+def _is_annotated(value: Value) -> bool:
+    """Whether a value has splits, a slice's origin, or hints."""
+    return value.uneven or bool(value.sliced_from) or any(value.hints)
 
 
-def _asks(eqn: JaxprEqn) -> bool:
-    """Whether an equation, or one inside the call that it is, has a rule for whole operands.
+def _has_rule(eqn: JaxprEqn) -> bool:
+    """Whether an equation, or one inside the call that it is, has a rule for unsplit operands.
 
     So has a call of arrays on Explicit axes, which are under Auto axes here.
     """
@@ -113,7 +115,7 @@ def _asks(eqn: JaxprEqn) -> bool:
         return False
     inside: Any = eqn.params[PLAIN_CALLS[eqn.primitive.name]]
     typed = any(_is_typed(getattr(atom.aval, "sharding", None)) for atom in eqn.invars)
-    return typed or any(map(_asks, inside.eqns))
+    return typed or any(map(_has_rule, inside.eqns))
 
 
 def interpret_program(program: Any, values: Sequence[Value]) -> list[Value]:
@@ -122,10 +124,10 @@ def interpret_program(program: Any, values: Sequence[Value]) -> list[Value]:
 
 
 def _plain(eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:
-    """Run an equation without operands in blocks as it is; what it makes of constants is one."""
-    found = bind(eqn, [value.array for value in operands])
+    """Run an equation whose operands are in no blocks; results of constants are constants."""
+    results = bind(eqn, [value.array for value in operands])
     fixed = all(value.fixed for value in operands)
-    return [as_value(x, fixed=fixed) for x in found]
+    return [as_value(x, fixed=fixed) for x in results]
 
 
 def _constant(const: Any) -> Value:

@@ -152,7 +152,7 @@ def _derivative(primals: Sequence[Any], tangents: Sequence[Any], *, call: _Call)
             return None
         held = [value.array for value in values[:count]]
         changes = [
-            value.laid(values[i].splits).with_zeros().array
+            value.with_splits(values[i].splits).with_zeros().array
             for i, value in zip(moving, values[count:], strict=True)
         ]
         made = jax.jvp(_of(run, held, moving, flowing), _at(held, moving), changes)[1]
@@ -190,7 +190,7 @@ def _transposed(cotangents: Sequence[Any], *operands: Any, call: _Call) -> list[
             return None
         held = [value.array for value in values[:count]]
         changes = [
-            value.laid(results[i].splits).with_zeros().array
+            value.with_splits(results[i].splits).with_zeros().array
             for i, value in zip(flowing, values[count:], strict=True)
         ]
         pull = jax.vjp(_of(run, held, moving, flowing), *_at(held, moving))[1]

@@ -41,9 +41,9 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.blocks.any_mesh import any_mesh
 from isoshard.core.blocks.block_values import Frame, Value, as_value
-from isoshard.core.blocks.hints import hints_of, layout_told
+from isoshard.core.blocks.hints import hints_of, sharding_from
 from isoshard.core.blocks.interpreting import interpret_program, trace
-from isoshard.core.blocks.known_shardings import WithLayout, inside, said, sharding_of
+from isoshard.core.blocks.known_shardings import WithLayout, inside, record_shardings, sharding_of
 from isoshard.core.blocks.uneven_values import frame_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import describe_mesh
@@ -114,7 +114,7 @@ def lift(function: Callable[..., Any]) -> Callable[..., Any]:
             for leaf, frame in zip(leaves, frames, strict=True)
             if not isinstance(frame, _Static)
         ]
-        return said(compiled((structure, frames), arrays))
+        return record_shardings(compiled((structure, frames), arrays))
 
     return lifted
 
@@ -147,7 +147,7 @@ def _enter(x: Any, frame: Frame | None) -> Value:
 
 def _leave(value: Value) -> Any:
     if not value.uneven:
-        return WithLayout(value.array, layout_told(value.splits, value.hints, P.UNCONSTRAINED))
+        return WithLayout(value.array, sharding_from(value.splits, value.hints, P.UNCONSTRAINED))
     value = value.with_zeros().placed()
     sizes = [None if split is None else split.sizes for split in value.splits]
     return UnevenArray(value.array, value.shape, sizes, _layout(value))
@@ -155,7 +155,7 @@ def _leave(value: Value) -> Any:
 
 def _layout(value: Value) -> NamedSharding | None:
     """The layout so far as it is known; other axes count as whole."""
-    told = layout_told(value.splits, value.hints, None)
+    told = sharding_from(value.splits, value.hints, None)
     if told is None:
         return None
     return named_sharding(told.spec, told.mesh, len(value.splits))

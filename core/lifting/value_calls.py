@@ -32,7 +32,9 @@ def on_arrays(
 
     def run(*arrays: Any) -> list[Any]:
         found = function(_values(arrays, given))
-        return [value.laid(own.splits).array for value, own in zip(found, results, strict=True)]
+        return [
+            value.with_splits(own.splits).array for value, own in zip(found, results, strict=True)
+        ]
 
     return run
 

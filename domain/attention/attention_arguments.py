@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.known_shardings import lies, sharding_of
+from isoshard.core.blocks.known_shardings import record_sharding, sharding_of
 from isoshard.core.errors import ShardingError, SpecError, UnevenError
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.mesh import as_mesh, describe_mesh
@@ -153,7 +153,7 @@ def result(args: AttentionArguments, out: jax.Array, q: Any) -> jax.Array | Unev
     is_open = P.UNCONSTRAINED in entries_of(spec)
     sharding = NamedSharding(args.mesh, spec) if is_open else named_sharding(spec, args.mesh, 4)
     if not isinstance(q, UnevenArray):
-        return lies(out, sharding)
+        return record_sharding(out, sharding)
     return UnevenArray(out, (*q.shape[:3], out.shape[3]), q.sizes, sharding)
 
 

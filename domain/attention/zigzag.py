@@ -30,7 +30,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.known_shardings import lies, sharding_of
+from isoshard.core.blocks.known_shardings import record_sharding, sharding_of
 from isoshard.core.blocks.ring import permute_blocks
 from isoshard.core.errors import SpecError, UnevenError
 from isoshard.core.layout.mesh import as_mesh
@@ -130,7 +130,7 @@ def _moved(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.
         for entry in entries
     ]
     result_entries[dim] = ring
-    return lies(moved, NamedSharding(mesh, P(*result_entries)))
+    return record_sharding(moved, NamedSharding(mesh, P(*result_entries)))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

@@ -31,7 +31,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.known_shardings import lies, sharding_of
+from isoshard.core.blocks.known_shardings import record_sharding, sharding_of
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.lifting.lifting import lift
@@ -147,7 +147,9 @@ def _run(kind: str, x: Any, axes: Any, norm: str, length: int | None = None) -> 
     axes, length = _checked(kind, x, axes, norm, length)
     if isinstance(x, UnevenArray):
         return _lifted(kind, axes, norm, length)(x)
-    return lies(_transformed(kind, axes, norm, length, x), _result_sharding(kind, axes[-1], x))
+    return record_sharding(
+        _transformed(kind, axes, norm, length, x), _result_sharding(kind, axes[-1], x)
+    )
 
 
 def _result_sharding(kind: str, last: int, x: Any) -> NamedSharding | None:

@@ -53,7 +53,7 @@ def of_ours(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 def _on_axes(value: Value, axes: Sequence[int], run: Callable[[Any], Any]) -> list[Value]:
     """Unpack the transformed axes; repack those whose size is unchanged."""
     splits = [split if axis in axes else None for axis, split in enumerate(value.splits)]
-    value = value.whole(axes)
+    value = value.unpacked(axes)
     hints = but(value.hints, axes)
     result = Value(run(value.array), value.splits, hints=hints).placed()
     return pack_like([result], splits)

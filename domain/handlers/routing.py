@@ -30,7 +30,7 @@ import jax
 
 from isoshard.core.blocks.any_mesh import any_mesh
 from isoshard.core.blocks.interpreting import recording
-from isoshard.core.blocks.known_shardings import said
+from isoshard.core.blocks.known_shardings import record_shardings
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
 
@@ -70,7 +70,7 @@ class Routed:
         @any_mesh
         def by_handler(mesh: Any, specs: Any, args: Any, kwargs: Any) -> Any:
             arguments, arrays = read(args, kwargs, mesh, specs, self._name)
-            return said(compiled(arguments, arrays)) if arguments.split else _NOT_SPLIT
+            return record_shardings(compiled(arguments, arrays)) if arguments.split else _NOT_SPLIT
 
         self._by_handler = by_handler
 

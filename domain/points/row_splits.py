@@ -23,7 +23,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.known_shardings import block_sizes, known_sharding_of, lies, sharding_of
+from isoshard.core.blocks.known_shardings import (
+    block_sizes,
+    known_sharding_of,
+    record_sharding,
+    sharding_of,
+)
 from isoshard.core.blocks.ring import permute_blocks
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.mesh import describe_mesh
@@ -75,7 +80,7 @@ class RowSplit:
         """A padded result in the form of the array that was read: an UnevenArray if that was."""
         layout = self.layout(array.ndim, other)
         if not self.uneven:
-            return lies(array, layout)
+            return record_sharding(array, layout)
         shape = (self.count, *array.shape[1:])
         sizes = (self.sizes, *[None] * (array.ndim - 1))
         return UnevenArray(array, shape, sizes, layout)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from isoshard.core.blocks.array_layout import ArrayLayout
 from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.blocks.interpreting import trace
-from isoshard.core.blocks.known_shardings import said
+from isoshard.core.blocks.known_shardings import record_shardings
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.lifting.in_blocks import in_blocks
@@ -105,7 +105,7 @@ class _HandlerCall:
         return self._expected.rebuilt(tree) if self._expected else tree
 
     def _on_arrays(self, *arrays: jax.Array) -> list[Any]:
-        return jax.tree.leaves(said(call(self._handled, self._arguments, arrays)))
+        return jax.tree.leaves(record_shardings(call(self._handled, self._arguments, arrays)))
 
     def _on_blocks(self, entry: Entry, layouts: Sequence[ArrayLayout], physical: Any) -> Any:
         """The call as one primitive, which a program on blocks answers with the handler."""
@@ -131,7 +131,7 @@ class _HandlerCall:
                         f"declared to be in {layout.sizes}"
                     )
                 arrays.append(operand.array if uneven else operand)
-            outputs = said(call(self._handled, self._arguments, arrays))
+            outputs = record_shardings(call(self._handled, self._arguments, arrays))
             return jax.tree.leaves(outputs, is_leaf=lambda leaf: isinstance(leaf, UnevenArray))
 
         shapes = [

@@ -36,7 +36,7 @@ from jax import lax
 
 from isoshard.core.blocks.any_framework import any_framework
 from isoshard.core.blocks.array_layout import ArrayLayout, layout_of
-from isoshard.core.blocks.known_shardings import lies
+from isoshard.core.blocks.known_shardings import record_sharding
 from isoshard.core.blocks.row_windows import MODES, Axes, WindowPlan, plan_windows, read_window
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import describe_mesh
@@ -101,7 +101,7 @@ def halo_exchange(
         )
     _check_rows(layout.sizes[axis], mode)
     array = _exchange(layout, axis, before, after, mode, x.array if layout.uneven else x)
-    array = lies(array, layout.sharding)
+    array = record_sharding(array, layout.sharding)
     if not layout.uneven:
         return array
     shape = list(layout.shape)
@@ -158,7 +158,7 @@ def halo(
     _check_rows(sizes, mode)
     plan = _plan(sizes, before, after, mode, rows)
     index = lax.axis_index(axis_name)
-    line = jnp.asarray(plan.numbers)[index][None]
+    line = jnp.asarray(plan.table)[index][None]
     gather_index = None if plan.index is None else jnp.asarray(plan.index)[index][None]
     window = read_window(block, plan, line, gather_index, axis, axis_name)
     wide = before + rows + after

@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.blocks.any_framework import any_framework
 from isoshard.core.blocks.array_layout import ArrayLayout, layout_of, lifted
-from isoshard.core.blocks.known_shardings import lies
+from isoshard.core.blocks.known_shardings import record_sharding
 from isoshard.core.layout.custom_partitioning import partitioned
 from isoshard.core.layout.spec_entries import axis_names, entries_of
 from isoshard.core.layout.uneven import UnevenArray
@@ -201,7 +201,7 @@ def scan_axis(kind: ScanOp, x: Any, axis: int, reverse: bool, mesh: Any, spec: A
         return in_blocks(lambda x: kind.local(x, axis % ndim, reverse), rule)(x)
     layout = layout_of(x, mesh, spec, verb=kind.verb)
     out = _run(kind, layout, axis % ndim, reverse, x.array if layout.uneven else x)
-    out = lies(out, layout.sharding)
+    out = record_sharding(out, layout.sharding)
     return layout.wrap(out, x.shape, x.sizes) if isinstance(x, UnevenArray) else out
 
 

@@ -36,7 +36,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isoshard.core.blocks.array_layout import ArrayLayout, whole_layout
+from isoshard.core.blocks.array_layout import ArrayLayout, unsplit_layout
 from isoshard.core.layout.custom_partitioning import Rule, partitioned
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.spec_entries import entries_of
@@ -63,7 +63,7 @@ def operand_cotangent_by_halos(operator: Operator, cotangent: Any, x: Any, opera
 
 @functools.partial(jax.jit, static_argnums=0)  # tables are constants of the program, not arguments
 def _unsharded(operator: Operator, x: Any, *operands: Any) -> Any:
-    return apply_full(operator, whole_layout(x.shape), x, *operands)
+    return apply_full(operator, unsplit_layout(x.shape), x, *operands)
 
 
 @functools.partial(jax.jit, static_argnums=0)

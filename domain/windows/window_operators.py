@@ -23,8 +23,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.array_layout import ArrayLayout, layout_of, lifted, whole_layout
-from isoshard.core.blocks.known_shardings import lies, sharding_of
+from isoshard.core.blocks.array_layout import ArrayLayout, layout_of, lifted, unsplit_layout
+from isoshard.core.blocks.known_shardings import record_sharding, sharding_of
 from isoshard.core.blocks.row_windows import plan_windows, read_window, reflected
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
@@ -39,7 +39,7 @@ def apply(operator: Operator, x: Any, layout: ArrayLayout, *operands: Any) -> An
     """Apply an operator."""
     sizes = _check(operator, layout)
     array = _run(operator, layout, x.array if layout.uneven else x, *operands)
-    array = lies(array, _result_sharding(operator, layout, operands))
+    array = record_sharding(array, _result_sharding(operator, layout, operands))
     shape = list(array.shape)
     valid: list[tuple[int, ...] | None] = list(x.sizes) if layout.uneven else [None] * len(shape)
     for (axis, _), size in zip(operator.reaches, sizes, strict=True):
@@ -63,7 +63,7 @@ def apply_or_record(operator: Operator, x: Any, mesh: Any, spec: Any, *operands:
     reads = dict(operator.reaches)
 
     def unsharded(x: Any, *operands: Any) -> Any:
-        layout = whole_layout(x.shape)
+        layout = unsplit_layout(x.shape)
         _check(operator, layout)
         return apply_full(operator, layout, x, *operands)
 
@@ -289,7 +289,7 @@ def _exchange(operator: Operator, layout: ArrayLayout, axis: int, reach: Reach) 
     which = np.minimum(begins[:, None] + np.arange(block), count - 1)
     tables = reach.tables(which.reshape(-1), rows)
     valid = np.arange(block) < np.array(outs)[:, None]
-    arrays = [plan.numbers, np.array(starts, np.int32), valid.reshape(-1)]
+    arrays = [plan.table, np.array(starts, np.int32), valid.reshape(-1)]
     arrays += [] if plan.index is None else [plan.index]
     full = all(size == block for size in outs)
     return _Exchange(axis, layout.names[axis], plan, block, (*arrays, *tables), full)

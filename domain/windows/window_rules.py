@@ -17,7 +17,7 @@ from jax import lax
 from isoshard.core.blocks.array_layout import layout_of
 from isoshard.core.blocks.block_values import Value
 from isoshard.core.blocks.hints import Even
-from isoshard.core.blocks.interpreting import bind, pack_like, rule, run_whole
+from isoshard.core.blocks.interpreting import bind, pack_like, rule, run_unpacked
 from isoshard.core.blocks.splits import AxisSplit
 from isoshard.core.blocks.uneven_values import operand_of, placed, value_of
 from isoshard.core.lifting.rules.ordering_rules import ordered
@@ -37,7 +37,7 @@ def convolution(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     image, kernel = values
     dims = eqn.params["dimension_numbers"]
     operator = _convolution(eqn)
-    image = image.whole([dims.lhs_spec[1]])
+    image = image.unpacked([dims.lhs_spec[1]])
     if operator is None or kernel.uneven or not placed([image]):
         return _at_true_shape(eqn, [image, kernel])
     if not any(image.splits[axis] for axis in dims.lhs_spec[2:]):
@@ -80,10 +80,10 @@ def _at_true_shape(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     image, kernel = values
     dims = eqn.params["dimension_numbers"]
     batch, out = dims.lhs_spec[0], dims.out_spec
-    kernel = kernel.whole()
-    inner = image.whole([axis for axis in range(len(image.splits)) if axis != batch])
+    kernel = kernel.unpacked()
+    inner = image.unpacked([axis for axis in range(len(image.splits)) if axis != batch])
     if eqn.params["batch_group_count"] != 1:
-        inner = inner.whole()
+        inner = inner.unpacked()
     if inner.uneven:
         inner = inner.with_zeros()
         (array,) = bind(eqn, [inner.array, kernel.array])
@@ -91,7 +91,7 @@ def _at_true_shape(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         splits[out[0]] = inner.splits[batch]
         result = [Value(array, tuple(splits)).with_zeros()]
     else:
-        result = run_whole(eqn, [inner, kernel])
+        result = run_unpacked(eqn, [inner, kernel])
     if eqn.params["batch_group_count"] == 1:
         hints: list[Even | None] = [None] * len(out)
         hints[out[0]] = image.hints[batch]

@@ -75,7 +75,7 @@ def test_faults_are_told(mesh):
         halo_exchange(x, 1, 1)
     with pytest.raises(ShardingError, match=r"width -1 is .*; mode 'odd' .*; axis 2 is none"):
         halo_exchange(x, -1, 2, "odd")
-    with pytest.raises(ShardingError, match=r"inside jax.jit a value does not tell"):
+    with pytest.raises(ShardingError, match=r"inside jax.jit a value has no sharding"):
         jax.jit(lambda x: halo_exchange(x, 1, 0))(under_auto(x))  # a type would tell
     with pytest.raises(TypeError, match="got ndarray"):
         halo_exchange(np.ones(8), 1, 0)

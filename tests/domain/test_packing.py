@@ -157,7 +157,7 @@ def test_shapes_that_do_not_fit(mesh, spec, shapes, fault):
         (P("y"), (5, 2, 7, 5), "axis 0 is given 19 elements, and has 18"),
         (P("y"), (9, 9), "axis 0 is given 2 sizes for its 4 blocks"),
         (P("y"), (-1, 9, 9, 1), "sizes below 0"),
-        (P("y"), ((5, 2, 7, 4),), "1 entries are given for 2 axes"),
+        (P("y"), ((5, 2, 7, 4),), "1 entries for 2 axes"),
         (P("y", "x"), (5, 2, 7, 4), "2 axes are split, so sizes"),
         (P("y"), (None, (1, 2)), "axis 1 is given sizes, and no mesh axis splits it"),
         (P("y"), {3: (1, 2)}, "there is no axis 3"),
@@ -181,5 +181,5 @@ def test_what_is_refused(line):
         iso.shard([X], line, P("x"), uneven="pad", sizes=(5, 2, 7, 4))
     with pytest.raises(SpecError, match="no mesh axis is called 'z'"):
         iso.shard([X, X], line, P("z"), uneven="pad")
-    with pytest.raises(ShardingError, match="is on no mesh that is known here"):
+    with pytest.raises(ShardingError, match="has no known mesh"):
         iso.domain.repack(UnevenArray(jnp.zeros(4), (3,), ((1, 2),)), (2, 1))

@@ -115,7 +115,7 @@ def _made(arrays: Sequence[Any], frames: Sequence[Frame]) -> list[Value]:
 
 
 def _laid(values: Sequence[Value], frames: Sequence[Frame]) -> list[Any]:
-    return [value.laid(own.splits).array for value, own in zip(values, frames, strict=False)]
+    return [value.with_splits(own.splits).array for value, own in zip(values, frames, strict=False)]
 
 
 def _shapes(values: Sequence[Value]) -> list[Any]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from isoshard.core.blocks.block_values import Value, aligned, joint_hints
-from isoshard.core.blocks.interpreting import bind, rule, run_whole
+from isoshard.core.blocks.interpreting import bind, rule, run_unpacked
 from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 _ONE = """abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj copy copy_p
@@ -39,7 +39,7 @@ def elementwise(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 def bits(eqn: JaxprEqn, values: list[Value]) -> Sequence[Value]:
     """Bits read as another dtype; one of another width gains or loses an axis."""
     same = values[0].array.dtype.itemsize == eqn.params["new_dtype"].itemsize
-    return elementwise(eqn, values) if same else run_whole(eqn, values)
+    return elementwise(eqn, values) if same else run_unpacked(eqn, values)
 
 
 @rule("optimization_barrier")
@@ -47,6 +47,6 @@ def barrier(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Each operand as it is."""
     found = bind(eqn, [value.array for value in values])
     return [
-        dataclasses.replace(value, array=array, cut_from=())
+        dataclasses.replace(value, array=array, sliced_from=())
         for array, value in zip(found, values, strict=True)
     ]

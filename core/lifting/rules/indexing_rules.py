@@ -25,9 +25,9 @@ def gather(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         if sizes[axis] == operand.shape[axis] and axis not in numbers.start_index_map
     ]
     part = [axis for axis in range(len(sizes)) if axis not in kept]
-    operand = operand.hinted(but(operand.hints, part)).whole(part)
+    operand = operand.hinted(but(operand.hints, part)).unpacked(part)
     last = len(indices.splits) - 1
-    indices = indices.whole([*numbers.start_indices_batching_dims, last])
+    indices = indices.unpacked([*numbers.start_indices_batching_dims, last])
     rank = last + len(windows)
     sources = dict(zip(numbers.offset_dims, [(0, axis) for axis in windows], strict=True))
     others = [axis for axis in range(rank) if axis not in sources]
@@ -35,8 +35,8 @@ def gather(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     splits = joint([[_split_of(operand, indices, sources[axis])] for axis in range(rank)])
     placed = [sources[axis] for axis in range(rank)]
     lost = [sources[axis] for axis in range(rank) if splits[axis] is None]
-    operand = operand.whole([axis for side, axis in lost if side == 0])
-    indices = indices.whole([axis for side, axis in lost if side == 1]).with_zeros()
+    operand = operand.unpacked([axis for side, axis in lost if side == 0])
+    indices = indices.unpacked([axis for side, axis in lost if side == 1]).with_zeros()
     sizes = tuple(
         size if split is None else split.padded
         for size, split in zip(sizes, operand.splits, strict=True)
@@ -70,7 +70,11 @@ def scatter(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     below: list[AxisSplit | None] = [None] * len(updates.splits)
     for axis, to in pairs.items():
         below[to] = splits[axis]
-    arrays = [operand.laid(splits).array, indices.whole().array, updates.laid(below).array]
+    arrays = [
+        operand.with_splits(splits).array,
+        indices.unpacked().array,
+        updates.with_splits(below).array,
+    ]
     (array,) = bind(eqn, arrays)
     hints = but(operand.hints, [a for a in range(len(operand.splits)) if a not in pairs])
     value = Value(array, splits, hints=hints)

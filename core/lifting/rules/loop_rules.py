@@ -21,7 +21,7 @@ def scan(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     params = eqn.params
     consts, carried, given = _parts(values, scan_counts(params))
     scanned = next((value.splits[0] for value in given if value.splits[0]), None)
-    given = [value.whole([0]) for value in given]
+    given = [value.unpacked([0]) for value in given]
     inner = [Frame(value.splits[1:], value.hints[1:]) for value in given]
     rows_of = [
         own.of(jax.ShapeDtypeStruct(value.array.shape[1:], value.array.dtype))
@@ -96,7 +96,7 @@ def cond(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
             for a, b in zip(results, other, strict=True)
         ]
     runs = [on_arrays(branch, _frames(operands), results) for branch in branches]
-    made = lax.switch(which.whole().array, runs, *(value.array for value in operands))
+    made = lax.switch(which.unpacked().array, runs, *(value.array for value in operands))
     return [own.of(x) for x, own in zip(made, results, strict=True)]
 
 
@@ -117,7 +117,7 @@ def _settle(
         for value, own in zip(settled, after(settled), strict=True)
     ]
     while wanted != _splits(settled):
-        settled = [value.laid(own) for value, own in zip(settled, wanted, strict=True)]
+        settled = [value.with_splits(own) for value, own in zip(settled, wanted, strict=True)]
         pairs = zip(settled, after(settled), strict=True)
         wanted = [agreeing(value.splits, own) for value, own in pairs]
     return settled

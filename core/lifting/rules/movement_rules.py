@@ -43,14 +43,14 @@ def cut(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
             value = _moved(value, axis, at_home(split, -start[axis], count), -start[axis])
             start[axis], limit[axis] = 0, count
         else:
-            value = value.whole([axis])
+            value = value.unpacked([axis])
     (array,) = bind(
         eqn, [value.array], start_indices=tuple(start), limit_indices=_padded(limit, value.splits)
     )
     aval: Any = eqn.outvars[0].aval
     sizes = aval.shape
     hints = but(value.hints, [axis for axis, size in enumerate(sizes) if size != value.shape[axis]])
-    return [Value(array, value.splits, value.clean, cut_from=tuple(cut_from), hints=hints)]
+    return [Value(array, value.splits, value.clean, sliced_from=tuple(cut_from), hints=hints)]
 
 
 @rule("pad")
@@ -66,13 +66,13 @@ def pad(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
             continue
         count = split.extent + low + high
         if between or not movable(split, split) or count <= 0:
-            value = value.whole([axis])
+            value = value.unpacked([axis])
             continue
         after = at_home(split, low, count)
         value = _moved(value, axis, after, low)
         widths[axis] = (0, 0, 0)
         rows = np.zeros(after.padded, int)
-        rows[after.places()] = np.arange(count) - low
+        rows[after.positions()] = np.arange(count) - low
         line = ((rows < 0) | (rows >= split.extent)) & after.valid()
         outside = outside | _line(line, axis, len(widths))
     (array,) = bind(eqn, [value.array, fill.array], padding_config=tuple(widths))
@@ -89,13 +89,13 @@ def concatenate(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     axis = eqn.params["dimension"]
     filled = [value for value in values if value.shape[axis]]
     if len(filled) == 1:
-        return [dataclasses.replace(filled[0], cut_from=())]
+        return [dataclasses.replace(filled[0], sliced_from=())]
     count = sum(value.shape[axis] for value in values)
     hints = but(joint_hints(values), [axis])
     split = _of_result(values, axis, count)
     splits = list(_common(values, axis))
     if split is None:
-        laid = [value.laid(splits) for value in values]
+        laid = [value.with_splits(splits) for value in values]
         (array,) = bind(eqn, [value.array for value in laid])
         clean = all(value.clean for value in laid)
         return [Value(array, tuple(splits), clean, hints=hints)]
@@ -103,7 +103,7 @@ def concatenate(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     found: Any = None
     begin = 0
     rows = np.full(split.padded, count)
-    rows[split.places()] = np.arange(count)
+    rows[split.positions()] = np.arange(count)
     for value in values:
         size = value.shape[axis]
         value = _laid_beside(value, axis, splits)
@@ -128,8 +128,8 @@ def updated(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         if split is not None:
             return [_written(value, update, axis, begin, split)]
     hints = but(joint_hints([value, update]), part)
-    (inner, update), splits = aligned([value.whole(part), update.whole(part)])
-    arrays = [inner.array, update.array, *(start.whole().array for start in starts)]
+    (inner, update), splits = aligned([value.unpacked(part), update.unpacked(part)])
+    arrays = [inner.array, update.array, *(start.unpacked().array for start in starts)]
     (array,) = bind(eqn, arrays)
     found = Value(array, splits, hints=hints)
     for axis in part:
@@ -159,11 +159,11 @@ def _written(value: Value, update: Value, axis: int, begin: int, split: AxisSpli
         None if at != axis and own and set(own.names) & set(split.names) else own
         for at, own in enumerate(splits)
     ]
-    value = value.laid(splits)
+    value = value.with_splits(splits)
     update = _laid_beside(update, axis, splits)
     piece = _put(update, axis, split, begin, count)
     rows = np.full(split.padded, -1)
-    rows[split.places()] = np.arange(count)
+    rows[split.positions()] = np.arange(count)
     here = _line((rows >= begin) & (rows < begin + size), axis, len(splits))
     array = jnp.where(here, piece, value.array)
     return Value(array, tuple(splits), hints=hints).with_zeros()
@@ -175,7 +175,7 @@ def split_apart(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     (value,) = values
     axis, sizes = eqn.params["axis"], eqn.params["sizes"]
     split, count = value.splits[axis], value.shape[axis]
-    inside = value if movable(split, split) else value.whole([axis])
+    inside = value if movable(split, split) else value.unpacked([axis])
     begins = np.cumsum((0, *sizes[:-1])).tolist()
     return [
         value if size == count else _part(inside, axis, begin, size)
@@ -203,7 +203,7 @@ def turned(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         if split is not None and movable(split, split):
             value = _moved(value, axis, split, 0, reverse=True)
         elif split is not None:
-            value = value.whole([axis])
+            value = value.unpacked([axis])
             (array,) = bind(eqn, [value.array], dimensions=(axis,))
             value = dataclasses.replace(value, array=array).packed(axis, split)
         else:
@@ -229,7 +229,7 @@ def _laid_beside(value: Value, axis: int, splits: Sequence[AxisSplit | None]) ->
     others = [split for at, split in enumerate(splits) if at != axis and split is not None]
     if own is not None and set(own.names) & {name for split in others for name in split.names}:
         own = None
-    return value.laid([own if at == axis else split for at, split in enumerate(splits)])
+    return value.with_splits([own if at == axis else split for at, split in enumerate(splits)])
 
 
 def _put(value: Value, axis: int, split: AxisSplit, begin: int, count: int) -> Any:
@@ -237,7 +237,7 @@ def _put(value: Value, axis: int, split: AxisSplit, begin: int, count: int) -> A
     before = value.splits[axis]
     if before is not None and movable(before, split):
         return move_axis(value.array, axis, before, split, begin)
-    value = value.whole([axis])
+    value = value.unpacked([axis])
     after = count - begin - value.shape[axis]
     pads = [(begin, after) if at == axis else (0, 0) for at in range(len(value.splits))]
     grown = Value(jnp.pad(value.array, pads), value.splits, value.clean, hints=value.hints)
@@ -246,7 +246,7 @@ def _put(value: Value, axis: int, split: AxisSplit, begin: int, count: int) -> A
 
 def _of_result(values: Sequence[Value], axis: int, count: int) -> AxisSplit | None:
     """The blocks of what is concatenated along an axis; None where it is to be whole."""
-    origins = [dict(value.cut_from).get(axis) for value in values]
+    origins = [dict(value.sliced_from).get(axis) for value in values]
     if origins[0] is not None and len(set(origins)) == 1 and origins[0].extent == count:
         return origins[0]
     begin, found = 0, None

@@ -62,7 +62,7 @@ def ordered(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     rank = len(values[0].splits)
     wanted = joint([[value.splits[axis] for value in values] for axis in range(rank)])
     hints = but(joint_hints(values), axes)
-    values, splits = aligned([value.whole(axes) for value in values])
+    values, splits = aligned([value.unpacked(axes) for value in values])
     arrays = bind(eqn, [value.array for value in values])
     found = [Value(array, splits, hints=hints) for array in arrays]
     return pack_like(found, [wanted[axis] if axis in axes else None for axis in range(rank)])

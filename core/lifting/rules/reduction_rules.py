@@ -10,7 +10,7 @@ import numpy as np
 
 from isoshard.core.blocks.block_values import Value, joint
 from isoshard.core.blocks.extremes import keeping_nan
-from isoshard.core.blocks.interpreting import bind, rule, run_whole
+from isoshard.core.blocks.interpreting import bind, rule, run_unpacked
 from isoshard.core.blocks.splits import valid_mask
 from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
@@ -34,7 +34,7 @@ def extreme(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     (value,) = values
     axes = eqn.params["axes"]
     if jnp.issubdtype(value.array.dtype, jnp.complexfloating):
-        value = value.whole(axes)  # nothing is beyond all complex numbers
+        value = value.unpacked(axes)  # nothing is beyond all complex numbers
     if valid_mask(value.splits, axes) is None:
         return [_reduced(value, axes, bind(eqn, [value.array])[0])]
     least = eqn.primitive.name == "reduce_min"
@@ -66,9 +66,9 @@ def position(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Where the extreme stands: along an axis in blocks, at the true shape."""
     (value,) = values
     axes = eqn.params["axes"]
-    value = value.whole(axes)
+    value = value.unpacked(axes)
     if not value.uneven:
-        return run_whole(eqn, [value])
+        return run_unpacked(eqn, [value])
     return [_reduced(value, axes, bind(eqn, [value.array])[0])]
 
 
@@ -87,8 +87,8 @@ def product(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         order += [(side, axis) for axis in range(len(value.splits)) if axis not in bound]
     splits = joint([[(left, right)[side].splits[axis]] for side, axis in order])
     lost = [place for place, split in zip(order, splits, strict=True) if split is None]
-    left = left.whole([axis for side, axis in lost if side == 0])
-    right = right.whole([axis for side, axis in lost if side == 1])
+    left = left.unpacked([axis for side, axis in lost if side == 0])
+    right = right.unpacked([axis for side, axis in lost if side == 1])
     left, right = left.with_zeros(), right.with_zeros()
     (array,) = bind(eqn, [left.array, right.array])
     hints = [(left, right)[side].hints[axis] for side, axis in order]

@@ -30,7 +30,7 @@ def broadcast(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """New axes; axes of one element are stretched."""
     value = values[0]
     shape, dims = list(eqn.params["shape"]), eqn.params["broadcast_dimensions"]
-    value = value.whole([axis for axis, to in enumerate(dims) if value.shape[axis] != shape[to]])
+    value = value.unpacked([axis for axis, to in enumerate(dims) if value.shape[axis] != shape[to]])
     splits: list[AxisSplit | None] = [None] * len(shape)
     for axis, to in enumerate(dims):
         splits[to] = value.splits[axis]
@@ -44,7 +44,7 @@ def squeeze(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Without axes of one element."""
     (value,) = values
     gone = eqn.params["dimensions"]
-    value = value.whole(gone)
+    value = value.unpacked(gone)
     (array,) = bind(eqn, [value.array])
     left = [axis for axis in range(len(value.splits)) if axis not in gone]
     return [_carried(value, array, enumerate(left))]
@@ -67,7 +67,7 @@ def unstack(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Without an axis, a result for each of its elements (from JAX 0.11 on)."""
     (value,) = values
     gone = eqn.params["axis"]
-    value = value.whole([gone])
+    value = value.unpacked([gone])
     left = [axis for axis in range(len(value.splits)) if axis != gone]
     return [_carried(value, array, enumerate(left)) for array in bind(eqn, [value.array])]
 
@@ -84,7 +84,9 @@ def reshape(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     in_order = eqn.params.get("dimensions") is None
     kept = dict(_kept_axes(value.shape, want)) if in_order else {}
     scaled = _scaled_axes(value, want, kept) if in_order else {}
-    value = value.whole([axis for axis in range(len(value.splits)) if axis not in {*kept, *scaled}])
+    value = value.unpacked(
+        [axis for axis in range(len(value.splits)) if axis not in {*kept, *scaled}]
+    )
     splits: list[AxisSplit | None] = [None] * len(want)
     for axis, to in kept.items():
         splits[to] = value.splits[axis]
@@ -101,8 +103,8 @@ def dynamic_cut(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     value, *starts = values
     sizes = eqn.params["slice_sizes"]
     part = [a for a, size in enumerate(sizes) if size != value.shape[a]]
-    value = value.whole(part)
-    arrays = [value.array, *(start.whole().array for start in starts)]
+    value = value.unpacked(part)
+    arrays = [value.array, *(start.unpacked().array for start in starts)]
     (array,) = bind(eqn, arrays, slice_sizes=_padded(sizes, value.splits))
     hints = but(value.hints, part)
     return [Value(array, value.splits, value.clean, hints=hints)]
