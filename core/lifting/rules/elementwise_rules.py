@@ -1,4 +1,4 @@
-"""Elementwise primitives: on the padded arrays; what comes of padding stays in padding."""
+"""Elementwise primitives: on the padded arrays; padding only affects padding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MORE = """add add_any and atan2 clamp complex div eq eq_to ge gt igamma igamma_
     le_to lt lt_to max min mul ne nextafter or polygamma polynomial pow
     regularized_incomplete_beta rem select_n shift_left shift_right_arithmetic
     shift_right_logical sub xor zeta"""
-# f(0) = 0: zeros in the padding stay zeros, and need no mask again.
+# f(0) = 0: zero padding remains zero, which saves a mask.
 _KEEP_ZEROS = frozenset(
     """abs asin asinh atan atanh bitcast_convert_type ceil conj convert_element_type copy copy_p erf
     erf_inv expm1 floor imag log1p name neg real reduce_precision round sign sin sinh sqrt square
@@ -27,7 +27,7 @@ _KEEP_ZEROS = frozenset(
 
 @rule(*_ONE.split(), *_MORE.split())
 def elementwise(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """One result per place, padding included."""
+    """One result per position, padding included."""
     hints = joint_hints(values)
     values, splits = aligned(values, broadcast=True)
     (array,) = bind(eqn, [value.array for value in values])
@@ -45,8 +45,8 @@ def bits(eqn: JaxprEqn, values: list[Value]) -> Sequence[Value]:
 @rule("optimization_barrier")
 def barrier(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Each operand as it is."""
-    found = bind(eqn, [value.array for value in values])
+    results = bind(eqn, [value.array for value in values])
     return [
         dataclasses.replace(value, array=array, sliced_from=())
-        for array, value in zip(found, values, strict=True)
+        for array, value in zip(results, values, strict=True)
     ]

@@ -1,9 +1,9 @@
-"""Slices, padding, concatenation and reversal: rows go where they belong.
+"""Slices, padding, concatenation and reversal, by moving rows between devices.
 
 No axis is gathered for it.
 
-What stays of an axis stays on its devices. What is concatenated is split as it was where its slices
-were cut; or as the operand that makes up more than half of it; or else as `torch.chunk` has it.
+Rows that remain do not move. A concatenated axis has the split of the one its slices came
+from; or of the operand with more than half of its rows; or else that of `torch.chunk`.
 Steps other than 1 take the axis out of its blocks.
 """
 
@@ -27,8 +27,8 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 
 @rule("slice")
-def cut(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Axes taken as a whole stay as they are; of others, the rows taken stay where they are."""
+def slice_rule(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """Axes sliced in full are unchanged; of others, the rows remain on their devices."""
     (value,) = values
     start, limit = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
     strides = eqn.params["strides"] or (1,) * len(start)
@@ -55,10 +55,10 @@ def cut(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
 @rule("pad")
 def pad(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Rows stay where they are; new ones join the nearest."""
+    """Rows remain on their devices; new ones join the nearest."""
     value, fill = values
-    given = [tuple(width) for width in eqn.params["padding_config"]]
-    widths = list(given)
+    config = [tuple(width) for width in eqn.params["padding_config"]]
+    widths = list(config)
     outside = np.False_
     for axis, (low, high, between) in enumerate(widths):
         split = value.splits[axis]
@@ -77,15 +77,15 @@ def pad(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         outside = outside | _line(line, axis, len(widths))
     (array,) = bind(eqn, [value.array, fill.array], padding_config=tuple(widths))
     if outside.any():
-        # Where several axes grow, those that are whole have their own fill already.
+        # Where several axes grow, the unsplit ones are filled already.
         array = jnp.where(outside, fill.array, array)
-    hints = but(value.hints, [axis for axis, width in enumerate(given) if width != (0, 0, 0)])
+    hints = but(value.hints, [axis for axis, width in enumerate(config) if width != (0, 0, 0)])
     return [Value(array, value.splits, hints=hints).with_zeros()]
 
 
 @rule("concatenate")
 def concatenate(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Each operand goes to its rows of the result."""
+    """Each operand moves to its rows of the result."""
     axis = eqn.params["dimension"]
     filled = [value for value in values if value.shape[axis]]
     if len(filled) == 1:
@@ -95,55 +95,55 @@ def concatenate(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     split = _of_result(values, axis, count)
     splits = list(_common(values, axis))
     if split is None:
-        laid = [value.with_splits(splits) for value in values]
-        (array,) = bind(eqn, [value.array for value in laid])
-        clean = all(value.clean for value in laid)
+        matched = [value.with_splits(splits) for value in values]
+        (array,) = bind(eqn, [value.array for value in matched])
+        clean = all(value.clean for value in matched)
         return [Value(array, tuple(splits), clean, hints=hints)]
     splits = [s if s is None or not set(s.names) & set(split.names) else None for s in splits]
-    found: Any = None
+    result: Any = None
     begin = 0
     rows = np.full(split.padded, count)
     rows[split.positions()] = np.arange(count)
     for value in values:
         size = value.shape[axis]
-        value = _laid_beside(value, axis, splits)
-        piece = _put(value, axis, split, begin, count)
-        here = _line(rows >= begin, axis, len(splits))
-        found = piece if found is None else jnp.where(here, piece, found)
+        value = _with_other_splits(value, axis, splits)
+        moved = _put(value, axis, split, begin, count)
+        from_value = _line(rows >= begin, axis, len(splits))
+        result = moved if result is None else jnp.where(from_value, moved, result)
         begin += size
     splits[axis] = split
-    return [Value(found, tuple(splits), hints=hints).placed().with_zeros()]
+    return [Value(result, tuple(splits), hints=hints).placed().with_zeros()]
 
 
 @rule("dynamic_update_slice")
 def updated(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Rows put at a known place go there; along other axes updated in part, at the true shape."""
+    """Rows at a static index are moved there; a dynamic index takes the unpacked axis."""
     value, update, *starts = values
-    part = [axis for axis, size in enumerate(update.shape) if size != value.shape[axis]]
-    if len(part) == 1 and not isinstance(starts[part[0]].array, jax.Array):
-        (axis,) = part
+    partial = [axis for axis, size in enumerate(update.shape) if size != value.shape[axis]]
+    if len(partial) == 1 and not isinstance(starts[partial[0]].array, jax.Array):
+        (axis,) = partial
         begin, size = int(np.asarray(starts[axis].array)), update.shape[axis]
         begin = min(max(begin, 0), value.shape[axis] - size)  # as XLA has it
         split = _of_update(value.splits[axis], update.splits[axis], begin, value.shape[axis])
         if split is not None:
             return [_written(value, update, axis, begin, split)]
-    hints = but(joint_hints([value, update]), part)
-    (inner, update), splits = aligned([value.unpacked(part), update.unpacked(part)])
+    hints = but(joint_hints([value, update]), partial)
+    (inner, update), splits = aligned([value.unpacked(partial), update.unpacked(partial)])
     arrays = [inner.array, update.array, *(start.unpacked().array for start in starts)]
     (array,) = bind(eqn, arrays)
-    found = Value(array, splits, hints=hints)
-    for axis in part:
+    result = Value(array, splits, hints=hints)
+    for axis in partial:
         split = value.splits[axis]
-        found = found if split is None else found.packed(axis, split)
-    return [found]
+        result = result if split is None else result.packed(axis, split)
+    return [result]
 
 
 def _of_update(
-    own: AxisSplit | None, of_update: AxisSplit | None, begin: int, count: int
+    axis_split: AxisSplit | None, of_update: AxisSplit | None, begin: int, count: int
 ) -> AxisSplit | None:
     """The blocks of an axis of which a slice is written; None where it is not to be in any."""
-    if own is not None:
-        return own if movable(own, own) else None
+    if axis_split is not None:
+        return axis_split if movable(axis_split, axis_split) else None
     if of_update is None or not movable(of_update, of_update) or 2 * of_update.extent <= count:
         return None
     return at_home(of_update, begin, count)
@@ -156,21 +156,23 @@ def _written(value: Value, update: Value, axis: int, begin: int, split: AxisSpli
     splits = list(joint([[a, b] for a, b in zip(value.splits, update.splits, strict=True)]))
     splits[axis] = split
     splits = [
-        None if at != axis and own and set(own.names) & set(split.names) else own
-        for at, own in enumerate(splits)
+        None
+        if at != axis and axis_split and set(axis_split.names) & set(split.names)
+        else axis_split
+        for at, axis_split in enumerate(splits)
     ]
     value = value.with_splits(splits)
-    update = _laid_beside(update, axis, splits)
-    piece = _put(update, axis, split, begin, count)
+    update = _with_other_splits(update, axis, splits)
+    moved = _put(update, axis, split, begin, count)
     rows = np.full(split.padded, -1)
     rows[split.positions()] = np.arange(count)
-    here = _line((rows >= begin) & (rows < begin + size), axis, len(splits))
-    array = jnp.where(here, piece, value.array)
+    is_updated = _line((rows >= begin) & (rows < begin + size), axis, len(splits))
+    array = jnp.where(is_updated, moved, value.array)
     return Value(array, tuple(splits), hints=hints).with_zeros()
 
 
 @rule("split")
-def split_apart(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+def split_rule(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """As slices that follow each other; empty ones are in no blocks."""
     (value,) = values
     axis, sizes = eqn.params["axis"], eqn.params["sizes"]
@@ -178,12 +180,12 @@ def split_apart(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     inside = value if movable(split, split) else value.unpacked([axis])
     begins = np.cumsum((0, *sizes[:-1])).tolist()
     return [
-        value if size == count else _part(inside, axis, begin, size)
+        value if size == count else _slice_at(inside, axis, begin, size)
         for begin, size in zip(begins, sizes, strict=True)
     ]
 
 
-def _part(value: Value, axis: int, begin: int, size: int) -> Value:
+def _slice_at(value: Value, axis: int, begin: int, size: int) -> Value:
     split = value.splits[axis]
     if split is not None and size:
         return _moved(value, axis, at_home(split, -begin, size), -begin)
@@ -223,13 +225,17 @@ def _moved(
     return Value(array, splits, value.clean or not others, hints=value.hints).placed()
 
 
-def _laid_beside(value: Value, axis: int, splits: Sequence[AxisSplit | None]) -> Value:
+def _with_other_splits(value: Value, axis: int, splits: Sequence[AxisSplit | None]) -> Value:
     """In the blocks of the other axes; along this in its own, if those leave its devices free."""
-    own = value.splits[axis]
+    axis_split = value.splits[axis]
     others = [split for at, split in enumerate(splits) if at != axis and split is not None]
-    if own is not None and set(own.names) & {name for split in others for name in split.names}:
-        own = None
-    return value.with_splits([own if at == axis else split for at, split in enumerate(splits)])
+    if axis_split is not None and set(axis_split.names) & {
+        name for split in others for name in split.names
+    }:
+        axis_split = None
+    return value.with_splits(
+        [axis_split if at == axis else split for at, split in enumerate(splits)]
+    )
 
 
 def _put(value: Value, axis: int, split: AxisSplit, begin: int, count: int) -> Any:
@@ -245,19 +251,19 @@ def _put(value: Value, axis: int, split: AxisSplit, begin: int, count: int) -> A
 
 
 def _of_result(values: Sequence[Value], axis: int, count: int) -> AxisSplit | None:
-    """The blocks of what is concatenated along an axis; None where it is to be whole."""
+    """The blocks of what is concatenated along an axis; None where it is to be not split."""
     origins = [dict(value.sliced_from).get(axis) for value in values]
     if origins[0] is not None and len(set(origins)) == 1 and origins[0].extent == count:
         return origins[0]
-    begin, found = 0, None
+    begin, best = 0, None
     for value in values:
         split = value.splits[axis]
         if split is not None and movable(split, split):
             if 2 * split.extent > count:
                 return at_home(split, begin, count)
-            found = found or in_chunks(split, count)
+            best = best or in_chunks(split, count)
         begin += value.shape[axis]
-    return found
+    return best
 
 
 def _common(values: Sequence[Value], axis: int) -> tuple[AxisSplit | None, ...]:

@@ -51,19 +51,19 @@ def extreme(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
     @best.defjvp
     def best_jvp(primals: Any, tangents: Any) -> Any:
-        found = best(primals[0])
+        result = best(primals[0])
         valid: Any = valid_mask(value.splits, axes)
-        at = (primals[0] == jnp.expand_dims(found, axes)) & valid
-        shares = at / jnp.sum(at, axes, keepdims=True).astype(found.dtype)
-        changes = jnp.where(valid, tangents[0], 0) * jnp.where(valid, shares, 0)
-        return found, jnp.sum(changes, axes)
+        at = (primals[0] == jnp.expand_dims(result, axes)) & valid
+        shares = at / jnp.sum(at, axes, keepdims=True).astype(result.dtype)
+        tangent = jnp.where(valid, tangents[0], 0) * jnp.where(valid, shares, 0)
+        return result, jnp.sum(tangent, axes)
 
     return [_reduced(value, axes, best(value.array))]
 
 
 @rule("argmax", "argmin")
 def position(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Where the extreme stands: along an axis in blocks, at the true shape."""
+    """The index of an extreme: an axis in blocks is unpacked."""
     (value,) = values
     axes = eqn.params["axes"]
     value = value.unpacked(axes)
@@ -86,7 +86,7 @@ def product(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     for side, value, bound in ((0, left, left_dims), (1, right, right_dims)):
         order += [(side, axis) for axis in range(len(value.splits)) if axis not in bound]
     splits = joint([[(left, right)[side].splits[axis]] for side, axis in order])
-    lost = [place for place, split in zip(order, splits, strict=True) if split is None]
+    lost = [source for source, split in zip(order, splits, strict=True) if split is None]
     left = left.unpacked([axis for side, axis in lost if side == 0])
     right = right.unpacked([axis for side, axis in lost if side == 1])
     left, right = left.with_zeros(), right.with_zeros()
@@ -104,7 +104,7 @@ def _reduced(value: Value, axes: tuple[int, ...], array: Any) -> Value:
 
 
 def _lowest(dtype: Any, *, highest: bool) -> Any:
-    """What no element is below, or above."""
+    """The lower, or upper, bound of a dtype."""
     if jnp.issubdtype(dtype, jnp.floating):
         beyond = np.asarray(np.inf if highest else -np.inf).astype(dtype)
         if np.isinf(beyond):
