@@ -51,6 +51,24 @@ CALLS = {
 """With those of functions that have a derivative of their own."""
 
 
+ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
+    clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf
+    erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow
+    is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul ne neg nextafter not
+    one_minus_square or polygamma polynomial population_count pow real reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
+    shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
+    """.split()
+)
+"""Primitives whose result at a position depends on the operands at that position alone.
+
+Scalar operands broadcast. An axis of the result is that axis of every operand: what `core/lifting`,
+the planner's propagation and the checks of ONNX models build on.
+"""
+
+
 def is_jaxpr(value: Any) -> bool:
     """Whether a value, such as a parameter of an equation, is a jaxpr, closed or not.
 

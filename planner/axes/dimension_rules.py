@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
-from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened
+from isoshard.core.runtime.jaxprs import CALLS, ELEMENTWISE, jaxprs_inside, opened
 
 from . import contracted_dimensions as contracted
 from . import indexed_dimensions as indexed
@@ -35,18 +35,10 @@ from .factors import DimensionRule, Factors, Shape
 RuleOf = Callable[[Factors, Mapping[str, Any]], DimensionRule]
 """Makes the rule of one equation from its shapes and parameters."""
 
-_ELEMENTWISE = frozenset(
+_ELEMENTWISE = ELEMENTWISE | frozenset(
     (
-        "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt "
-        "ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq "
-        "eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag "
-        "integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi "
-        "ne neg nextafter not one_minus_square or polygamma polynomial population_count pow "
-        "random_fold_in random_gamma real "
-        "reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left "
-        "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub "
-        "tan tanh threefry2x32 xor zeta pvary reduced_vary_cast vary_unreduced_cast "
-        "random_gamma_grad is_not_a_number symbolic_zeros"
+        "is_not_a_number mulhi pvary random_fold_in random_gamma random_gamma_grad "
+        "reduced_vary_cast symbolic_zeros threefry2x32 vary_unreduced_cast"
     ).split()
 )
 
