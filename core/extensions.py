@@ -66,9 +66,9 @@ class ExtensionPoint:
 
 # Operators on split axes, by `domain`: by halos where blocks are equal, block by block where not.
 by_halos = ExtensionPoint("by_halos", "A window operator on split axes, by halo exchange.")
-slope_by_halos = ExtensionPoint("slope_by_halos", "The input's cotangent of `by_halos`.")
-operand_slope_by_halos = ExtensionPoint(
-    "operand_slope_by_halos", "The kernel's cotangent of `by_halos`."
+cotangent_by_halos = ExtensionPoint("cotangent_by_halos", "The input's cotangent of `by_halos`.")
+operand_cotangent_by_halos = ExtensionPoint(
+    "operand_cotangent_by_halos", "The kernel's cotangent of `by_halos`."
 )
 conv_operator = ExtensionPoint("conv_operator", "A convolution for `by_halos`.")
 transposed_operator = ExtensionPoint("transposed_operator", "A transposed one for `by_halos`.")
@@ -81,7 +81,7 @@ block_interpolate = ExtensionPoint("block_interpolate", "Resizing of arrays in b
 block_max_pool = ExtensionPoint("block_max_pool", "Max pooling of arrays in blocks.")
 block_avg_pool = ExtensionPoint("block_avg_pool", "Average pooling of arrays in blocks.")
 block_pad = ExtensionPoint("block_pad", "Padding of arrays in blocks.")
-run_where_split = ExtensionPoint("run_where_split", "A cumulative operator along a split axis.")
+scan_where_split = ExtensionPoint("scan_where_split", "A cumulative operator along a split axis.")
 split_fft = ExtensionPoint("split_fft", "A Fourier transform that may be along split axes.")
 partitioned_attention = ExtensionPoint(
     "partitioned_attention", "Attention's static arguments; called, it is partitioned."
@@ -101,8 +101,8 @@ traced_flax_step = ExtensionPoint("traced_flax_step", "A step of Flax, traced wi
 traced_train_step = ExtensionPoint("traced_train_step", "A `training_step`, likewise.")
 marked_modules = ExtensionPoint("marked_modules", "Context that names modules' outputs.")
 traced_torch_step = ExtensionPoint("traced_torch_step", "A step of torch, likewise.")
-lay_out_step = ExtensionPoint("lay_out_step", "Shardings found for a step at its first call.")
-found_plan = ExtensionPoint("found_plan", "What the search found for a module.")
+shard_step = ExtensionPoint("shard_step", "Shardings found for a step at its first call.")
+automatic_plan = ExtensionPoint("automatic_plan", "What the search found for a module.")
 
 POINTS: tuple[ExtensionPoint, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, ExtensionPoint)

@@ -7,10 +7,10 @@
 >>> y.tolist(), y.block_sizes
 ([0.0, 1.0, 3.0, 6.0, 10.0, 15.0], ((1, 2, 0, 3),))
 
-A verb needs to know how its arrays lie; `handlers.layouts` says what is known of a tensor. It is
-then recorded as any JAX function called from torch, with a gradient. On tensors in equal blocks it
-runs in the program as it is. Where blocks are padded, before or after, it is a function with two
-bodies (`in_blocks`): a program on blocks takes the one that takes `UnevenArray`s.
+A verb needs to know how its arrays are sharded; `torch_handlers.operand_layouts` reads it.
+It is then recorded as any JAX function called from torch, with a gradient. On tensors in equal
+blocks it runs in the program as it is. Where blocks are padded, before or after, it is a function
+with two bodies (`in_blocks`): a program on blocks takes the one that takes `UnevenArray`s.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isoshard.core.blocks.any_mesh import any_mesh
 from isoshard.core.blocks.array_layout import ArrayLayout
 from isoshard.core.blocks.block_layout import BlockLayout, lay_in_blocks
 from isoshard.core.blocks.interpreting import trace
-from isoshard.core.blocks.known_shardings import known_sharding_of, telling
+from isoshard.core.blocks.known_shardings import known_sharding_of, recorded_shardings
 from isoshard.core.blocks.packing import pack, unpack
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto, is_typed, on_mesh
@@ -41,53 +41,44 @@ from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.interop.calling_jax import TorchFunction
 from isoshard.torch_bridge.layout import marks
 
-from .torch_handlers.operand_layouts import read_layouts, said_on, typed_mesh
+from .torch_handlers.operand_layouts import layout_on, read_layouts, typed_mesh
 
-_KNOWN: Bounded[Any, tuple[TorchFunction, Any]] = Bounded(PROGRAMS, "domain: functions of tensors")
+_CACHE: Bounded[Any, tuple[TorchFunction, Any]] = Bounded(PROGRAMS, "domain: functions of tensors")
 
 
 def call(verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a verb of core's on tensors.
 
-    Args:
-        verb: of JAX arrays and `UnevenArray`s.
-        args: tensors, JAX arrays and constants, in trees.
-        kwargs: likewise.
-
-    Returns:
-        What the verb gives, with tensors for arrays. A tensor whose layout nobody has said is
-        computed at this point.
-
     Raises:
-        ShardingError: tensors lie on several meshes; a layout cannot be known here; or whatever the
+        ShardingError: tensors are on several meshes; a sharding is unknown; or whatever the
             verb raises.
     """
     leaves, structure = jax.tree.flatten((args, kwargs))
-    given = next(filter(None, map(_typed_mesh, leaves)), None)
+    explicit_mesh = next(filter(None, map(_typed_mesh, leaves)), None)
     leaves = [_under_auto(leaf) for leaf in leaves]
     at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) or _is_data(leaf)]
     tensors = [_tensor(leaves[n]) for n in at]
-    laid, _ = read_layouts([(f"tensor {n}",) for n in range(len(at))], tensors, verb.__name__)
-    if not any(map(_on_mesh, laid)) and kwargs.get("mesh") is None:
+    layouts, _ = read_layouts([(f"tensor {n}",) for n in range(len(at))], tensors, verb.__name__)
+    if not any(map(_on_mesh, layouts)) and kwargs.get("mesh") is None:
         raise ShardingError(
-            f"{verb.__name__}: these tensors lie on no mesh; lay them out with isoshard.shard(x, "
-            "mesh, spec), or say how they shall lie: mesh=.., spec=.."
+            f"{verb.__name__}: these tensors are on no mesh; shard them with isoshard.shard(x, "
+            "mesh, spec), or pass mesh=.., spec=.."
         )
     rest = [n for n in range(len(leaves)) if n not in at]
     avals = tuple((tuple(t.shape), t.dtype) for t in tensors)
     fixed = tuple(_key(leaves[n]) for n in rest)
-    key = (verb, structure, tuple(at), tuple(laid), avals, fixed)
-    known = _KNOWN.get(key)
-    if known is None:
-        calling = _Calling(verb, structure, tuple(at), tuple(laid), leaves)
-        known = _KNOWN[key] = calling.function(tensors)
-    function, results = known
-    found, tree = jax.tree.flatten(function(*tensors))
-    typed = given or typed_mesh(tensors)
-    for one, layout in zip(found, results, strict=True):
-        if isinstance(layout, BlockLayout) or (layout is not None and given is not None):
-            marks.lies(one, said_on(layout, typed))
-    return jax.tree.unflatten(tree, found)
+    key = (verb, structure, tuple(at), tuple(layouts), avals, fixed)
+    cached = _CACHE.get(key)
+    if cached is None:
+        calling = _Calling(verb, structure, tuple(at), tuple(layouts), leaves)
+        cached = _CACHE[key] = calling.function(tensors)
+    function, results = cached
+    outputs, tree = jax.tree.flatten(function(*tensors))
+    typed = explicit_mesh or typed_mesh(tensors)
+    for output, layout in zip(outputs, results, strict=True):
+        if isinstance(layout, BlockLayout) or (layout is not None and explicit_mesh is not None):
+            marks.lies(output, layout_on(layout, typed))
+    return jax.tree.unflatten(tree, outputs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,71 +89,73 @@ class _Calling:
         verb: see `call`.
         structure: of its arguments.
         at: which leaves are tensors.
-        laid: how those lie.
+        layouts: of those.
         leaves: all of them.
     """
 
     verb: Callable[..., Any]
     structure: Any
     at: tuple[int, ...]
-    laid: tuple[ArrayLayout, ...]
+    layouts: tuple[ArrayLayout, ...]
     leaves: Sequence[Any]
 
     def function(self, tensors: Sequence[torch.Tensor]) -> tuple[TorchFunction, list[Any]]:
-        """The verb as a torch function, and the layouts of its results so far as it tells them."""
+        """The verb as a torch function, and the shardings of its results where it records them."""
         shapes = [
             jax.ShapeDtypeStruct(tuple(tensor.shape), physical_dtype(tensor.dtype))
             for tensor in tensors
         ]
         padded = [
             jax.ShapeDtypeStruct(layout.buffer if layout.uneven else shape.shape, shape.dtype)
-            for layout, shape in zip(self.laid, shapes, strict=True)
+            for layout, shape in zip(self.layouts, shapes, strict=True)
         ]
         results: list[Any] = []
 
-        def tell(*arrays: Any) -> Any:
+        def probe(*arrays: Any) -> Any:
             return self._on_blocks(*self._entered(arrays), results=results)
 
         with jax.enable_x64(True):
-            jax.eval_shape(tell, *padded)
-        name, uneven = self.verb.__name__, any(layout.uneven for layout in self.laid)
+            jax.eval_shape(probe, *padded)
+        name, uneven = self.verb.__name__, any(layout.uneven for layout in self.layouts)
         if not uneven and not any(isinstance(layout, BlockLayout) for layout in results):
             return TorchFunction(self._on_blocks, name, wide=True), results
         return TorchFunction(self._with_two_bodies(shapes), name, wide=True), results
 
     def _on_blocks(self, *operands: Any, results: list[Any] | None = None) -> Any:
-        """The verb of arrays that lie as was said, and of `UnevenArray`s; fills in `results`."""
+        """The verb of arrays with the declared shardings, or `UnevenArray`s; fills in `results`."""
         leaves = list(self.leaves)
         for n, operand in zip(self.at, operands, strict=True):
             leaves[n] = operand
         args, kwargs = jax.tree.unflatten(self.structure, leaves)
-        told = [
+        shardings = [
             (operand, layout.sharding)
-            for operand, layout in zip(operands, self.laid, strict=True)
+            for operand, layout in zip(operands, self.layouts, strict=True)
             if not is_uneven(operand) and _on_mesh(layout)
         ]
-        with telling(told):
-            made = any_mesh(self.verb)(*args, **kwargs)
+        with recorded_shardings(shardings):
+            outputs = any_mesh(self.verb)(*args, **kwargs)
             if results is not None:
-                results[:] = map(_layout, jax.tree.leaves(made, is_leaf=is_uneven))
-            return made
+                results[:] = map(_layout, jax.tree.leaves(outputs, is_leaf=is_uneven))
+            return outputs
 
     def _entered(self, arrays: Sequence[Any]) -> list[Any]:
         return [
             layout.wrap(array, layout.shape, _valid(layout)) if layout.uneven else array
-            for array, layout in zip(arrays, self.laid, strict=True)
+            for array, layout in zip(arrays, self.layouts, strict=True)
         ]
 
     def _with_two_bodies(self, shapes: Sequence[Any]) -> Callable[..., Any]:
-        even = [_blocks(layout) for layout in self.laid]
+        even = [_blocks(layout) for layout in self.layouts]
 
-        def whole(*arrays: Any) -> Any:
-            made = self._on_blocks(*map(_packed, arrays, self.laid))
-            return jax.tree.map(lambda x: unpack(x) if is_uneven(x) else x, made, is_leaf=is_uneven)
+        def unsharded(*arrays: Any) -> Any:
+            outputs = self._on_blocks(*map(_packed, arrays, self.layouts))
+            return jax.tree.map(
+                lambda x: unpack(x) if is_uneven(x) else x, outputs, is_leaf=is_uneven
+            )
 
         def rule(*operands: Any) -> Any:
-            if not all(map(_lies_so, operands, self.laid)):
-                return NotImplemented  # it lies otherwise in this program than was said
+            if not all(map(_matches, operands, self.layouts)):
+                return NotImplemented  # this program has it in another sharding
             return self._on_blocks(*self._entered([padded_of(operand) for operand in operands]))
 
         def run(*arrays: Any) -> Any:
@@ -170,7 +163,7 @@ class _Calling:
                 array if layout is None else lay_in_blocks(array, layout)
                 for array, layout in zip(arrays, even, strict=True)
             ]
-            closed, tree = trace(in_blocks(whole, rule), shapes)
+            closed, tree = trace(in_blocks(unsharded, rule), shapes)
             return jax.tree.unflatten(tree, jaxpr_as_fun(closed)(*placed))
 
         return run
@@ -191,12 +184,12 @@ def _packed(array: Any, layout: ArrayLayout) -> Any:
     return pack(array, layout.mesh, layout.sharding, _valid(layout)) if layout.uneven else array
 
 
-def _lies_so(operand: Any, layout: ArrayLayout) -> bool:
+def _matches(operand: Any, layout: ArrayLayout) -> bool:
     if not is_uneven(operand):
         return not layout.uneven
     sizes = zip(operand.sizes, layout.sizes, strict=True)
     padded = tuple(operand.array.shape) == layout.buffer
-    return padded and all(have is None or have == said for have, said in sizes)
+    return padded and all(have is None or have == declared for have, declared in sizes)
 
 
 def _valid(layout: ArrayLayout) -> tuple[tuple[int, ...] | None, ...]:
@@ -204,7 +197,7 @@ def _valid(layout: ArrayLayout) -> tuple[tuple[int, ...] | None, ...]:
 
 
 def _blocks(layout: ArrayLayout) -> BlockLayout | None:
-    """Equal blocks as a layout with sizes, so that a program keeps them; None for a whole array."""
+    """Equal blocks as a layout with sizes, so that a program keeps them; None if replicated."""
     if not _on_mesh(layout) or not any(len(size) > 1 for size in layout.sizes):
         return None
     sizes = tuple(size if len(size) > 1 else None for size in layout.sizes)
@@ -222,7 +215,7 @@ def _layout(result: Any) -> Any:
 
 
 def _is_data(leaf: Any) -> bool:
-    """Whether it is a JAX array that torch can hold: any but a key."""
+    """Whether it is a JAX array that torch can represent: any but a key."""
     return isinstance(leaf, jax.Array) and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
@@ -231,5 +224,5 @@ def _tensor(leaf: Any) -> torch.Tensor:
 
 
 def _key(leaf: Any) -> Any:
-    """What tells constants apart: keys by identity (they are kept with the call), 1 and True."""
+    """The cache key of a constant: PRNG keys by identity (the call owns them); 1 is not True."""
     return id(leaf) if isinstance(leaf, jax.Array) else (type(leaf), leaf)

@@ -47,14 +47,6 @@ def traced_onnx_step(
 ) -> TracedStep:
     """Trace a model for a mesh, without its weights.
 
-    Args:
-        model: annotated, or not if there is a plan.
-        args: the inputs in the order of the file: arrays, or `jax.ShapeDtypeStruct`s; none at all
-            if the file says their shapes.
-        kwargs: inputs by name.
-        mesh: over devices that are here or described.
-        plan: annotates the model; None: its own annotations say how it lies.
-
     Raises:
         ModelError: an input does not fit, an operator cannot run, or the model has several stages,
             which run on devices of their own.

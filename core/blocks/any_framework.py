@@ -1,7 +1,7 @@
 """Verbs that take arrays of a framework as well: `iso.domain.knn(points, queries, 17)` of tensors.
 
 The verb is written for JAX. Where an argument belongs to a framework with a bridge, the framework
-calls it (`Framework.call`), as it calls any JAX function, and gives the layouts of its arrays.
+calls it (`Framework.call`), as it calls any JAX function, and passes the shardings of its arrays.
 
 >>> @any_framework
 ... def double(x):
@@ -23,27 +23,19 @@ from isoshard.core.frameworks import framework_of
 
 from .any_mesh import any_mesh
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
 
 _OURS = (jax.Array, np.ndarray, np.generic, int, float, complex, str, bool)
 
 
-def any_framework(verb: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Let a verb take arrays of other frameworks, and those on meshes of every axis type.
-
-    Args:
-        verb: of `jax.Array`s and `UnevenArray`s.
-
-    Returns:
-        The verb. With an array of a framework among its arguments its results are of that, and
-        gradients flow as the framework's do.
-    """
+def any_framework(verb: Callable[Params, Result]) -> Callable[Params, Result]:
+    """Let a verb take arrays of other frameworks, and those on meshes of every axis type."""
 
     of_arrays = any_mesh(verb)
 
     @functools.wraps(verb)
-    def called(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+    def called(*args: Params.args, **kwargs: Params.kwargs) -> Result:
         for leaf in jax.tree.leaves((args, kwargs)):
             framework = None if isinstance(leaf, _OURS) else framework_of(leaf)
             if framework is not None:

@@ -10,8 +10,8 @@
 >>> layout_of(uneven).sizes
 ((2, 0, 1, 2), (3,))
 
-Inside `jax.jit` a value on Auto axes does not tell its layout, so it has to be said again; an
-`UnevenArray` tells it there, too.
+Inside `jax.jit` a value on Auto axes has no sharding, so the caller passes it again; an
+`UnevenArray` has one there, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ArrayLayout:
         sizes: for each axis the valid rows of its blocks.
         blocks: for each axis the rows of each block, valid or not.
         uneven: whether the array is an `UnevenArray`.
-        open: the axes whose layout is not known; they are left to the compiler.
+        open: the axes of unknown sharding; they are left to the compiler.
     """
 
     mesh: Mesh
@@ -64,39 +64,41 @@ class ArrayLayout:
 
     @property
     def sharding(self) -> NamedSharding:
-        """The layout of the buffer."""
+        """The sharding of the buffer."""
         return self.sharding_but()
 
     def sharding_but(
         self, free: tuple[int, ...] = (), closed: tuple[int, ...] = ()
     ) -> NamedSharding:
-        """The layout of a buffer; free axes are left to the compiler, closed ones are not open."""
+        """The sharding of a buffer; free axes are left to the compiler, closed ones never are."""
         entries: list[Any] = [names or None for names in self.names]
         for axis in {*self.open, *free} - set(closed):
             entries[axis] = P.UNCONSTRAINED
         return NamedSharding(self.mesh, P(*entries))
 
     def opened(self, axes: Sequence[int]) -> ArrayLayout:
-        """The same without what is known of some axes that are not padded."""
+        """The same with some axes, unless padded, left to the compiler."""
         axes = [axis for axis in axes if not self.padded(axis)]
-        names = tuple(() if axis in axes else own for axis, own in enumerate(self.names))
+        names = tuple(() if axis in axes else split_by for axis, split_by in enumerate(self.names))
         sizes = tuple((sum(s),) if a in axes else s for a, s in enumerate(self.sizes))
         blocks = tuple(sum(s) if a in axes else self.blocks[a] for a, s in enumerate(self.sizes))
         free = tuple(sorted({*self.open, *axes}))
         return dataclasses.replace(self, names=names, sizes=sizes, blocks=blocks, open=free)
 
     def wrap(self, array: Any, shape: Sequence[int], sizes: Any) -> UnevenArray:
-        """An array of this layout; a traced one does not tell it."""
-        told = self.sharding if isinstance(array, Tracer) else None
-        return UnevenArray(array, shape, sizes, told)
+        """An array of this layout; a traced one needs its sharding recorded."""
+        sharding = self.sharding if isinstance(array, Tracer) else None
+        return UnevenArray(array, shape, sizes, sharding)
 
     def manual(self, free: tuple[int, ...] = ()) -> tuple[P, set[str]]:
-        """What `jax.shard_map` takes to run on the shards of all axes but the free ones.
+        """Specs and mesh axes for `jax.shard_map` over the shards of all axes but the free ones.
 
-        The compiler lays out by itself what is not named here; knowing less, it gathers a batch.
+        The compiler shards the other axes. Without these specs, it gathers a batch.
         """
-        kept = [() if axis in free else names for axis, names in enumerate(self.names)]
-        return P(*(names or None for names in kept)), {name for names in kept for name in names}
+        split_by = [() if axis in free else names for axis, names in enumerate(self.names)]
+        return P(*(names or None for names in split_by)), {
+            name for names in split_by for name in names
+        }
 
     @property
     def buffer(self) -> tuple[int, ...]:
@@ -114,17 +116,8 @@ def layout_of(
 ) -> ArrayLayout:
     """Find the layout of an array.
 
-    Args:
-        x: a jax.Array or an UnevenArray, also traced.
-        mesh: the mesh, if `x` is traced or shall be laid out anew.
-        spec: the spec, likewise; any spelling.
-        verb: what asks, for messages.
-
-    Returns:
-        The layout.
-
     Raises:
-        ShardingError: there is no layout to read, or an UnevenArray's sizes are not one for each
+        ShardingError: there is no sharding to read, or an UnevenArray's sizes are not one for each
             shard (UnevenError: an axis does not divide; SpecError: the spec does not fit).
         TypeError: `x` is no array of these kinds.
 
@@ -133,12 +126,12 @@ def layout_of(
         >>> layout_of(jnp.zeros(4), verb="halo_exchange")
         Traceback (most recent call last):
             ...
-        isoshard.core.errors.ShardingError: halo_exchange: an array of shape (4,) lies on one device; lay it out with iso.shard(x, mesh, spec), or say how it shall lie: mesh=.., spec=..
+        isoshard.core.errors.ShardingError: halo_exchange: an array of shape (4,) is on one device; shard it with iso.shard(x, mesh, spec), or pass mesh=.., spec=..
     """  # noqa: E501
     array = padded_of(x)
     if not isinstance(array, jax.Array):
         raise TypeError(
-            f"{verb} takes a jax.Array or an UnevenArray, given was {type(x).__name__}; lay it out "
+            f"{verb} takes a jax.Array or an UnevenArray, got {type(x).__name__}; shard it "
             "first: iso.shard(x, mesh, spec)"
         )
     sharding = _sharding(x, mesh, spec, verb)
@@ -147,17 +140,17 @@ def layout_of(
     names = tuple(map(axis_names, entries))
     names += ((),) * (array.ndim - len(names))
     counts = tuple(math.prod(grid.shape[name] for name in axes) for axes in names)
-    given = x.sizes if isinstance(x, UnevenArray) else (None,) * array.ndim
+    valid = x.sizes if isinstance(x, UnevenArray) else (None,) * array.ndim
     blocks = tuple(rows // count for rows, count in zip(array.shape, counts, strict=True))
-    faults: list[str] = []
+    errors: list[str] = []
     sizes = tuple(
-        block_sizes(f"axis {axis}", rows, count, size, faults)
-        for axis, (rows, count, size) in enumerate(zip(array.shape, counts, given, strict=True))
+        block_sizes(f"axis {axis}", rows, count, size, errors)
+        for axis, (rows, count, size) in enumerate(zip(array.shape, counts, valid, strict=True))
     )
-    if faults:
+    if errors:
         raise UnevenError(
-            f"{verb}: an array of shape {array.shape} does not lie as {sharding.spec}: "
-            f"{'; '.join(faults)}. Give an iso.UnevenArray with one size for each shard."
+            f"{verb}: an array of shape {array.shape} cannot be sharded as {sharding.spec}: "
+            f"{'; '.join(errors)}. Give an iso.UnevenArray with one size for each shard."
         )
     free = tuple(axis for axis, entry in enumerate(entries) if entry is P.UNCONSTRAINED)
     return ArrayLayout(grid, names, sizes, blocks, isinstance(x, UnevenArray), free)
@@ -166,13 +159,13 @@ def layout_of(
 def lifted(x: Any, mesh: Any, spec: Any) -> bool:
     """Whether `x` stands for an array of its shape in a function that is being lifted.
 
-    There an operator need not know the layout of `x`: it is found when the function is run.
+    There an operator needs no sharding of `x`: it is known when the function is run.
     """
     return recording() and isinstance(x, Tracer) and mesh is None and spec is None
 
 
-def whole_layout(shape: Sequence[int]) -> ArrayLayout:
-    """The layout of an array that no mesh axis splits, wherever it is."""
+def unsplit_layout(shape: Sequence[int]) -> ArrayLayout:
+    """The layout of an array that no mesh axis splits, on any devices."""
     empty = Mesh(np.empty((), object), ())
     sizes = tuple((int(size),) for size in shape)
     return ArrayLayout(empty, ((),) * len(sizes), sizes, tuple(map(sum, sizes)), False)
@@ -184,15 +177,15 @@ def _sharding(x: Any, mesh: Any, spec: Any, verb: str) -> NamedSharding:
     if spec is not None and mesh is not None:
         return named_sharding(spec, as_mesh(mesh, abstract=True), x.ndim, name=verb)
     if mesh is not None or spec is not None:
-        raise ShardingError(f"{verb}: mesh and spec are given together, or neither")
-    told = sharding_of(x)
-    if told is None:
+        raise ShardingError(f"{verb}: pass mesh and spec together, or neither")
+    sharding = sharding_of(x)
+    if sharding is None:
         raise ShardingError(
-            f"{verb}: inside jax.jit a value does not tell how it lies; say it: mesh=.., spec=.."
+            f"{verb}: inside jax.jit a value has no sharding; pass mesh=.., spec=.."
         )
-    if isinstance(told, NamedSharding):
-        return told
+    if isinstance(sharding, NamedSharding):
+        return sharding
     raise ShardingError(
-        f"{verb}: an array of shape {x.shape} lies on one device; lay it out with "
-        "iso.shard(x, mesh, spec), or say how it shall lie: mesh=.., spec=.."
+        f"{verb}: an array of shape {x.shape} is on one device; shard it with "
+        "iso.shard(x, mesh, spec), or pass mesh=.., spec=.."
     )

@@ -12,7 +12,7 @@
 >>> jax.jit(lambda x: move_axis(x, 0, before, before, reverse=True))(rows).tolist()
 [5, 4, 3, 2, 1, 0, 0, 0]
 
-Each device receives the rows it is to have, in one `ppermute` for each distance they come from.
+Each device receives its new rows, in one `ppermute` for each distance they come from.
 """
 
 from __future__ import annotations
@@ -46,37 +46,24 @@ def movable(before: AxisSplit | None, after: AxisSplit | None) -> bool:
 def move_axis(
     x: Any, axis: int, before: AxisSplit, after: AxisSplit, shift: int = 0, *, reverse: bool = False
 ) -> Any:
-    """Move the rows of an axis.
-
-    Args:
-        x: traced, with `before.padded` rows along the axis.
-        axis: which.
-        before: the blocks it is in.
-        after: the blocks of the result, `movable` there.
-        shift: the row of the result that the first row becomes.
-        reverse: whether the last row is taken first.
-
-    Returns:
-        The array with `after.padded` rows along the axis; zeros in the padding, and where a row is
-        asked for that does not exist.
-    """
+    """Move the rows of an axis."""
     begins = np.cumsum((0, *after.sizes[:-1])) - shift
     if reverse:
         begins = before.extent - begins - np.array(after.sizes)
     plan = plan_windows(
         before.sizes, tuple(map(int, begins)), after.sizes, "zero", max(before.block, 1)
     )
-    numbers = [plan.numbers]
+    tables = [plan.table]
     if reverse:
         order = np.array(after.sizes)[:, None] - 1 - np.arange(plan.width)
         index = np.maximum(order, 0).astype(np.int32)
         plan = dataclasses.replace(plan, index=index)
-        numbers.append(index)
+        tables.append(index)
     spec = P(*(before.names if at == axis else None for at in range(x.ndim)))
 
-    def shard(block: Any, numbers: list[Any]) -> Any:
-        index = numbers[1] if reverse else None
-        window = read_window(block, plan, numbers[0], index, axis, before.names)
+    def shard(block: Any, tables: list[Any]) -> Any:
+        index = tables[1] if reverse else None
+        window = read_window(block, plan, tables[0], index, axis, before.names)
         short = after.block - window.shape[axis]
         widths = [(0, short if at == axis else 0, 0) for at in range(window.ndim)]
         return lax.pad(window, jnp.zeros((), window.dtype), widths)
@@ -84,10 +71,10 @@ def move_axis(
     moved = jax.shard_map(
         shard,
         mesh=before.mesh,
-        in_specs=(spec, [P(before.names)] * len(numbers)),
+        in_specs=(spec, [P(before.names)] * len(tables)),
         out_specs=spec,
         axis_names=set(before.names),
-    )(x, numbers)
+    )(x, tables)
     return _cleared(moved, axis, after) if reverse else moved
 
 
@@ -113,7 +100,7 @@ def at_home(split: AxisSplit, before: int, count: int) -> AxisSplit:
 
 def in_chunks(split: AxisSplit, count: int) -> AxisSplit:
     """The blocks of `count` rows over the same devices, as `torch.chunk` makes them."""
-    parts = len(split.sizes)
-    block = -(-count // parts)
-    sizes = tuple(max(0, min(block, count - at * block)) for at in range(parts))
+    blocks = len(split.sizes)
+    block = -(-count // blocks)
+    sizes = tuple(max(0, min(block, count - at * block)) for at in range(blocks))
     return dataclasses.replace(split, sizes=sizes, block=block)

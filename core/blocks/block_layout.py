@@ -1,4 +1,4 @@
-"""`BlockLayout`: the layout of an `UnevenArray`, and how to ask for it.
+"""`BlockLayout`: the layout of an `UnevenArray`, and how to constrain one.
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -11,7 +11,7 @@ BlockLayout(P('x',), (6,) in (12,), sizes ((1, 2, 0, 3),))
 
 Inside a lifted function `lay_in_blocks` is what `with_sharding_constraint` is for equal blocks; the
 latter takes an axis out of its blocks, unless it leaves that axis unconstrained. Where nothing is
-lifted, `lay_in_blocks` does nothing: an array of the true shape has no padding to lay out.
+lifted, `lay_in_blocks` does nothing: an array of the true shape has no padding.
 
 >>> from isoshard.domain import lift
 >>> lift(lambda x, y: lay_in_blocks(x + y, layout))(rows, rows).sizes
@@ -79,14 +79,14 @@ class BlockLayout:
         """
         if not isinstance(u.layout, NamedSharding):
             raise ShardingError(
-                f"an UnevenArray of shape {u.shape} lies on no mesh that is known here; lay it "
-                "out: iso.reshard(u, spec, mesh)"
+                f"an UnevenArray of shape {u.shape} has no known mesh; shard "
+                "it: iso.reshard(u, spec, mesh)"
             )
         return BlockLayout(u.layout, u.shape, tuple(u.array.shape), u.sizes)
 
     @staticmethod
     def plan(shape: Sequence[int], mesh: Any, spec: Any, sizes: SizesLike = None) -> Named:
-        """The layout that a spec and sizes ask for.
+        """The layout of a spec and sizes.
 
         Args:
             shape: the true shape.
@@ -112,7 +112,7 @@ class BlockLayout:
         return BlockLayout(sharding, tuple(shape), padded, valid)
 
     def resharded(self, spec: Any, mesh: Any = None) -> Named:
-        """The layout that another spec asks for; sizes stay where there are as many blocks.
+        """The layout of another spec; sizes remain where there are as many blocks.
 
         Args:
             spec: any spelling of a spec.
@@ -144,7 +144,7 @@ class BlockLayout:
         return splits_over(self.sizes, self.padded, self.sharding)
 
     def alike(self, other: BlockLayout) -> bool:
-        """Whether an array of either layout has the same elements in the same places."""
+        """Whether an array of either layout has the same elements at the same positions."""
         blocks = (self.padded, self.sizes) == (other.padded, other.sizes)
         return blocks and same_layout(self.sharding, other.sharding, len(self.shape))
 
@@ -168,7 +168,7 @@ Layout = Sharding | BlockLayout
 
 
 def lay_out_in_blocks(x: Any, layout: Layout) -> Any:
-    """Lay a concrete array out, in blocks or not.
+    """Shard a concrete array, in blocks or not.
 
     Args:
         x: a NumPy array, a jax.Array of the true shape, or an UnevenArray. A NumPy array of 64
@@ -205,8 +205,8 @@ def lay_out_in_blocks(x: Any, layout: Layout) -> Any:
 def _check_shape(x: Any, layout: BlockLayout) -> None:
     if tuple(x.shape) != layout.shape:
         raise ShardingError(
-            f"a value of shape {x.shape} cannot lie in the blocks of shape {layout.shape}, sizes "
-            f"{layout.sizes}; give the layout of an array of its shape"
+            f"a value of shape {x.shape} cannot be in the blocks of shape {layout.shape}, sizes "
+            f"{layout.sizes}; pass the layout of an array of its shape"
         )
 
 
@@ -229,7 +229,7 @@ def without_padding(u: UnevenArray) -> np.ndarray:
         for size, extent in zip(u.sizes, u.array.shape, strict=True)
     )
     lines = [
-        np.arange(extent) if split is None else split.places()
+        np.arange(extent) if split is None else split.positions()
         for split, extent in zip(valid, u.shape, strict=True)
     ]
     return np.asarray(u.array)[np.ix_(*lines)]
@@ -243,8 +243,7 @@ def lay_in_blocks(x: Any, layout: Layout) -> Any:
         layout: a BlockLayout, or a NamedSharding for equal blocks.
 
     Returns:
-        The same value. Outside of lifted functions nothing is asked of the compiler for a
-        BlockLayout.
+        The same value. Outside of lifted functions a BlockLayout constrains nothing.
 
     Raises:
         ShardingError: the layout is of another shape.
@@ -259,41 +258,43 @@ def lay_in_blocks(x: Any, layout: Layout) -> Any:
         return constrain(x, layout)
     _check_shape(x, layout)
     sharding = on_mesh(layout.sharding, auto(layout.sharding.mesh))
-    return _lay_p.bind(x, layout=layout.on(sharding))
+    return _lay_in_blocks_p.bind(x, layout=layout.on(sharding))
 
 
-_lay_p = new_primitive(
+_lay_in_blocks_p = new_primitive(
     "lay_in_blocks",
     lambda x, *, layout: x,
     lambda x, *, layout: x.update(weak_type=False),
-    transpose=lambda cotangent, x, *, layout: [_lay_p.bind(cotangent, layout=layout)],
+    transpose=lambda cotangent, x, *, layout: [_lay_in_blocks_p.bind(cotangent, layout=layout)],
 )
 
 
 @rule("lay_in_blocks", always=True)
 def in_blocks(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """In the blocks asked for; their other axes are laid out as the layout says."""
+    """In the blocks of the layout; other axes have its sharding."""
     (value,) = values
     layout: BlockLayout = eqn.params["layout"]
-    found = value.laid(layout.splits)
-    array = jax.lax.with_sharding_constraint(found.array, layout.sharding)
+    result = value.with_splits(layout.splits)
+    array = jax.lax.with_sharding_constraint(result.array, layout.sharding)
     hints = hints_of(layout.sharding, len(layout.shape))
-    return [dataclasses.replace(found, array=array, hints=hints)]
+    return [dataclasses.replace(result, array=array, hints=hints)]
 
 
 @rule("sharding_constraint")
 def constrained(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """An axis that is constrained is taken out of its blocks; others stay."""
+    """A constrained axis is unpacked; others are unchanged."""
     (value,) = values
     sharding = eqn.params["sharding"]
     free = set(eqn.params["unconstrained_dims"])
     if isinstance(sharding, NamedSharding):
         spec = tuple(sharding.spec)
         free |= {axis for axis, entry in enumerate(spec) if entry is P.UNCONSTRAINED}
-    value = value.whole([axis for axis in range(len(value.splits)) if axis not in free])
+    value = value.unpacked([axis for axis in range(len(value.splits)) if axis not in free])
     (array,) = bind(eqn, [value.array])
-    told = hints_of(sharding, len(value.splits))
-    hints = [value.hints[axis] if axis in free else hint for axis, hint in enumerate(told)]
+    constraint_hints = hints_of(sharding, len(value.splits))
+    hints = [
+        value.hints[axis] if axis in free else hint for axis, hint in enumerate(constraint_hints)
+    ]
     return [dataclasses.replace(value, array=array, hints=tuple(hints))]
 
 
@@ -305,7 +306,7 @@ def resharded(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     if not is_typed(sharding.mesh):
         return values
     sharding = on_mesh(sharding, auto(sharding.mesh))
-    value = value.whole()
+    value = value.unpacked()
     array = jax.lax.with_sharding_constraint(value.array, sharding)
     hints = hints_of(sharding, len(value.splits))
     return [dataclasses.replace(value, array=array, hints=hints)]

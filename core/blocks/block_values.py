@@ -1,8 +1,8 @@
 """Values of a lifted function: arrays of which some axes are in blocks with padding.
 
 A `Value` has a true shape, the one that the function was traced with, and a padded one, that of its
-array. Two values meet when each axis has one split in both: `aligned` packs what is whole, repacks
-what is split otherwise, and never lets one mesh axis split two axes of a result.
+array. Two operands are compatible when each axis has one split in both: `aligned` packs unsplit
+axes, repacks those with another split, and never lets one mesh axis split two axes of a result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from .axis_moves import movable, move_axis
-from .hints import Hints, first_known, fitting, layout_told
+from .hints import Hints, first_hints, fitting, sharding_from
 from .splits import AxisSplit, constrain, pack_axis, unpack_axis, valid_mask
 
 Splits = tuple[AxisSplit | None, ...]
@@ -30,24 +30,24 @@ class Value:
     Attributes:
         array: of the padded shape.
         splits: one per axis; None for an axis that is not padded.
-        clean: whether the padding is known to hold zeros.
+        clean: whether the padding is known to be zero.
         fixed: whether it is a constant, to which no gradient flows.
-        cut_from: of an axis that is a slice of one in blocks, the axis and its split.
-        hints: one per axis: its layout if it is in no blocks; None if that is not known. What is
-            given is kept so far as it fits the splits.
+        sliced_from: of an axis that is a slice of one in blocks, the axis and its split.
+        hints: one per axis: its sharding if it is in no blocks; None if unknown. Those that
+            contradict the splits are dropped.
     """
 
     array: Any
     splits: Splits
     clean: bool = False
     fixed: bool = False
-    cut_from: tuple[tuple[int, AxisSplit], ...] = ()
+    sliced_from: tuple[tuple[int, AxisSplit], ...] = ()
     hints: Hints = ()
 
     def __post_init__(self) -> None:
         """Drop hints that do not fit."""
-        kept = fitting(self.hints, self.splits, np.shape(self.array))
-        object.__setattr__(self, "hints", kept)
+        hints = fitting(self.hints, self.splits, np.shape(self.array))
+        object.__setattr__(self, "hints", hints)
 
     @property
     def frame(self) -> Frame:
@@ -63,7 +63,7 @@ class Value:
 
     @property
     def dtype(self) -> Any:
-        """The dtype of the elements; numbers that a jaxpr holds have their own."""
+        """The dtype of the elements; literals of a jaxpr have their own."""
         return jnp.result_type(self.array)
 
     @property
@@ -83,12 +83,12 @@ class Value:
         array = jnp.where(mask, self.array, jnp.asarray(fill, self.array.dtype))
         return dataclasses.replace(self, array=array, clean=False)
 
-    def whole(self, axes: Iterable[int] | None = None) -> Value:
-        """The same with some axes, by default all, taken out of their blocks."""
-        wanted = range(len(self.splits)) if axes is None else set(axes)
+    def unpacked(self, axes: Iterable[int] | None = None) -> Value:
+        """The same with some axes, by default all, unpacked."""
+        selected = range(len(self.splits)) if axes is None else set(axes)
         array, splits = self.array, list(self.splits)
         for axis, split in enumerate(self.splits):
-            if split is not None and axis in wanted:
+            if split is not None and axis in selected:
                 array, splits[axis] = unpack_axis(array, axis, split), None
         return Value(array, tuple(splits), self.clean, self.fixed, hints=self.hints)
 
@@ -108,7 +108,7 @@ class Value:
         return Value(array, splits, clean, self.fixed, hints=value.hints)
 
     def spread(self, axis: int, split: AxisSplit) -> Value:
-        """The same with its one element along an axis repeated in the valid places of blocks."""
+        """The same with its one element along an axis repeated at the valid positions of blocks."""
         value = self._free_for(axis, split)
         shape = list(value.array.shape)
         shape[axis] = split.padded
@@ -117,9 +117,9 @@ class Value:
         grown = Value(array, splits, False, self.fixed, hints=value.hints)
         return grown if self.fixed else grown.filled(0, [axis])
 
-    def laid(self, splits: Sequence[AxisSplit | None]) -> Value:
-        """The same in just these blocks."""
-        value = self.whole([axis for axis, split in enumerate(splits) if split is None])
+    def with_splits(self, splits: Sequence[AxisSplit | None]) -> Value:
+        """The same with exactly these splits."""
+        value = self.unpacked([axis for axis, split in enumerate(splits) if split is None])
         for axis, split in enumerate(splits):
             value = value if split is None else value.packed(axis, split)
         return value
@@ -129,20 +129,20 @@ class Value:
         return dataclasses.replace(self, hints=hints)
 
     def placed(self) -> Value:
-        """The same, constrained to the layout of its splits and hints."""
-        told = layout_told(self.splits, self.hints, P.UNCONSTRAINED)
-        if told is None:
+        """The same, constrained to the sharding of its splits and hints."""
+        sharding = sharding_from(self.splits, self.hints, P.UNCONSTRAINED)
+        if sharding is None:
             return self
-        return dataclasses.replace(self, array=lax.with_sharding_constraint(self.array, told))
+        return dataclasses.replace(self, array=lax.with_sharding_constraint(self.array, sharding))
 
     def _free_for(self, axis: int, split: AxisSplit) -> Value:
-        """The same with an axis whole, and every other that the mesh axes of `split` divide."""
+        """The same with an axis unpacked, and every other that the mesh axes of `split` divide."""
         rivals = [
             at
             for at, other in enumerate(self.splits)
             if at == axis or (other is not None and set(other.names) & set(split.names))
         ]
-        return self.whole(rivals)
+        return self.unpacked(rivals)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,23 +163,16 @@ class Frame:
 
 
 def as_value(x: Any, *, fixed: bool = False) -> Value:
-    """A value that is whole along every axis."""
+    """A value that is unsplit along every axis."""
     return Value(x, (None,) * np.ndim(x), True, fixed)
 
 
 def joint(candidates: Sequence[Iterable[AxisSplit | None]]) -> Splits:
-    """The splits of a result: per axis the first there is, no mesh axis used twice.
-
-    Args:
-        candidates: per axis of the result, the splits of the operands there.
-
-    Returns:
-        One split or None per axis.
-    """
+    """The splits of a result: per axis the first there is, no mesh axis used twice."""
     used: set[str] = set()
     splits: list[AxisSplit | None] = []
-    for found in candidates:
-        free = (split for split in found if split is not None and not used & set(split.names))
+    for candidate in candidates:
+        free = (split for split in candidate if split is not None and not used & set(split.names))
         split = next(free, None)
         used |= set(split.names) if split else set()
         splits.append(split)
@@ -187,29 +180,14 @@ def joint(candidates: Sequence[Iterable[AxisSplit | None]]) -> Splits:
 
 
 def joint_hints(values: Sequence[Value]) -> Hints:
-    """The hints of a result that has the axes of some values: per axis the first there is.
-
-    Args:
-        values: numbers and axes of one element tell nothing of others.
-
-    Returns:
-        One entry per axis.
-    """
+    """The hints of a result that has the axes of some values: per axis the first there is."""
     rank = max(len(value.splits) for value in values)
     full = [value for value in values if len(value.splits) == rank]
-    return first_known([[value.hints[axis] for value in full] for axis in range(rank)])
+    return first_hints([[value.hints[axis] for value in full] for axis in range(rank)])
 
 
 def aligned(values: Sequence[Value], *, broadcast: bool = False) -> tuple[list[Value], Splits]:
-    """Give values of one rank the same splits along every axis.
-
-    Args:
-        values: whose true shapes agree, up to axes of size 1 if `broadcast`.
-        broadcast: whether axes of size 1 are stretched to those of the others.
-
-    Returns:
-        The values, and their common splits.
-    """
+    """Give values of one rank the same splits along every axis."""
     rank = max(len(value.splits) for value in values)
     full = [value for value in values if len(value.splits) == rank]
     extents = [
@@ -225,18 +203,18 @@ def aligned(values: Sequence[Value], *, broadcast: bool = False) -> tuple[list[V
 
 
 def _fit(value: Value, splits: Splits, extents: Sequence[int], broadcast: bool) -> Value:
-    if not value.splits and splits:  # a number
+    if not value.splits and splits:  # a scalar
         if value.fixed or not any(splits) or not _flows(value.array):
             return value
         ones = (1,) * len(splits)
         value = Value(jnp.reshape(value.array, ones), (None,) * len(splits), True)
     for axis, split in enumerate(splits):
         if broadcast and value.shape[axis] != extents[axis]:
-            value = value.whole([axis])
+            value = value.unpacked([axis])
             if split is not None and not value.fixed and _flows(value.array):
                 value = value.spread(axis, split)
         elif split is None:
-            value = value.whole([axis])
+            value = value.unpacked([axis])
         else:
             value = value.packed(axis, split)
     return value

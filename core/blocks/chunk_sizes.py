@@ -35,39 +35,36 @@ def plan_splits(
 
     Args:
         shape: true shape of the array.
-        sharding: its layout; axes need not divide.
+        sharding: of it; axes need not divide.
         sizes: how many elements each block has, where only one axis is split; or per axis None or
             that; or a mapping from axes. None is as `torch.chunk`.
         name: of the array, for messages.
 
-    Returns:
-        Per axis a `AxisSplit`, or None where nothing is padded.
-
     Raises:
         UnevenError: sizes do not sum to an axis, are not one per block, or are of an axis that is
-            not split; all faults in one message.
+            not split; all errors in one message.
     """
     mesh = auto(sharding.mesh)
     names = [axis_names(entry) for entry in sharding.spec]
     names += [()] * (len(shape) - len(names))
-    counts = [math.prod(mesh.shape[axis] for axis in own) for own in names]
-    given, faults = _per_axis(sizes, shape, counts)
+    counts = [math.prod(mesh.shape[axis] for axis in axes) for axes in names]
+    by_axis, errors = _per_axis(sizes, shape, counts)
     splits: list[AxisSplit | None] = []
     for axis, (extent, count) in enumerate(zip(shape, counts, strict=True)):
-        wanted = given.get(axis)
-        if wanted is None:
-            wanted = chunk_sizes(extent, count)
+        axis_sizes = by_axis.get(axis)
+        if axis_sizes is None:
+            axis_sizes = chunk_sizes(extent, count)
         else:
-            faults += _faults(axis, extent, count, wanted)
-        block = max(wanted, default=0)
-        same = all(size == block for size in wanted)
-        splits.append(None if same else AxisSplit(wanted, block, names[axis], mesh))
-    if faults:
+            errors += _size_errors(axis, extent, count, axis_sizes)
+        block = max(axis_sizes, default=0)
+        same = all(size == block for size in axis_sizes)
+        splits.append(None if same else AxisSplit(axis_sizes, block, names[axis], mesh))
+    if errors:
         like = next((a for a, count in enumerate(counts) if count > 1), 0)
         hint = f": {chunk_sizes(shape[like], counts[like])}" if shape else ""
         raise UnevenError(
             f"{name}: sizes do not fit shape {tuple(shape)} by {sharding.spec}: "
-            f"{'; '.join(faults)}. Give one size per block, which together make the axis, as "
+            f"{'; '.join(errors)}. Give one size per block, which together make the axis, as "
             f"torch.chunk{hint}."
         )
     return tuple(splits)
@@ -87,33 +84,37 @@ def chunk_sizes(extent: int, count: int) -> tuple[int, ...]:
 def _per_axis(
     sizes: SizesLike, shape: Sequence[int], counts: Sequence[int]
 ) -> tuple[dict[int, tuple[int, ...]], list[str]]:
-    """Sizes by axis, and what is wrong with how they are written."""
+    """Sizes by axis, and the errors of their form."""
     if sizes is None:
         return {}, []
     if isinstance(sizes, Mapping):
         pairs = list(sizes.items())
-        faults = [f"there is no axis {a}" for a, _ in pairs if not -len(shape) <= a < len(shape)]
-        pairs = [(a % len(shape), own) for a, own in pairs if -len(shape) <= a < len(shape)]
+        errors = [f"there is no axis {a}" for a, _ in pairs if not -len(shape) <= a < len(shape)]
+        pairs = [
+            (a % len(shape), axis_sizes) for a, axis_sizes in pairs if -len(shape) <= a < len(shape)
+        ]
     elif all(isinstance(size, int | np.integer) for size in sizes):
         split = [axis for axis, count in enumerate(counts) if count > 1]
         if len(split) != 1:
             return {}, [f"{len(split)} axes are split, so sizes {tuple(sizes)} may be of any"]
-        pairs, faults = [(split[0], sizes)], []
+        pairs, errors = [(split[0], sizes)], []
     elif len(sizes) != len(shape):
-        return {}, [f"{len(sizes)} entries are given for {len(shape)} axes"]
+        return {}, [f"{len(sizes)} entries for {len(shape)} axes"]
     else:
-        pairs, faults = list(enumerate(sizes)), []
-    return {axis: tuple(map(int, own)) for axis, own in pairs if own is not None}, faults
+        pairs, errors = list(enumerate(sizes)), []
+    return {
+        axis: tuple(map(int, axis_sizes)) for axis, axis_sizes in pairs if axis_sizes is not None
+    }, errors
 
 
-def _faults(axis: int, extent: int, count: int, sizes: tuple[int, ...]) -> list[str]:
-    faults = []
+def _size_errors(axis: int, extent: int, count: int, sizes: tuple[int, ...]) -> list[str]:
+    errors = []
     if count == 1 and len(sizes) != 1:
-        faults.append(f"axis {axis} is given sizes, and no mesh axis splits it")
+        errors.append(f"axis {axis} is given sizes, and no mesh axis splits it")
     elif len(sizes) != count:
-        faults.append(f"axis {axis} is given {len(sizes)} sizes for its {count} blocks")
+        errors.append(f"axis {axis} is given {len(sizes)} sizes for its {count} blocks")
     if sum(sizes) != extent:
-        faults.append(f"axis {axis} is given {sum(sizes)} elements, and has {extent}")
+        errors.append(f"axis {axis} is given {sum(sizes)} elements, and has {extent}")
     if any(size < 0 for size in sizes):
-        faults.append(f"axis {axis} is given sizes below 0")
-    return faults
+        errors.append(f"axis {axis} is given sizes below 0")
+    return errors

@@ -1,8 +1,8 @@
 """Maximum and minimum over devices, keeping NaN.
 
-XLA's maximum over the devices of a mesh may forget a NaN that one of them has found; on CPUs it
-does. So extremes of floats are found as those of integers in the same order, where NaN is beyond
-all numbers. What is sent stays the same.
+XLA's maximum over the devices of a mesh may drop a NaN of one of them; on CPUs it
+does. So extremes of floats are computed on integers of the same order, where NaN is beyond
+all numbers. As many bytes are sent.
 """
 
 from __future__ import annotations
@@ -16,12 +16,7 @@ import jax.numpy as jnp
 def keeping_nan(
     reduce: Callable[[jax.Array], jax.Array], x: jax.Array, *, least: bool
 ) -> jax.Array:
-    """What `reduce` makes of floats, NaN where it met one.
-
-    Args:
-        reduce: takes the largest elements (or the least) of integers, over axes or devices.
-        x: of any dtype; only floats need care.
-        least: whether it takes the least.
+    """`reduce` of floats, NaN where an element is NaN.
 
     Returns:
         What it gives, of the dtype of `x`.
@@ -38,9 +33,9 @@ def keeping_nan(
     limits = jnp.iinfo(kind)
     beyond = limits.min if least else limits.max
     bits = jax.lax.bitcast_convert_type(x, kind)
-    found = reduce(jnp.where(jnp.isnan(x), beyond, _turned(bits)))
-    back = jax.lax.bitcast_convert_type(_turned(found), x.dtype)
-    return jnp.where(found == beyond, jnp.asarray(jnp.nan, x.dtype), back)
+    extreme = reduce(jnp.where(jnp.isnan(x), beyond, _turned(bits)))
+    back = jax.lax.bitcast_convert_type(_turned(extreme), x.dtype)
+    return jnp.where(extreme == beyond, jnp.asarray(jnp.nan, x.dtype), back)
 
 
 def _turned(bits: jax.Array) -> jax.Array:

@@ -1,15 +1,15 @@
-"""Hints: the layout of the axes that are in no blocks, so far as it is known.
+"""Hints: the known sharding of axes that are in no blocks.
 
-An even axis that mesh axes split needs no padding, and XLA lays it out by itself. Knowing that,
-operators that exchange rows along another axis leave it where it is; else XLA may gather it. A hint
-changes no number, only where things are: rules pass it on where an axis stays as it was, and lose
+An even axis that mesh axes split needs no padding, and XLA shards it. With a hint,
+operators that exchange rows along another axis leave it sharded; else XLA may gather it. A hint
+changes no value, only placement: rules propagate it where an axis is unchanged, and drop
 it elsewhere.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> batch = Even(("data",), make_mesh((2, 4), ("data", "x")))
->>> batch.parts
+>>> batch.shards
 2
->>> first_known([[None, batch], []])[0] is batch
+>>> first_hints([[None, batch], []])[0] is batch
 True
 """
 
@@ -31,7 +31,7 @@ from .splits import AxisSplit
 
 @dataclasses.dataclass(frozen=True)
 class Even:
-    """The layout of an axis that is in no blocks.
+    """The sharding of an axis that is in no blocks.
 
     Attributes:
         names: the mesh axes that split it, outermost first; at least one.
@@ -42,23 +42,16 @@ class Even:
     mesh: Mesh
 
     @property
-    def parts(self) -> int:
+    def shards(self) -> int:
         """Into how many shards it is split."""
         return math.prod(self.mesh.shape[name] for name in self.names)
 
 
-Hints = tuple[Even | None, ...]  # one entry per axis; None where nothing is known
+Hints = tuple[Even | None, ...]  # one entry per axis; None where it is unknown
 
 
 def hints_of(layout: Any, rank: int) -> Hints:
-    """The hint of each axis in a layout.
-
-    Args:
-        layout: a NamedSharding; anything else tells nothing.
-        rank: how many axes there are.
-
-    Returns:
-        One entry per axis, also for those that are in blocks.
+    """The hint of each axis of a sharding.
 
     Example:
         >>> hints_of(None, 2)
@@ -71,9 +64,9 @@ def hints_of(layout: Any, rank: int) -> Hints:
     return tuple(Even(names, mesh) if (names := axis_names(entry)) else None for entry in entries)
 
 
-def first_known(candidates: Sequence[Iterable[Even | None]]) -> Hints:
-    """Per axis the first hint that there is."""
-    return tuple(next((hint for hint in found if hint), None) for found in candidates)
+def first_hints(candidates: Sequence[Iterable[Even | None]]) -> Hints:
+    """Per axis the first hint."""
+    return tuple(next((hint for hint in axis_hints if hint), None) for axis_hints in candidates)
 
 
 def but(hints: Hints, axes: Container[int]) -> Hints:
@@ -82,49 +75,30 @@ def but(hints: Hints, axes: Container[int]) -> Hints:
 
 
 def fitting(hints: Hints, splits: Sequence[AxisSplit | None], shape: Sequence[int]) -> Hints:
-    """The hints that contradict neither the splits nor each other.
-
-    Args:
-        hints: one per axis; or fewer, and the others are not known.
-        splits: one per axis.
-        shape: of the padded array.
-
-    Returns:
-        One per axis: none for one in blocks, or of which the mesh axes split another axis, are
-        those of another mesh, or do not divide it.
-    """
+    """The hints that contradict neither the splits nor each other."""
     if not any(hints):
         return (None,) * len(splits)
     taken = {name for split in splits if split is not None for name in split.names}
     meshes = [split.mesh for split in splits if split is not None and split.mesh is not None]
-    kept: list[Even | None] = [None] * len(splits)
+    result: list[Even | None] = [None] * len(splits)
     for axis, hint in enumerate(hints):
         if hint is None or splits[axis] is not None or taken & set(hint.names):
             continue
-        if any(mesh != hint.mesh for mesh in meshes) or shape[axis] % hint.parts:
+        if any(mesh != hint.mesh for mesh in meshes) or shape[axis] % hint.shards:
             continue
-        kept[axis] = hint
+        result[axis] = hint
         taken |= set(hint.names)
         meshes.append(hint.mesh)
-    return tuple(kept)
+    return tuple(result)
 
 
-def layout_told(
+def sharding_from(
     splits: Sequence[AxisSplit | None], hints: Hints, unknown: Any
 ) -> NamedSharding | None:
-    """The layout of splits and hints.
-
-    Args:
-        splits: one per axis.
-        hints: likewise.
-        unknown: the entry of an axis of which nothing is known.
-
-    Returns:
-        A sharding of the padded array; None where no mesh is known.
-    """
+    """The sharding of splits and hints."""
     pairs = zip(splits, hints, strict=True)
-    told = [split if split is not None and split.names else hint for split, hint in pairs]
-    mesh = next((lies.mesh for lies in told if lies is not None and lies.mesh is not None), None)
+    axes = [split if split is not None and split.names else hint for split, hint in pairs]
+    mesh = next((axis.mesh for axis in axes if axis is not None and axis.mesh is not None), None)
     if mesh is None:
         return None
-    return NamedSharding(mesh, P(*(unknown if lies is None else lies.names for lies in told)))
+    return NamedSharding(mesh, P(*(unknown if axis is None else axis.names for axis in axes)))

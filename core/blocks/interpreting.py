@@ -2,7 +2,7 @@
 
 Each primitive has a rule (`lifting.rules`), which takes the equation and its `Value`s. One without
 a rule runs at the true shapes: its operands are unpacked, so that nothing of padding reaches it,
-and its results are whole.
+and its results are not split.
 """
 
 from __future__ import annotations
@@ -30,15 +30,7 @@ _ALWAYS: set[str] = set()
 
 
 def rule(*names: str, always: bool = False) -> Callable[[Rule], Rule]:
-    """Register the rule of some primitives, by their names.
-
-    Args:
-        names: as a jaxpr prints them; those that this JAX does not have do no harm.
-        always: whether it applies where no operand is in blocks, too.
-
-    Returns:
-        A decorator that returns the rule as it is.
-    """
+    """Register the rule of some primitives, by their names."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -50,21 +42,12 @@ def rule(*names: str, always: bool = False) -> Callable[[Rule], Rule]:
 
 
 def bind(eqn: JaxprEqn, arrays: Sequence[Any], **changed: Any) -> list[Any]:
-    """Run the primitive of an equation on other operands.
-
-    Args:
-        eqn: the equation.
-        arrays: the operands.
-        changed: parameters that differ from those of the equation.
-
-    Returns:
-        The results, one or many.
-    """
+    """Run the primitive of an equation on other operands."""
     return bind_primitive(eqn, arrays, **{**_under_auto(eqn.params), **changed})
 
 
 def _under_auto(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters without the layouts of types: values here have none."""
+    """Parameters without the shardings of types: values here have none."""
     return {
         name: None if name in ("sharding", "out_sharding") and _is_typed(value) else value
         for name, value in params.items()
@@ -75,31 +58,15 @@ def _is_typed(sharding: Any) -> bool:
     return isinstance(sharding, NamedSharding) and is_typed(sharding.mesh)
 
 
-def run_whole(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    """Run an equation at the true shapes.
-
-    Args:
-        eqn: the equation.
-        values: its operands; those in blocks are unpacked.
-
-    Returns:
-        The results, whole.
-    """
-    return [as_value(x) for x in bind(eqn, [value.whole().array for value in values])]
+def run_unpacked(eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
+    """Run an equation on unpacked operands."""
+    return [as_value(x) for x in bind(eqn, [value.unpacked().array for value in values])]
 
 
-def pack_like(found: Sequence[Value], splits: Sequence[AxisSplit | None]) -> list[Value]:
-    """Put results back into blocks where an axis has the size it had.
-
-    Args:
-        found: the results.
-        splits: of the operand, one per axis of the results.
-
-    Returns:
-        The results; of another rank, as they are.
-    """
+def pack_like(results: Sequence[Value], splits: Sequence[AxisSplit | None]) -> list[Value]:
+    """Repack results where an axis has its former size."""
     packed = []
-    for value in found:
+    for value in results:
         if len(value.splits) == len(splits):
             for axis, split in enumerate(splits):
                 if split is not None and value.shape[axis] == split.extent:
@@ -109,28 +76,23 @@ def pack_like(found: Sequence[Value], splits: Sequence[AxisSplit | None]) -> lis
 
 
 def interpret_program(program: Any, values: Sequence[Value]) -> list[Value]:
-    """Run a jaxpr, closed or not, that was traced at the true shapes.
-
-    Args:
-        program: its constants are arrays of true shapes, or values.
-        values: its arguments.
-    """
+    """Run a jaxpr, closed or not, that was traced at the true shapes."""
     return evaluate(program, values, _run, _constant)
 
 
 def _run(eqn: JaxprEqn, operands: list[Value]) -> Sequence[Value]:
-    rule_or_whole = RULES.get(eqn.primitive.name, run_whole)
-    touched = any(map(_told_of, operands)) or _asks(eqn)
-    return rule_or_whole(eqn, operands) if touched else _plain(eqn, operands)
+    apply = RULES.get(eqn.primitive.name, run_unpacked)
+    touched = any(map(_is_annotated, operands)) or _has_rule(eqn)
+    return apply(eqn, operands) if touched else _plain(eqn, operands)
 
 
-def _told_of(value: Value) -> bool:
-    """Whether anything is known of a value's layout."""
-    return value.uneven or bool(value.cut_from) or any(value.hints)
+def _is_annotated(value: Value) -> bool:
+    """Whether a value has splits, a slice's origin, or hints."""
+    return value.uneven or bool(value.sliced_from) or any(value.hints)
 
 
-def _asks(eqn: JaxprEqn) -> bool:
-    """Whether an equation, or one inside the call that it is, has a rule for whole operands.
+def _has_rule(eqn: JaxprEqn) -> bool:
+    """Whether an equation, or one inside the call that it is, has a rule for unsplit operands.
 
     So has a call of arrays on Explicit axes, which are under Auto axes here.
     """
@@ -140,14 +102,14 @@ def _asks(eqn: JaxprEqn) -> bool:
         return False
     inside: Any = eqn.params[PLAIN_CALLS[eqn.primitive.name]]
     typed = any(_is_typed(getattr(atom.aval, "sharding", None)) for atom in eqn.invars)
-    return typed or any(map(_asks, inside.eqns))
+    return typed or any(map(_has_rule, inside.eqns))
 
 
 def _plain(eqn: JaxprEqn, operands: Sequence[Value]) -> list[Value]:
-    """Run an equation without operands in blocks as it is; what it makes of constants is one."""
-    found = bind(eqn, [value.array for value in operands])
+    """Run an equation whose operands are in no blocks; results of constants are constants."""
+    results = bind(eqn, [value.array for value in operands])
     fixed = all(value.fixed for value in operands)
-    return [as_value(x, fixed=fixed) for x in found]
+    return [as_value(x, fixed=fixed) for x in results]
 
 
 def _constant(const: Any) -> Value:
@@ -158,15 +120,7 @@ def _constant(const: Any) -> Value:
 
 
 def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[ClosedJaxpr, Any]:
-    """Trace a function at given shapes, to be interpreted.
-
-    Args:
-        function: of the arguments.
-        arguments: arrays, or their shapes and dtypes.
-
-    Returns:
-        The jaxpr, and the tree of the function's result.
-    """
+    """Trace a function at given shapes, to be interpreted."""
     before = _RECORDING.set(True)
     try:
         closed, out = jax.make_jaxpr(function, return_shape=True)(*arguments)

@@ -1,8 +1,8 @@
-"""What an array tells of its layout: its sharding, and how many rows its blocks have.
+"""The sharding of an array, also traced, and how many rows its blocks have.
 
-An array says so itself, and an `UnevenArray` even where it is traced. A traced value of `jax.jit`
-does not, so there it has to be given; one that `jax.grad` traces outside `jax.jit` still has its
-array.
+An array has one, and an `UnevenArray` even where it is traced. A traced value of `jax.jit` has
+none, so it is recorded (`recorded_shardings`); one that `jax.grad` traces outside `jax.jit` still
+has its array.
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -41,109 +41,86 @@ def sharding_of(value: Any) -> Any:
         value: a jax.Array or UnevenArray, traced or not; or of NumPy.
 
     Returns:
-        The sharding; None for a value that `jax.jit` traces and that tells none, and of NumPy's.
+        The sharding; None for a value that `jax.jit` traces and that has none, and of NumPy's.
     """
     array = padded_of(value)
     if not isinstance(array, Tracer):
         return getattr(array, "sharding", None)
     if isinstance(value, UnevenArray) and value.layout is not None:
         return value.layout
-    for known, sharding in _TOLD.get() or ():
-        if known is array:
+    for recorded, sharding in _RECORDED.get() or ():
+        if recorded is array:
             return sharding
     return getattr(array.to_concrete_value(), "sharding", None)
 
 
 def known_sharding_of(value: Any) -> Any:
     """As `sharding_of`; None also where it is open along an axis."""
-    found = sharding_of(value)
-    is_open = isinstance(found, NamedSharding) and P.UNCONSTRAINED in entries_of(found.spec)
-    return None if is_open else found
+    sharding = sharding_of(value)
+    is_open = isinstance(sharding, NamedSharding) and P.UNCONSTRAINED in entries_of(sharding.spec)
+    return None if is_open else sharding
 
 
-_TOLD: contextvars.ContextVar[tuple[tuple[Any, Any], ...] | None] = contextvars.ContextVar(
-    "told", default=None
+_RECORDED: contextvars.ContextVar[tuple[tuple[Any, Any], ...] | None] = contextvars.ContextVar(
+    "recorded shardings", default=None
 )
 
 
 @contextlib.contextmanager
-def telling(layouts: Iterable[tuple[Any, Any]]) -> Iterator[None]:
-    """Give the layouts of traced values, for `sharding_of` inside.
-
-    Args:
-        layouts: pairs of a value and its sharding.
-    """
-    token = _TOLD.set((*(_TOLD.get() or ()), *layouts))
+def recorded_shardings(layouts: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+    """Record the shardings of traced values, for `sharding_of` inside."""
+    token = _RECORDED.set((*(_RECORDED.get() or ()), *layouts))
     try:
         yield
     finally:
-        _TOLD.reset(token)
+        _RECORDED.reset(token)
 
 
 def inside() -> bool:
-    """Whether a verb is being computed, on arrays whose layouts `telling` gives."""
-    return _TOLD.get() is not None
+    """Whether `recorded_shardings` is active."""
+    return _RECORDED.get() is not None
 
 
-def lies(array: Any, sharding: Any) -> Any:
-    """Give the layout of one more value, inside `telling`; elsewhere nobody asks.
-
-    Args:
-        array: traced or not.
-        sharding: its layout; may be open (P.UNCONSTRAINED) along some axes. None tells nothing.
-
-    Returns:
-        The array.
-    """
-    told = _TOLD.get()
-    if told is not None and sharding is not None and isinstance(array, Tracer):
-        _TOLD.set((*told, (array, sharding)))
+def record_sharding(array: Any, sharding: Any) -> Any:
+    """Record the sharding of one more value; a no-op outside `recorded_shardings`."""
+    recorded = _RECORDED.get()
+    if recorded is not None and sharding is not None and isinstance(array, Tracer):
+        _RECORDED.set((*recorded, (array, sharding)))
     return array
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WithLayout:
-    """An array that leaves a program together with what is known of its layout.
+    """An array that a program returns together with its known sharding.
 
     Attributes:
         array: the array.
-        layout: as for `lies`.
+        layout: its sharding, as for `record_sharding`.
     """
 
     array: Any
     layout: Any = dataclasses.field(metadata={"static": True})
 
 
-def said(results: Any) -> Any:
-    """The arrays of a tree, after `lies` of each that comes with a layout."""
+def record_shardings(results: Any) -> Any:
+    """The arrays of a tree, after `record_sharding` of each WithLayout."""
 
-    def one(leaf: Any) -> Any:
-        return lies(leaf.array, leaf.layout) if isinstance(leaf, WithLayout) else leaf
+    def record(leaf: Any) -> Any:
+        return record_sharding(leaf.array, leaf.layout) if isinstance(leaf, WithLayout) else leaf
 
-    return jax.tree.map(one, results, is_leaf=lambda leaf: isinstance(leaf, WithLayout))
+    return jax.tree.map(record, results, is_leaf=lambda leaf: isinstance(leaf, WithLayout))
 
 
 def block_sizes(
-    axis: str, extent: int, count: int, sizes: tuple[int, ...] | None, faults: list[str]
+    axis: str, extent: int, count: int, sizes: tuple[int, ...] | None, errors: list[str]
 ) -> tuple[int, ...]:
-    """How many valid rows each block of an axis has.
-
-    Args:
-        axis: which, for messages.
-        extent: its rows, padding included.
-        count: shards that split it.
-        sizes: those of an UnevenArray; None if all rows are valid.
-        faults: is given what is wrong.
-
-    Returns:
-        One size per shard; of no use if there was a fault.
-    """
+    """How many valid rows each block of an axis has."""
     if extent % count:
-        faults.append(
+        errors.append(
             f"{axis} has size {extent}, which {count} shards do not divide: pad it, "
             'iso.shard(x, mesh, spec, uneven="pad")'
         )
     elif sizes is not None and len(sizes) != count:
-        faults.append(f"{axis} has {len(sizes)} blocks, and {count} shards")
+        errors.append(f"{axis} has {len(sizes)} blocks, and {count} shards")
     return (extent // count,) * count if sizes is None else sizes

@@ -1,4 +1,4 @@
-"""Packing: a whole array into blocks of any sizes over a mesh, out of them, and into others.
+"""Packing an array into blocks of any sizes over a mesh, unpacking and repacking it.
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -14,7 +14,7 @@ UnevenArray(float32[5] in float32[8], axis 0 in blocks of 2: 2, 2, 1, 0 valid; P
 >>> repack(u, (2, 1, 1, 1)).array.tolist()
 [0.0, 1.0, 2.0, 0.0, 3.0, 0.0, 4.0, 0.0]
 
-What divides, and is asked for in equal blocks, is a plain `jax.Array`: it needs no padding.
+An array in equal blocks is a plain `jax.Array`: it needs no padding.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .any_mesh import any_mesh
 from .axis_moves import movable, move_axis
 from .block_values import Splits
 from .chunk_sizes import SizesLike, plan_splits
-from .known_shardings import lies
+from .known_shardings import record_sharding
 from .splits import pack_axis, unpack_axis
 from .uneven_values import splits_of
 
@@ -59,7 +59,7 @@ def pack(
     copy: bool | None = None,
     name: str = "array",
 ) -> Any:
-    """Lay a whole array out in blocks of given sizes.
+    """Shard a global array in blocks of given sizes.
 
     Args:
         x: a NumPy or JAX array of the true shape; also traced.
@@ -76,7 +76,7 @@ def pack(
 
     Raises:
         UnevenError: sizes do not sum to an axis, are not one per block, or are of an axis that is
-            not split; all faults in one message.
+            not split; all errors in one message.
         SpecError: the spec does not fit.
         CopyError: padding needs a copy and copy is False.
 
@@ -102,14 +102,14 @@ def pack(
 
 @any_mesh
 def unpack(u: UnevenArray) -> jax.Array:
-    """Take the array of the true shape out of its blocks.
+    """Unpack an array to its true shape.
 
     Args:
         u: the array; also traced.
 
     Returns:
-        The whole array. Axes that were in blocks are replicated, also inside `jax.jit`;
-        other axes keep their layout.
+        The global array. Axes that were in blocks are replicated, also inside `jax.jit`;
+        other axes keep their sharding.
 
     Example:
         >>> unpack(UnevenArray(jax.numpy.arange(4), (3,), ((1, 2),))).tolist()
@@ -119,17 +119,17 @@ def unpack(u: UnevenArray) -> jax.Array:
     splits = splits_of(u)
     if not isinstance(u.array, Tracer):
         return _unpack(u.array, splits)
-    return lies(_unpacked(u.array, splits), _but_whole(u.layout, splits))
+    return record_sharding(_unpacked(u.array, splits), _unpacked_sharding(u.layout, splits))
 
 
 @any_mesh
 def repack(u: UnevenArray, sizes: SizesLike = None) -> Any:
     """Move elements between blocks so that these have other sizes, on the same devices.
 
-    Each device receives the rows it is to have; none has the axis whole.
+    Each device receives its new rows; none gathers the axis.
 
     Args:
-        u: the array, laid out over a mesh; also traced.
+        u: the array, sharded over a mesh; also traced.
         sizes: as for `pack`.
 
     Returns:
@@ -137,7 +137,7 @@ def repack(u: UnevenArray, sizes: SizesLike = None) -> Any:
 
     Raises:
         UnevenError: as `pack`.
-        ShardingError: the array lies on no mesh.
+        ShardingError: the array is on no mesh.
 
     Example:
         >>> u = pack(np.arange(5), jax.make_mesh((4,), ("x",)), ("x",), (0, 3, 1, 1))
@@ -151,35 +151,19 @@ def repack(u: UnevenArray, sizes: SizesLike = None) -> Any:
 
 @any_mesh
 def reshard_uneven(u: UnevenArray, spec: Any, mesh: Mesh | None = None) -> Any:
-    """Give an array another layout; sizes stay where as many blocks are asked for.
-
-    Args:
-        u: the array; also traced.
-        spec: any spelling of a spec.
-        mesh: the new mesh; by default its own.
-
-    Returns:
-        An UnevenArray; a jax.Array if no axis needs padding.
+    """Reshard an array; sizes remain where there are as many blocks.
 
     Raises:
         SpecError: the spec does not fit.
-        ShardingError: the array lies on no mesh, and none is given.
+        ShardingError: the array is on no mesh, and none is passed.
     """
-    here: Any = _layout_of(u).mesh if mesh is None else as_mesh(mesh, abstract=True)
-    sharding = named_sharding(spec, here, u.ndim)
+    target_mesh: Any = _layout_of(u).mesh if mesh is None else as_mesh(mesh, abstract=True)
+    sharding = named_sharding(spec, target_mesh, u.ndim)
     return relaid(u, sharding, plan_splits(u.shape, sharding, kept_sizes(u.sizes, sharding)))
 
 
 def kept_sizes(sizes: Sizes, sharding: NamedSharding) -> dict[int, tuple[int, ...]]:
-    """The sizes of those axes of which another layout makes as many blocks.
-
-    Args:
-        sizes: per axis, as of an `UnevenArray`.
-        sharding: the other layout.
-
-    Returns:
-        Sizes by axis.
-    """
+    """The sizes of those axes that another sharding splits into as many blocks."""
     shape = sharding.mesh.shape
     counts = [math.prod(shape[axis] for axis in axis_names(entry)) for entry in sharding.spec]
     return {
@@ -191,44 +175,31 @@ def kept_sizes(sizes: Sizes, sharding: NamedSharding) -> dict[int, tuple[int, ..
 
 @any_mesh
 def gather(u: UnevenArray, layout: NamedSharding) -> jax.Array:
-    """The whole array on every device; counted as "gathers" in `metrics`.
-
-    Args:
-        u: the array, concrete.
-        layout: its layout.
+    """The global array on every device; counted as "gathers" in `metrics`.
 
     Returns:
         The array of the true shape, replicated.
     """
     metrics.count("gathers")
-    whole: Splits = (None,) * u.ndim
-    return _converter(splits_of(u), whole, NamedSharding(layout.mesh, P()))(u.array)
+    unsplit: Splits = (None,) * u.ndim
+    return _converter(splits_of(u), unsplit, NamedSharding(layout.mesh, P()))(u.array)
 
 
 @any_mesh
 def relaid(u: UnevenArray, sharding: NamedSharding, splits: Splits) -> Any:
-    """Give an array in blocks another layout.
-
-    Args:
-        u: the array; also traced.
-        sharding: the layout of the result.
-        splits: the blocks of the result.
-
-    Returns:
-        An UnevenArray; a jax.Array if no axis needs padding.
-    """
+    """Reshard an array in blocks."""
     before = splits_of(u)
     if isinstance(u.array, Tracer):
         array = jax.lax.with_sharding_constraint(_converted(u.array, before, splits), sharding)
-        array = lies(array, sharding)
+        array = record_sharding(array, sharding)
     elif before == splits and same_layout(u.array.sharding, sharding, u.ndim):
         array = u.array
     elif list(_devices(u.array.sharding)) == list(_devices(sharding)):
         array = _converter(before, splits, sharding)(u.array)
-    else:  # over other devices: blocks are made where the array is, whole, and then moved
-        there = _layout_of(u)
-        there = NamedSharding(mesh_of(there), P())
-        array = _converter(_anywhere(before), _anywhere(splits), there)(u.array)
+    else:  # over other devices: repacked on its own, replicated, and then moved
+        replicated = _layout_of(u)
+        replicated = NamedSharding(mesh_of(replicated), P())
+        array = _converter(_anywhere(before), _anywhere(splits), replicated)(u.array)
         array = lay_out(array, sharding)
     if not any(splits):
         return array
@@ -237,13 +208,7 @@ def relaid(u: UnevenArray, sharding: NamedSharding, splits: Splits) -> Any:
 
 @any_mesh
 def packed(x: Any, splits: Splits, sharding: NamedSharding, name: str) -> Any:
-    """The padded array of a whole one.
-
-    Args:
-        x: a NumPy or JAX array of the true shape; also traced.
-        splits: the blocks.
-        sharding: of the padded array.
-        name: of the array, for messages.
+    """The padded array of an unpadded one.
 
     Returns:
         A jax.Array of the padded shape.
@@ -251,13 +216,13 @@ def packed(x: Any, splits: Splits, sharding: NamedSharding, name: str) -> Any:
     none: Splits = (None,) * len(splits)
     if isinstance(x, Tracer):
         array = jax.lax.with_sharding_constraint(_converted(x, none, splits), sharding)
-        return lies(array, sharding)
+        return record_sharding(array, sharding)
     if isinstance(x, np.ndarray):
         for axis, split in enumerate(splits):
             if split is not None:
                 shape = (*x.shape[:axis], split.padded, *x.shape[axis + 1 :])
                 padded = np.zeros(shape, x.dtype)
-                padded[(slice(None),) * axis + (split.places(),)] = x
+                padded[(slice(None),) * axis + (split.positions(),)] = x
                 x = padded
         return host_to_jax(x, sharding, name=name)
     if isinstance(x.sharding, NamedSharding) and list(_devices(x.sharding)) == list(
@@ -295,8 +260,8 @@ def _unpacked(x: jax.Array, splits: Splits) -> jax.Array:
 _unpack = jax.jit(_unpacked, static_argnums=1)
 
 
-def _but_whole(layout: NamedSharding | None, splits: Splits) -> NamedSharding | None:
-    """The layout of an array in blocks once it is unpacked."""
+def _unpacked_sharding(layout: NamedSharding | None, splits: Splits) -> NamedSharding | None:
+    """The sharding of an array in blocks after unpacking."""
     if not isinstance(layout, NamedSharding):
         return None
     entries = [*entries_of(layout.spec), *[None] * len(splits)]
@@ -312,8 +277,7 @@ def _layout_of(u: UnevenArray) -> NamedSharding:
     if isinstance(u.sharding, NamedSharding):
         return u.sharding
     raise ShardingError(
-        f"an UnevenArray of shape {u.shape} lies on no mesh that is known here; lay it out: "
-        "iso.reshard(u, spec, mesh)"
+        f"an UnevenArray of shape {u.shape} has no known mesh; shard it: iso.reshard(u, spec, mesh)"
     )
 
 

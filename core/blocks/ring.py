@@ -1,4 +1,4 @@
-"""A ring: each device sees every other's block once, and holds two at a time.
+"""A ring: each device sees every other's block once, and stores two at a time.
 
 `ring` runs inside `jax.shard_map`. The next block travels while the body computes with this one:
 
@@ -20,7 +20,7 @@
 >>> jax.jit(shards)(points, queries).tolist()
 [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 4.0, 3.0]
 
-Blocks of any sizes travel with a number of their valid rows: `ring((block, size), ..)`.
+Blocks of any sizes travel with their count of valid rows: `ring((block, size), ..)`.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def ring(
 ) -> Any:
     """Pass blocks around, inside `jax.shard_map`; n devices, n - 1 sends of a block each.
 
-    Each send is independent of the computation beside it, so the compiler may overlap them. The
+    Each send is independent of the concurrent computation, so the compiler may overlap them. The
     backward pass goes around the other way; it keeps what `body` keeps of each block (wrap it in
     `jax.checkpoint` to compute again instead) and the blocks themselves.
 
     Args:
         x: this device's block: an array or a pytree of arrays.
-        body: `body(carry, block, source) -> carry`; `source` is the number of the device that the
-            block belongs to. It is called with this device's own block first.
+        body: `body(carry, block, source) -> carry`; `source` is the index of the device that
+            owns the block. It is called with this device's own block first.
         axis_name: the mesh axis, or axes, to go around; several count devices in the mesh's order.
-        carry: what the first call gets; a pytree of arrays, whose shapes stay.
+        carry: of the first call; a pytree of arrays, whose shapes do not change.
         reverse: send to the device before instead of the one after.
 
     Returns:
@@ -78,12 +78,12 @@ def ring(
         Array([6., 6., 6., 6.], dtype=float32)
     """
     axis_name = _in_mesh_order(axis_name)
-    devices, number = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    devices, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
     step = -1 if reverse else 1
     pairs = [(device, (device + step) % devices) for device in range(devices)]
 
     def compute(carry: Any, block: Any, hop: Any) -> Any:
-        return same_carry(body(carry, block, (number - step * hop) % devices), carry)
+        return same_carry(body(carry, block, (index - step * hop) % devices), carry)
 
     def turn(state: tuple[Any, Any], hop: Any) -> tuple[tuple[Any, Any], None]:
         block, carry = state
@@ -92,7 +92,7 @@ def ring(
 
     if devices == 1:
         return compute(carry, x, 0)
-    # The first turn stands alone: what `body` gives may differ between devices where `carry`
+    # The first turn is outside the scan: the result of `body` may vary over devices where `carry`
     # does not yet, and a scan wants the same of all its turns.
     state, _ = turn((x, carry), 0)
     (block, carry), _ = lax.scan(turn, state, jnp.arange(1, devices - 1))
@@ -100,26 +100,17 @@ def ring(
 
 
 def permute_blocks(x: Any, mesh: Mesh, axes: Axes, pairs: Iterable[tuple[int, int]]) -> Any:
-    """`jax.lax.ppermute` by numbers of blocks, inside `jax.shard_map`.
+    """`jax.lax.ppermute` by indices of blocks, inside `jax.shard_map`.
 
     `ppermute` itself counts devices in the mesh's order, and JAX 0.12 refuses axes in another.
-
-    Args:
-        x: this device's block: an array or a pytree of arrays.
-        mesh: the devices.
-        axes: the mesh axes that split the blocks, outermost first.
-        pairs: (from, to), numbers of blocks.
-
-    Returns:
-        The block that was sent here, zeros if none was.
     """
     names = (axes,) if isinstance(axes, str) else axes
     ordered = tuple(name for name in mesh.axis_names if name in names)
     devices = np.arange(math.prod(mesh.shape[name] for name in names))
     grid = devices.reshape([mesh.shape[name] for name in ordered])
     device = grid.transpose([ordered.index(name) for name in names]).reshape(-1).tolist()
-    sent = [(device[source], device[target]) for source, target in pairs]
-    return lax.ppermute(x, ordered, sent)
+    device_pairs = [(device[source], device[target]) for source, target in pairs]
+    return lax.ppermute(x, ordered, device_pairs)
 
 
 def _in_mesh_order(axes: Axes) -> Axes:
@@ -130,18 +121,12 @@ def _in_mesh_order(axes: Axes) -> Axes:
 
 
 def same_carry(new: Any, old: Any, form: Callable[[Any], str] | None = None) -> Any:
-    """Check that a carry keeps its form.
+    """Check that a carry keeps its structure, shapes and dtypes.
 
     Args:
         new: what `body` gave.
         old: what it got.
         form: dtype and shape of a leaf, as text; of arrays if not given.
-
-    Returns:
-        The new one.
-
-    Raises:
-        ShardingError: it does not.
     """
     forms = [jax.tree.map(form or _form, it) for it in (old, new)]
     if forms[0] != forms[1]:

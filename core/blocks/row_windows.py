@@ -3,7 +3,7 @@
 Everything that reads neighbours is the same exchange: device d needs rows `starts[d]` up to
 `starts[d] + needs[d]` of an axis whose blocks have any sizes. For each distance between reader and
 owner there is one `ppermute`, of the longest slice at that distance. Rows that every device has
-itself, the core of the window, stay together; those around it are looked up in the slices.
+itself, the core of the window, are one slice; those around it are gathered from the slices.
 
 >>> plan = plan_windows((5, 2, 7, 4), starts=(-1, 4, 6, 13), needs=(7, 4, 9, 6))
 >>> plan.width                                       # rows of the widest window
@@ -41,18 +41,18 @@ class Move:
     """Rows that travel one distance.
 
     Attributes:
-        hop: owner's number less reader's; 0 for rows that stay.
+        hop: owner's index minus reader's; 0 for local rows.
         length: rows sent.
         pairs: of owner and reader, as `ppermute` takes them.
-        shifted: whether an owner's valid rows do not stand first in what it slices.
-        place: where the slice stands in the windows, if all are whole and in the same place.
+        shifted: whether an owner's valid rows are not the first of its slice.
+        offset: the slice's offset in the windows, if all are full and at the same offset.
     """
 
     hop: int
     length: int
     pairs: tuple[tuple[int, int], ...]
     shifted: bool
-    place: int | None
+    offset: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +60,10 @@ class Core:
     """Rows of the window that every device has itself.
 
     Attributes:
-        move: the move of the rows that stay.
+        move: the index of the move of local rows.
         first: the first of them in the window.
         last: the last one, exclusive.
-        start: where they begin in the slice that stays, if that is the same on every device.
+        start: their offset in the local slice, if it is the same on every device.
     """
 
     move: int
@@ -74,13 +74,13 @@ class Core:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WindowPlan:
-    """What each device sends, and where what it receives belongs; made by `plan_windows`.
+    """The rows each device sends, and the offsets of those it receives; by `plan_windows`.
 
     Attributes:
         width: rows of each window.
         moves: ordered by distance.
-        numbers: (devices, 4 * moves + 2) int32. For each move: first row to slice, first valid row
-            of the slice, place in the window, valid rows; then the first and the last row of the
+        table: (devices, 4 * moves + 2) int32. For each move: first row to slice, first valid row
+            of the slice, offset in the window, valid rows; then the first and the last row of the
             window that exist, the last one exclusive.
         index: (devices, rows) int32, which row of the window to take for each; None for all.
         core: the rows that every device has itself; None if there are none.
@@ -88,7 +88,7 @@ class WindowPlan:
 
     width: int
     moves: tuple[Move, ...]
-    numbers: np.ndarray
+    table: np.ndarray
     index: np.ndarray | None
     core: Core | None
 
@@ -106,17 +106,7 @@ def plan_windows(
     mode: str = "zero",
     block: int | None = None,
 ) -> WindowPlan:
-    """Work out an exchange.
-
-    Args:
-        sizes: valid rows of each device's block; not all 0.
-        starts: the first row each device reads; may be negative.
-        needs: how many rows each reads.
-        mode: one of `MODES`, for rows that do not exist; "zero" is any fill value.
-        block: rows of the buffers; by default the largest of `sizes`.
-
-    Returns:
-        The plan; read it with `read_window`.
+    """Plan an exchange.
 
     Example:
         >>> plan_windows((2, 2), (-1, 1), (4, 4), "reflect").index
@@ -139,7 +129,7 @@ def plan_windows(
 
 
 def reflected(rows: np.ndarray, total: int, mode: str) -> np.ndarray:
-    """Which existing row stands for each of `rows`, of an axis of `total` rows.
+    """The existing row that replaces each of `rows`, of an axis of `total` rows.
 
     Example:
         >>> reflected(np.arange(-3, 7), 4, "reflect").tolist()
@@ -165,7 +155,7 @@ def _plan(
     devices, total = len(sizes), sum(sizes)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     width = max(*needs, 1)
-    pieces: dict[int, dict[int, tuple[int, int, int]]] = {0: {}}  # hop: reader: row, count, place
+    slices: dict[int, dict[int, tuple[int, int, int]]] = {0: {}}  # hop: reader: row, count, offset
     ends = [0] * devices
     for reader, (start, need) in enumerate(zip(starts, needs, strict=True)):
         turns = range(start // total, (start + need - 1) // total + 1) if wrap else range(1)
@@ -175,11 +165,11 @@ def _plan(
             first = int(offsets[device]) + turn * total
             low, high = max(start, first), min(start + need, first + sizes[device])
             if low < high:
-                pieces.setdefault(owner - reader, {})[reader] = low - first, high - low, low - start
+                slices.setdefault(owner - reader, {})[reader] = low - first, high - low, low - start
     moves, columns, core = [], [], None
     heads = filled = ends
-    for hop in sorted(pieces):
-        readers = pieces[hop]
+    for hop in sorted(slices):
+        readers = slices[hop]
         length = max((count for _, count, _ in readers.values()), default=0)
         if not length:
             continue
@@ -188,25 +178,25 @@ def _plan(
             owner = (reader + hop) % devices
             send[owner] = min(row, block - length)
             skip[owner] = row - send[owner]
-        places = [readers[d][2] if d in readers else filled[d] for d in range(devices)]
+        in_window = [readers[d][2] if d in readers else filled[d] for d in range(devices)]
         counts = [readers[d][1] if d in readers else 0 for d in range(devices)]
-        filled = [p + n if n else p for p, n in zip(places, counts, strict=True)]
-        if hop == 0 and max(places) < min(filled) and all(counts):
-            start = 0 if len({*places}) == 1 else None
-            core = Core(len(moves), max(places), min(filled), start)
+        filled = [p + n if n else p for p, n in zip(in_window, counts, strict=True)]
+        if hop == 0 and max(in_window) < min(filled) and all(counts):
+            start = 0 if len({*in_window}) == 1 else None
+            core = Core(len(moves), max(in_window), min(filled), start)
         pairs = tuple(((reader + hop) % devices, reader) for reader in sorted(readers))
-        same = {place if count == length else None for _, count, place in readers.values()}
-        place = same.pop() if len(same) == 1 else None
-        moves.append(Move(hop, length, pairs, any(skip), place))
-        columns += [send, skip, places, counts]
-    numbers = np.array([*columns, heads, filled], np.int32).T
-    return WindowPlan(width, tuple(moves), numbers, index, core)
+        same = {offset if count == length else None for _, count, offset in readers.values()}
+        offset = same.pop() if len(same) == 1 else None
+        moves.append(Move(hop, length, pairs, any(skip), offset))
+        columns += [send, skip, in_window, counts]
+    table = np.array([*columns, heads, filled], np.int32).T
+    return WindowPlan(width, tuple(moves), table, index, core)
 
 
 def read_window(
     block: Any,
     plan: WindowPlan,
-    numbers: Any,
+    table: Any,
     index: Any,
     axis: int,
     names: Axes,
@@ -214,138 +204,126 @@ def read_window(
 ) -> Any:
     """Exchange rows, inside `jax.shard_map`.
 
-    Args:
-        block: this device's block, valid rows first.
-        plan: the exchange.
-        numbers: this device's row of `plan.numbers`, (1, ..).
-        index: likewise of `plan.index`; None where that is None.
-        axis: the axis of the rows.
-        names: the mesh axes that split it.
-        fill: what stands where no row is.
-
     Returns:
         The window: `plan.width` rows along `axis`, or as many as `plan.index` has columns. Rows
         beyond this device's own need are `fill`; with an index, any row of its window.
     """
     joined = not fill and _side_by_side(plan)
-    numbers = numbers if joined else settled(numbers)
-    pieces = tuple(
-        _piece(block, move, numbers, 4 * k, axis, names) for k, move in enumerate(plan.moves)
+    table = table if joined else settled(table)
+    slices = tuple(
+        _slice_of(block, move, table, 4 * k, axis, names) for k, move in enumerate(plan.moves)
     )
     if joined:
-        window = jnp.concatenate(pieces, axis)
+        window = jnp.concatenate(slices, axis)
     else:
-        parts = (jnp.zeros(_resized(block.shape, axis, plan.width), block.dtype),)
-        if pieces:
+        segments = (jnp.zeros(_resized(block.shape, axis, plan.width), block.dtype),)
+        if slices:
             looked_up = functools.partial(_looked_up, plan, axis)
-            taken_apart = functools.partial(_taken_apart, plan, axis)
-            parts = linear_call(looked_up, taken_apart, numbers, pieces)
+            transposed = functools.partial(_transposed_window, plan, axis)
+            segments = linear_call(looked_up, transposed, table, slices)
         if fill:
-            parts = _filled(parts, numbers, axis, fill)
-        window = jnp.concatenate(parts, axis)
+            segments = _filled(segments, table, axis, fill)
+        window = jnp.concatenate(segments, axis)
     return window if index is None else jnp.take(window, index[0], axis, mode="clip")
 
 
-def settled(numbers: Any) -> Any:
-    """A device's numbers, computed once, however many loops over elements use them.
+def settled(table: Any) -> Any:
+    """This device's table row, computed once, however many loops over elements use it.
 
     XLA takes them out of the table again for every element of such a loop (on CPUs up to half of
-    the time of a convolution), unless something stands between that is computed on its own: sorting
-    is, also by what is in order already.
+    the time of a convolution), unless an operation that is not fused separates them: a sort
+    is such, also of sorted keys.
 
     Args:
-        numbers: (1, n) int32, this device's row of a table.
-
-    Returns:
-        The same.
+        table: (1, n) int32, this device's row of a table.
 
     Example:
         >>> settled(jnp.array([[3, 1, 2]])).tolist()
         [[3, 1, 2]]
     """
-    order = lax.broadcasted_iota(np.int32, numbers.shape, 1)
-    return lax.sort((order, numbers), num_keys=1)[1]
+    order = lax.broadcasted_iota(np.int32, table.shape, 1)
+    return lax.sort((order, table), num_keys=1)[1]
 
 
-def _looked_up(
-    plan: WindowPlan, axis: int, numbers: Any, pieces: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """The window in parts: before the core, the core, and after it; or all in one."""
+def _looked_up(plan: WindowPlan, axis: int, table: Any, slices: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The window in segments: before the core, the core, and after it; or all in one."""
     core = plan.core
     if core is None:
-        return (_rows(0, plan.width, axis, numbers, pieces),)
-    start = core.first - numbers[0, 4 * core.move + 2] if core.start is None else core.start
+        return (_rows(0, plan.width, axis, table, slices),)
+    start = core.first - table[0, 4 * core.move + 2] if core.start is None else core.start
     return (
-        _rows(0, core.first, axis, numbers, pieces),
-        lax.dynamic_slice_in_dim(pieces[core.move], start, core.last - core.first, axis),
-        _rows(core.last, plan.width, axis, numbers, pieces),
+        _rows(0, core.first, axis, table, slices),
+        lax.dynamic_slice_in_dim(slices[core.move], start, core.last - core.first, axis),
+        _rows(core.last, plan.width, axis, table, slices),
     )
 
 
-def _rows(first: int, last: int, axis: int, numbers: Any, pieces: tuple[Any, ...]) -> Any:
-    """Rows of the window, each looked up in its slice; zeros where no row is."""
-    found = jnp.zeros(_resized(pieces[0].shape, axis, last - first), pieces[0].dtype)
+def _rows(first: int, last: int, axis: int, table: Any, slices: tuple[Any, ...]) -> Any:
+    """Rows of the window, each gathered from its slice; zeros for missing rows."""
+    window = jnp.zeros(_resized(slices[0].shape, axis, last - first), slices[0].dtype)
     rows = jnp.arange(first, last, dtype=np.int32)
-    line = (-1,) + (1,) * (found.ndim - axis - 1)
-    for k, piece in enumerate(pieces):
-        at = rows - numbers[0, 4 * k + 2]
-        here = (at >= 0) & (at < numbers[0, 4 * k + 3])
-        found = jnp.where(here.reshape(line), jnp.take(piece, at, axis, mode="clip"), found)
-    return found
+    line = (-1,) + (1,) * (window.ndim - axis - 1)
+    for k, source in enumerate(slices):
+        at = rows - table[0, 4 * k + 2]
+        in_slice = (at >= 0) & (at < table[0, 4 * k + 3])
+        window = jnp.where(in_slice.reshape(line), jnp.take(source, at, axis, mode="clip"), window)
+    return window
 
 
-def _filled(parts: tuple[Any, ...], numbers: Any, axis: int, fill: Any) -> tuple[Any, ...]:
-    """The parts, with `fill` where no row is; in the core, the second of them, all are."""
+def _filled(segments: tuple[Any, ...], table: Any, axis: int, fill: Any) -> tuple[Any, ...]:
+    """The segments, with `fill` for missing rows; the second, the core, has none."""
     filled, first = [], 0
-    for k, part in enumerate(parts):
-        rows = first + lax.broadcasted_iota(np.int32, part.shape, axis)
-        exists = (rows >= numbers[0, -2]) & (rows < numbers[0, -1])
-        filled.append(part if k == 1 else jnp.where(exists, part, jnp.array(fill, part.dtype)))
-        first += part.shape[axis]
+    for k, segment in enumerate(segments):
+        rows = first + lax.broadcasted_iota(np.int32, segment.shape, axis)
+        exists = (rows >= table[0, -2]) & (rows < table[0, -1])
+        filled.append(
+            segment if k == 1 else jnp.where(exists, segment, jnp.array(fill, segment.dtype))
+        )
+        first += segment.shape[axis]
     return tuple(filled)
 
 
-def _taken_apart(
-    plan: WindowPlan, axis: int, numbers: Any, parts: tuple[Any, ...]
+def _transposed_window(
+    plan: WindowPlan, axis: int, table: Any, segments: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """The transpose. JAX's own has updates and slices by turns, on which XLA's CPU compiler fails.
 
     (jaxlib 0.10: "Incorrect number of arguments passed to called function" in such a fusion.)
     """
-    window = jnp.concatenate(parts, axis)
+    window = jnp.concatenate(segments, axis)
     # At least one row more: XLA computes a padded array once, and others for each slice again.
-    places = plan.numbers[:, 2:-2:4].max(0)
-    ends = (int(place) + move.length for place, move in zip(places, plan.moves, strict=True))
+    in_window = plan.table[:, 2:-2:4].max(0)
+    ends = (int(offset) + move.length for offset, move in zip(in_window, plan.moves, strict=True))
     more = max(plan.width + 1, *ends) - plan.width
     widths = [(0, more if a == axis else 0, 0) for a in range(window.ndim)]
     window = lax.pad(window, jnp.zeros((), window.dtype), widths)
-    pieces = []
+    slices = []
     for k, move in enumerate(plan.moves):
-        piece = lax.dynamic_slice_in_dim(window, numbers[0, 4 * k + 2], move.length, axis)
-        rows = lax.broadcasted_iota(np.int32, piece.shape, axis)
-        pieces.append(jnp.where(rows < numbers[0, 4 * k + 3], piece, jnp.zeros_like(piece)))
-    return tuple(pieces)
+        source = lax.dynamic_slice_in_dim(window, table[0, 4 * k + 2], move.length, axis)
+        rows = lax.broadcasted_iota(np.int32, source.shape, axis)
+        slices.append(jnp.where(rows < table[0, 4 * k + 3], source, jnp.zeros_like(source)))
+    return tuple(slices)
 
 
-def _piece(block: Any, move: Move, numbers: Any, column: int, axis: int, names: Axes) -> Any:
-    piece = block
+def _slice_of(block: Any, move: Move, table: Any, column: int, axis: int, names: Axes) -> Any:
+    source = block
     if move.length < block.shape[axis]:
-        first = numbers[0, column]
-        piece = lax.dynamic_slice_in_dim(block, first, move.length, axis)
+        first = table[0, column]
+        source = lax.dynamic_slice_in_dim(block, first, move.length, axis)
     if move.shifted:
-        longer = jnp.concatenate([piece, jnp.zeros_like(piece)], axis)
-        piece = lax.dynamic_slice_in_dim(longer, numbers[0, column + 1], move.length, axis)
-    return lax.ppermute(piece, names, move.pairs) if move.hop else piece
+        longer = jnp.concatenate([source, jnp.zeros_like(source)], axis)
+        source = lax.dynamic_slice_in_dim(longer, table[0, column + 1], move.length, axis)
+    return lax.ppermute(source, names, move.pairs) if move.hop else source
 
 
 def _side_by_side(plan: WindowPlan) -> bool:
-    """Whether the slices one after the other make every device's window.
+    """Whether the concatenated slices are every device's window.
 
     A device that gets no slice of some distance has zeros there, as `ppermute` gives them.
     """
-    stays = any(move.hop == 0 and len(move.pairs) == len(plan.numbers) for move in plan.moves)
+    has_own_rows = any(move.hop == 0 and len(move.pairs) == len(plan.table) for move in plan.moves)
     edges = [0, *itertools.accumulate(move.length for move in plan.moves)]
-    return stays and [*(move.place for move in plan.moves), plan.width] == edges
+    return has_own_rows and [*(move.offset for move in plan.moves), plan.width] == edges
 
 
 def _resized(shape: tuple[int, ...], axis: int, rows: int) -> tuple[int, ...]:

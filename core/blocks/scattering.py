@@ -26,10 +26,10 @@ from isoshard.core.transfer.place import shard
 def scatter_tensor(
     tensor: Any, mesh: Mesh, placements: Any, sharding_shapes: Any = "chunk", *, name: str = "array"
 ) -> Any:
-    """Lay a whole array out in shards of given shapes.
+    """Shard a global array in shards of given shapes.
 
     Args:
-        tensor: a NumPy or JAX array, or a torch tensor, whole.
+        tensor: a NumPy or JAX array, or a torch tensor, unsplit.
         mesh: the mesh, or what `as_mesh` takes.
         placements: any spelling of a spec; DTensor placements once the torch bridge is loaded.
         sharding_shapes: "chunk" for those of `torch.chunk`; or for mesh axes, by name or index, the
@@ -56,19 +56,19 @@ def scatter_tensor(
     if isinstance(sharding_shapes, str):
         if sharding_shapes != "chunk":
             raise ShardingError(
-                f"{name}: sharding_shapes is 'chunk' or a mapping, given was {sharding_shapes!r}; "
-                "what each process has alone is laid out with iso.from_local"
+                f"{name}: sharding_shapes is 'chunk' or a mapping, got {sharding_shapes!r}; "
+                "what each process has alone is sharded with iso.from_local"
             )
         return shard(tensor, mesh, spec, uneven="pad", name=name)
     split = {}
     for axis, entry in enumerate(spec):
         for mesh_axis in axis_names(entry):
             split[mesh_axis] = (axis, len(axis_names(entry)))
-    sizes, faults = _sizes(sharding_shapes, tuple(tensor.shape), mesh, split)
-    if faults:
+    sizes, errors = _sizes(sharding_shapes, tuple(tensor.shape), mesh, split)
+    if errors:
         raise ShardingError(
             f"{name}: sharding_shapes do not fit shape {tuple(tensor.shape)} by {spec}: "
-            f"{'; '.join(faults)}. Give one local shape per device along a mesh axis that splits "
+            f"{'; '.join(errors)}. Give one local shape per device along a mesh axis that splits "
             f"an axis alone; the mesh axes are {describe_mesh(mesh)}."
         )
     return shard(tensor, mesh, spec, uneven="pad", sizes=sizes, name=name)
@@ -80,28 +80,34 @@ def _sizes(
     mesh: Mesh,
     split: Mapping[str, tuple[int, int]],
 ) -> tuple[dict[int, tuple[int, ...]], list[str]]:
-    """The sizes along each tensor axis, and what is wrong with the shapes."""
-    sizes, faults = {}, []
+    """The sizes along each tensor axis, and the errors of the shapes."""
+    sizes, errors = {}, []
     names = mesh.axis_names
     for key, local in shapes.items():
-        known = isinstance(key, int | np.integer) and 0 <= key < len(names)
-        mesh_axis = str(names[key] if known else key)
+        is_index = isinstance(key, int | np.integer) and 0 <= key < len(names)
+        mesh_axis = str(names[key] if is_index else key)
         if mesh_axis not in names:
-            faults.append(f"there is no mesh axis {key!r}")
+            errors.append(f"there is no mesh axis {key!r}")
         elif mesh_axis not in split:
-            faults.append(f"mesh axis {key!r} splits no axis")
+            errors.append(f"mesh axis {key!r} splits no axis")
         elif split[mesh_axis][1] > 1:
-            faults.append(f"mesh axis {key!r} splits axis {split[mesh_axis][0]} with others")
-        elif wrong := [tuple(own) for own in local if len(own) != len(shape)]:
-            faults.append(f"along {key!r} there are shapes of another rank: {wrong}")
+            errors.append(f"mesh axis {key!r} splits axis {split[mesh_axis][0]} with others")
+        elif wrong := [
+            tuple(local_shape) for local_shape in local if len(local_shape) != len(shape)
+        ]:
+            errors.append(f"along {key!r} there are shapes of another rank: {wrong}")
         else:
             axis = split[mesh_axis][0]
-            whole = {at for at in range(len(shape)) if all(at != own for own, _ in split.values())}
-            for own in local:
-                faults += [
-                    f"along {key!r} a shape is {tuple(own)}, and axis {at} has {shape[at]}"
-                    for at in sorted(whole)
-                    if own[at] != shape[at]
+            unsplit = {
+                at
+                for at in range(len(shape))
+                if all(at != local_shape for local_shape, _ in split.values())
+            }
+            for local_shape in local:
+                errors += [
+                    f"along {key!r} a shape is {tuple(local_shape)}, and axis {at} has {shape[at]}"
+                    for at in sorted(unsplit)
+                    if local_shape[at] != shape[at]
                 ]
-            sizes[axis] = tuple(int(own[axis]) for own in local)
-    return sizes, faults
+            sizes[axis] = tuple(int(local_shape[axis]) for local_shape in local)
+    return sizes, errors

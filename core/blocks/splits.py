@@ -3,12 +3,12 @@
 >>> split = AxisSplit((5, 2, 7, 4), 7)
 >>> split.extent, split.padded                           # 18 elements in 4 blocks of 7
 (18, 28)
->>> split.places()[:8].tolist()                          # where the elements are
+>>> split.positions()[:8].tolist()                          # positions of the elements
 [0, 1, 2, 3, 4, 7, 8, 14]
 
-Packing puts the elements of a whole axis in their places; unpacking takes them out again. Where
+Packing scatters the elements of an unsplit axis to their positions; unpacking gathers them. Where
 only the end is padded, as `torch.chunk` does, that is `lax.pad` and `lax.slice`. Neither reads
-padding, and neither do their gradients: each is the transpose of the other. A whole axis is
+padding, and neither do their gradients: each is the transpose of the other. An unsplit axis is
 replicated.
 """
 
@@ -35,7 +35,7 @@ class AxisSplit:
         sizes: the valid elements of each block.
         block: elements of a block, valid or not.
         names: the mesh axes that split it, outermost first; none if it is padded only.
-        mesh: the mesh they belong to, if it is known.
+        mesh: the mesh they belong to, or None.
     """
 
     sizes: tuple[int, ...]
@@ -61,11 +61,11 @@ class AxisSplit:
         return self.sizes == (*like, *[0] * (len(self.sizes) - len(like)))
 
     def valid(self) -> np.ndarray:
-        """Which places are valid, as booleans."""
+        """Which positions are valid, as booleans."""
         return (np.arange(self.block) < np.array(self.sizes)[:, None]).reshape(-1)
 
-    def places(self) -> np.ndarray:
-        """The place of each element."""
+    def positions(self) -> np.ndarray:
+        """The position of each element."""
         return np.flatnonzero(self.valid())
 
 
@@ -73,10 +73,6 @@ def valid_mask(
     splits: Sequence[AxisSplit | None], axes: Sequence[int] | None = None
 ) -> Array | None:
     """Which elements of a padded array are valid.
-
-    Args:
-        splits: one entry per axis; None is not padded.
-        axes: those to look at; by default all.
 
     Returns:
         Booleans that broadcast to the padded shape; None if every element is valid.
@@ -94,16 +90,7 @@ def valid_mask(
 
 
 def pack_axis(x: Array, axis: int, split: AxisSplit) -> Array:
-    """Put the elements of a whole axis in their places, zeros between them.
-
-    Args:
-        x: of any shape, `split.extent` elements along the axis.
-        axis: which.
-        split: where they are to go.
-
-    Returns:
-        The array with `split.padded` elements along the axis.
-    """
+    """Scatter the elements of an unsplit axis to their positions, zeros between them."""
     x = _undivided(x, axis, split)
     if split.extent == split.padded:
         return x
@@ -111,39 +98,22 @@ def pack_axis(x: Array, axis: int, split: AxisSplit) -> Array:
         widths = [(0, 0, 0)] * x.ndim
         widths[axis] = (0, split.padded - split.extent, 0)
         return lax.pad(x, jnp.zeros((), x.dtype), widths)
-    numbers = np.maximum(np.cumsum(split.valid()) - 1, 0)
-    moved = _undivided(_take(x, numbers, axis), axis, split)
+    indices = np.maximum(np.cumsum(split.valid()) - 1, 0)
+    moved = _undivided(_take(x, indices, axis), axis, split)
     splits = [split if at == axis else None for at in range(x.ndim)]
     mask = valid_mask(splits)
     return moved if mask is None else jnp.where(mask, moved, jnp.zeros((), x.dtype))
 
 
 def unpack_axis(x: Array, axis: int, split: AxisSplit) -> Array:
-    """Take the elements of an axis out of their places.
-
-    Args:
-        x: of any shape, `split.padded` elements along the axis.
-        axis: which.
-        split: where they are.
-
-    Returns:
-        The array with `split.extent` elements along the axis.
-    """
+    """Gather the elements of an axis from their positions."""
     if split.ends:
         return _undivided(lax.slice_in_dim(x, 0, split.extent, axis=axis), axis, split)
-    return _undivided(_take(_undivided(x, axis, split), split.places(), axis), axis, split)
+    return _undivided(_take(_undivided(x, axis, split), split.positions(), axis), axis, split)
 
 
 def constrain(x: Array, splits: Sequence[AxisSplit | None]) -> Array:
-    """Ask the compiler to lay a padded array out block by block; other axes as it likes.
-
-    Args:
-        x: traced.
-        splits: one entry per axis.
-
-    Returns:
-        The same values.
-    """
+    """Constrain a padded array to its blocks; other axes are left to the compiler."""
     meshes = [split.mesh for split in splits if split is not None and split.mesh and split.names]
     if not meshes:
         return x
@@ -152,7 +122,7 @@ def constrain(x: Array, splits: Sequence[AxisSplit | None]) -> Array:
 
 
 def _undivided(x: Array, axis: int, split: AxisSplit) -> Array:
-    """Ask the compiler to replicate an axis.
+    """Constrain an axis to be replicated.
 
     It would divide the axis too, but its partitioner is not to be relied on there. With jax 0.10.2
     on CPU the gradient of a maximum over windows is wrong (18 rows over 2 or 4 devices), and that
@@ -165,5 +135,5 @@ def _undivided(x: Array, axis: int, split: AxisSplit) -> Array:
     return lax.with_sharding_constraint(x, NamedSharding(split.mesh, P(*entries)))
 
 
-def _take(x: Array, numbers: np.ndarray, axis: int) -> Array:
-    return jnp.take(x, jnp.asarray(numbers, np.int32), axis=axis, mode="clip")
+def _take(x: Array, indices: np.ndarray, axis: int) -> Array:
+    return jnp.take(x, jnp.asarray(indices, np.int32), axis=axis, mode="clip")

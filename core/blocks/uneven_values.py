@@ -27,27 +27,17 @@ from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.uneven import Sizes, UnevenArray, is_uneven
 
 from .block_values import Frame, Splits, Value, as_value
-from .hints import hints_of, layout_told
+from .hints import hints_of, sharding_from
 from .splits import AxisSplit
 
 
 def splits_of(u: UnevenArray) -> Splits:
-    """The split of each axis of an array.
-
-    Args:
-        u: the array.
-
-    Returns:
-        One `AxisSplit` per axis, None for those that are not padded.
-
-    Raises:
-        ShardingError: the array has another rank than its shape: it is batched.
-    """
+    """The split of each axis of an array."""
     rank = len(u.array.shape)
     if rank != u.ndim:
         raise ShardingError(
-            f"an UnevenArray of shape {u.shape} holds an array of rank {rank}: it is batched by "
-            "jax.vmap, which knows nothing of blocks. Give the function the batch as an axis, or "
+            f"an UnevenArray of shape {u.shape} has an array of rank {rank}: it is batched by "
+            "jax.vmap, which does not support blocks. Pass the batch as an axis, or "
             "write jax.vmap inside what is lifted: iso.domain.lift(jax.vmap(f))."
         )
     layout = u.sharding if isinstance(u.sharding, NamedSharding) else u.layout
@@ -55,16 +45,7 @@ def splits_of(u: UnevenArray) -> Splits:
 
 
 def splits_over(sizes: Sizes, padded: Sequence[int], layout: NamedSharding | None) -> Splits:
-    """The split of each axis, where a layout splits it into as many blocks.
-
-    Args:
-        sizes: per axis the valid elements of each block, or None.
-        padded: the shape of the padded array.
-        layout: of that; None if it is not known.
-
-    Returns:
-        One `AxisSplit` per axis, None for those that are not padded.
-    """
+    """The split of each axis, where a sharding splits it into as many blocks."""
     entries = () if layout is None else tuple(layout.spec)
     mesh = None if layout is None else auto(layout.mesh)
     splits: list[AxisSplit | None] = []
@@ -73,51 +54,39 @@ def splits_over(sizes: Sizes, padded: Sequence[int], layout: NamedSharding | Non
             splits.append(None)
             continue
         names = axis_names(entries[axis]) if axis < len(entries) else ()
-        parts = int(np.prod([mesh.shape[name] for name in names])) if mesh is not None else 1
-        names = names if parts == len(size) else ()
+        shards = int(np.prod([mesh.shape[name] for name in names])) if mesh is not None else 1
+        names = names if shards == len(size) else ()
         splits.append(AxisSplit(size, padded[axis] // len(size), names, mesh))
     return tuple(splits)
 
 
 def value_of(x: Any) -> Value:
-    """An array, in blocks or whole, as a value."""
+    """An array, in blocks or not, as a value."""
     return frame_of(x).of(x.array) if is_uneven(x) else as_value(x)
 
 
 def frame_of(u: UnevenArray) -> Frame:
-    """The frame of an array: its blocks, and the layout of its other axes.
-
-    Raises:
-        ShardingError: as `splits_of`.
-    """
+    """The frame of an array: its blocks, and the sharding of its other axes."""
     layout = u.sharding if isinstance(u.sharding, NamedSharding) else u.layout
     return Frame(splits_of(u), hints_of(layout, u.ndim))
 
 
 def operand_of(value: Value) -> Any:
-    """A value as an array.
-
-    Args:
-        value: in blocks that are `placed`, or whole.
-
-    Returns:
-        An UnevenArray; its layout is P.UNCONSTRAINED along an axis that is not padded, if its
-        layout is not known. A whole value as it is.
-    """
+    """A value as an array."""
     if mesh_of_blocks([value]) is None:
         return value.array
-    layout = layout_told(value.splits, value.hints, P.UNCONSTRAINED)
+    layout = sharding_from(value.splits, value.hints, P.UNCONSTRAINED)
     sizes = [None if split is None else split.sizes for split in value.splits]
     return UnevenArray(value.array, value.shape, sizes, layout)
 
 
 def placed(values: Sequence[Value]) -> bool:
-    """Whether it is known which device of one mesh has each block, and there are blocks."""
+    """Whether there are blocks, and all are on one known mesh."""
     return mesh_of_blocks(values) is not None
 
 
 def mesh_of_blocks(values: Sequence[Value]) -> Mesh | None:
-    """The mesh of the blocks; None where it is not known, or not one."""
+    """The mesh of the blocks; None where it is unknown, or not one."""
     splits = [split for value in values for split in value.splits if split is not None]
     meshes = {split.mesh if split.names else None for split in splits}
     return meshes.pop() if len(meshes) == 1 else None

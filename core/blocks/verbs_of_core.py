@@ -29,7 +29,7 @@ from .packing import reshard_uneven as reshard_uneven
 def shard_padded(
     x: Any, mesh: Mesh, spec: Any, sizes: Any, copy: bool | None, name: str | None
 ) -> Any:
-    """Lay out with padding; every leaf is checked before one is placed."""
+    """Shard with padding; every leaf is checked before one is placed."""
     if isinstance(x, np.ndarray):
         x = narrowed(x, copy, name or "array")
     if isinstance(x, np.ndarray | jax.Array):
@@ -43,13 +43,13 @@ def shard_padded(
         )
     theirs = [leaf.name for leaf in leaves if leaf.framework is not None]
     if theirs or sizes is not None:
-        fault = f"{', '.join(theirs)} belong to a framework" if theirs else "x is a tree of arrays"
+        reason = f"{', '.join(theirs)} belong to a framework" if theirs else "x is a tree of arrays"
         raise ShardingError(
-            f"uneven='pad' is of trees of NumPy and JAX arrays, and sizes= of one array: {fault}. "
+            f"uneven='pad' is of trees of NumPy and JAX arrays, and sizes= of one array: {reason}. "
             "Shard the arrays and tensors one by one."
         )
     assign(leaves, structure, mesh, spec, name)
-    faults = []
+    errors = []
     arrays = [leaf for leaf in leaves if not leaf.stays]
     for leaf in arrays:
         try:
@@ -59,8 +59,8 @@ def shard_padded(
             if copy is False and any(plan_splits(leaf.value.shape, sharding, None)):
                 raise no_sharing(leaf.name, "blocks of other sizes are padded")
         except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
+            errors.append(error)
+    raise_collected(errors)
     for leaf in arrays:
         leaf.value = pack(leaf.value, mesh, leaf.spec, copy=copy, name=leaf.name)
     return jax.tree.unflatten(structure, [leaf.value for leaf in leaves])

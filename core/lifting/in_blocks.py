@@ -1,4 +1,4 @@
-"""A function with two bodies: one for whole arrays, one for arrays in blocks.
+"""A function with two implementations: for arrays, and for arrays in blocks.
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.lifting.lifting import lift
@@ -13,11 +13,11 @@
 >>> lift(lambda x: running(x) * 2)(u).sizes              # by the rule: nothing is gathered
 ((5, 2, 7, 4),)
 
-The first body is what JAX sees: it is traced, differentiated and compiled as if it stood there.
+JAX sees the first: it is traced, differentiated and compiled as if it were called directly.
 Where a function is traced to be interpreted on blocks (by `interpreting.trace`, as in `lift`), the
-call is recorded as one primitive, which the interpreter answers with the second body, the rule, if
+call is recorded as one primitive, which the interpreter replaces with the second, the rule, if
 an operand is in blocks. Its JVP and its transpose are recorded as such calls too, each with two
-bodies: that of the function and that of the rule.
+implementations: that of the function and that of the rule.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ Rule = Callable[[list[Value]], Any]  # gives a list of values, or None: it decli
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Call:
-    """What is called, on flat lists of arrays or values.
+    """The callee, on flat lists of arrays or values.
 
     Attributes:
-        function: of whole arrays.
+        function: of global arrays.
         rule: of values.
         results: what the function gives, as JAX's abstract values.
         primal: of a derivative, the call it is of.
@@ -64,16 +64,16 @@ class _Call:
 
 
 def in_blocks(function: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Say what a function is on arrays in blocks.
+    """Define a function on arrays in blocks.
 
     Args:
         function: of arrays and trees of them, and of nothing else: close over what is static, and
             over no array that is traced.
-        rule: the same of `UnevenArray`s; called with at least one, other operands whole. An axis of
-            theirs that is not padded is P.UNCONSTRAINED in `.layout` where its layout is not known.
-            It gives what the function gives, in blocks or whole, and may give `NotImplemented`:
-            then the function is interpreted primitive by primitive. Derivatives are taken through
-            it, so it has them.
+        rule: the same of `UnevenArray`s; called with at least one, other operands unsplit. An axis
+            of theirs that is not padded is P.UNCONSTRAINED in `.layout` where its sharding is
+            unknown. It returns the function's results, in blocks or not, or `NotImplemented`: then
+            the function is interpreted primitive by primitive. Derivatives are taken through it, so
+            it has them.
 
     Returns:
         A function of the same arguments. Under `jax.vmap` it is `function` alone.
@@ -107,12 +107,14 @@ def in_blocks(function: Callable[..., Any], rule: Callable[..., Any]) -> Callabl
         def by_rule(values: list[Value]) -> list[Value] | None:
             if not placed(values):
                 return None
-            found = rule(*jax.tree.unflatten(structure, [operand_of(value) for value in values]))
-            if found is NotImplemented:
+            outputs = rule(*jax.tree.unflatten(structure, [operand_of(value) for value in values]))
+            if outputs is NotImplemented:
                 return None
-            made = [value_of(x) for x in jax.tree.leaves(found, is_leaf=is_uneven)]
-            _check(getattr(rule, "__name__", "a rule"), [value.shape for value in made], shapes)
-            return made
+            values_out = [value_of(x) for x in jax.tree.leaves(outputs, is_leaf=is_uneven)]
+            _check(
+                getattr(rule, "__name__", "a rule"), [value.shape for value in values_out], shapes
+            )
+            return values_out
 
         call = _Call(flat, by_rule, tuple(closed.out_avals))
         return jax.tree.unflatten(jax.tree.structure(out), _in_blocks.bind(*leaves, call=call))
@@ -124,48 +126,54 @@ def in_blocks(function: Callable[..., Any], rule: Callable[..., Any]) -> Callabl
 def interpreted(eqn: JaxprEqn, values: list[Value]) -> Sequence[Value]:
     """The rule; where it declines, the function."""
     call = eqn.params["call"]
-    found = call.rule(values)
-    if found is not None:
-        return found
+    results = call.rule(values)
+    if results is not None:
+        return results
     shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values]
     return interpret_program(trace(call.function, shapes)[0], values)
 
 
 def _batched(arrays: Sequence[Any], axes: Sequence[Any], *, call: _Call) -> Any:
-    found = jax.vmap(call.function, in_axes=tuple(axes))(*arrays)
-    return found, [0] * len(found)
+    results = jax.vmap(call.function, in_axes=tuple(axes))(*arrays)
+    return results, [0] * len(results)
 
 
 def _derivative(primals: Sequence[Any], tangents: Sequence[Any], *, call: _Call) -> Any:
     """The JVP: the results, and their tangents, by a call of its own, linear in the tangents."""
-    found = _in_blocks.bind(*primals, call=call)
+    results = _in_blocks.bind(*primals, call=call)
     moving = tuple(i for i, x in enumerate(tangents) if not isinstance(x, Zero))
     count, flowing = len(primals), _inexact(call.results)
 
     def pushed(*arrays: Any) -> list[Any]:
-        held, changes = arrays[:count], arrays[count:]
-        return jax.jvp(_of(call.function, held, moving, flowing), _at(held, moving), changes)[1]
+        primals_in, tangents_in = arrays[:count], arrays[count:]
+        return jax.jvp(
+            _of(call.function, primals_in, moving, flowing), _at(primals_in, moving), tangents_in
+        )[1]
 
     def by_rule(values: list[Value]) -> list[Value] | None:
         run, results = _run(call, values[:count])
         if run is None:
             return None
-        held = [value.array for value in values[:count]]
-        changes = [
-            value.laid(values[i].splits).with_zeros().array
+        primals_in = [value.array for value in values[:count]]
+        tangents_in = [
+            value.with_splits(values[i].splits).with_zeros().array
             for i, value in zip(moving, values[count:], strict=True)
         ]
-        made = jax.jvp(_of(run, held, moving, flowing), _at(held, moving), changes)[1]
-        return [results[i].of(x) for i, x in zip(flowing, made, strict=True)]
+        tangents_out = jax.jvp(
+            _of(run, primals_in, moving, flowing), _at(primals_in, moving), tangents_in
+        )[1]
+        return [results[i].of(x) for i, x in zip(flowing, tangents_out, strict=True)]
 
     changed = _Call(pushed, by_rule, tuple(_at(call.results, flowing)), call, moving)
-    given = _at(tangents, moving)
+    moving_tangents = _at(tangents, moving)
     pushed_to = dict(
-        zip(flowing, _in_blocks.bind(*primals, *given, call=changed), strict=True) if given else ()
+        zip(flowing, _in_blocks.bind(*primals, *moving_tangents, call=changed), strict=True)
+        if moving_tangents
+        else ()
     )
-    return found, [
+    return results, [
         pushed_to[i] if i in pushed_to else Zero(jax.typeof(x).to_tangent_aval())
-        for i, x in enumerate(found)
+        for i, x in enumerate(results)
     ]
 
 
@@ -173,41 +181,45 @@ def _transposed(cotangents: Sequence[Any], *operands: Any, call: _Call) -> list[
     """The transpose of a JVP: the gradients of the operands in which it is linear."""
     primal, moving = call.primal, call.moving
     linear = [i for i, x in enumerate(operands) if is_undefined_primal(x)]
-    given = [_instantiated(x) for x in cotangents]
+    instantiated = [_instantiated(x) for x in cotangents]
     count = len(operands) - len(moving)
     if primal is None or linear != list(range(count, len(operands))):
-        return _transposed_inside(given, operands, call)
+        return _transposed_inside(instantiated, operands, call)
     flowing = _inexact(primal.results)
 
     def pulled(*arrays: Any) -> list[Any]:
-        held, changes = arrays[:count], arrays[count:]
-        pull = jax.vjp(_of(primal.function, held, moving, flowing), *_at(held, moving))[1]
-        return list(pull(list(changes)))
+        primals_in, cotangents_in = arrays[:count], arrays[count:]
+        pull = jax.vjp(_of(primal.function, primals_in, moving, flowing), *_at(primals_in, moving))[
+            1
+        ]
+        return list(pull(list(cotangents_in)))
 
     def by_rule(values: list[Value]) -> list[Value] | None:
         run, results = _run(primal, values[:count])
         if run is None:
             return None
-        held = [value.array for value in values[:count]]
-        changes = [
-            value.laid(results[i].splits).with_zeros().array
+        primals_in = [value.array for value in values[:count]]
+        cotangents_in = [
+            value.with_splits(results[i].splits).with_zeros().array
             for i, value in zip(flowing, values[count:], strict=True)
         ]
-        pull = jax.vjp(_of(run, held, moving, flowing), *_at(held, moving))[1]
-        return [values[i].frame.of(x) for i, x in zip(moving, pull(changes), strict=True)]
+        pull = jax.vjp(_of(run, primals_in, moving, flowing), *_at(primals_in, moving))[1]
+        return [values[i].frame.of(x) for i, x in zip(moving, pull(cotangents_in), strict=True)]
 
     results = tuple(operands[i].aval for i in linear)
-    made = _in_blocks.bind(*operands[:count], *given, call=_Call(pulled, by_rule, results))
-    return [None] * count + made
+    operand_cotangents = _in_blocks.bind(
+        *operands[:count], *instantiated, call=_Call(pulled, by_rule, results)
+    )
+    return [None] * count + operand_cotangents
 
 
-def _transposed_inside(given: list[Any], operands: Sequence[Any], call: _Call) -> list[Any]:
+def _transposed_inside(cotangents: list[Any], operands: Sequence[Any], call: _Call) -> list[Any]:
     """The transpose of a call that is linear by itself: of the function alone."""
     linear = tuple(i for i, x in enumerate(operands) if is_undefined_primal(x))
     shapes = [jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in _at(operands, linear)]
-    run = _of(call.function, operands, linear, tuple(range(len(given))))
-    made = dict(zip(linear, jax.linear_transpose(run, *shapes)(given), strict=True))
-    return [made.get(i) for i in range(len(operands))]
+    run = _of(call.function, operands, linear, tuple(range(len(cotangents))))
+    by_index = dict(zip(linear, jax.linear_transpose(run, *shapes)(cotangents), strict=True))
+    return [by_index.get(i) for i in range(len(operands))]
 
 
 _in_blocks = new_primitive(
@@ -224,7 +236,7 @@ _in_blocks = new_primitive(
 
 def _of(
     function: Callable[..., Sequence[Any]],
-    held: Sequence[Any],
+    operands: Sequence[Any],
     moving: tuple[int, ...],
     flowing: tuple[int, ...],
 ) -> Callable[..., list[Any]]:
@@ -232,20 +244,20 @@ def _of(
 
     def run(*arrays: Any) -> list[Any]:
         moved = dict(zip(moving, arrays, strict=True))
-        return _at(function(*(moved.get(i, x) for i, x in enumerate(held))), flowing)
+        return _at(function(*(moved.get(i, x) for i, x in enumerate(operands))), flowing)
 
     return run
 
 
 def _run(call: _Call, values: list[Value]) -> tuple[Any, list[Frame]]:
-    """A rule as a function of arrays, and the layouts of its results; None if it declines."""
+    """A rule as a function of arrays, and the frames of its results; None if it declines."""
     declined = False
 
     def inside(values: list[Value]) -> list[Value]:
         nonlocal declined
-        found = call.rule(values)
-        declined = found is None
-        return [] if found is None else found
+        outputs = call.rule(values)
+        declined = outputs is None
+        return [] if outputs is None else outputs
 
     results = results_of(inside, values)
     if declined:
@@ -253,11 +265,11 @@ def _run(call: _Call, values: list[Value]) -> tuple[Any, list[Frame]]:
     return on_arrays(inside, [value.frame for value in values], results), results
 
 
-def _check(name: str, made: list[tuple[int, ...]], shapes: list[tuple[int, ...]]) -> None:
-    if made != shapes:
+def _check(name: str, got: list[tuple[int, ...]], shapes: list[tuple[int, ...]]) -> None:
+    if got != shapes:
         raise ShardingError(
-            f"{name} gives, in blocks, results of shapes {made}, and the function gives {shapes}; "
-            "let both give the same true shapes"
+            f"{name} returns, in blocks, results of shapes {got}, and the function gives {shapes}; "
+            "return the same true shapes from both"
         )
 
 

@@ -1,4 +1,4 @@
-"""Lifting: a function written for whole arrays, called with arrays in blocks of any sizes.
+"""Lifting: a function written for arrays, called with arrays in blocks of any sizes.
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -12,19 +12,19 @@
 (((5, 2, 7, 4),), P('x',))
 
 The function is traced at the true shapes, so that means divide by the true counts and shapes are
-those its author knows; what it then does is done on the padded arrays, primitive by primitive:
+the author's; the jaxpr is then interpreted on the padded arrays, primitive by primitive:
 
 - elementwise primitives as they are, and matrix products with zeros for padding;
-- reductions (so softmax, var, norms) with padding replaced by what changes nothing;
-- convolutions, windows, running sums, slices, padding and concatenation by what neighbours send
+- reductions (so softmax, var, norms) with padding replaced by the identity;
+- convolutions, windows, running sums, slices, padding and concatenation by halo exchange
   (`window_rules`, `movement_rules`): no axis is gathered;
 - where order matters otherwise (sort, indexing, steps, a reshape of the axis), and in primitives
   without a rule, at the true shape, which gathers that axis on every device.
 
-A function may say itself what it is on blocks: `in_blocks`.
+A function may define itself on blocks: `in_blocks`.
 
-A result is an `UnevenArray` where an axis keeps its blocks; its padding holds zeros. Otherwise it
-is a whole array. Gradients have the arguments' layouts, and zeros in the padding.
+A result is an `UnevenArray` where an axis keeps its blocks; its padding is zero. Otherwise it
+is a plain array. Gradients have the arguments' shardings, and zeros in the padding.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.blocks.any_mesh import any_mesh
 from isoshard.core.blocks.block_values import Frame, Value, as_value
-from isoshard.core.blocks.hints import hints_of, layout_told
+from isoshard.core.blocks.hints import hints_of, sharding_from
 from isoshard.core.blocks.interpreting import interpret_program, trace
-from isoshard.core.blocks.known_shardings import WithLayout, inside, said, sharding_of
+from isoshard.core.blocks.known_shardings import WithLayout, inside, record_shardings, sharding_of
 from isoshard.core.blocks.uneven_values import frame_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import describe_mesh
@@ -64,7 +64,7 @@ class _Static:
 
 
 def lift(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function of arrays one of arrays in blocks.
+    """Lift a function of arrays to arrays in blocks.
 
     Args:
         function: written for whole `jax.Array`s and traceable by `jax.jit`; of arrays, trees of
@@ -89,15 +89,15 @@ def lift(function: Callable[..., Any]) -> Callable[..., Any]:
         values = [_enter(x, frame) for x, frame in zip(arrays, _dynamic(frames), strict=True)]
         shapes = [_shape(value) for value in values]
 
-        def whole(*arrays: Any) -> Any:
-            found = iter(arrays)
+        def unpacked(*arrays: Any) -> Any:
+            remaining = iter(arrays)
             leaves = [
-                frame.value if isinstance(frame, _Static) else next(found) for frame in frames
+                frame.value if isinstance(frame, _Static) else next(remaining) for frame in frames
             ]
             args, kwargs = jax.tree.unflatten(structure, leaves)
             return function(*args, **kwargs)
 
-        closed, out = trace(whole, shapes)
+        closed, out = trace(unpacked, shapes)
         results = interpret_program(closed, values)
         return jax.tree.unflatten(out, [_leave(value) for value in results])
 
@@ -114,17 +114,17 @@ def lift(function: Callable[..., Any]) -> Callable[..., Any]:
             for leaf, frame in zip(leaves, frames, strict=True)
             if not isinstance(frame, _Static)
         ]
-        return said(compiled((structure, frames), arrays))
+        return record_shardings(compiled((structure, frames), arrays))
 
     return lifted
 
 
 def _frame(leaf: Any) -> Any:
-    """What is static about an argument; None for a whole array."""
+    """The static part of an argument; None for a plain array."""
     if is_uneven(leaf):
         return frame_of(leaf)
-    if isinstance(leaf, Tracer) and inside() and (told := sharding_of(leaf)) is not None:
-        return Frame((None,) * leaf.ndim, hints_of(told, leaf.ndim))
+    if isinstance(leaf, Tracer) and inside() and (sharding := sharding_of(leaf)) is not None:
+        return Frame((None,) * leaf.ndim, hints_of(sharding, leaf.ndim))
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | complex):
         return None
     try:
@@ -132,7 +132,7 @@ def _frame(leaf: Any) -> Any:
     except TypeError:
         raise TypeError(
             f"an argument of a lifted function is a {type(leaf).__name__}, which is neither an "
-            "array nor hashable; give an array, or close over it"
+            "array nor hashable; pass an array, or close over it"
         ) from None
     return _Static(leaf, exact(leaf))
 
@@ -147,18 +147,18 @@ def _enter(x: Any, frame: Frame | None) -> Value:
 
 def _leave(value: Value) -> Any:
     if not value.uneven:
-        return WithLayout(value.array, layout_told(value.splits, value.hints, P.UNCONSTRAINED))
+        return WithLayout(value.array, sharding_from(value.splits, value.hints, P.UNCONSTRAINED))
     value = value.with_zeros().placed()
     sizes = [None if split is None else split.sizes for split in value.splits]
     return UnevenArray(value.array, value.shape, sizes, _layout(value))
 
 
 def _layout(value: Value) -> NamedSharding | None:
-    """The layout so far as it is known; other axes count as whole."""
-    told = layout_told(value.splits, value.hints, None)
-    if told is None:
+    """The known sharding; other axes count as unsplit."""
+    sharding = sharding_from(value.splits, value.hints, None)
+    if sharding is None:
         return None
-    return named_sharding(told.spec, told.mesh, len(value.splits))
+    return named_sharding(sharding.spec, sharding.mesh, len(value.splits))
 
 
 def _shape(value: Value) -> jax.ShapeDtypeStruct:
@@ -173,8 +173,8 @@ def _check_meshes(leaves: Sequence[Any]) -> None:
             if isinstance(leaf.sharding, NamedSharding):
                 meshes[leaf.sharding.mesh] = None
     if len(meshes) > 1:
-        told = "; ".join(describe_mesh(mesh) for mesh in meshes)
+        described = "; ".join(describe_mesh(mesh) for mesh in meshes)
         raise ShardingError(
-            f"the arguments lie on {len(meshes)} different meshes: {told}. Lay them out on one: "
+            f"the arguments are on {len(meshes)} different meshes: {described}. Move them to one: "
             "iso.reshard(x, spec, mesh)."
         )

@@ -1,4 +1,4 @@
-"""Functions of values as functions of arrays: what JAX's own transformations can be applied to."""
+"""Functions of values as functions of arrays, for JAX's own transformations."""
 
 from __future__ import annotations
 
@@ -13,56 +13,42 @@ OnValues = Callable[[list[Value]], Sequence[Value]]
 
 
 def results_of(function: OnValues, values: Sequence[Value]) -> list[Frame]:
-    """The frames of a function's results; nothing is computed.
-
-    Args:
-        function: of values.
-        values: its arguments.
-
-    Returns:
-        The frame of each result.
-    """
-    found: list[Frame] = []
+    """The frames of a function's results; nothing is computed."""
+    frames: list[Frame] = []
 
     def run(arrays: Sequence[Any]) -> list[Any]:
         results = function(_values(arrays, [value.frame for value in values]))
-        found[:] = [value.frame for value in results]
+        frames[:] = [value.frame for value in results]
         return [value.array for value in results]
 
     jax.eval_shape(run, [value.array for value in values])
-    return found
+    return frames
 
 
 def on_arrays(
-    function: OnValues, given: Sequence[Frame], results: Sequence[Frame]
+    function: OnValues, frames: Sequence[Frame], results: Sequence[Frame]
 ) -> Callable[..., list[Any]]:
-    """A function of values as one of arrays.
-
-    Args:
-        function: of values.
-        given: the frames of its arguments.
-        results: the frames that its results are given.
-
-    Returns:
-        A function from as many arrays to a list of arrays.
-    """
+    """A function of values as one of arrays."""
 
     def run(*arrays: Any) -> list[Any]:
-        found = function(_values(arrays, given))
-        return [value.laid(own.splits).array for value, own in zip(found, results, strict=True)]
+        outputs = function(_values(arrays, frames))
+        return [
+            value.with_splits(frame.splits).array
+            for value, frame in zip(outputs, results, strict=True)
+        ]
 
     return run
 
 
-def agreeing(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Per axis what both say, or None.
+def agreeing(first: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Per axis the common entry, or None.
 
     Example:
         >>> from isoshard.core.blocks.splits import AxisSplit as Split
         >>> agreeing((Split((2, 1), 2), None), (Split((2, 1), 2), Split((1, 1), 1)))[1] is None
         True
     """
-    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+    return tuple(a if a == b else None for a, b in zip(first, other, strict=True))
 
 
 def _values(arrays: Sequence[Any], frames: Sequence[Frame]) -> list[Value]:

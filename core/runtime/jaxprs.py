@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Jaxpr, Literal, Var
+from ._jax_internals.jaxpr_classes import ClosedJaxpr, Jaxpr, Literal, Var
 
 PLAIN_CALLS = {
     **dict.fromkeys(("jit", "pjit", "remat", "remat2", "checkpoint"), "jaxpr"),
@@ -53,25 +53,34 @@ CALLS = {
 
 
 ELEMENTWISE = frozenset(
+    """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
+    clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq eq_to erf
+    erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow
+    is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul ne neg nextafter not
+    one_minus_square or polygamma polynomial population_count pow real reduce_precision
+    regularized_incomplete_beta rem round rsqrt select_n shift_left shift_right_arithmetic
+    shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor zeta
+    """.split()
+)
+"""Primitives whose result at a position depends on the operands at that position alone.
+
+Scalar operands broadcast. An axis of the result is that axis of every operand: what `core/lifting`,
+the planner's propagation and the checks of ONNX models build on.
+"""
+
+_ON_KEYS_AND_TYPES = frozenset(
     (
-        "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt "
-        "ceil clamp clz complex conj convert_element_type copy copy_p cos cosh digamma div eq "
-        "eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag "
-        "integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul mulhi "
-        "ne neg nextafter not one_minus_square or polygamma polynomial population_count pow "
-        "random_fold_in random_gamma real "
-        "reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left "
-        "shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient sub "
-        "tan tanh threefry2x32 xor zeta pvary reduced_vary_cast vary_unreduced_cast "
-        "random_gamma_grad is_not_a_number symbolic_zeros"
+        "is_not_a_number mulhi pvary random_fold_in random_gamma random_gamma_grad "
+        "reduced_vary_cast symbolic_zeros threefry2x32 vary_unreduced_cast"
     ).split()
 )
-"""Primitives that compute each element of their result from those at the same index."""
+"""The same of axes; `core/lifting` has rules of its own for them, or none."""
 
 
 def is_elementwise(name: str) -> bool:
     """Whether the primitive of a name computes element by element."""
-    return name in ELEMENTWISE
+    return name in ELEMENTWISE or name in _ON_KEYS_AND_TYPES
 
 
 def is_jaxpr(value: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Which mesh axes split what of an attention, once the compiler has laid its operands out.
+"""Mesh axes of each axis of an attention, read from shardings that the compiler has chosen.
 
 Operands are (.., heads, length, width), as torch has them; with two axes there are no heads. A
-sequence axis may be split anyhow, evenly or not. Widths are whole on every device. Heads and the
+sequence axis may be split by any mesh axes, evenly or not. Widths are replicated. Heads and the
 axes before them are split where that gives equal shards.
 
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -10,7 +10,7 @@ axes before them are split where that gives equal shards.
 ...     return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
 >>> q = like(2, 4, 16, 8, spec=("x", None, "y"))
 >>> k = like(2, 2, 32, 8, spec=("x", None, "y"))
->>> found = place(mesh, (q,), (k, k))
+>>> found = attention_axes(mesh, (q,), (k, k))
 >>> found.rows == found.columns == ("y",), found.spec_of("q"), found.spec_of("k")
 (True, P('x', None, 'y', None), P('x', None, 'y', None))
 """
@@ -34,7 +34,7 @@ from .setup import Axes, count
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class AttentionAxes:
     """The mesh axes that split each axis, outermost first.
 
     Attributes:
@@ -52,12 +52,12 @@ class Places:
     columns: Axes
 
     @property
-    def around(self) -> bool:
+    def is_ring(self) -> bool:
         """Whether keys go round a ring, on which the queries are."""
         return bool(self.rows) and self.rows == self.columns
 
     def spec_of(self, which: Literal["q", "k", "log"]) -> P:
-        """The spec of queries and result, of keys and values, or of one number per query."""
+        """The spec of queries and result, of keys and values, or of one value per query."""
         heads = self.key_heads if which == "k" else self.heads
         sequence = self.columns if which == "k" else self.rows
         axes = [*self.lead, *(() if heads is None else (heads,)), sequence]
@@ -66,37 +66,28 @@ class Places:
     def spec_of_mask(self, shape: Sequence[int]) -> P:
         """The spec of a mask, which is split as the scores it is for.
 
-        Its columns are split as their keys; but in a ring the rows of a device are whole.
+        Its columns are split as their keys; but in a ring the rows of a device are not split.
         """
         axes = [*self.lead, *(() if self.heads is None else (self.heads,)), self.rows]
-        columns = () if self.around and shape[-2] > 1 else self.columns
+        columns = () if self.is_ring and shape[-2] > 1 else self.columns
         axes = [*axes, columns][-len(shape) :]
         return P(*(name if n > 1 and name else None for name, n in zip(axes, shape, strict=True)))
 
     def shared(self, shape: Sequence[int]) -> Axes:
         """The mesh axes along which devices have the same shard of a mask."""
-        own = {name for entry in self.spec_of_mask(shape) for name in axis_names(entry)}
+        split = {name for entry in self.spec_of_mask(shape) for name in axis_names(entry)}
         every = (*self.lead, self.heads or (), self.rows, self.columns)
-        return tuple(sorted({name for axes in every for name in axes} - own))
+        return tuple(sorted({name for axes in every for name in axes} - split))
 
 
-def place(mesh: Mesh, queries: Sequence[Any], keys: Sequence[Any]) -> Places:
-    """Decide how an attention is split, so that as little as possible has to move first.
-
-    Args:
-        mesh: the devices.
-        queries: shapes and layouts of queries, result and their gradients; the first matter most.
-        keys: of keys, values and their gradients.
-
-    Returns:
-        The mesh axes. If both sequences are split and by some axes in common, then by the same.
-    """
+def attention_axes(mesh: Mesh, queries: Sequence[Any], keys: Sequence[Any]) -> AttentionAxes:
+    """Decide how an attention is split, so that as little as possible has to move first."""
     q, k = queries[0], keys[0]
     used: set[str] = set()
 
     def first(among: Sequence[Any], axis: int) -> Axes:
-        found = (_names(mesh, x, axis, used) for x in among)
-        return next(filter(None, found), ())
+        names = (_names(mesh, x, axis, used) for x in among)
+        return next(filter(None, names), ())
 
     rank = len(q.shape)  # axes are counted from the left: some have no width
     rows, columns = first(queries, rank - 2), first(keys, rank - 2)
@@ -113,7 +104,7 @@ def place(mesh: Mesh, queries: Sequence[Any], keys: Sequence[Any]) -> Places:
         names = first((*queries, *keys), axis)
         lead.append(names if q.shape[axis] % count(mesh, names) == 0 else ())
         used.update(lead[-1])
-    return Places(tuple(lead), heads, key_heads, rows, columns)
+    return AttentionAxes(tuple(lead), heads, key_heads, rows, columns)
 
 
 def fold(x: jax.Array) -> jax.Array:

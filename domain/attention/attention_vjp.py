@@ -1,6 +1,6 @@
 """Attention under a setup, and its VJP: `jax.shard_map` over what each device computes.
 
-What a device does is in `ring_passes`. Nothing is checked here any more.
+What a device does is in `ring_passes`. Arguments are checked before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .setup import Axes, Extras, Setup
 def attention(
     setup: Setup, q: jax.Array, k: jax.Array, v: jax.Array, extras: Extras
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention, laid out as the setup says; nothing is checked any more.
+    """Attention, sharded as the setup declares; the arguments are not checked.
 
     Args:
         setup: what is static.
@@ -32,8 +32,8 @@ def attention(
         [batch, queries, heads, width of values], of the dtype of `q`, and [batch, heads, queries],
         the logarithms of the sums of exponentials, of at least float32.
     """
-    found: Any = _attention(setup, q, k, v, extras)
-    return found
+    results: Any = _attention(setup, q, k, v, extras)
+    return results
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -43,7 +43,7 @@ def _attention(setup: Setup, q, k, v, extras: Extras):
 
 def _forward(setup: Setup, q, k, v, extras: Extras):
     out, log = jax.shard_map(
-        functools.partial(_forward_here, setup),
+        functools.partial(_forward_on_shard, setup),
         mesh=setup.mesh,
         in_specs=(setup.spec,) * 3 + (extras.specs(setup),),
         out_specs=(setup.spec, setup.rows),
@@ -53,15 +53,15 @@ def _forward(setup: Setup, q, k, v, extras: Extras):
     return (out, log), (q, k, v, extras, out, log)
 
 
-def _forward_here(setup: Setup, q, k, v, extras: Extras):
+def _forward_on_shard(setup: Setup, q, k, v, extras: Extras):
     out, log = forward(setup, q, k, v, extras)
     return out.astype(q.dtype), log
 
 
-def _backward(setup: Setup, saved, slopes):
+def _backward(setup: Setup, saved, cotangents):
     q, k, v, extras, out, log = saved
-    dout, dlog = slopes
-    # A weight is the slope of the logarithm of its row.
+    dout, dlog = cotangents
+    # A weight is the gradient of the logarithm of its row.
     delta = products(out, dout).swapaxes(1, 2) - dlog
     return gradients(setup, q, k, v, extras, dout, log, delta)
 
@@ -76,39 +76,25 @@ def gradients(
     log: jax.Array,
     delta: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, Extras]:
-    """The gradients of an attention.
-
-    Args:
-        setup: what is static.
-        q: what the result was computed from; so are the next three.
-        k: likewise.
-        v: likewise.
-        extras: likewise.
-        dout: gradient of the result.
-        log: the logarithms that came with the result.
-        delta: [batch, heads, queries], products of result and its gradient, summed over the width.
-
-    Returns:
-        Gradients of q, k, v, and of a mask that is added.
-    """
+    """The gradients of an attention."""
     mask = extras.specs(setup).mask if extras.added else None
-    alike = extras.shared(setup) if extras.added else ()
-    found = jax.shard_map(
-        functools.partial(_backward_here, setup, alike),
+    replicated = extras.shared(setup) if extras.added else ()
+    grads = jax.shard_map(
+        functools.partial(_backward_on_shard, setup, replicated),
         mesh=setup.mesh,
         in_specs=(setup.spec,) * 3 + (extras.specs(setup), setup.spec, setup.rows, setup.rows),
         out_specs=(*(setup.spec,) * 3, mask),
         axis_names=set(setup.manual),
         check_vma=False,
     )(q, k, v, extras, dout, log, delta)
-    return (*found[:3], Extras(found[3]))
+    return (*grads[:3], Extras(grads[3]))
 
 
-def _backward_here(setup: Setup, alike: Axes, q, k, v, extras: Extras, dout, log, delta):
-    """The gradient of a mask that several devices have alike: the sum of theirs."""
+def _backward_on_shard(setup: Setup, replicated: Axes, q, k, v, extras: Extras, dout, log, delta):
+    """Gradients on one device; that of a replicated mask is summed over its replicas."""
     dq, dk, dv, mask = backward(setup, q, k, v, extras, dout, log, delta, extras.added)
     if mask is not None:
-        mask = jax.lax.psum(mask, alike) if alike else mask
+        mask = jax.lax.psum(mask, replicated) if replicated else mask
         mask = mask.astype(extras.mask.dtype)
     return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), mask
 

@@ -1,8 +1,8 @@
-"""Which scores of a tile count: causal order, lengths, masks, padding and dropout in one place.
+"""The mask of a tile of scores: causal order, lengths, masks, padding and dropout.
 
-All but a mask reduce to two lines of numbers: for each query the last position that it sees, and
+All but a mask reduce to two vectors: for each query the last position that it sees, and
 for each key its position. A query sees a key if the second is at most the first. A tile in which no
-query sees any key is then known from the ends of the lines, and is not computed.
+query sees any key is then known from their extremes, and is not computed.
 """
 
 from __future__ import annotations
@@ -33,24 +33,26 @@ class Span(NamedTuple):
     new: jax.Array
     size: int
 
-    def cut(self, x: jax.Array, axis: int) -> jax.Array:
+    def slice(self, x: jax.Array, axis: int) -> jax.Array:
         """The tile's slice of a block."""
         return jax.lax.dynamic_slice_in_dim(x, self.start, self.size, axis)
 
-    def put(self, x: jax.Array, part: jax.Array, axis: int) -> jax.Array:
+    def put(self, x: jax.Array, update: jax.Array, axis: int) -> jax.Array:
         """The block with the tile's slice replaced."""
-        return jax.lax.dynamic_update_slice_in_dim(x, part, self.start, axis)
+        return jax.lax.dynamic_update_slice_in_dim(x, update, self.start, axis)
 
-    def add(self, x: jax.Array, part: jax.Array, axis: int) -> jax.Array:
+    def add(self, x: jax.Array, update: jax.Array, axis: int) -> jax.Array:
         """The block with the tile's slice added to."""
-        return self.put(x, self.cut(x, axis) + part, axis)
+        return self.put(x, self.slice(x, axis) + update, axis)
 
 
-_SMALL = 64  # a tile of so many queries and keys is not made smaller
+_SMALL = (
+    64  # queries and keys of the smallest tile: below it, loop overhead exceeds what a tile saves
+)
 
 
 def tile_of(length: int, most: int) -> int:
-    """The size of a tile along a block: `most`, but so that its scores are few beside the block's.
+    """The size of a tile along a block: at most `most`, with few scores compared to the block's.
 
     A tile takes about a dozen arrays of its scores. With a quarter of a block on each side they are
     fewer than the scores of one block of queries with one of keys, of which attention that is not
@@ -60,8 +62,8 @@ def tile_of(length: int, most: int) -> int:
     [20, 64, 75, 256, 512]
     """
     size = min(length, most, max(_SMALL, length // 4))
-    number = -(-length // size)
-    return length // number if length % number == 0 else size
+    tiles = -(-length // size)
+    return length // tiles if length % tiles == 0 else size
 
 
 def spans(length: int, tile: int) -> tuple[int, int]:
@@ -70,14 +72,14 @@ def spans(length: int, tile: int) -> tuple[int, int]:
     return -(-length // size), size
 
 
-def span(number: jax.Array, length: int, tile: int) -> Span:
-    """The tile of that number in a block of `length`."""
+def span(index: jax.Array, length: int, tile: int) -> Span:
+    """The tile of that index in a block of `length`."""
     size = tile_of(length, tile)
-    return Span(jnp.minimum(number * size, length - size), number * size, size)
+    return Span(jnp.minimum(index * size, length - size), index * size, size)
 
 
 class Visibility:
-    """What the queries of one block see of the keys of another.
+    """Visibility of the keys of one block to the queries of another.
 
     Args:
         setup: the attention.
@@ -95,10 +97,10 @@ class Visibility:
         blocks: tuple[jax.Array | int, jax.Array | int],
         sizes: tuple[int, int],
     ) -> None:
-        """Find the first places of both blocks in their sequences."""
+        """Compute the offsets of both blocks in their sequences."""
         self.setup, self.extras, self.shape, self.sizes = setup, extras, shape, sizes
         self.first = tuple(b * size for b, size in zip(blocks, sizes, strict=True))
-        self.lined = (
+        self.has_bounds = (
             setup.causal
             or extras.query_lengths is not None
             or extras.key_lengths is not None
@@ -106,11 +108,11 @@ class Visibility:
             or any(size % tile_of(size, setup.tile) for size in sizes)
         )
 
-    def lines(self, rows: Span, columns: Span) -> tuple[jax.Array, jax.Array] | None:
+    def bounds(self, rows: Span, columns: Span) -> tuple[jax.Array, jax.Array] | None:
         """The last position each query sees, int32[batch or 1, q], and the keys', int32[k]."""
-        if not self.lined:
+        if not self.has_bounds:
             return None
-        setup, (queries, keys) = self.setup, self._places(rows, columns)
+        setup, (queries, keys) = self.setup, self._indices(rows, columns)
         position = setup.queries.positions(queries)
         last = position if setup.causal else jnp.full_like(position, _BEYOND - 1)
         inside = (rows.start + jnp.arange(rows.size) >= rows.new) & setup.queries.valid(queries)
@@ -123,12 +125,12 @@ class Visibility:
         return last, jnp.where(inside, setup.keys.positions(keys), _BEYOND)
 
     def allowed(
-        self, rows: Span, columns: Span, lines: tuple[jax.Array, jax.Array] | None
+        self, rows: Span, columns: Span, bounds: tuple[jax.Array, jax.Array] | None
     ) -> jax.Array | None:
         """Which scores count: bool, broadcasts to [batch, key heads, group, q, k]; None for all."""
         allowed = None
-        if lines is not None:
-            last, position = lines
+        if bounds is not None:
+            last, position = bounds
             allowed = (position <= last[..., None])[:, None, None]
         if self.extras.mask is None or self.extras.added:
             return allowed
@@ -139,34 +141,24 @@ class Visibility:
         """What is added to the scores; broadcasts as `allowed`. None for nothing."""
         return self._mask(rows, columns) if self.extras.added else None
 
-    def put_slopes(
-        self, whole: jax.Array, rows: Span, columns: Span, slopes: jax.Array
+    def add_mask_gradient(
+        self, gradient: jax.Array, rows: Span, columns: Span, tile_gradient: jax.Array
     ) -> jax.Array:
-        """Add the gradients of a tile's scores to those of the mask.
-
-        Args:
-            whole: of the shape of the mask.
-            rows: of the tile.
-            columns: of the tile.
-            slopes: [batch, key heads, group, q, k].
-
-        Returns:
-            `whole` with them.
-        """
-        batch, heads, group, queries, keys = slopes.shape
-        parts = slopes.reshape(batch, heads * group, queries, keys)
-        over = [axis for axis, extent in enumerate(whole.shape) if extent == 1]
-        parts = parts.sum(over, keepdims=True) if over else parts
-        first = (0, 0, rows.start if whole.shape[2] > 1 else 0, self._column(whole, columns))
+        """Add the gradients of a tile's scores to those of the mask."""
+        batch, heads, group, queries, keys = tile_gradient.shape
+        update = tile_gradient.reshape(batch, heads * group, queries, keys)
+        over = [axis for axis, extent in enumerate(gradient.shape) if extent == 1]
+        update = update.sum(over, keepdims=True) if over else update
+        first = (0, 0, rows.start if gradient.shape[2] > 1 else 0, self._column(gradient, columns))
         corner = [jnp.asarray(n, jnp.int32) for n in first]
-        before = jax.lax.dynamic_slice(whole, corner, parts.shape)
-        return jax.lax.dynamic_update_slice(whole, before + parts, corner)
+        before = jax.lax.dynamic_slice(gradient, corner, update.shape)
+        return jax.lax.dynamic_update_slice(gradient, before + update, corner)
 
     def _mask(self, rows: Span, columns: Span) -> jax.Array:
         """The tile's slice of the mask, with an axis for the groups of heads."""
         mask = self.extras.mask
         if mask.shape[2] > 1:
-            mask = rows.cut(mask, 2)
+            mask = rows.slice(mask, 2)
         if mask.shape[3] > 1:
             first = self._column(mask, columns)
             mask = jax.lax.dynamic_slice_in_dim(mask, first, columns.size, 3)
@@ -178,20 +170,20 @@ class Visibility:
         """The first column of the mask that belongs to the tile."""
         if mask.shape[3] == 1:
             return 0
-        return columns.start if self.setup.riding else self.first[1] + columns.start
+        return columns.start if self.setup.mask_rotates else self.first[1] + columns.start
 
-    def kept(self, rows: Span, columns: Span) -> jax.Array | None:
+    def keep_mask(self, rows: Span, columns: Span) -> jax.Array | None:
         """Which weights dropout keeps: bool[batch, key heads, group, q, k]; None without it."""
         setup, key = self.setup, self.extras.key
         if key is None:
             return None
-        queries, keys = self._places(rows, columns)
+        queries, keys = self._indices(rows, columns)
         batch, heads, group = self.shape
-        samples, each = self.extras.numbers or (
-            _numbers(setup.batch, batch),
-            _numbers(setup.heads, heads * group),
+        samples, each = self.extras.indices or (
+            _global_indices(setup.batch, batch),
+            _global_indices(setup.heads, heads * group),
         )
-        kept = keep(
+        mask = keep(
             key,
             setup.rate,
             samples,
@@ -199,14 +191,14 @@ class Visibility:
             setup.queries.positions(queries),
             setup.keys.positions(keys),
         )
-        return kept.reshape(batch, heads, group, rows.size, columns.size)
+        return mask.reshape(batch, heads, group, rows.size, columns.size)
 
-    def _places(self, rows: Span, columns: Span) -> tuple[jax.Array, jax.Array]:
+    def _indices(self, rows: Span, columns: Span) -> tuple[jax.Array, jax.Array]:
         queries = self.first[0] + rows.start + jnp.arange(rows.size)
         return queries, self.first[1] + columns.start + jnp.arange(columns.size)
 
 
-def _numbers(axes: tuple[str, ...], size: int) -> jax.Array:
-    """The numbers, in the whole, of the `size` that this device has."""
+def _global_indices(axes: tuple[str, ...], size: int) -> jax.Array:
+    """Global indices of the `size` elements that this device has."""
     first = jax.lax.axis_index(axes) * size if axes else 0
     return first + jnp.arange(size)

@@ -1,12 +1,12 @@
-"""Attention partitioned when it is compiled, by its operands' layouts: in a ring where needed.
+"""Attention partitioned when it is compiled, by its operands' shardings: in a ring where needed.
 
-For a compiler that decides layouts itself, as under a captured step of torch, where nobody says by
-which mesh axes a sequence is split. What each device does:
+For a compiler that decides layouts itself, as under a captured step of torch, where
+no argument names the mesh axes that split a sequence. What each device does:
 
 - if queries and keys are split by the same mesh axes, those are a ring, as in `ring_attention`;
 - if they are split by different ones, or only one of them is, each device attends with its queries
-  to its keys, and what was found is put together by an all-reduce of results, not of scores;
-- if neither is, the attention of whole sequences (`isoshard.core.nn.dot_product_attention`).
+to its keys, and an all-reduce combines results, not scores;
+- if neither is, the attention of full sequences (`isoshard.core.nn.dot_product_attention`).
 
 Dropout drops the same weights wherever they are computed (`dropout.keep`).
 
@@ -38,7 +38,7 @@ from isoshard.core.layout.custom_partitioning import Rule, partitioned
 from isoshard.core.nn.dot_product_attention import attend, gradients, products, summed_to
 from isoshard.core.nn.dropout import gains
 
-from .attention_axes import place
+from .attention_axes import attention_axes
 from .local_attention import LocalAttention
 
 
@@ -64,7 +64,7 @@ class Attention:
         k: jax.Array,
         v: jax.Array,
         mask: jax.Array | None = None,
-        words: jax.Array | None = None,
+        key_data: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Attend.
 
@@ -74,13 +74,14 @@ class Attention:
             v: (.., key heads, keys, width of values).
             mask: broadcasts to (.., heads, queries, keys); of bool, True is visible; of floats, it
                 is added to the scores.
-            words: uint32[2], the key of dropout (`dropout.words_of`); None if nothing is dropped.
+            key_data: uint32[2], the key of dropout (`dropout.words_of`); None if nothing is
+                dropped.
 
         Returns:
             (.., heads, queries, width of values), of the dtype of `q`, and (.., heads, queries),
             the logarithms of the sums of exponentials, in at least float32.
         """
-        return _attend(self, q, k, v, mask, words)
+        return _attend(self, q, k, v, mask, key_data)
 
     def gradients(
         self,
@@ -92,43 +93,28 @@ class Attention:
         log: jax.Array,
         delta: jax.Array,
         wants_mask: bool = False,
-        words: jax.Array | None = None,
+        key_data: jax.Array | None = None,
     ) -> tuple[jax.Array | None, ...]:
-        """The gradients of q, k, v, and of a mask that is added if it is wanted.
+        """The gradients of q, k, v, and of an added mask if `wants_mask`."""
+        call = _mask_gradients if wants_mask else _gradients
+        grads = call(self, dout, q, k, v, mask, log, delta, key_data)
+        return tuple(grads) if wants_mask else (*grads, None)
 
-        Args:
-            dout: gradient of the result.
-            q: what the result was computed from; so are the next three.
-            k: likewise.
-            v: likewise.
-            mask: likewise.
-            log: what came with the result.
-            delta: (.., heads, queries), `products(out, dout)`.
-            wants_mask: whether the gradient of the mask is computed.
-            words: the key of dropout that the result was computed with.
-
-        Returns:
-            Four gradients, of the dtypes of q, k, v and the mask; None for one that is not wanted.
-        """
-        call = _slopes if wants_mask else _gradients
-        found = call(self, dout, q, k, v, mask, log, delta, words)
-        return tuple(found) if wants_mask else (*found, None)
-
-    def whole(
+    def unsharded(
         self,
         q: jax.Array,
         k: jax.Array,
         v: jax.Array,
         mask: jax.Array | None = None,
-        words: jax.Array | None = None,
-        numbers: tuple[jax.Array, jax.Array] | None = None,
+        key_data: jax.Array | None = None,
+        indices: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """What a call gives, of sequences that are whole; with the numbers that `gains` takes."""
-        options = self._options(q, k, words, numbers)
+        """Attend on unsplit sequences; `indices` are those that `gains` takes."""
+        options = self._options(q, k, key_data, indices)
         out, log = attend(q, k, v, mask, **options)
         return out.astype(q.dtype), log
 
-    def whole_gradients(
+    def unsharded_gradients(
         self,
         dout: jax.Array,
         q: jax.Array,
@@ -137,75 +123,88 @@ class Attention:
         mask: jax.Array | None,
         delta: jax.Array | None = None,
         wants_mask: bool = False,
-        words: jax.Array | None = None,
-        numbers: tuple[jax.Array, jax.Array] | None = None,
+        key_data: jax.Array | None = None,
+        indices: tuple[jax.Array, jax.Array] | None = None,
     ) -> tuple[jax.Array | None, ...]:
-        """What `gradients` gives, likewise; in at least float32, `delta` computed if not given."""
-        options = self._options(q, k, words, numbers)
-        *found, slopes = gradients(dout, q, k, v, mask, delta=delta, **options)
-        return *found, summed_to(slopes, mask.shape) if wants_mask and mask is not None else None
+        """`gradients` on unsplit sequences; in at least float32, `delta` computed if None."""
+        options = self._options(q, k, key_data, indices)
+        *grads, dscores = gradients(dout, q, k, v, mask, delta=delta, **options)
+        return *grads, summed_to(dscores, mask.shape) if wants_mask and mask is not None else None
 
-    def _options(self, q: Any, k: Any, words: Any, numbers: Any) -> dict[str, Any]:
-        each = gains(words, self.rate, (*q.shape[:-1], k.shape[-2]), numbers)
+    def _options(self, q: Any, k: Any, key_data: Any, indices: Any) -> dict[str, Any]:
+        each = gains(key_data, self.rate, (*q.shape[:-1], k.shape[-2]), indices)
         return {"scale": self.scale, "causal": self.causal, "gains": each}
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(static: Attention, q, k, v, mask, words):
-    return _results(static, q, k, v, mask, words)
+def _attend(static: Attention, q, k, v, mask, key_data):
+    return _results(static, q, k, v, mask, key_data)
 
 
-def _attend_forward(static: Attention, q, k, v, mask, words):
-    out, log = _results(static, q, k, v, mask, words)
-    return (out, log), (q, k, v, mask, words, out, log)
+def _attend_forward(static: Attention, q, k, v, mask, key_data):
+    out, log = _results(static, q, k, v, mask, key_data)
+    return (out, log), (q, k, v, mask, key_data, out, log)
 
 
-def _attend_backward(static: Attention, saved, slopes):
-    q, k, v, mask, words, out, log = saved
-    dout, dlog = slopes
-    delta = products(out, dout) - dlog  # a weight is the slope of the logarithm of its row
+def _attend_backward(static: Attention, saved, cotangents):
+    q, k, v, mask, key_data, out, log = saved
+    dout, dlog = cotangents
+    delta = products(out, dout) - dlog  # a weight is the gradient of the logarithm of its row
     added = mask is not None and jnp.issubdtype(mask.dtype, jnp.floating)
-    return *static.gradients(dout, q, k, v, mask, log, delta, added, words), None
+    return *static.gradients(dout, q, k, v, mask, log, delta, added, key_data), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _whole(static: Attention, q, k, v, mask, words):
-    return static.whole(q, k, v, mask, words)
+def _unsharded(static: Attention, q, k, v, mask, key_data):
+    return static.unsharded(q, k, v, mask, key_data)
 
 
-def _whole_gradients(static: Attention, dout, q, k, v, mask, log, delta, words, of_mask=False):
-    found = static.whole_gradients(dout, q, k, v, mask, delta, of_mask, words)
-    pairs = zip(found, (q, k, v, mask), strict=True)
+def _unsharded_gradients(
+    static: Attention, dout, q, k, v, mask, log, delta, key_data, of_mask=False
+):
+    grads = static.unsharded_gradients(dout, q, k, v, mask, delta, of_mask, key_data)
+    pairs = zip(grads, (q, k, v, mask), strict=True)
     return tuple(x.astype(like.dtype) for x, like in pairs if x is not None)
 
 
-def _whole_slopes(static: Attention, *operands):
-    return _whole_gradients(static, *operands, of_mask=True)
+def _unsharded_mask_gradients(static: Attention, *operands):
+    return _unsharded_gradients(static, *operands, of_mask=True)
 
 
 def _split(static: Attention, mesh: Mesh, operands, results):
-    q, k, v, mask, words = operands
-    part = LocalAttention(static, mesh, place(mesh, (q, *results), (k, v)), *_sizes(q, k, mask))
-    rows, columns, of_mask, one = part.layouts
-    alone = _alone(mesh, words)
-    return mesh, part.forward, (rows, one), (rows, columns, columns, of_mask, alone)
+    q, k, v, mask, key_data = operands
+    local = LocalAttention(
+        static, mesh, attention_axes(mesh, (q, *results), (k, v)), *_sizes(q, k, mask)
+    )
+    rows, columns, of_mask, per_query = local.shardings
+    replicated = _replicated(mesh, key_data)
+    return mesh, local.forward, (rows, per_query), (rows, columns, columns, of_mask, replicated)
 
 
-def _split_slopes(static: Attention, mesh: Mesh, operands, results):
-    dout, q, k, v, mask, log, _, words = operands
+def _split_gradients(static: Attention, mesh: Mesh, operands, results):
+    dout, q, k, v, mask, log, _, key_data = operands
     dq, dk, dv, *dmask = results
-    places = place(mesh, (q, dout, dq, log), (k, v, dk, dv))
-    part = LocalAttention(static, mesh, places, *_sizes(q, k, mask), bool(dmask))
-    rows, columns, of_mask, one = part.layouts
+    axes = attention_axes(mesh, (q, dout, dq, log), (k, v, dk, dv))
+    local = LocalAttention(static, mesh, axes, *_sizes(q, k, mask), bool(dmask))
+    rows, columns, of_mask, per_query = local.shardings
     out = (rows, columns, columns, of_mask)[: len(results)]
-    need = (rows, rows, columns, columns, of_mask, one, one, _alone(mesh, words))
-    return mesh, part.backward, out, need
+    need = (
+        rows,
+        rows,
+        columns,
+        columns,
+        of_mask,
+        per_query,
+        per_query,
+        _replicated(mesh, key_data),
+    )
+    return mesh, local.backward, out, need
 
 
-def _alone(mesh: Mesh, words):
-    return None if words is None else NamedSharding(mesh, P())
+def _replicated(mesh: Mesh, key_data):
+    return None if key_data is None else NamedSharding(mesh, P())
 
 
 def _sizes(q, k, mask):
@@ -215,32 +214,41 @@ def _sizes(q, k, mask):
 
 def _rule(static: Attention, shapes: tuple[tuple[int, ...], ...]) -> Rule:
     """`b h l d, b h s d, b h s e -> b h l e, b h l`, with as many axes as there are."""
-    (queries, keys, _, *mask), words = _without_words(static, shapes)
-    given = _Letters(queries, keys)
-    operands = [given.rows("d"), given.columns("d"), given.columns("e"), *map(given.mask, mask)]
-    operands += words
-    return f"{', '.join(operands)} -> {given.rows('e')}, {given.rows()}", given.sizes
+    (queries, keys, _, *mask), key_axes = _without_key(static, shapes)
+    letters = _Letters(queries, keys)
+    operands = [
+        letters.rows("d"),
+        letters.columns("d"),
+        letters.columns("e"),
+        *map(letters.mask, mask),
+    ]
+    operands += key_axes
+    return f"{', '.join(operands)} -> {letters.rows('e')}, {letters.rows()}", letters.sizes
 
 
-def _slopes_rule(static: Attention, shapes: tuple[tuple[int, ...], ...], of_mask=False) -> Rule:
-    (_, queries, keys, _, *mask, _, _), words = _without_words(static, shapes)
-    given = _Letters(queries, keys)
-    masks = list(map(given.mask, mask))
-    operands = [given.rows("e"), given.rows("d"), given.columns("d"), given.columns("e"), *masks]
-    results = [given.rows("d"), given.columns("d"), given.columns("e"), *(masks * of_mask)]
-    return (
-        f"{', '.join([*operands, given.rows(), given.rows(), *words])} -> {', '.join(results)}",
-        given.sizes,
-    )
+def _gradients_rule(static: Attention, shapes: tuple[tuple[int, ...], ...], of_mask=False) -> Rule:
+    (_, queries, keys, _, *mask, _, _), key_axes = _without_key(static, shapes)
+    letters = _Letters(queries, keys)
+    masks = list(map(letters.mask, mask))
+    operands = [
+        letters.rows("e"),
+        letters.rows("d"),
+        letters.columns("d"),
+        letters.columns("e"),
+        *masks,
+    ]
+    results = [letters.rows("d"), letters.columns("d"), letters.columns("e"), *(masks * of_mask)]
+    operands += [letters.rows(), letters.rows(), *key_axes]
+    return f"{', '.join(operands)} -> {', '.join(results)}", letters.sizes
 
 
-def _without_words(static: Attention, shapes: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[str]]:
+def _without_key(static: Attention, shapes: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[str]]:
     """The shapes before the key of dropout, which comes last, and the name of its axis."""
     return (shapes[:-1], ["words"]) if static.rate else (shapes, [])
 
 
 class _Letters:
-    """Names for the axes of an attention's operands, equal where they are split alike."""
+    """Names for the axes of an attention's operands; equal names are sharded identically."""
 
     def __init__(self, queries: tuple[int, ...], keys: tuple[int, ...]) -> None:
         self.lead = [f"b{axis}" for axis in range(len(queries) - 3)]
@@ -264,6 +272,8 @@ class _Letters:
         return " ".join(f"one{n}" if m == 1 else name for n, (name, m) in enumerate(named))
 
 
-_results = partitioned(_whole, _split, _rule)
-_gradients = partitioned(_whole_gradients, _split_slopes, _slopes_rule)
-_slopes = partitioned(_whole_slopes, _split_slopes, functools.partial(_slopes_rule, of_mask=True))
+_results = partitioned(_unsharded, _split, _rule)
+_gradients = partitioned(_unsharded_gradients, _split_gradients, _gradients_rule)
+_mask_gradients = partitioned(
+    _unsharded_mask_gradients, _split_gradients, functools.partial(_gradients_rule, of_mask=True)
+)

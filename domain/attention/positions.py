@@ -1,4 +1,4 @@
-"""Where each element of a sequence stands, whatever the order in which devices hold it.
+"""Positions of a sequence's elements, for each order in which devices store them.
 
 A sequence of eight over two devices, in order, in zigzag order, and with three and one valid
 elements in blocks of four:
@@ -28,8 +28,8 @@ class Positions:
     Attributes:
         length: elements in all blocks together, padding included.
         blocks: how many blocks.
-        zigzag: device `i` of `n` holds the slices `i` and `2n - 1 - i` of 2n equal ones.
-        sizes: how many elements of each block are valid; None says all.
+        zigzag: device `i` of `n` has the slices `i` and `2n - 1 - i` of 2n equal ones.
+        sizes: valid elements of each block; None for all.
     """
 
     length: int
@@ -42,29 +42,29 @@ class Positions:
         """Elements per block."""
         return self.length // self.blocks
 
-    def positions(self, places: jax.Array) -> jax.Array:
-        """The position in the sequence of what stands at `places` of the array.
+    def positions(self, indices: jax.Array) -> jax.Array:
+        """The positions in the sequence of the elements at `indices` of the array.
 
         Args:
-            places: int32 of any shape, each in `range(length)`.
+            indices: int32 of any shape, each in `range(length)`.
 
         Returns:
-            int32 of the same shape. At places that are padding it says nothing.
+            int32 of the same shape. Undefined for padding.
         """
         if self.zigzag:
-            part = self.block // 2
-            number, within = places // part, places % part
-            device = number // 2
+            half = self.block // 2
+            slice_index, within = indices // half, indices % half
+            device = slice_index // 2
             back = 2 * self.blocks - 1 - device
-            return jnp.where(number % 2 == 0, device, back) * part + within
+            return jnp.where(slice_index % 2 == 0, device, back) * half + within
         if self.sizes is None:
-            return places
+            return indices
         first = np.concatenate([[0], np.cumsum(self.sizes)[:-1]]).astype(np.int32)
-        return jnp.asarray(first)[places // self.block] + places % self.block
+        return jnp.asarray(first)[indices // self.block] + indices % self.block
 
-    def valid(self, places: jax.Array) -> jax.Array:
-        """Which of `places` hold an element of the sequence, and no padding."""
+    def valid(self, indices: jax.Array) -> jax.Array:
+        """Whether each of `indices` is an element of the sequence, not padding."""
         if self.sizes is None:
-            return jnp.ones(places.shape, bool)
+            return jnp.ones(indices.shape, bool)
         sizes = np.array(self.sizes, np.int32)
-        return places % self.block < jnp.asarray(sizes)[places // self.block]
+        return indices % self.block < jnp.asarray(sizes)[indices // self.block]

@@ -1,7 +1,7 @@
 """Ring attention: a sequence split over devices attends to all of itself.
 
 Every device keeps its queries; keys and values go from device to device. No device ever has the
-whole sequence, nor more scores than those of one tile: memory per device is that of its own shard.
+full sequence, nor more scores than those of one tile: memory per device is that of its own shard.
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -33,7 +33,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import UnevenArray
 
 from . import attention_arguments
-from .attention_arguments import AxisLike, Given
+from .attention_arguments import AttentionArguments, AxisLike
 from .attention_vjp import attention
 from .positions import Positions
 from .setup import Extras, Setup, count
@@ -83,20 +83,20 @@ def ring_attention(
         causal: a query sees the keys up to its own position, counted from the start of both.
         mask: [batch or 1, heads or 1, queries or 1, keys or 1]; of bool, True is visible; of any
             floats, it is added to the scaled scores, and has a gradient. Its rows are split as
-            their queries, so a device has whole rows; with 1 for queries it goes round.
+            their queries, so a device has full rows; with 1 for queries it rotates with the keys.
         query_seq_lengths: int[batch], how many queries of each sample count; the rest gives 0.
         key_value_seq_lengths: int[batch], how many keys of each sample are visible.
-        scale: of the scores; the root of the width below 1 if not given.
+        scale: of the scores; 1 / sqrt(width) by default.
         dropout: the share of weights that is dropped; the rest is scaled up.
         key: of `jax.random`, for dropout. The same key drops the same weights on every mesh.
-        order: "zigzag" says that q, k, v (and a mask's rows and columns) are in zigzag order, and
-            so will be the result; see `zigzag`.
+        order: "zigzag" declares that q, k, v (and a mask's rows and columns) are in zigzag order;
+            the result is, too. See `zigzag`.
         balance: whether a causal attention in natural order is moved to zigzag order and back;
             None does where it can: no mask with rows, and 2n divides both lengths.
         tile: queries and keys, at most, whose scores exist at once on a device.
 
     Returns:
-        [batch, queries, heads, width of values], laid out as `q`, of its dtype; uneven if `q` is.
+        [batch, queries, heads, width of values], sharded as `q`, of its dtype; uneven if `q` is.
         A query that sees no key gives 0.
 
     Raises:
@@ -115,7 +115,7 @@ def ring_attention(
             ...
         isoshard.core.errors.UnevenError: ring_attention: q: a sequence of 6 does not split over 4 devices. Pad it to 8 and give query_seq_lengths and key_value_seq_lengths, or pass an UnevenArray.
     """  # noqa: E501
-    given = attention_arguments.check(
+    args = attention_arguments.check(
         "ring_attention",
         (q, k, v),
         mesh,
@@ -126,52 +126,54 @@ def ring_attention(
         (dropout, key),
         tile,
     )
-    devices = count(given.mesh, given.ring)
-    zigzagged = _is_zigzag(given, devices, order)
-    moved = not zigzagged and causal and devices > 1 and _balances(given, devices, balance)
-    shards = count(given.mesh, given.heads)
-    parts = attention_arguments.divided(given, shards, "ring_attention: heads")
-    own = given.extras.mask
+    devices = count(args.mesh, args.ring)
+    zigzagged = _is_zigzag(args, devices, order)
+    moved = not zigzagged and causal and devices > 1 and _balances(args, devices, balance)
+    shards = count(args.mesh, args.heads)
+    qkv = attention_arguments.divided(args, shards, "ring_attention: heads")
+    padded_mask = args.extras.mask
     setup = Setup(
-        mesh=given.mesh,
-        ring=given.ring,
-        batch=given.batch,
-        heads=given.heads,
-        queries=Positions(parts[0].shape[1], devices, zigzagged or moved, given.sizes[0]),
-        keys=Positions(parts[1].shape[1], devices, zigzagged or moved, given.sizes[1]),
+        mesh=args.mesh,
+        ring=args.ring,
+        batch=args.batch,
+        heads=args.heads,
+        queries=Positions(qkv[0].shape[1], devices, zigzagged or moved, args.sizes[0]),
+        keys=Positions(qkv[1].shape[1], devices, zigzagged or moved, args.sizes[1]),
         causal=causal,
-        scale=given.scale,
-        rate=given.rate,
+        scale=args.scale,
+        rate=args.rate,
         tile=tile,
-        riding=own is not None and own.shape[2] == 1 and own.shape[3] > 1,
+        mask_rotates=padded_mask is not None
+        and padded_mask.shape[2] == 1
+        and padded_mask.shape[3] > 1,
     )
-    attention_arguments.check_mask("ring_attention", mask, setup, given.extras)
-    out = _run(setup, moved, *parts, given.extras)
-    return attention_arguments.result(given, out, q)
+    attention_arguments.check_mask("ring_attention", mask, setup, args.extras)
+    out = _run(setup, moved, *qkv, args.extras)
+    return attention_arguments.result(args, out, q)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run(setup: Setup, moved: bool, q, k, v, extras: Extras) -> jax.Array:
     if not moved:
         return attention(setup, q, k, v, extras)[0]
-    there = functools.partial(zigzag, mesh=setup.mesh, axis=setup.ring)
-    if setup.riding and extras.mask is not None:
-        extras = extras._replace(mask=there(extras.mask, dim=3))
-    out: Any = attention(setup, there(q), there(k), there(v), extras)[0]
+    to_zigzag = functools.partial(zigzag, mesh=setup.mesh, axis=setup.ring)
+    if setup.mask_rotates and extras.mask is not None:
+        extras = extras._replace(mask=to_zigzag(extras.mask, dim=3))
+    out: Any = attention(setup, to_zigzag(q), to_zigzag(k), to_zigzag(v), extras)[0]
     return unzigzag(out, mesh=setup.mesh, axis=setup.ring)
 
 
-def _is_zigzag(given: Given, devices: int, order: Order) -> bool:
+def _is_zigzag(args: AttentionArguments, devices: int, order: Order) -> bool:
     if order not in ("natural", "zigzag"):
         raise ValueError(f"order is 'natural' or 'zigzag', not {order!r}")
-    if order == "zigzag" and (why := _obstacles(given, devices)):
+    if order == "zigzag" and (why := _obstacles(args, devices)):
         raise ShardingError(f"ring_attention: no sequence in zigzag order: {'; '.join(why)}")
     return order == "zigzag"
 
 
-def _balances(given: Given, devices: int, balance: bool | None) -> bool:
-    why = _obstacles(given, devices)
-    mask = given.extras.mask
+def _balances(args: AttentionArguments, devices: int, balance: bool | None) -> bool:
+    why = _obstacles(args, devices)
+    mask = args.extras.mask
     if mask is not None and mask.shape[2] > 1:
         why.append("a mask with rows would have to be moved as well")
     if balance and why:
@@ -182,10 +184,10 @@ def _balances(given: Given, devices: int, balance: bool | None) -> bool:
     return balance is not False and not why
 
 
-def _obstacles(given: Given, devices: int) -> list[str]:
-    faults = []
-    if given.sizes != (None, None):
-        faults.append("uneven blocks have no halves")
-    if wrong := {x.shape[1] for x in given.arrays if x.shape[1] % (2 * devices)}:
-        faults.append(f"length {sorted(wrong)} is no multiple of {2 * devices}")
-    return faults
+def _obstacles(args: AttentionArguments, devices: int) -> list[str]:
+    reasons = []
+    if args.sizes != (None, None):
+        reasons.append("uneven blocks have no halves")
+    if wrong := {x.shape[1] for x in args.arrays if x.shape[1] % (2 * devices)}:
+        reasons.append(f"length {sorted(wrong)} is no multiple of {2 * devices}")
+    return reasons

@@ -1,11 +1,11 @@
-"""The ring: keys and values go round, queries stay, and gradients come home with their keys.
+"""The ring: keys and values rotate, queries do not, and gradients return with their keys.
 
 With n devices the keys and values make n - 1 hops forward. Backward they make n - 1 again, and
 their gradients n - 1 as well: they start with the second device, travel with the keys, and the last
-hop brings them home, where the owner adds its own. Less is not possible in a ring.
+hop returns them to the owner, which adds its own. Less is not possible in a ring.
 
 A hop does not wait for what is computed meanwhile, nor the other way round, so XLA runs both at
-once where the devices can. Beside the first and the last hop of the gradient a device computes one
+once where the devices can. During the first and the last hop of the gradient a device computes one
 half each of its own share, if that has two tiles.
 
 Source: Liu, Zaharia and Abbeel, Ring Attention (https://arxiv.org/abs/2310.01889), algorithm 1.
@@ -27,7 +27,7 @@ from .positions import Positions
 from .setup import Extras, Setup
 
 Blocks = tuple[Any, Any]
-"""The number of a device's block of queries, and of its block of keys."""
+"""The index of a device's block of queries, and of its block of keys."""
 
 
 def forward(
@@ -38,34 +38,26 @@ def forward(
     extras: Extras,
     blocks: Blocks | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """One device's share: its block of queries, and every block of keys as it comes by.
-
-    Args:
-        setup: the attention; called where its mesh axes are named, as in `jax.shard_map`.
-        q: [batch, queries, heads, width], this device's; so are the others.
-        k: [batch, keys, key heads, width].
-        v: [batch, keys, key heads, width of values].
-        extras: masks, lengths and the key of dropout.
-        blocks: which blocks these are; by default the device's place in the ring.
+    """One device's result: its block of queries against every block of keys in turn.
 
     Returns:
         [batch, queries, heads, width of values], and [batch, heads, queries], the logarithms of the
         sums of exponentials, minus infinity for a query that saw no key; of at least float32.
     """
-    place = Place(setup, q, k, extras, blocks)
-    rows = place.grouped(place.clean(q, setup.queries, 0))
-    k, v = (place.clean(x, setup.keys, 1) for x in (k, v))
+    device = RingDevice(setup, q, k, extras, blocks)
+    rows = device.grouped(device.clean(q, setup.queries, 0))
+    k, v = (device.clean(x, setup.keys, 1) for x in (k, v))
     running = tiled.start(rows, v.shape[-1])
 
-    def attend(step, held, running):
-        return tiled.attend(running, rows, held[0], held[1], place.sight(step, held))
+    def attend(step, kv, running):
+        return tiled.attend(running, rows, kv[0], kv[1], device.visibility(step, kv))
 
     def hop(step, state):
-        held, running = state
-        return place.passed(held), attend(step, held, running)
+        kv, running = state
+        return device.rotated(kv), attend(step, kv, running)
 
-    last = place.devices - 1
-    state = place.hold(k, v), running
+    last = device.devices - 1
+    state = device.kv(k, v), running
     if last:
         state = jax.lax.fori_loop(0, last, hop, state)
     out, log = tiled.finish(attend(last, *state))
@@ -85,88 +77,72 @@ def backward(
     wants_mask: bool,
     blocks: Blocks | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """One device's gradients: those of its queries, and of its keys and values.
-
-    Args:
-        setup: the attention.
-        q: [batch, queries, heads, width], this device's; so are the others.
-        k: [batch, keys, key heads, width].
-        v: [batch, keys, key heads, width of values].
-        extras: masks, lengths and the key of dropout.
-        dout: the gradient of the result.
-        log: the logarithms that `forward` gave.
-        delta: [batch, heads, queries], the products of result and its gradient, summed over the
-            width; of at least float32.
-        wants_mask: whether the mask's gradient is computed, for which it is one that is added.
-        blocks: which blocks these are; by default the device's place in the ring.
-
-    Returns:
-        Gradients of q, k, v and the mask, of at least float32; that of the mask as far as this
-        device knows it, None if it is not wanted.
-    """
-    place = Place(setup, q, k, extras, blocks)
+    """One device's gradients: those of its queries, and of its keys and values."""
+    device = RingDevice(setup, q, k, extras, blocks)
     dtype = wide(q.dtype)
-    dout, rows = (place.grouped(place.clean(x, setup.queries, 0)) for x in (dout, q))
-    k, v = (place.clean(x, setup.keys, 1) for x in (k, v))
-    log, delta = (place.grouped_rows(x) for x in (log, delta))
-    given = tiled.Gradients(rows, dout, log, delta)
+    dout, rows = (device.grouped(device.clean(x, setup.queries, 0)) for x in (dout, q))
+    k, v = (device.clean(x, setup.keys, 1) for x in (k, v))
+    log, delta = (device.grouped_rows(x) for x in (log, delta))
+    residuals = tiled.QueryResiduals(rows, dout, log, delta)
     zeros = None
     if wants_mask:
         zeros = jnp.zeros(extras.mask.shape, dtype)
-    # What stays are the gradients of queries and of a mask with rows, what goes those of the rest.
-    rides = setup.riding and wants_mask
+    # Gradients of queries and of a mask with rows remain local, those of the rest rotate.
+    mask_rotates = setup.mask_rotates and wants_mask
 
-    def more(step, held, stays, part=(0, 1)):
-        begin = tiled.Slopes(
-            stays[0],
+    def step_gradients(step, kv, local_grads, fraction=(0, 1)):
+        begin = tiled.TileGradients(
+            local_grads[0],
             jnp.zeros(k.shape, dtype),
             jnp.zeros(v.shape, dtype),
-            zeros if rides else stays[1],
+            zeros if mask_rotates else local_grads[1],
         )
-        found = tiled.gradients(begin, given, held[0], held[1], place.sight(step, held), part)
-        stay, go = (None, found.mask) if rides else (found.mask, None)
-        return (found.q, stay), (found.k, found.v, go)
+        grads = tiled.gradients(
+            begin, residuals, kv[0], kv[1], device.visibility(step, kv), fraction
+        )
+        local_mask, rotating_mask = (None, grads.mask) if mask_rotates else (grads.mask, None)
+        return (grads.q, local_mask), (grads.k, grads.v, rotating_mask)
 
     def hop(step, state):
-        held, carried, stays = state
-        arrived = place.passed(carried)
-        stays, here = more(step, held, stays)
-        return place.passed(held), _sum(arrived, here), stays
+        kv, kv_grads, local_grads = state
+        arrived = device.rotated(kv_grads)
+        local_grads, step_grads = step_gradients(step, kv, local_grads)
+        return device.rotated(kv), _sum(arrived, step_grads), local_grads
 
-    own, last = place.hold(k, v), place.devices - 1
-    stays = jnp.zeros(rows.shape, dtype), None if rides else zeros
+    own_kv, last = device.kv(k, v), device.devices - 1
+    local_grads = jnp.zeros(rows.shape, dtype), None if mask_rotates else zeros
     halves = 2 if last and spans(k.shape[1], setup.tile)[0] > 1 else 1
-    stays, mine = more(0, own, stays, (0, halves))
+    local_grads, home_grads = step_gradients(0, own_kv, local_grads, (0, halves))
     if last:
-        held = place.passed(own)
-        stays, carried = more(1, held, stays)
+        kv = device.rotated(own_kv)
+        local_grads, kv_grads = step_gradients(1, kv, local_grads)
         if last > 1:
-            state = place.passed(held), carried, stays
+            state = device.rotated(kv), kv_grads, local_grads
             if last > 2:
                 state = jax.lax.fori_loop(2, last, hop, state)
-            held, carried, stays = state
-            arrived = place.passed(carried)
-            stays, here = more(last, held, stays)
-            carried = _sum(arrived, here)
-        home = place.passed(carried)
+            kv, kv_grads, local_grads = state
+            arrived = device.rotated(kv_grads)
+            local_grads, step_grads = step_gradients(last, kv, local_grads)
+            kv_grads = _sum(arrived, step_grads)
+        returned = device.rotated(kv_grads)
         if halves > 1:
-            stays, rest = more(0, own, stays, (1, 2))
-            mine = _sum(mine, rest)
-        mine = _sum(mine, home)
-    dq, dk, dv = stays[0], mine[0], mine[1]
-    mask = mine[2] if rides else stays[1]
+            local_grads, second_half = step_gradients(0, own_kv, local_grads, (1, 2))
+            home_grads = _sum(home_grads, second_half)
+        home_grads = _sum(home_grads, returned)
+    dq, dk, dv = local_grads[0], home_grads[0], home_grads[1]
+    mask = home_grads[2] if mask_rotates else local_grads[1]
     return dq.reshape(q.shape), dk, dv, mask
 
 
-class Place:
-    """This device's place in the ring.
+class RingDevice:
+    """This device in the ring.
 
     Args:
         setup: the attention.
         q: this device's queries.
         k: this device's keys.
         extras: its masks.
-        blocks: which blocks these are; by default both that of its place in the ring.
+        blocks: the indices of these blocks; by default both its index in the ring.
     """
 
     def __init__(
@@ -177,10 +153,10 @@ class Place:
         extras: Extras,
         blocks: Blocks | None = None,
     ) -> None:
-        """Find out where this device stands."""
+        """Compute the index of this device in the ring."""
         self.setup, self.extras, self.devices = setup, extras, setup.devices
-        here: Any = jax.lax.axis_index(setup.ring) if setup.ring else 0
-        self.blocks = (here, here) if blocks is None else blocks
+        index: Any = jax.lax.axis_index(setup.ring) if setup.ring else 0
+        self.blocks = (index, index) if blocks is None else blocks
         heads, keys = q.shape[2], k.shape[2]
         self.shape = (q.shape[0], keys, heads // keys)
         self.sizes = (q.shape[1], k.shape[1])
@@ -190,7 +166,7 @@ class Place:
         return x.reshape(*x.shape[:2], *self.shape[1:], x.shape[-1])
 
     def clean(self, x: jax.Array, line: Positions, which: int) -> jax.Array:
-        """The block of queries (0) or of keys (1) with 0 for padding, which may hold anything."""
+        """The block of queries (0) or of keys (1) with 0 for padding, which may be anything."""
         if line.sizes is None:
             return x
         places = self.blocks[which] * x.shape[1] + jnp.arange(x.shape[1])
@@ -203,19 +179,19 @@ class Place:
             x = jnp.where(line.valid(self.blocks[0] * queries + jnp.arange(queries)), x, 0)
         return x.reshape(*self.shape, queries)
 
-    def hold(self, k: jax.Array, v: jax.Array) -> tuple[Any, Any, Any]:
-        """What goes round: keys, values, and a mask of keys."""
-        return k, v, self.extras.mask if self.setup.riding else None
+    def kv(self, k: jax.Array, v: jax.Array) -> tuple[Any, Any, Any]:
+        """The blocks that rotate: keys, values, and a mask of keys."""
+        return k, v, self.extras.mask if self.setup.mask_rotates else None
 
-    def passed(self, held: Any) -> Any:
-        """What the device before holds."""
+    def rotated(self, kv: Any) -> Any:
+        """The previous device's blocks."""
         around = [(i, (i + 1) % self.devices) for i in range(self.devices)]
         mesh, ring = self.setup.mesh, self.setup.ring
-        return permute_blocks(held, mesh, ring, around)
+        return permute_blocks(kv, mesh, ring, around)
 
-    def sight(self, step: Any, held: tuple[Any, Any, Any]) -> Visibility:
-        """What this device's queries see of the keys that are here after so many hops."""
-        extras = self.extras._replace(mask=held[2]) if self.setup.riding else self.extras
+    def visibility(self, step: Any, kv: tuple[Any, Any, Any]) -> Visibility:
+        """The visibility of the keys that have arrived after `step` hops."""
+        extras = self.extras._replace(mask=kv[2]) if self.setup.mask_rotates else self.extras
         rows, columns = self.blocks
         blocks = (rows, (columns - step) % self.devices if self.setup.ring else columns)
         return Visibility(self.setup, extras, self.shape, blocks, self.sizes)

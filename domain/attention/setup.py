@@ -1,4 +1,4 @@
-"""What is known of an attention before any number is: layout, order, and what is visible."""
+"""Static description of an attention: sharding, order of the sequence, visibility."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ Axes = tuple[str, ...]
 
 
 def count(mesh: Mesh, axes: Axes) -> int:
-    """The number of shards that mesh axes make."""
+    """The product of the sizes of mesh axes."""
     return math.prod(mesh.shape[name] for name in axes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """An attention, as its compiled program knows it.
+    """The static arguments of a compiled attention.
 
     Attributes:
         mesh: the devices.
         ring: the mesh axes that split the sequence, outermost first; empty if each device has the
-            whole sequence of its heads.
+            full sequence of its heads.
         batch: the mesh axes that split the batch.
         heads: the mesh axes that split the heads.
-        queries: where each query stands.
-        keys: where each key stands.
+        queries: the position of each query.
+        keys: the position of each key.
         causal: a query sees the keys up to its own position.
         scale: of the scores.
         rate: the share of weights that is dropped.
         tile: queries and keys, at most, whose scores exist at once.
-        riding: the columns of the mask are split as their keys, and go where those go.
+        mask_rotates: the columns of the mask are split as their keys, and go where those go.
     """
 
     mesh: Mesh
@@ -49,7 +49,7 @@ class Setup:
     scale: float
     rate: float
     tile: int
-    riding: bool
+    mask_rotates: bool
 
     @property
     def devices(self) -> int:
@@ -63,12 +63,12 @@ class Setup:
 
     @property
     def spec(self) -> P:
-        """The layout of queries, keys, values and result, [batch, sequence, heads, width]."""
+        """The sharding of queries, keys, values and result, [batch, sequence, heads, width]."""
         return P(self.batch or None, self.ring or None, self.heads or None)
 
     @property
     def rows(self) -> P:
-        """The layout of one number per row of scores, [batch, heads, sequence]."""
+        """The sharding of one value per row of scores, [batch, heads, sequence]."""
         return P(self.batch or None, self.heads or None, self.ring or None)
 
 
@@ -81,15 +81,15 @@ class Extras(NamedTuple):
         query_lengths: int32[batch], how many queries of each sample count.
         key_lengths: int32[batch], how many keys of each sample count.
         key: of `jax.random`, typed, for dropout.
-        numbers: int32[batch] and int32[heads], which samples and heads of the whole a device has,
-            where the mesh axes of the setup do not say it.
+        indices: int32[batch] and int32[heads], global indices of a device's samples and heads,
+            where the mesh axes of the setup do not determine them.
     """
 
     mask: Any = None  # a jax.Array or None, and its spec in what `specs` gives; so are the others
     query_lengths: Any = None
     key_lengths: Any = None
     key: Any = None
-    numbers: Any = None
+    indices: Any = None
 
     @property
     def added(self) -> bool:
@@ -97,7 +97,7 @@ class Extras(NamedTuple):
         return self.mask is not None and jnp.issubdtype(self.mask.dtype, jnp.floating)
 
     def shared(self, setup: Setup) -> Axes:
-        """The mesh axes along which devices have the same shard of the (whole) mask."""
+        """The mesh axes along which devices have the same shard of the mask."""
         named = {
             name
             for entry in self.specs(setup).mask or ()
@@ -114,7 +114,7 @@ class Extras(NamedTuple):
                 (setup.batch or None) if self.mask.shape[0] > 1 else None,
                 (setup.heads or None) if self.mask.shape[1] > 1 else None,
                 ring if self.mask.shape[2] > 1 else None,
-                ring if setup.riding else None,
+                ring if setup.mask_rotates else None,
             )
         lengths = P(setup.batch or None)
         return Extras(

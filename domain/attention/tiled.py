@@ -3,8 +3,8 @@
 No more scores exist at once than those of one tile. What is known of a row of scores so far is its
 maximum, the sum of its exponentials under that maximum, and the sum of the values so weighted; the
 next block of keys corrects all three. The gradient computes the scores again from their logarithmic
-sum, so where the scores are so large (10^7 in float32) that the logarithm of a count is lost beside
-them, as under a mask of the lowest finite number, the gradient of such rows is too large.
+sum, so where the scores are so large (10^7 in float32) that the logarithm of a count is rounded
+away, as under a mask of the lowest finite number, the gradient of such rows is too large.
 
 Source: Dao, FlashAttention-2 (https://arxiv.org/abs/2307.08691), algorithms 1 and 2; Milakov and
 Gimelshein (https://arxiv.org/abs/1805.02867) for the running sum.
@@ -38,8 +38,8 @@ class RunningSoftmax(NamedTuple):
     total: jax.Array
 
 
-class Gradients(NamedTuple):
-    """The queries with what came back for them.
+class QueryResiduals(NamedTuple):
+    """The queries, and the residuals of their gradients.
 
     Attributes:
         q: [batch, queries, key heads, group, width].
@@ -55,7 +55,7 @@ class Gradients(NamedTuple):
 
 
 def start(q: jax.Array, width: int) -> RunningSoftmax:
-    """Rows of which nothing is known yet, for values of that width."""
+    """The initial state, for values of that width."""
     batch, queries, heads, group, _ = q.shape
     dtype = wide(q.dtype)
     rows = (batch, heads, group, queries)
@@ -75,51 +75,42 @@ def finish(running: RunningSoftmax) -> tuple[jax.Array, jax.Array]:
 
 
 def attend(
-    running: RunningSoftmax, q: jax.Array, k: jax.Array, v: jax.Array, sight: Visibility
+    running: RunningSoftmax, q: jax.Array, k: jax.Array, v: jax.Array, visibility: Visibility
 ) -> RunningSoftmax:
-    """Let a block of queries attend to one more block of keys.
-
-    Args:
-        running: the rows so far.
-        q: [batch, queries, key heads, group, width].
-        k: [batch, keys, key heads, width].
-        v: [batch, keys, key heads, width of values].
-        sight: what the one sees of the other.
-
-    Returns:
-        The rows with these keys.
-    """
-    tile, (queries, keys) = sight.setup.tile, sight.sizes
+    """Let a block of queries attend to one more block of keys."""
+    tile, (queries, keys) = visibility.setup.tile, visibility.sizes
 
     def by_rows(i, running: RunningSoftmax) -> RunningSoftmax:
         rows = span(i, queries, tile)
-        part_q = rows.cut(q, 1)
-        part = RunningSoftmax(
-            rows.cut(running.weighted, 1), rows.cut(running.top, 3), rows.cut(running.total, 3)
+        tile_q = rows.slice(q, 1)
+        state = RunningSoftmax(
+            rows.slice(running.weighted, 1),
+            rows.slice(running.top, 3),
+            rows.slice(running.total, 3),
         )
 
-        def by_columns(j, part: RunningSoftmax) -> RunningSoftmax:
+        def by_columns(j, state: RunningSoftmax) -> RunningSoftmax:
             columns = span(j, keys, tile)
-            lines = sight.lines(rows, columns)
+            bounds = visibility.bounds(rows, columns)
 
             def more() -> RunningSoftmax:
-                scores = _scores(part_q, columns.cut(k, 1), rows, columns, lines, sight)
-                kept = sight.kept(rows, columns)
-                return _more(part, scores, columns.cut(v, 1), kept, sight.setup.rate)
+                scores = _scores(tile_q, columns.slice(k, 1), rows, columns, bounds, visibility)
+                keep_mask = visibility.keep_mask(rows, columns)
+                return _more(state, scores, columns.slice(v, 1), keep_mask, visibility.setup.rate)
 
-            return _if_seen(lines, more, part)
+            return _if_seen(bounds, more, state)
 
-        part = jax.lax.fori_loop(0, spans(keys, tile)[0], by_columns, part)
+        state = jax.lax.fori_loop(0, spans(keys, tile)[0], by_columns, state)
         return RunningSoftmax(
-            rows.put(running.weighted, part.weighted, 1),
-            rows.put(running.top, part.top, 3),
-            rows.put(running.total, part.total, 3),
+            rows.put(running.weighted, state.weighted, 1),
+            rows.put(running.top, state.top, 3),
+            rows.put(running.total, state.total, 3),
         )
 
     return jax.lax.fori_loop(0, spans(queries, tile)[0], by_rows, running)
 
 
-class Slopes(NamedTuple):
+class TileGradients(NamedTuple):
     """Gradients so far.
 
     Attributes:
@@ -136,107 +127,95 @@ class Slopes(NamedTuple):
 
 
 def gradients(
-    so_far: Slopes,
-    given: Gradients,
+    so_far: TileGradients,
+    residuals: QueryResiduals,
     k: jax.Array,
     v: jax.Array,
-    sight: Visibility,
-    part: tuple[int, int] = (0, 1),
-) -> Slopes:
-    """Gradients of a block of queries and one of keys.
+    visibility: Visibility,
+    fraction: tuple[int, int] = (0, 1),
+) -> TileGradients:
+    """Gradients of a block of queries and one of keys."""
+    tile, (queries, keys) = visibility.setup.tile, visibility.sizes
 
-    Args:
-        so_far: what these are added to.
-        given: the queries, and what came back for them.
-        k: [batch, keys, key heads, width].
-        v: [batch, keys, key heads, width of values].
-        sight: what the one sees of the other.
-        part: which share of the tiles of keys, and of how many.
-
-    Returns:
-        The sums.
-    """
-    tile, (queries, keys) = sight.setup.tile, sight.sizes
-
-    def by_columns(j, state: Slopes) -> Slopes:
+    def by_columns(j, state: TileGradients) -> TileGradients:
         columns = span(j, keys, tile)
-        part_k, part_v = columns.cut(k, 1), columns.cut(v, 1)
+        tile_k, tile_v = columns.slice(k, 1), columns.slice(v, 1)
 
-        def by_rows(i, state: Slopes) -> Slopes:
+        def by_rows(i, state: TileGradients) -> TileGradients:
             rows = span(i, queries, tile)
-            lines = sight.lines(rows, columns)
+            bounds = visibility.bounds(rows, columns)
 
-            def more() -> Slopes:
-                part = Gradients(
-                    rows.cut(given.q, 1),
-                    rows.cut(given.out, 1),
-                    rows.cut(given.log, 3),
-                    rows.cut(given.delta, 3),
+            def more() -> TileGradients:
+                rows_of = QueryResiduals(
+                    rows.slice(residuals.q, 1),
+                    rows.slice(residuals.out, 1),
+                    rows.slice(residuals.log, 3),
+                    rows.slice(residuals.delta, 3),
                 )
-                scores = _scores(part.q, part_k, rows, columns, lines, sight)
-                kept = sight.kept(rows, columns)
-                found = _tile_gradients(part, part_k, part_v, scores, kept, sight)
+                scores = _scores(rows_of.q, tile_k, rows, columns, bounds, visibility)
+                keep_mask = visibility.keep_mask(rows, columns)
+                grads = _tile_gradients(rows_of, tile_k, tile_v, scores, keep_mask, visibility)
                 mask = state.mask
                 if mask is not None:
-                    mask = sight.put_slopes(mask, rows, columns, found[3])
-                return Slopes(
-                    rows.add(state.q, found[0], 1), state.k + found[1], state.v + found[2], mask
+                    mask = visibility.add_mask_gradient(mask, rows, columns, grads[3])
+                return TileGradients(
+                    rows.add(state.q, grads[0], 1), state.k + grads[1], state.v + grads[2], mask
                 )
 
-            return _if_seen(lines, more, state)
+            return _if_seen(bounds, more, state)
 
         dtype = so_far.q.dtype
-        begin = state._replace(k=jnp.zeros(part_k.shape, dtype), v=jnp.zeros(part_v.shape, dtype))
-        found = jax.lax.fori_loop(0, spans(queries, tile)[0], by_rows, begin)
-        return found._replace(
-            k=columns.add(state.k, found.k, 1), v=columns.add(state.v, found.v, 1)
+        begin = state._replace(k=jnp.zeros(tile_k.shape, dtype), v=jnp.zeros(tile_v.shape, dtype))
+        grads = jax.lax.fori_loop(0, spans(queries, tile)[0], by_rows, begin)
+        return grads._replace(
+            k=columns.add(state.k, grads.k, 1), v=columns.add(state.v, grads.v, 1)
         )
 
-    number, (which, parts) = spans(keys, tile)[0], part
-    first, end = number * which // parts, number * (which + 1) // parts
+    tiles, (index, count) = spans(keys, tile)[0], fraction
+    first, end = tiles * index // count, tiles * (index + 1) // count
     return jax.lax.fori_loop(first, end, by_columns, so_far)
 
 
-def _if_seen(lines, more: Callable, else_):
+def _if_seen(bounds, more: Callable, else_):
     """Compute a tile only if some query of it sees some key of it."""
-    if lines is None:
+    if bounds is None:
         return more()
-    last, position = lines
+    last, position = bounds
     return jax.lax.cond(last.max() >= position.min(), more, lambda: else_)
 
 
-def _scores(q, k, rows: Span, columns: Span, lines, sight: Visibility):
+def _scores(q, k, rows: Span, columns: Span, bounds, visibility: Visibility):
     """The scores of a tile, minus infinity where they do not count."""
     scores = jnp.einsum("bqhgw,bkhw->bhgqk", q, k, preferred_element_type=wide(q.dtype))
-    scores = masked(sight.setup.scale * scores, sight.added(rows, columns))
-    return masked(scores, sight.allowed(rows, columns, lines))
+    scores = masked(visibility.setup.scale * scores, visibility.added(rows, columns))
+    return masked(scores, visibility.allowed(rows, columns, bounds))
 
 
-def _more(running: RunningSoftmax, scores, v, kept, rate: float) -> RunningSoftmax:
+def _more(running: RunningSoftmax, scores, v, keep_mask, rate: float) -> RunningSoftmax:
     top = jnp.maximum(running.top, scores.max(-1))
     level = finite(top)
     weights = jnp.exp(scores - level[..., None])
     shrink = jnp.exp(running.top - level)
     total = running.total * shrink + weights.sum(-1)
-    weights = dropped(weights, kept, rate).astype(v.dtype)
+    weights = dropped(weights, keep_mask, rate).astype(v.dtype)
     values = jnp.einsum("bhgqk,bkhw->bqhgw", weights, v, preferred_element_type=scores.dtype)
     return RunningSoftmax(running.weighted * columns_of(shrink) + values, top, total)
 
 
-def _tile_gradients(given: Gradients, k, v, scores, kept, sight: Visibility):
+def _tile_gradients(residuals: QueryResiduals, k, v, scores, keep_mask, visibility: Visibility):
     """Of queries, keys, values and scores."""
-    setup, dtype = sight.setup, wide(given.q.dtype)
-    weights = jnp.exp(scores - finite(given.log)[..., None])
-    dweights = jnp.einsum("bqhgw,bkhw->bhgqk", given.out, v, preferred_element_type=dtype)
-    dweights = dropped(dweights, kept, setup.rate)
-    slopes = weights * (dweights - given.delta[..., None])
-    dscores = (setup.scale * slopes).astype(k.dtype)
+    setup, dtype = visibility.setup, wide(residuals.q.dtype)
+    weights = jnp.exp(scores - finite(residuals.log)[..., None])
+    dweights = jnp.einsum("bqhgw,bkhw->bhgqk", residuals.out, v, preferred_element_type=dtype)
+    dweights = dropped(dweights, keep_mask, setup.rate)
+    gradient = weights * (dweights - residuals.delta[..., None])
+    dscores = (setup.scale * gradient).astype(k.dtype)
     more = ("bhgqk,bkhw->bqhgw", "bhgqk,bqhgw->bkhw")
     dq = jnp.einsum(more[0], dscores, k, preferred_element_type=dtype)
-    dk = jnp.einsum(more[1], dscores, given.q, preferred_element_type=dtype)
-    weights = dropped(weights, kept, setup.rate).astype(v.dtype)
-    dv = jnp.einsum(more[1], weights, given.out, preferred_element_type=dtype)
-    return dq, dk, dv, slopes
+    dk = jnp.einsum(more[1], dscores, residuals.q, preferred_element_type=dtype)
+    weights = dropped(weights, keep_mask, setup.rate).astype(v.dtype)
+    dv = jnp.einsum(more[1], weights, residuals.out, preferred_element_type=dtype)
+    return dq, dk, dv, gradient
 
 
 def columns_of(rows: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Ulysses attention: all-to-all, so that each device has the whole sequence of a few heads.
+"""Ulysses attention: all-to-all, so that each device has the full sequence of a few heads.
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -16,7 +16,7 @@ True
 
 Each of queries, keys, values and result moves once, whatever the number of devices, where a ring of
 n moves keys and values n - 1 times. But there can be no more devices than heads, and each has the
-whole sequence of one head at least.
+full sequence of one head at least.
 
 Source: Jacobs et al., DeepSpeed Ulysses (https://arxiv.org/abs/2309.14509), section 3.
 """
@@ -73,17 +73,17 @@ def ulysses_attention(
         heads: the mesh axes that split the heads.
         causal: a query sees the keys up to its own position.
         mask: [batch or 1, heads or 1, queries or 1, keys or 1]; of bool, True is visible; of any
-            floats, it is added to the scaled scores, and has a gradient. Each device needs that of
-            its heads whole.
+            floats, it is added to the scaled scores, and has a gradient. Each device needs the
+            full mask of its heads.
         query_seq_lengths: int[batch], how many queries of each sample count; the rest gives 0.
         key_value_seq_lengths: int[batch], how many keys of each sample are visible.
-        scale: of the scores; the root of the width below 1 if not given.
+        scale: of the scores; 1 / sqrt(width) by default.
         dropout: the share of weights that is dropped; the rest is scaled up.
         key: of `jax.random`, for dropout; drops the same weights as in `ring_attention`.
         tile: queries and keys, at most, whose scores exist at once on a device.
 
     Returns:
-        [batch, queries, heads, width of values], laid out as `q`, of its dtype; uneven if `q` is.
+        [batch, queries, heads, width of values], sharded as `q`, of its dtype; uneven if `q` is.
 
     Raises:
         SpecError, ShardingError, ValueError: as `ring_attention`.
@@ -95,7 +95,7 @@ def ulysses_attention(
         >>> out.shape, out.sharding.spec
         ((1, 8, 2, 4), P(None, 'seq'))
     """
-    given = attention_arguments.check(
+    args = attention_arguments.check(
         "ulysses_attention",
         (q, k, v),
         mesh,
@@ -106,33 +106,33 @@ def ulysses_attention(
         (dropout, key),
         tile,
     )
-    devices = count(given.mesh, given.ring)
-    shards = devices * count(given.mesh, given.heads)
-    parts = attention_arguments.divided(given, shards, "ulysses_attention: axis and heads")
+    devices = count(args.mesh, args.ring)
+    shards = devices * count(args.mesh, args.heads)
+    qkv = attention_arguments.divided(args, shards, "ulysses_attention: axis and heads")
     setup = Setup(
-        mesh=given.mesh,
+        mesh=args.mesh,
         ring=(),
-        batch=given.batch,
-        heads=given.heads + given.ring,
-        queries=Positions(parts[0].shape[1], devices, sizes=given.sizes[0]),
-        keys=Positions(parts[1].shape[1], devices, sizes=given.sizes[1]),
+        batch=args.batch,
+        heads=args.heads + args.ring,
+        queries=Positions(qkv[0].shape[1], devices, sizes=args.sizes[0]),
+        keys=Positions(qkv[1].shape[1], devices, sizes=args.sizes[1]),
         causal=causal,
-        scale=given.scale,
-        rate=given.rate,
+        scale=args.scale,
+        rate=args.rate,
         tile=tile,
-        riding=False,
+        mask_rotates=False,
     )
-    attention_arguments.check_mask("ulysses_attention", mask, setup, given.extras)
-    out = _run(setup, given.ring, given.heads, *parts, given.extras)
-    return attention_arguments.result(given, out, q)
+    attention_arguments.check_mask("ulysses_attention", mask, setup, args.extras)
+    out = _run(setup, args.ring, args.heads, *qkv, args.extras)
+    return attention_arguments.result(args, out, q)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _run(setup: Setup, ring: Axes, heads: Axes, q, k, v, extras: Extras) -> jax.Array:
-    apart = P(setup.batch or None, ring, heads or None)
+    by_sequence = P(setup.batch or None, ring, heads or None)
 
-    def turn(x, there: bool):
-        split, joined = (2, 1) if there else (1, 2)
+    def turn(x, to_heads: bool):
+        split, joined = (2, 1) if to_heads else (1, 2)
         return jax.shard_map(
             functools.partial(
                 jax.lax.all_to_all,
@@ -142,8 +142,8 @@ def _run(setup: Setup, ring: Axes, heads: Axes, q, k, v, extras: Extras) -> jax.
                 tiled=True,
             ),
             mesh=setup.mesh,
-            in_specs=apart if there else setup.spec,
-            out_specs=setup.spec if there else apart,
+            in_specs=by_sequence if to_heads else setup.spec,
+            out_specs=setup.spec if to_heads else by_sequence,
             axis_names=set(setup.manual),
             check_vma=False,
         )(x)

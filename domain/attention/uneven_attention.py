@@ -1,8 +1,8 @@
 """Attention of operands in blocks of any sizes, axes as torch has them.
 
-The rule for `in_blocks`: what a function of whole arrays is on `UnevenArray`s. Only the sequence
-may be in blocks of unequal sizes, of queries and keys by the same mesh axes; anything else is
-declined.
+The rule for `in_blocks`: what a function of global arrays is on `UnevenArray`s. Only the sequence
+may be in blocks of unequal sizes, of queries and keys by the same mesh axes; for anything else
+it returns NotImplemented.
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -14,7 +14,7 @@ declined.
 >>> out, log = jax.jit(lambda u: attend_in_blocks(static, u, u, u, None))(u)
 >>> out.sizes[2], log.sizes[2]
 ((5, 2, 7, 4), (5, 2, 7, 4))
->>> attend_in_blocks(static, u, x, x, None)               # keys are whole
+>>> attend_in_blocks(static, u, x, x, None)               # keys are unsplit
 NotImplemented
 """
 
@@ -41,26 +41,23 @@ from .setup import Axes, Extras, Setup
 
 
 def attend_in_blocks(
-    static: Attention, q: Any, k: Any, v: Any, mask: Any, words: Any = None
+    static: Attention, q: Any, k: Any, v: Any, mask: Any, key_data: Any = None
 ) -> Any:
-    """What `static(q, k, v, mask, words)` is for operands in blocks.
+    """`static(q, k, v, mask, key_data)` for operands in blocks.
 
     Args:
         static: the attention's static arguments.
         q: (.., heads, queries, width).
         k: (.., key heads, keys, width).
         v: (.., key heads, keys, width of values).
-        mask: whole, or None.
-        words: uint32[2], the key of dropout, or None.
-
-    Returns:
-        The result and the logarithms of its sums, in the blocks of `q`; or NotImplemented.
+        mask: replicated, or None.
+        key_data: uint32[2], the key of dropout, or None.
     """
     setup = _setup(static, q, k, v, mask)
     if setup is None:
         return NotImplemented
     rows, columns, values = (fold(x.array) for x in (q, k, v))
-    out, log = attention(setup, rows, columns, values, _extras(setup, mask, words, q))
+    out, log = attention(setup, rows, columns, values, _extras(setup, mask, key_data, q))
     return _like(q, out.swapaxes(1, 2), v.shape[-1]), _like(q, log)
 
 
@@ -73,39 +70,22 @@ def gradients_in_blocks(
     mask: Any,
     log: Any,
     delta: Any,
-    words: Any = None,
+    key_data: Any = None,
     wants_mask: bool = False,
 ) -> Any:
-    """What `static.gradients` gives, for operands in blocks.
-
-    Args:
-        static: the attention's static arguments.
-        dout: gradient of the result.
-        q: what the result was computed from; so are the next three.
-        k: likewise.
-        v: likewise.
-        mask: likewise.
-        log: what came with the result.
-        delta: (.., heads, queries), products of result and its gradient, summed over the width.
-        words: the key of dropout, likewise.
-        wants_mask: whether the gradient of the mask is computed.
-
-    Returns:
-        Gradients of q, k and v in their blocks, and that of the mask, whole, or None; or
-        NotImplemented.
-    """
+    """`static.gradients` for operands in blocks."""
     setup = _setup(static, q, k, v, mask)
     if setup is None or not all(_sizes(x) == _sizes(q) for x in (dout, log, delta)):
         return NotImplemented
     log, delta = (x.array.reshape(-1, q.shape[-3], x.array.shape[-1]) for x in (log, delta))
-    packed = functools.partial(_extras, setup, words=words, q=q)
+    packed = functools.partial(_extras, setup, key_data=key_data, q=q)
     extras, unpacked = packed(mask), None
     if wants_mask:
         _, unpacked = jax.vjp(lambda mask: packed(mask).mask, mask)
-    rows, columns, values, slopes = (fold(x.array) for x in (q, k, v, dout))
-    found = gradients(setup, rows, columns, values, extras, slopes, log, delta)
-    pairs = zip((q, k, v), found[:3], strict=True)
-    of_mask = None if unpacked is None else unpacked(found[3].mask)[0]
+    rows, columns, values, cotangent = (fold(x.array) for x in (q, k, v, dout))
+    grads = gradients(setup, rows, columns, values, extras, cotangent, log, delta)
+    pairs = zip((q, k, v), grads[:3], strict=True)
+    of_mask = None if unpacked is None else unpacked(grads[3].mask)[0]
     return *(_like(u, x.swapaxes(1, 2), u.shape[-1]) for u, x in pairs), of_mask
 
 
@@ -130,7 +110,7 @@ def _setup(static: Attention, q: Any, k: Any, v: Any, mask: Any) -> Setup | None
         scale=static.scale,
         rate=static.rate,
         tile=static.tile,
-        riding=mask is not None and mask.ndim > 1 and mask.shape[-2] == 1 < mask.shape[-1],
+        mask_rotates=mask is not None and mask.ndim > 1 and mask.shape[-2] == 1 < mask.shape[-1],
     )
 
 
@@ -138,33 +118,33 @@ def _axes(x: Any) -> Axes:
     """The mesh axes of the sequence; none unless that alone is in blocks, one per device."""
     if not isinstance(x, UnevenArray) or x.ndim < 3 or x.layout is None:
         return ()
-    others = [own for axis, own in enumerate(x.sizes) if axis != x.ndim - 2]
-    if any(own is not None for own in others) or x.sizes[-2] is None:
+    others = [size for axis, size in enumerate(x.sizes) if axis != x.ndim - 2]
+    if any(size is not None for size in others) or x.sizes[-2] is None:
         return ()
     entry = (*entries_of(x.layout.spec), *[None] * x.ndim)[x.ndim - 2]
     return axis_names(entry) if isinstance(entry, str | tuple) else ()
 
 
 def _sizes(x: Any) -> tuple[int, ...] | None:
-    """Of the blocks of a sequence, the last axis but one; or the last, without a width."""
-    found = [own for own in x.sizes if own is not None] if isinstance(x, UnevenArray) else []
-    return found[0] if len(found) == 1 else None
+    """The block sizes of a sequence: of the last axis but one, or of the last without a width."""
+    sizes = [size for size in x.sizes if size is not None] if isinstance(x, UnevenArray) else []
+    return sizes[0] if len(sizes) == 1 else None
 
 
 def _like(u: UnevenArray, x: jax.Array, *width: int) -> UnevenArray:
     """A result in the blocks of `u`: its axes with another width, or without."""
-    kept = len(u.shape) - 1
-    shape, sizes = (*u.shape[:kept], *width), (*u.sizes[:kept], *[None] * len(width))
-    array = x.reshape(*u.array.shape[:kept], *width)
-    own: Any = u.layout
-    entries = [*entries_of(own.spec), *[None] * u.ndim][:kept]
-    layout = NamedSharding(own.mesh, P(*entries, *[None] * len(width)))
+    rank = len(u.shape) - 1
+    shape, sizes = (*u.shape[:rank], *width), (*u.sizes[:rank], *[None] * len(width))
+    array = x.reshape(*u.array.shape[:rank], *width)
+    sharding: Any = u.layout
+    entries = [*entries_of(sharding.spec), *[None] * u.ndim][:rank]
+    layout = NamedSharding(sharding.mesh, P(*entries, *[None] * len(width)))
     return UnevenArray(array, shape, sizes, layout)
 
 
-def _extras(setup: Setup, mask: Any, words: Any, q: UnevenArray) -> Extras:
+def _extras(setup: Setup, mask: Any, key_data: Any, q: UnevenArray) -> Extras:
     """The mask, its rows in the blocks of queries and its columns in those of keys; and the key."""
-    key = None if words is None else key_of(words)
+    key = None if key_data is None else key_of(key_data)
     if mask is None:
         return Extras(key=key)
     mask = fold_mask(mask, q.shape)

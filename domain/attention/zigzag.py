@@ -1,7 +1,7 @@
-"""Zigzag order: every device has as much to do under a causal mask as the next.
+"""Zigzag order: under a causal mask, every device has the same work.
 
 In order, the last device's queries see all keys and the first's only their own. So the sequence is
-cut into 2n slices, and device `i` of n holds the slices `i` and `2n - 1 - i`: an early and a late
+divided into 2n slices, and device `i` of n has the slices `i` and `2n - 1 - i`: an early and a late
 one. Every step of the ring is then half a block of work for everyone.
 
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -30,7 +30,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.known_shardings import lies, sharding_of
+from isoshard.core.blocks.known_shardings import record_sharding, sharding_of
 from isoshard.core.blocks.ring import permute_blocks
 from isoshard.core.errors import SpecError, UnevenError
 from isoshard.core.layout.mesh import as_mesh
@@ -47,13 +47,13 @@ def zigzag(x: jax.Array, *, mesh: Mesh, axis: str | tuple[str, ...], dim: int = 
     Two collective-permutes of half a shard each, forward, and two in the gradient.
 
     Args:
-        x: any shape and dtype, split along `dim` over `axis`, or whole.
+        x: any shape and dtype, split along `dim` over `axis`, or replicated.
         mesh: the devices.
         axis: the mesh axes that split the sequence.
         dim: the axis of `x` that is the sequence.
 
     Returns:
-        The same elements, split over `axis`; device `i` of n holds slices `i` and `2n - 1 - i` of
+        The same elements, split over `axis`; device `i` of n has slices `i` and `2n - 1 - i` of
         2n. How other mesh axes split `x` does not change.
 
     Raises:
@@ -63,7 +63,7 @@ def zigzag(x: jax.Array, *, mesh: Mesh, axis: str | tuple[str, ...], dim: int = 
 
     Example:
         >>> mesh = jax.make_mesh((2,), ("x",))
-        >>> zigzag(jnp.arange(8), mesh=mesh, axis="x", dim=0).tolist()     # parts 0, 3 and 1, 2
+        >>> zigzag(jnp.arange(8), mesh=mesh, axis="x", dim=0).tolist()     # slices 0, 3 and 1, 2
         [0, 1, 6, 7, 2, 3, 4, 5]
     """
     return _moved(x, _checked(x, mesh, axis, dim), dim, False)
@@ -103,37 +103,41 @@ def _checked(x, mesh, axis, dim: int) -> tuple[Mesh, tuple[str, ...]]:
         raise SpecError(f"axis names the mesh axes that split the sequence, not {axis}")
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(f"there is no axis {dim} in an array of shape {tuple(x.shape)}")
-    parts = 2 * count(mesh, ring)
-    if x.shape[dim] % parts:
+    slices = 2 * count(mesh, ring)
+    if x.shape[dim] % slices:
         raise UnevenError(
-            f"zigzag order cuts the sequence in {parts} equal parts, two per device, and axis {dim}"
-            f" of an array of shape {tuple(x.shape)} is no multiple of that. Pad it to "
-            f"{-(-x.shape[dim] // parts) * parts}, or keep the sequence in order."
+            f"zigzag order divides the sequence in {slices} equal slices, two per device, and axis "
+            f"{dim} of an array of shape {tuple(x.shape)} is no multiple of that. Pad it to "
+            f"{-(-x.shape[dim] // slices) * slices}, or keep the sequence in order."
         )
     return mesh, ring
 
 
 def _moved(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.Array:
     mesh, ring = where
-    found = _move(x, where, dim, back)
-    told = sharding_of(x)
-    known = entries_of(told.spec) if isinstance(told, NamedSharding) else [P.UNCONSTRAINED] * x.ndim
-    entries = [*known, *[None] * x.ndim][: x.ndim]
-    kept: list[Any] = [
+    moved = _move(x, where, dim, back)
+    sharding = sharding_of(x)
+    spec_entries = (
+        entries_of(sharding.spec)
+        if isinstance(sharding, NamedSharding)
+        else [P.UNCONSTRAINED] * x.ndim
+    )
+    entries = [*spec_entries, *[None] * x.ndim][: x.ndim]
+    result_entries: list[Any] = [
         entry
         if entry is P.UNCONSTRAINED
         else tuple(name for name in axis_names(entry) if name not in ring) or None
         for entry in entries
     ]
-    kept[dim] = ring
-    return lies(found, NamedSharding(mesh, P(*kept)))
+    result_entries[dim] = ring
+    return record_sharding(moved, NamedSharding(mesh, P(*result_entries)))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _move(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.Array:
     mesh, ring = where
-    number = count(mesh, ring)
-    if number == 1:
+    devices = count(mesh, ring)
+    if devices == 1:
         return x
     dim %= x.ndim
     spec = P(*[None] * dim, ring)
@@ -144,17 +148,7 @@ def _move(x, where: tuple[Mesh, tuple[str, ...]], dim: int, back: bool) -> jax.A
 
 
 def zigzagged(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.Array:
-    """`zigzag` of one device's shard, for use where its mesh axes are named.
-
-    Args:
-        mesh: the devices.
-        ring: the mesh axes that split the sequence, outermost first.
-        dim: the axis of `x` that is the sequence.
-        x: this device's block, in order; of an even length.
-
-    Returns:
-        This device's block in zigzag order.
-    """
+    """`zigzag` of one device's shard, inside `jax.shard_map`."""
     even, odd = _routes(count(mesh, ring))
     first, second = jnp.split(x, 2, dim)
     first = permute_blocks(first, mesh, ring, even)
@@ -173,10 +167,12 @@ def ordered(mesh: Mesh, ring: tuple[str, ...], dim: int, x: jax.Array) -> jax.Ar
     return jnp.concatenate([first, second], dim)
 
 
-def _routes(number: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def _routes(devices: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Where the even and the odd slices go: each is a permutation of the devices."""
-    home = [min(part, 2 * number - 1 - part) for part in range(2 * number)]
-    return [(i, home[2 * i]) for i in range(number)], [(i, home[2 * i + 1]) for i in range(number)]
+    home = [min(index, 2 * devices - 1 - index) for index in range(2 * devices)]
+    return [(i, home[2 * i]) for i in range(devices)], [
+        (i, home[2 * i + 1]) for i in range(devices)
+    ]
 
 
 def _swap(straight, first, second):

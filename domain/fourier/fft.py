@@ -1,4 +1,4 @@
-"""Fourier transforms along whole axes of arrays that are split along others: nothing is sent.
+"""Fourier transforms along unsplit axes of arrays that are split along others: nothing is sent.
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -8,13 +8,13 @@
 >>> print(spectra[1], spectra.sharding.spec)
 [ 1.+0.j  0.-1.j -1.+0.j  0.+1.j] P('x',)
 
-XLA alone gathers whatever is split (`jnp.fft`). Here the operator gets its operand's layout when
-the program is compiled, so nothing is to be said inside `jax.jit`, and gradients are made of the
+XLA alone gathers whatever is split (`jnp.fft`). Here the operator gets its operand's sharding when
+the program is compiled, so `jax.jit` needs no annotation, and gradients are made of the
 same transforms. Along an axis that is split devices exchange lines, there and back. An axis is
-gathered of a single line, of half a spectrum (transform first along an axis that is whole: the last
-of `axes` is the one of `rfft`), and in blocks of unequal sizes.
+gathered of a single line, of half a spectrum (transform first along an axis that is not split: the
+last of `axes` is the one of `rfft`), and in blocks of unequal sizes.
 
-All layouts of a program with such an operator must be on one mesh; JAX says so if they are not.
+All shardings of a program with such an operator must be on one mesh; else JAX raises.
 Inside `jax.shard_map` the functions are those of `jnp.fft`, of a shard.
 """
 
@@ -31,12 +31,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.blocks.any_framework import any_framework
-from isoshard.core.blocks.known_shardings import lies, sharding_of
+from isoshard.core.blocks.known_shardings import record_sharding, sharding_of
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.lifting.lifting import lift
 from isoshard.core.runtime.caches import PROGRAMS, cached
-from isoshard.domain.windows.window_arguments import Faults, is_whole
+from isoshard.domain.windows.window_arguments import ArgumentErrors, is_integer
 
 from .fourier_primitive import transform
 
@@ -48,14 +48,14 @@ def fft(x: Any, axes: int | Sequence[int] = -1, *, norm: str = "backward") -> An
     """Transform.
 
     Args:
-        x: a jax.Array, of real or complex numbers, or an UnevenArray of them, laid out anyhow;
+        x: a jax.Array, of real or complex numbers, or an UnevenArray of them, with any sharding;
             integers and halves are taken as float32 (integers as float64 with 64-bit types).
         axes: one, or several, along all of which is transformed.
         norm: what divides by the number of elements: "forward" this one, "backward" `ifft`,
             "ortho" both, by its root.
 
     Returns:
-        Complex, of the shape, layout and sizes of `x`.
+        Complex, of the shape, sharding and sizes of `x`.
 
     Raises:
         ShardingError: an argument does not fit.
@@ -78,7 +78,7 @@ def ifft(x: Any, axes: int | Sequence[int] = -1, *, norm: str = "backward") -> A
         norm: as for `fft`.
 
     Returns:
-        Complex, of the shape, layout and sizes of `x`.
+        Complex, of the shape, sharding and sizes of `x`.
 
     Raises:
         ShardingError: an argument does not fit.
@@ -100,7 +100,7 @@ def rfft(x: Any, axes: int | Sequence[int] = -1, *, norm: str = "backward") -> A
         norm: as for `fft`.
 
     Returns:
-        Complex; sizes and layout are those of `x`, but along the last of `axes`.
+        Complex; sizes and sharding are those of `x`, but along the last of `axes`.
 
     Raises:
         ShardingError: an argument does not fit.
@@ -130,7 +130,7 @@ def irfft(
         norm: as for `fft`.
 
     Returns:
-        Real; sizes and layout are those of `x`, but along the last of `axes`.
+        Real; sizes and sharding are those of `x`, but along the last of `axes`.
 
     Raises:
         ShardingError: an argument does not fit.
@@ -147,16 +147,18 @@ def _run(kind: str, x: Any, axes: Any, norm: str, length: int | None = None) -> 
     axes, length = _checked(kind, x, axes, norm, length)
     if isinstance(x, UnevenArray):
         return _lifted(kind, axes, norm, length)(x)
-    return lies(_transformed(kind, axes, norm, length, x), _result_layout(kind, axes[-1], x))
+    return record_sharding(
+        _transformed(kind, axes, norm, length, x), _result_sharding(kind, axes[-1], x)
+    )
 
 
-def _result_layout(kind: str, last: int, x: Any) -> NamedSharding | None:
-    """The operand's layout; half a spectrum, and what it is of, are replicated along their axis."""
-    told = sharding_of(x)
-    if kind in ("fft", "ifft") or not isinstance(told, NamedSharding):
-        return told
-    entries = [None if at == last else entry for at, entry in enumerate(entries_of(told.spec))]
-    return NamedSharding(told.mesh, P(*entries))
+def _result_sharding(kind: str, last: int, x: Any) -> NamedSharding | None:
+    """The operand's sharding; half a spectrum and its real counterpart are unsplit along theirs."""
+    sharding = sharding_of(x)
+    if kind in ("fft", "ifft") or not isinstance(sharding, NamedSharding):
+        return sharding
+    entries = [None if at == last else entry for at, entry in enumerate(entries_of(sharding.spec))]
+    return NamedSharding(sharding.mesh, P(*entries))
 
 
 @cached(PROGRAMS)
@@ -165,16 +167,16 @@ def _lifted(kind: str, axes: tuple[int, ...], norm: str, length: int) -> Any:
 
 
 def _transformed(kind: str, axes: tuple[int, ...], norm: str, length: int, x: Any) -> Any:
-    found = transform(kind, _wide(x, kind != "rfft"), axes, length)
-    shape = x.shape if kind == "rfft" else found.shape
+    result = transform(kind, _wide(x, kind != "rfft"), axes, length)
+    shape = x.shape if kind == "rfft" else result.shape
     count = math.prod(shape[axis] for axis in axes)
     if norm == "ortho":
-        return found / math.sqrt(count)
-    return found / count if (norm == "forward") == (kind in ("fft", "rfft")) else found
+        return result / math.sqrt(count)
+    return result / count if (norm == "forward") == (kind in ("fft", "rfft")) else result
 
 
 def _wide(x: Any, is_complex: bool) -> Any:
-    """Numbers that XLA transforms."""
+    """An operand of a dtype that XLA transforms."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         x = x.astype(float)
     dtype = jnp.promote_types(x.dtype, jnp.complex64 if is_complex else jnp.float32)
@@ -185,23 +187,27 @@ def _checked(
     kind: str, x: Any, axes: Any, norm: str, length: int | None
 ) -> tuple[tuple[int, ...], int]:
     """The axes from 0, and the length of the last of `irfft`'s result."""
-    faults, ndim = Faults(kind), len(x.shape)
-    given = (axes,) if is_whole(axes) else tuple(axes)
-    right = bool(given) and all(is_whole(axis) and -ndim <= axis < ndim for axis in given)
-    faults.unless(right, f"axes {axes!r} are none of the {ndim} axes")
-    found = tuple(int(axis) % ndim for axis in given) if right else ()
-    faults.unless(len(set(found)) == len(found), f"axes {axes!r} name an axis twice")
-    empty = [axis for axis in found if x.shape[axis] == 0]
-    faults.unless(not empty, f"axes {empty} have no elements")
-    faults.choice("norm", norm, _NORMS)
+    errors, ndim = ArgumentErrors(kind), len(x.shape)
+    requested = (axes,) if is_integer(axes) else tuple(axes)
+    valid = bool(requested) and all(is_integer(axis) and -ndim <= axis < ndim for axis in requested)
+    errors.require(valid, f"axes {axes!r} are none of the {ndim} axes")
+    normalized = tuple(int(axis) % ndim for axis in requested) if valid else ()
+    errors.require(len(set(normalized)) == len(normalized), f"axes {axes!r} name an axis twice")
+    empty = [axis for axis in normalized if x.shape[axis] == 0]
+    errors.require(not empty, f"axes {empty} have no elements")
+    errors.choice("norm", norm, _NORMS)
     is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
-    faults.unless(kind != "rfft" or not is_complex, f"x is of {x.dtype}, take fft")
-    half = x.shape[found[-1]] if found else 1
+    errors.require(kind != "rfft" or not is_complex, f"x is of {x.dtype}, take fft")
+    half = x.shape[normalized[-1]] if normalized else 1
     possible = (2 * half - 2, 2 * half - 1)
-    told = possible[0] or 1 if length is None else length
-    if kind == "irfft" and found:
-        fits = is_whole(told) and told in possible and told > 0
-        fault = f"length {told!r} is not {possible[0]} or {possible[1]}, of {half} elements"
-        faults.unless(fits, fault)
-    faults.raise_any()
-    return found, int(told)
+    result_length = possible[0] or 1 if length is None else length
+    if kind == "irfft" and normalized:
+        possible_length = (
+            is_integer(result_length) and result_length in possible and result_length > 0
+        )
+        message = (
+            f"length {result_length!r} is not {possible[0]} or {possible[1]}, of {half} elements"
+        )
+        errors.require(possible_length, message)
+    errors.raise_any()
+    return normalized, int(result_length)

@@ -1,8 +1,8 @@
 """Fourier transforms as a primitive of JAX: linear, and each device transforms its own lines.
 
-XLA gathers all that an fft reads, also along axes that are whole. This one is compiled as
+XLA gathers all that an fft reads, also along axes that are not split. This one is compiled as
 `fourier_split` says. Its gradient is made of transforms of the same kind, so nothing is gathered
-there either. Where layouts cannot be asked for (`custom_partitioning.possible`) it is `jnp.fft`.
+there either. Where shardings are not available (`custom_partitioning.possible`) it is `jnp.fft`.
 
 >>> print(transform("rfft", jnp.arange(4.0), (0,)))
 [ 6.+0.j -2.+2.j -2.+0.j]
@@ -23,22 +23,11 @@ from isoshard.core.layout import custom_partitioning
 from isoshard.core.runtime._jax_internals.primitive_rules import ShapedArray
 from isoshard.core.runtime.primitives import new_primitive
 
-from .fourier_split import Along, split_transform, whole_transform
+from .fourier_split import FourierOp, replicated_transform, split_transform
 
 
 def transform(kind: str, x: Any, axes: Sequence[int], length: int = 0) -> Any:
-    """Transform along some axes; nothing is divided by their length.
-
-    Args:
-        kind: "fft", "ifft", "rfft" or "irfft".
-        x: real for "rfft", otherwise complex; of 32 or 64 bits per part.
-        axes: at least one, counted from 0 or from the end; "rfft" makes half a spectrum of the
-            last, and "irfft" takes one.
-        length: of the last axis of the result, for "irfft".
-
-    Returns:
-        real for "irfft", otherwise complex.
-    """
+    """Transform along some axes; nothing is divided by their length."""
     *others, last = [axis % x.ndim for axis in axes]
     if kind == "rfft" and x.shape[last] == 1:
         x, kind = x.astype(jnp.result_type(x, jnp.complex64)), "fft"
@@ -47,56 +36,52 @@ def transform(kind: str, x: Any, axes: Sequence[int], length: int = 0) -> Any:
     if kind in ("fft", "ifft"):
         return _complex(kind, x, (*others, last))
     if kind == "rfft":
-        return _complex("fft", _bound(x, Along("rfft", (last,))), others)
-    return _bound(_complex("ifft", x, others), Along("irfft", (last,), length))
+        return _complex("fft", _bound(x, FourierOp("rfft", (last,))), others)
+    return _bound(_complex("ifft", x, others), FourierOp("irfft", (last,), length))
 
 
 def _complex(kind: str, x: Any, axes: Sequence[int]) -> Any:
-    """The same along any number of axes; one of a single element stays as it is."""
+    """The same along any number of axes; one of a single element is unchanged."""
     axes = tuple(axis for axis in axes if x.shape[axis] != 1)
-    return _bound(x, Along(kind, axes)) if axes else x
+    return _bound(x, FourierOp(kind, axes)) if axes else x
 
 
-def _bound(x: Any, along: Along) -> Any:
-    return (
-        fourier.bind(x, along=along)
-        if custom_partitioning.possible()
-        else whole_transform(along, x)
-    )
+def _bound(x: Any, op: FourierOp) -> Any:
+    return fourier.bind(x, op=op) if custom_partitioning.possible() else replicated_transform(op, x)
 
 
-def _result(x: Any, *, along: Along) -> ShapedArray:
-    found = jax.eval_shape(lambda x: whole_transform(along, x), x)
-    return ShapedArray(found.shape, found.dtype)
+def _result(x: Any, *, op: FourierOp) -> ShapedArray:
+    result = jax.eval_shape(lambda x: replicated_transform(op, x), x)
+    return ShapedArray(result.shape, result.dtype)
 
 
-def _transposed(slope: Any, x: Any, *, along: Along) -> list[Any]:
+def _transposed(cotangent: Any, x: Any, *, op: FourierOp) -> list[Any]:
     """The transforms are linear and symmetric, but for the half that a real one leaves away."""
-    if along.kind in ("fft", "ifft"):
-        return [_bound(slope, along)]
-    (axis,) = along.axes
+    if op.kind in ("fft", "ifft"):
+        return [_bound(cotangent, op)]
+    (axis,) = op.axes
     shape = x.aval.shape
-    if along.kind == "rfft":
-        widths = [(0, have - got) for have, got in zip(shape, slope.shape, strict=True)]
-        return [_bound(jnp.pad(slope, widths), Along("fft", (axis,))).real]
-    half = _bound(slope, Along("rfft", (axis,)))
-    # All but the first and, of an even length, the last stand for two of the whole spectrum.
-    twice = jnp.full(shape[axis], 2, slope.dtype).at[0].set(1)
-    twice = twice.at[-1].set(1) if along.length % 2 == 0 else twice
+    if op.kind == "rfft":
+        widths = [(0, have - got) for have, got in zip(shape, cotangent.shape, strict=True)]
+        return [_bound(jnp.pad(cotangent, widths), FourierOp("fft", (axis,))).real]
+    half = _bound(cotangent, FourierOp("rfft", (axis,)))
+    # All but the first and, of an even length, the last represent two of the full spectrum.
+    twice = jnp.full(shape[axis], 2, cotangent.dtype).at[0].set(1)
+    twice = twice.at[-1].set(1) if op.length % 2 == 0 else twice
     return [(half * twice.reshape((-1,) + (1,) * (len(shape) - axis - 1))).conj()]
 
 
-def _batched(arrays: Sequence[Any], batched: Sequence[Any], *, along: Along) -> Any:
+def _batched(arrays: Sequence[Any], batched: Sequence[Any], *, op: FourierOp) -> Any:
     (x,), (at,) = arrays, batched
-    axes = tuple(axis + (axis >= at) for axis in along.axes)
-    return _bound(x, along._replace(axes=axes)), at
+    axes = tuple(axis + (axis >= at) for axis in op.axes)
+    return _bound(x, op._replace(axes=axes)), at
 
 
 fourier = new_primitive(
     "fourier",
-    lambda x, *, along: split_transform(along, x),
+    lambda x, *, op: split_transform(op, x),
     _result,
-    eager=jax.jit(lambda x, *, along: fourier.bind(x, along=along), static_argnames="along"),
+    eager=jax.jit(lambda x, *, op: fourier.bind(x, op=op), static_argnames="op"),
     transpose=_transposed,
     batch=_batched,
     devices=True,

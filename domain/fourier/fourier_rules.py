@@ -36,24 +36,24 @@ def of_jax(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     axes = range(rank - len(lengths), rank)
 
     def run(x: Any) -> Any:
-        found = transform(kind, x, axes, lengths[-1])
-        return found / math.prod(lengths) if kind in ("ifft", "irfft") else found
+        result = transform(kind, x, axes, lengths[-1])
+        return result / math.prod(lengths) if kind in ("ifft", "irfft") else result
 
-    return _along(value, axes, run)
+    return _on_axes(value, axes, run)
 
 
 @rule("fourier")
 def of_ours(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """That of `iso.domain.fft` and its like."""
     (value,) = values
-    kind, axes, length = eqn.params["along"]
-    return _along(value, axes, lambda x: transform(kind, x, axes, length))
+    kind, axes, length = eqn.params["op"]
+    return _on_axes(value, axes, lambda x: transform(kind, x, axes, length))
 
 
-def _along(value: Value, axes: Sequence[int], run: Callable[[Any], Any]) -> list[Value]:
-    """Unpack the axes that are transformed; pack again those that keep their size."""
-    wanted = [split if axis in axes else None for axis, split in enumerate(value.splits)]
-    value = value.whole(axes)
+def _on_axes(value: Value, axes: Sequence[int], run: Callable[[Any], Any]) -> list[Value]:
+    """Unpack the transformed axes; repack those whose size is unchanged."""
+    splits = [split if axis in axes else None for axis, split in enumerate(value.splits)]
+    value = value.unpacked(axes)
     hints = but(value.hints, axes)
-    found = Value(run(value.array), value.splits, hints=hints).placed()
-    return pack_like([found], wanted)
+    result = Value(run(value.array), value.splits, hints=hints).placed()
+    return pack_like([result], splits)

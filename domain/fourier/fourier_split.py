@@ -1,17 +1,17 @@
-"""A Fourier transform on the devices of a mesh, once the compiler has laid its operand out.
+"""A Fourier transform on the devices of a mesh, partitioned when it is compiled.
 
-A line along a whole axis is its device's own: nothing is sent. Along an axis that is split, devices
-exchange lines by an all-to-all, so that each has its share of them whole, transform those, and
-exchange them back. Where a device has a slice of a single line, that is gathered. Either way the
-result has the operand's layout; half a spectrum has another size, so the compiler does not know,
-and gathers it along its axis unless it is constrained.
+A line along an unsplit axis is its device's own: nothing is sent. Along an axis that is split,
+devices exchange lines by an all-to-all, so that each has complete lines, transform those,
+and exchange them back. Where a device has a slice of a single line, that is gathered. Either way
+the result has the operand's sharding; half a spectrum has another size, so the compiler does not
+know, and gathers it along its axis unless it is constrained.
 
 >>> import jax
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.transfer.place import shard
 >>> x = shard(jnp.ones((8, 6), jnp.complex64), make_mesh((4,), ("x",)), ("x",))
 >>> def sent(axis):
-...     text = jax.jit(lambda x: split_transform(Along("fft", (axis,)), x)).lower(x).compile()
+...     text = jax.jit(lambda x: split_transform(FourierOp("fft", (axis,)), x)).lower(x).compile()
 ...     return [kind for kind in ("all-gather", "all-to-all") if f" {kind}(" in text.as_text()]
 >>> sent(1), sent(0)
 ([], ['all-to-all'])
@@ -37,7 +37,7 @@ from isoshard.core.runtime._jax_internals import compilation
 _AT_ONCE = 3  # axes that XLA transforms
 
 
-class Along(NamedTuple):
+class FourierOp(NamedTuple):
     """A transform that divides by nothing.
 
     Attributes:
@@ -59,36 +59,28 @@ class Along(NamedTuple):
         return (*shape[:axis], length, *shape[axis + 1 :])
 
 
-def whole_transform(along: Along, x: Any) -> Any:
-    """The transform of an array that every device has.
-
-    Args:
-        along: which.
-        x: real for "rfft", otherwise complex.
-
-    Returns:
-        real for "irfft", otherwise complex; not divided.
-    """
-    return _transform(along, x, lax.fft)
+def replicated_transform(op: FourierOp, x: Any) -> Any:
+    """The transform of an array that every device has."""
+    return _transform(op, x, lax.fft)
 
 
-def _transform(along: Along, x: Any, fft: Callable[..., Any]) -> Any:
+def _transform(op: FourierOp, x: Any, fft: Callable[..., Any]) -> Any:
     """The same by `fft`, which transforms the last axes and divides the inverse."""
-    axes = along.axes
+    axes = op.axes
     while axes:
         some, axes = axes[-_AT_ONCE:], axes[:-_AT_ONCE]
         ends = tuple(range(x.ndim - len(some), x.ndim))
         lengths = tuple(x.shape[axis] for axis in some)
-        lengths = (along.length,) if along.kind == "irfft" else lengths
-        found = fft(jnp.moveaxis(x, some, ends), along.kind, lengths)
-        found = found * math.prod(lengths) if along.kind in ("ifft", "irfft") else found
-        x = jnp.moveaxis(found, ends, some)
+        lengths = (op.length,) if op.kind == "irfft" else lengths
+        result = fft(jnp.moveaxis(x, some, ends), op.kind, lengths)
+        result = result * math.prod(lengths) if op.kind in ("ifft", "irfft") else result
+        x = jnp.moveaxis(result, ends, some)
     return x
 
 
-def _here_transform(along: Along, x: Any) -> Any:
+def _local_transform(op: FourierOp, x: Any) -> Any:
     """The transform of a device's shard, or of lines that it has received."""
-    return _transform(along, x, _in_order)
+    return _transform(op, x, _in_order)
 
 
 def _in_order(lines: Any, kind: str, lengths: tuple[int, ...]) -> Any:
@@ -102,7 +94,7 @@ def _in_order(lines: Any, kind: str, lengths: tuple[int, ...]) -> Any:
     return in_order(lax.fft(in_order(lines, order), kind, lengths), order)
 
 
-class _Places(NamedTuple):
+class _SplitAxis(NamedTuple):
     """Where an axis is split: by which mesh axes, over how many devices, and its true size."""
 
     axis: int
@@ -111,71 +103,71 @@ class _Places(NamedTuple):
     size: int
 
 
-def _split(along: Along, mesh: Mesh, operands: Any, result: Any) -> Any:
+def _split(op: FourierOp, mesh: Mesh, operands: Any, result: Any) -> Any:
     (x,) = operands
-    names = _names(along, x, result)
-    counts = [math.prod(mesh.shape[name] for name in own) for own in names]
-    layout = NamedSharding(mesh, P(*(own or None for own in names)))
-    places = [
-        _Places(axis, names[axis], counts[axis], x.shape[axis])
-        for axis in along.axes
+    names = _names(op, x, result)
+    counts = [math.prod(mesh.shape[name] for name in axes) for axes in names]
+    layout = NamedSharding(mesh, P(*(axes or None for axes in names)))
+    split_axes = [
+        _SplitAxis(axis, names[axis], counts[axis], x.shape[axis])
+        for axis in op.axes
         if counts[axis] > 1
     ]
-    return mesh, functools.partial(_here, along, places), layout, (layout,)
+    return mesh, functools.partial(_on_shard, op, split_axes), layout, (layout,)
 
 
-def _names(along: Along, x: Any, result: Any) -> list[tuple[str, ...]]:
-    """The mesh axes that split each axis: the operand's, and else those wanted of the result."""
-    names, wanted = _of(x), _of(result)
-    used = {name for own in names for name in own}
-    for axis, own in enumerate(wanted):
-        if not names[axis] and axis not in along.axes and not used & set(own):
-            names[axis] = own
-            used |= set(own)
+def _names(op: FourierOp, x: Any, result: Any) -> list[tuple[str, ...]]:
+    """The mesh axes that split each axis: the operand's, else those required of the result."""
+    names, result_names = _split_names(x), _split_names(result)
+    used = {name for axes in names for name in axes}
+    for axis, axes in enumerate(result_names):
+        if not names[axis] and axis not in op.axes and not used & set(axes):
+            names[axis] = axes
+            used |= set(axes)
     return names
 
 
-def _of(x: Any) -> list[tuple[str, ...]]:
+def _split_names(x: Any) -> list[tuple[str, ...]]:
     names = list(map(axis_names, entries_of(x.sharding.spec)))
     return names + [()] * (len(x.shape) - len(names))
 
 
-def _here(along: Along, places: list[_Places], x: Any) -> Any:
-    """What one device does with its shard."""
-    split = [place.axis for place in places]
-    mine = tuple(axis for axis in along.axes if axis not in split)
-    x = _here_transform(along._replace(axes=mine), x) if mine else x
-    for place in places:
-        x = _lines(along, place, x)
+def _on_shard(op: FourierOp, split_axes: list[_SplitAxis], x: Any) -> Any:
+    """The transform of one device's shard."""
+    split = [split_axis.axis for split_axis in split_axes]
+    local_axes = tuple(axis for axis in op.axes if axis not in split)
+    x = _local_transform(op._replace(axes=local_axes), x) if local_axes else x
+    for split_axis in split_axes:
+        x = _lines(op, split_axis, x)
     return x
 
 
-def _lines(along: Along, place: _Places, x: Any) -> Any:
+def _lines(op: FourierOp, split_axis: _SplitAxis, x: Any) -> Any:
     """Transform a shard along an axis that is split."""
-    lines = jnp.moveaxis(x, place.axis, -1)
+    lines = jnp.moveaxis(x, split_axis.axis, -1)
     shape = lines.shape
     lines = lines.reshape(-1, shape[-1])
     run = _exchanged if len(lines) > 1 else _gathered
-    lines = run(along._replace(axes=(1,)), place, lines)
-    return jnp.moveaxis(lines.reshape(*shape[:-1], -1), -1, place.axis)
+    lines = run(op._replace(axes=(1,)), split_axis, lines)
+    return jnp.moveaxis(lines.reshape(*shape[:-1], -1), -1, split_axis.axis)
 
 
-def _exchanged(along: Along, place: _Places, lines: Any) -> Any:
+def _exchanged(op: FourierOp, split_axis: _SplitAxis, lines: Any) -> Any:
     count = len(lines)
-    move = functools.partial(lax.all_to_all, axis_name=place.names, tiled=True)
-    lines = _padded(lines, 0, place.count * -(-count // place.count))
-    lines = move(lines, split_axis=0, concat_axis=1)[:, : place.size]
-    lines = _here_transform(along, lines)
-    lines = _padded(lines, 1, place.count * -(-lines.shape[1] // place.count))
+    move = functools.partial(lax.all_to_all, axis_name=split_axis.names, tiled=True)
+    lines = _padded(lines, 0, split_axis.count * -(-count // split_axis.count))
+    lines = move(lines, split_axis=0, concat_axis=1)[:, : split_axis.size]
+    lines = _local_transform(op, lines)
+    lines = _padded(lines, 1, split_axis.count * -(-lines.shape[1] // split_axis.count))
     return move(lines, split_axis=1, concat_axis=0)[:count]
 
 
-def _gathered(along: Along, place: _Places, lines: Any) -> Any:
-    lines = lax.all_gather(lines, place.names, axis=1, tiled=True)[:, : place.size]
-    lines = _here_transform(along, lines)
-    block = -(-lines.shape[1] // place.count)
-    lines = _padded(lines, 1, place.count * block)
-    return lax.dynamic_slice_in_dim(lines, lax.axis_index(place.names) * block, block, 1)
+def _gathered(op: FourierOp, split_axis: _SplitAxis, lines: Any) -> Any:
+    lines = lax.all_gather(lines, split_axis.names, axis=1, tiled=True)[:, : split_axis.size]
+    lines = _local_transform(op, lines)
+    block = -(-lines.shape[1] // split_axis.count)
+    lines = _padded(lines, 1, split_axis.count * block)
+    return lax.dynamic_slice_in_dim(lines, lax.axis_index(split_axis.names) * block, block, 1)
 
 
 def _padded(x: Any, axis: int, size: int) -> Any:
@@ -183,14 +175,14 @@ def _padded(x: Any, axis: int, size: int) -> Any:
     return lax.pad(x, jnp.zeros((), x.dtype), widths)
 
 
-def _rule(along: Along, shapes: tuple[tuple[int, ...], ...]) -> Rule:
+def _rule(op: FourierOp, shapes: tuple[tuple[int, ...], ...]) -> Rule:
     """`a0 a1 -> a0 a1`; an axis of another size in the result is another one."""
     (shape,) = shapes
     names = [f"a{axis}" for axis in range(len(shape))]
-    pairs = zip(names, shape, along.result(shape), strict=True)
+    pairs = zip(names, shape, op.result(shape), strict=True)
     after = [name if have == want else f"{name}result" for name, have, want in pairs]
     return f"{' '.join(names)} -> {' '.join(after)}", {}
 
 
-split_transform = partitioned(whole_transform, _split, _rule)
-"""`whole_transform` as an operator that gets its operand's layout; it has no gradient."""
+split_transform = partitioned(replicated_transform, _split, _rule)
+"""`replicated_transform` as an operator that gets its operand's sharding; it has no gradient."""

@@ -1,4 +1,4 @@
-"""Your own operators: what a function does on shards, said by a handler."""
+"""Your own operators: a handler defines what a function does on shards."""
 
 if __name__ != "isoshard.domain.handlers":
     raise ImportError(f"import isoshard.domain.handlers, not {__name__}")

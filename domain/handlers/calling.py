@@ -1,7 +1,7 @@
 """A call of a handler: `jax.shard_map` over blocks, results checked before anything runs.
 
 The handler is traced twice for each new combination of shapes, layouts and constants: once to learn
-the layouts of its results, and once for the program. Padding holds zeros when a handler gets it,
+the shardings of its results, and once for the program. Padding is zero when a handler gets it,
 and in results.
 """
 
@@ -28,14 +28,14 @@ Handler = Callable[..., tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Handled:
-    """A handler, and what is known of the function whose work it does. Hashable.
+    """A handler, with the function that it replaces. Hashable.
 
     Attributes:
         name: of the function.
         handler: called as `handler(shards, *args, **kwargs)`.
         expected: gives the shapes and dtypes of the function's own results for such arguments;
             None if they are not to be compared.
-        prove: whether JAX has to see that results called whole along a mesh axis are so.
+        prove: whether JAX has to see that results called unsplit along a mesh axis are so.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Handled:
 
 @dataclasses.dataclass(frozen=True)
 class HandlerCall:
-    """The layouts of a call's results, known before it runs.
+    """The shardings of a call's results, known before it runs.
 
     Attributes:
         results: one per leaf.
@@ -58,52 +58,28 @@ class HandlerCall:
 
 
 def plan(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> HandlerCall:
-    """Find out what a handler returns; nothing is computed.
-
-    Args:
-        handled: the handler.
-        arguments: how the arrays lie, and the rest.
-        arrays: the padded arrays, or their shapes and dtypes.
-
-    Returns:
-        The layouts of the results.
-
-    Raises:
-        ShardingError: what the handler returned does not fit.
-    """
-    laid = arguments.arrays()
-    found: list[HandlerCall] = []
+    """Infer the shardings of a handler's results; nothing is computed."""
+    layouts = arguments.arrays()
+    calls: list[HandlerCall] = []
 
     def probe(*blocks: Any) -> tuple[()]:
         _, results, structure = _run(handled, arguments, blocks)
-        found[:] = [HandlerCall(tuple(results), structure)]
+        calls[:] = [HandlerCall(tuple(results), structure)]
         return ()
 
     jax.eval_shape(_mapped(probe, handled, arguments, ()), *arrays)
-    made = found[0]
+    planned = calls[0]
     if handled.expected is None:
-        return made
-    args, kwargs = arguments.filled(_shapes(arrays, laid))
+        return planned
+    args, kwargs = arguments.filled(_shapes(arrays, layouts))
     expected = handled.expected(*args, **kwargs)
-    structure = check_results(made.results, made.structure, expected, handled.name)
-    return HandlerCall(made.results, structure)
+    structure = check_results(planned.results, planned.structure, expected, handled.name)
+    return HandlerCall(planned.results, structure)
 
 
 def call(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> Any:
-    """Run a handler on the blocks of arrays; to be traced.
-
-    Args:
-        handled: the handler.
-        arguments: how the arrays lie, and the rest.
-        arrays: padded ones of UnevenArrays.
-
-    Returns:
-        The results in their tree: `UnevenArray`s, and for other arrays `WithLayout`s.
-
-    Raises:
-        ShardingError: what the handler returned does not fit.
-    """
-    known = plan(handled, arguments, arrays)
+    """Run a handler on the blocks of arrays; to be traced."""
+    planned = plan(handled, arguments, arrays)
     arrays = [
         lax.with_sharding_constraint(array, layout.sharding)
         for array, (_, layout) in zip(arrays, arguments.arrays(), strict=True)
@@ -112,16 +88,18 @@ def call(handled: Handled, arguments: Arguments, arrays: Sequence[Any]) -> Any:
     def run(*blocks: Any) -> list[Any]:
         return _run(handled, arguments, blocks)[0]
 
-    outs = [result.spec for result in known.results]
+    outs = [result.spec for result in planned.results]
     try:
-        made = _mapped(run, handled, arguments, outs)(*arrays)
+        blocks = _mapped(run, handled, arguments, outs)(*arrays)
     except ValueError as error:
         if "statically inferred" not in str(error):
             raise
         raise ShardingError(_unproved(handled.name, error)) from None
     mesh = mesh_of_call(arguments)
-    leaves = [result.global_array(x, mesh) for x, result in zip(made, known.results, strict=True)]
-    return jax.tree.unflatten(known.structure, leaves)
+    leaves = [
+        result.global_array(x, mesh) for x, result in zip(blocks, planned.results, strict=True)
+    ]
+    return jax.tree.unflatten(planned.structure, leaves)
 
 
 def mesh_of_call(arguments: Arguments) -> Mesh:
@@ -133,17 +111,19 @@ def mesh_of_call(arguments: Arguments) -> Mesh:
 def _run(
     handled: Handled, arguments: Arguments, blocks: Sequence[Any]
 ) -> tuple[list[Any], list[Result], Any]:
-    """The handler on one device: local results without padding, their layouts, and their tree."""
-    mesh, laid = mesh_of_call(arguments), arguments.arrays()
-    bare = Shards(mesh, dict(laid), {})
+    """The handler on one device: local results without padding, their shardings, and their tree."""
+    mesh, layouts = mesh_of_call(arguments), arguments.arrays()
+    bare = Shards(mesh, dict(layouts), {})
     clean = [
         _zeroed(block, bare, path, layout)
-        for block, (path, layout) in zip(blocks, laid, strict=True)
+        for block, (path, layout) in zip(blocks, layouts, strict=True)
     ]
     args, kwargs = arguments.filled(clean)
-    shards = Shards(mesh, dict(laid), dict(zip([path for path, _ in laid], clean, strict=True)))
-    made = handled.handler(shards, *args, **kwargs)
-    local, results, structure = read_results(made, mesh, handled.name)
+    shards = Shards(
+        mesh, dict(layouts), dict(zip([path for path, _ in layouts], clean, strict=True))
+    )
+    returned = handled.handler(shards, *args, **kwargs)
+    local, results, structure = read_results(returned, mesh, handled.name)
     return (
         [_finished(x, r, shards) for x, r in zip(local, results, strict=True)],
         results,
@@ -163,10 +143,10 @@ def _mapped(
     )
 
 
-def _shapes(arrays: Sequence[Any], laid: Sequence[tuple[Any, ArrayLayout]]) -> list[Any]:
+def _shapes(arrays: Sequence[Any], layouts: Sequence[tuple[Any, ArrayLayout]]) -> list[Any]:
     return [
         jax.ShapeDtypeStruct(layout.shape, array.dtype)
-        for array, (_, layout) in zip(arrays, laid, strict=True)
+        for array, (_, layout) in zip(arrays, layouts, strict=True)
     ]
 
 

@@ -1,8 +1,8 @@
-"""The arguments of a function with a handler: arrays and their layouts, and the rest.
+"""The arguments of a function with a handler: arrays and their shardings, and the rest.
 
-An array tells its layout, an `UnevenArray` also where it is traced. A NumPy array, and a JAX array
-that was never put anywhere, is whole on every device. A value that `jax.jit` traces tells nothing,
-so there the caller does (`Routed.over`).
+An array has a sharding, an `UnevenArray` also where it is traced. A NumPy array, and an uncommitted
+JAX array, is replicated. A value that `jax.jit` traces has none, so the caller declares it
+(`Routed.over`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Arguments:
 
     Attributes:
         structure: of `(args, kwargs)`.
-        paths: of each leaf: its place or keyword, then keys inside the argument.
-        frames: of each leaf: a Layout, or a Static.
+        paths: of each leaf: its position or keyword, then keys inside the argument.
+        frames: of each leaf: an ArrayLayout, or a Static.
         mesh: that of the layouts; None if there is none.
     """
 
@@ -79,48 +79,45 @@ class Arguments:
 def read(
     args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Any, specs: Any, name: str
 ) -> tuple[Arguments, list[Any]]:
-    """Find the layouts of a call's arrays.
-
-    Args:
-        args: of the call.
-        kwargs: likewise.
-        mesh: theirs as the caller says; None if he says nothing.
-        specs: with a mesh, `(args, kwargs)` with a spec, or None, for each argument.
-        name: of the function, for messages.
-
-    Returns:
-        The arguments, and the values of the arrays.
+    """Find the shardings of a call's arrays.
 
     Raises:
-        ShardingError: meshes differ, a layout is not known, or is another than was said; all
-            faults in one message.
+        ShardingError: meshes differ, a sharding is unknown, or is not the declared one; all
+            errors in one message.
         TypeError: an argument is neither an array nor hashable.
     """
     leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_uneven)
     paths = paths_of(structure)
-    given = {} if mesh is None else _specs_by_argument(paths, specs, name)
+    specs_by_argument = {} if mesh is None else _specs_by_argument(paths, specs, name)
     grid = as_mesh(mesh, abstract=True) if mesh is not None else _one_mesh(paths, leaves, name)
-    faults: list[str] = []
+    errors: list[str] = []
     frames, arrays = [], []
     for path, leaf in zip(paths, leaves, strict=True):
         if not _is_array(leaf):
             frames.append(_static(leaf, path, name))
             continue
-        if path[0] in given and not isinstance(leaf, jax.Array | UnevenArray):
+        if path[0] in specs_by_argument and not isinstance(leaf, jax.Array | UnevenArray):
             leaf = jnp.asarray(leaf)
-        layout = _layout(leaf, grid, given.get(path[0], _UNSAID), place(path), name, faults)
+        layout = _layout(
+            leaf,
+            grid,
+            specs_by_argument.get(path[0], _UNDECLARED),
+            describe_path(path),
+            name,
+            errors,
+        )
         frames.append(layout)
         arrays.append(leaf.array if isinstance(leaf, UnevenArray) else leaf)
-    if faults:
-        raise ShardingError(f"{name}: {'; '.join(faults)}")
+    if errors:
+        raise ShardingError(f"{name}: {'; '.join(errors)}")
     return Arguments(structure, paths, tuple(frames), grid), arrays
 
 
-def place(path: Path) -> str:
-    """An argument's place in words.
+def describe_path(path: Path) -> str:
+    """An argument's path for messages.
 
     Example:
-        >>> place((0,)), place(("x", "rows", 1))
+        >>> describe_path((0,)), describe_path(("x", "rows", 1))
         ('argument 0', "argument 'x'['rows'][1]")
     """
     return f"argument {path[0]!r}{''.join(f'[{key!r}]' for key in path[1:])}"
@@ -128,112 +125,118 @@ def place(path: Path) -> str:
 
 @cached(1024)
 def paths_of(structure: Any) -> tuple[Path, ...]:
-    """Where each leaf of `(args, kwargs)` stands: a place or keyword, keys inside the argument.
+    """The path of each leaf of `(args, kwargs)`: a position or keyword, keys inside the argument.
 
     Example:
         >>> paths_of(jax.tree.structure(((1, [2, 3]), {"k": 4})))
         ((0,), (1, 0), (1, 1), ('k',))
     """
-    whole = jax.tree.unflatten(structure, range(structure.num_leaves))
-    found = jax.tree_util.tree_flatten_with_path(whole)[0]
-    return tuple(tuple(map(_plain, keys[1:])) for keys, _ in found)
+    indices = jax.tree.unflatten(structure, range(structure.num_leaves))
+    leaves = jax.tree_util.tree_flatten_with_path(indices)[0]
+    return tuple(tuple(map(_plain, keys[1:])) for keys, _ in leaves)
 
 
 def _plain(key: Any) -> Any:
     return getattr(key, "idx", getattr(key, "key", getattr(key, "name", key)))
 
 
-_UNSAID = object()
+_UNDECLARED = object()
 
 
-def _layout(leaf: Any, mesh: Mesh | None, spec: Any, where: str, name: str, faults: Any) -> Any:
+def _layout(leaf: Any, mesh: Mesh | None, spec: Any, where: str, name: str, errors: Any) -> Any:
     array = padded_of(leaf)
-    own = _own_sharding(leaf)
-    if spec is not _UNSAID and mesh is not None:
-        said = named_sharding(spec, mesh, array.ndim, name=f"{name}: {where}")
-        if isinstance(own, NamedSharding) and not (
-            same_grid(own.mesh, mesh) and same_layout(own, said, array.ndim)
+    sharding = _own_sharding(leaf)
+    if spec is not _UNDECLARED and mesh is not None:
+        declared = named_sharding(spec, mesh, array.ndim, name=f"{name}: {where}")
+        if isinstance(sharding, NamedSharding) and not (
+            same_grid(sharding.mesh, mesh) and same_layout(sharding, declared, array.ndim)
         ):
-            faults.append(
-                f"{where} lies as {own.spec} over {describe_mesh(own.mesh)}, and over() says "
-                f"{said.spec} over {describe_mesh(mesh)}: leave it out there, or lay it out anew "
-                "with iso.reshard"
+            errors.append(
+                f"{where} is sharded as {sharding.spec} over {describe_mesh(sharding.mesh)}, and "
+                f"over() declares {declared.spec} over {describe_mesh(mesh)}: leave it out there, "
+                "or iso.reshard it"
             )
             return None
-        return _laid(leaf, said, name, where)
-    if isinstance(own, NamedSharding):
-        return _laid(leaf, own, name, where)
-    if own is None:
-        faults.append(
-            f"{where} is traced, and such a value does not tell how it lies: say it for every "
-            f"argument, {name}.over(mesh, spec, ..)(..), with None for one that is whole"
+        return _layout_on(leaf, declared, name, where)
+    if isinstance(sharding, NamedSharding):
+        return _layout_on(leaf, sharding, name, where)
+    if sharding is None:
+        errors.append(
+            f"{where} is traced, and a traced value has no sharding: declare one for every "
+            f"argument, {name}.over(mesh, spec, ..)(..), with None for one that is not split"
         )
         return None
-    if own is not _ANYWHERE and mesh is not None and set(mesh.devices.flat) != own.device_set:
-        faults.append(
-            f"{where} lies on {', '.join(map(str, own.device_set))} alone, and other arguments on "
-            f"the mesh {describe_mesh(mesh)}: lay it out there, iso.shard(x, mesh, spec)"
+    if (
+        sharding is not _UNCOMMITTED
+        and mesh is not None
+        and set(mesh.devices.flat) != sharding.device_set
+    ):
+        errors.append(
+            f"{where} is on {', '.join(map(str, sharding.device_set))} alone, and other arguments "
+            f"on the mesh {describe_mesh(mesh)}: move it there, iso.shard(x, mesh, spec)"
         )
-    return whole(tuple(array.shape), mesh)
+    return replicated_layout(tuple(array.shape), mesh)
 
 
-def whole(shape: tuple[int, ...], mesh: Any) -> ArrayLayout:
-    """The layout of a replicated array, on a mesh or on none."""
+def replicated_layout(shape: tuple[int, ...], mesh: Any) -> ArrayLayout:
+    """The sharding of a replicated array, on a mesh or on none."""
     sizes = tuple((size,) for size in shape)
     return ArrayLayout(mesh, ((),) * len(shape), sizes, shape, False)
 
 
-def _laid(leaf: Any, sharding: NamedSharding, name: str, where: str) -> ArrayLayout:
+def _layout_on(leaf: Any, sharding: NamedSharding, name: str, where: str) -> ArrayLayout:
     return layout_of(leaf, sharding.mesh, sharding.spec, verb=f"{name}: {where}")
 
 
-_ANYWHERE: Any = object()  # the layout of what was never put on a device
+_UNCOMMITTED: Any = object()  # the sharding of an uncommitted array
 
 
 def _own_sharding(leaf: Any) -> Any:
-    """The layout of an array; None if that is not known."""
+    """The sharding of an array; None if it is unknown."""
     if is_uneven(leaf) and leaf.layout is not None:
-        known = P.UNCONSTRAINED not in entries_of(leaf.layout.spec)  # inside `lift`
-        return leaf.layout if known else None
+        is_known = P.UNCONSTRAINED not in entries_of(leaf.layout.spec)  # inside `lift`
+        return leaf.layout if is_known else None
     array = padded_of(leaf)
     if isinstance(array, Tracer):
-        held = array.to_concrete_value()  # `jax.grad` has it, `jax.jit` has not
-        if held is None:
+        value = array.to_concrete_value()  # `jax.grad` has it, `jax.jit` has not
+        if value is None:
             return known_sharding_of(leaf)
-        array = held
+        array = value
     if not isinstance(array, jax.Array):
-        return _ANYWHERE
+        return _UNCOMMITTED
     named = isinstance(array.sharding, NamedSharding)
-    return array.sharding if named or array.committed else _ANYWHERE
+    return array.sharding if named or array.committed else _UNCOMMITTED
 
 
 def _one_mesh(paths: Sequence[Path], leaves: Sequence[Any], name: str) -> Any:
     meshes: dict[Any, list[str]] = {}
     for path, leaf in zip(paths, leaves, strict=True):
-        own = _own_sharding(leaf) if _is_array(leaf) else None
-        if isinstance(own, NamedSharding):
-            meshes.setdefault(own.mesh, []).append(place(path))
+        sharding = _own_sharding(leaf) if _is_array(leaf) else None
+        if isinstance(sharding, NamedSharding):
+            meshes.setdefault(sharding.mesh, []).append(describe_path(path))
     if len(meshes) > 1:
-        lines = [f"{', '.join(own)} on {describe_mesh(mesh)}" for mesh, own in meshes.items()]
+        lines = [
+            f"{', '.join(sharding)} on {describe_mesh(mesh)}" for mesh, sharding in meshes.items()
+        ]
         raise ShardingError(
-            f"{name}: the arguments lie on {len(meshes)} different meshes: {'; '.join(lines)}. Lay "
-            "them out on one: iso.reshard(x, spec, mesh)."
+            f"{name}: the arguments are on {len(meshes)} different meshes: {'; '.join(lines)}. "
+            "Move them to one: iso.reshard(x, spec, mesh)."
         )
     return next(iter(meshes), None)
 
 
 def _specs_by_argument(paths: Sequence[Path], specs: Any, name: str) -> dict[Any, Any]:
-    """What was said of each argument, by place or keyword."""
+    """The declared spec of each argument, by position or keyword."""
     args, kwargs = specs
-    given = {**dict(enumerate(args)), **kwargs}
-    there = {path[0] for path in paths}
-    extra = [key for key in given if key not in there and given[key] is not None]
+    declared = {**dict(enumerate(args)), **kwargs}
+    present = {path[0] for path in paths}
+    extra = [key for key in declared if key not in present and declared[key] is not None]
     if extra:
         raise ShardingError(
-            f"{name}: over() says how {', '.join(place((key,)) for key in extra)} lies, which the "
-            "call does not have"
+            f"{name}: over() declares a spec of "
+            f"{', '.join(describe_path((key,)) for key in extra)}, which the call does not have"
         )
-    return given
+    return declared
 
 
 def _static(leaf: Any, path: Path, name: str) -> Static:
@@ -241,8 +244,8 @@ def _static(leaf: Any, path: Path, name: str) -> Static:
         hash(leaf)
     except TypeError:
         raise TypeError(
-            f"{name}: {place(path)} is a {type(leaf).__name__}, which is neither an array nor "
-            "hashable"
+            f"{name}: {describe_path(path)} is a {type(leaf).__name__}, which is neither an array "
+            "nor hashable"
         ) from None
     return Static(leaf, exact(leaf))
 

@@ -1,7 +1,7 @@
-"""Shards: what a handler knows of its arguments, and its collectives.
+"""Shards: the shardings of a handler's arguments, and its collectives.
 
 A handler runs on every device at once, inside `jax.shard_map`, with that device's blocks of the
-arrays. `Shards` knows their layouts. It names an array by its place among the
+arrays. `Shards` has their shardings. It names an array by its position among the
 arguments, by its keyword, or by the block itself as the handler got it.
 """
 
@@ -21,19 +21,19 @@ from isoshard.core.errors import ShardingError
 from .results import ResultLayout
 from .verbs import Verbs
 
-Which = Any  # a place, a keyword, a path of these into a nested argument, or the block itself
+Which = Any  # a position, a keyword, a path of these into a nested argument, or the block itself
 
 
 class Shards(Verbs):
-    """The layouts of a call's arrays; made for each call.
+    """The shardings of a call's arrays; created for each call.
 
     Args:
         mesh: the devices.
-        layouts: of each array, by its path: (place or keyword, keys of nested arguments ..).
+        layouts: of each array, by its path: (position or keyword, keys of nested arguments ..).
         blocks: likewise, this device's.
 
     Attributes:
-        mesh: the devices, under Auto axes; abstract where only the type of a traced array tells it.
+        mesh: the devices, under Auto axes; abstract where only the type of a traced array has it.
 
     Example:
         >>> import jax
@@ -53,14 +53,14 @@ class Shards(Verbs):
         layouts: dict[tuple[Any, ...], ArrayLayout],
         blocks: dict[tuple[Any, ...], Any],
     ) -> None:
-        """Keep them."""
+        """Store them."""
         self.mesh = mesh
         self._layouts = layouts
         self._blocks = blocks
 
     @property
     def specs(self) -> dict[Any, P]:
-        """The spec of each array, by place or keyword; by path inside a nested argument."""
+        """The spec of each array, by position or keyword; by path inside a nested argument."""
         return {
             path[0] if len(path) == 1 else path: self._spec(layout)
             for path, layout in self._layouts.items()
@@ -71,11 +71,11 @@ class Shards(Verbs):
         return self._spec(self._layout(arg))
 
     def shape(self, arg: Which) -> tuple[int, ...]:
-        """The true shape of the whole array."""
+        """The true shape of the global array."""
         return self._layout(arg).shape
 
     def axes(self, arg: Which, dim: int) -> tuple[str, ...]:
-        """The mesh axes that split an axis of an array, outermost first; none if it is whole.
+        """The mesh axes that split an axis of an array, outermost first; none if it is not split.
 
         Args:
             arg: which array.
@@ -101,28 +101,28 @@ class Shards(Verbs):
         return jnp.asarray(layout.sizes[dim], jnp.int32)[self.index(layout.names[dim])]
 
     def start(self, arg: Which, dim: int) -> Any:
-        """The number in the whole of the first row of this device's block: int32[]."""
+        """The global index of the first row of this device's block: int32[]."""
         starts = jnp.asarray(self.starts(arg, dim), jnp.int32)
         return starts[self.index(self.axes(arg, dim))]
 
     def starts(self, arg: Which, dim: int) -> tuple[int, ...]:
-        """The number in the whole of the first row of each block."""
+        """The global index of the first row of each block."""
         sizes = self.sizes(arg, dim)
         return tuple((np.cumsum(sizes) - np.array(sizes)).tolist())
 
     def valid(self, arg: Which, dim: int) -> Any:
-        """Which rows of this device's block are data: bool[rows]; the others hold zeros."""
+        """Which rows of this device's block are data: bool[rows]; the others are zero."""
         layout, dim = self._axis(arg, dim)
         rows = jnp.arange(layout.blocks[dim], dtype=jnp.int32)
         return rows < self.size(arg, dim)
 
     def like(self, arg: Which, *dims: int | None) -> ResultLayout:
-        """The layout of a result whose axes are split as axes of an argument, valid sizes included.
+        """The sharding of a result whose axes are split as an argument's, with its valid sizes.
 
         Args:
             arg: which array.
             *dims: for each axis of the result the axis of the argument, or None for one that is
-                whole on every device.
+                replicated.
 
         Returns:
             What to return as the spec. Rows of the result that are not valid become zeros.
@@ -131,8 +131,8 @@ class Shards(Verbs):
             ShardingError: there is no such array or axis.
         """
         layout = self._layout(arg)
-        found = [None if dim is None else self._axis(arg, dim)[1] for dim in dims]
-        split = [None if dim is None or not self._in_blocks(layout, dim) else dim for dim in found]
+        axes = [None if dim is None else self._axis(arg, dim)[1] for dim in dims]
+        split = [None if dim is None or not self._in_blocks(layout, dim) else dim for dim in axes]
         return ResultLayout(
             P(*(None if dim is None else layout.names[dim] or None for dim in split)),
             tuple(
@@ -142,11 +142,11 @@ class Shards(Verbs):
         )
 
     def uneven(self, spec: Any, sizes: Sequence[Sequence[int] | None]) -> ResultLayout:
-        """The layout of a result of whose blocks not every row is valid.
+        """The sharding of a result of whose blocks not every row is valid.
 
         Args:
             spec: which mesh axes split it; any spelling.
-            sizes: per axis None, or the valid rows of each block, which stand first.
+            sizes: per axis None, or the valid rows of each block, which come first.
 
         Returns:
             What to return as the spec.
@@ -160,23 +160,23 @@ class Shards(Verbs):
         named = isinstance(arg, int | str | tuple)
         path = (arg if isinstance(arg, tuple) else (arg,)) if named else self._path(arg)
         if path not in self._layouts:
-            there = ", ".join(repr(p[0] if len(p) == 1 else p) for p in self._layouts)
+            present = ", ".join(repr(p[0] if len(p) == 1 else p) for p in self._layouts)
             raise ShardingError(
-                f"shards knows the arrays of the call as the handler was given them: {there}; "
-                f"asked was {repr(arg) if named else 'an array made from others'}"
+                f"shards has the arrays of the call as the handler got them: {present}; "
+                f"got {repr(arg) if named else 'an array computed from others'}"
             )
         return path
 
     def _path(self, block: Any) -> tuple[Any, ...]:
-        found = (path for path, own in self._blocks.items() if own is block)
-        return next(found, ("",))
+        paths = (path for path, array in self._blocks.items() if array is block)
+        return next(paths, ("",))
 
     def _axis(self, arg: Which, dim: int) -> tuple[ArrayLayout, int]:
         layout = self._layout(arg)
         ndim = len(layout.names)
         if not -ndim <= dim < ndim:
             raise ShardingError(
-                f"an array of shape {layout.shape} has axes 0 to {ndim - 1}; asked was {dim}"
+                f"an array of shape {layout.shape} has axes 0 to {ndim - 1}; got {dim}"
             )
         return layout, dim % ndim
 

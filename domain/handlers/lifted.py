@@ -1,8 +1,8 @@
 """Routed functions inside `iso.domain.lift`: traced at true shapes, answered on blocks.
 
-There an array in blocks is traced as a whole one, which does not tell its layout. So the caller
-says it (`Routed.over`), the call is recorded as one, and where the lifted function is computed on
-blocks the handler gets them.
+There an array in blocks is traced at its global shape, without a sharding. So the caller declares
+it (`Routed.over`), the call is recorded as one, and where the lifted function is computed on blocks
+the handler gets them.
 """
 
 from __future__ import annotations
@@ -27,28 +27,18 @@ def in_lift(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Record the call of a routed function.
-
-    Args:
-        call: of the arguments, arrays in equal blocks or `UnevenArray`s: by the handler.
-        function: of whole arrays.
-        mesh: of the arrays.
-        specs: `(args, kwargs)` with a spec for each.
-        args: of the call, arrays at their true shapes.
-        kwargs: likewise.
-
-    Returns:
-        What the function gives.
-    """
+    """Record the call of a routed function."""
     leaves, structure = jax.tree.flatten((args, kwargs))
     dynamic = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
 
     def filled(arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rest = iter(arrays)
-        given = [next(rest) if own else x for x, own in zip(leaves, dynamic, strict=True)]
-        return jax.tree.unflatten(structure, given)
+        filled_leaves = [
+            next(rest) if is_array else x for x, is_array in zip(leaves, dynamic, strict=True)
+        ]
+        return jax.tree.unflatten(structure, filled_leaves)
 
-    def whole(*arrays: Any) -> Any:
+    def unsharded(*arrays: Any) -> Any:
         args, kwargs = filled(arrays)
         return (call if _divide(mesh, specs, args, kwargs) else function)(*args, **kwargs)
 
@@ -56,12 +46,12 @@ def in_lift(
         args, kwargs = filled(operands)
         return call(*args, **kwargs)
 
-    given = [leaf for leaf, own in zip(leaves, dynamic, strict=True) if own]
-    return in_blocks(whole, rule)(*given)
+    arrays = [leaf for leaf, is_array in zip(leaves, dynamic, strict=True) if is_array]
+    return in_blocks(unsharded, rule)(*arrays)
 
 
 def _divide(mesh: Mesh, specs: Any, args: Any, kwargs: Any) -> bool:
-    """Whether all arrays can be in equal blocks as was said."""
+    """Whether all arrays divide into equal blocks under the declared specs."""
     pairs = [*zip(args, specs[0], strict=False)]
     pairs += [(kwargs[key], spec) for key, spec in specs[1].items() if key in kwargs]
     try:

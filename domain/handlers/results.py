@@ -1,6 +1,6 @@
-"""What a handler returns: local arrays, and the layout of each.
+"""What a handler returns: local arrays, and the sharding of each.
 
-A handler says a spec, or more: `ResultLayout` tells the valid sizes of blocks as well, so the
+A handler returns a spec, or more: `ResultLayout` has the valid sizes of blocks as well, so the
 result is an `UnevenArray`.
 
 >>> ResultLayout(("x", None), sizes=((5, 2, 7, 4), None))
@@ -28,7 +28,7 @@ from isoshard.core.layout.uneven import Sizes, UnevenArray
 
 @dataclasses.dataclass(frozen=True)
 class ResultLayout:
-    """How a handler's local arrays make one result.
+    """How a handler's local arrays form one result.
 
     Attributes:
         spec: which mesh axes split each axis of the result; any spelling.
@@ -60,8 +60,8 @@ class Result:
     @property
     def names(self) -> tuple[tuple[str, ...], ...]:
         """The mesh axes that split each axis."""
-        found = tuple(map(axis_names, entries_of(self.spec)))
-        return found + ((),) * (len(self.shape) - len(found))
+        names = tuple(map(axis_names, entries_of(self.spec)))
+        return names + ((),) * (len(self.shape) - len(names))
 
     def global_array(self, array: Any, mesh: Mesh) -> Any:
         """The result over the padded array: an UnevenArray if it has sizes, else a `WithLayout`."""
@@ -71,127 +71,106 @@ class Result:
         return UnevenArray(array, self.shape, self.sizes, layout)
 
 
-def read_results(made: Any, mesh: Mesh, name: str) -> tuple[list[Any], list[Result], Any]:
-    """Take apart what a handler returned.
-
-    Args:
-        made: `(local, spec)`.
-        mesh: where.
-        name: of the function, for messages.
-
-    Returns:
-        The local arrays, the layout of each, and the tree they are leaves of.
+def read_results(returned: Any, mesh: Mesh, name: str) -> tuple[list[Any], list[Result], Any]:
+    """Validate and flatten what a handler returned.
 
     Raises:
-        ShardingError: it is no such pair, or sizes do not fit; all faults in one message
+        ShardingError: it is no such pair, or sizes do not fit; all errors in one message
             (SpecError: a spec names what the mesh does not have).
     """
-    if not isinstance(made, tuple) or len(made) != 2:
+    if not isinstance(returned, tuple) or len(returned) != 2:
         raise ShardingError(
-            f"the handler of {name} returned {_told(made)}; it returns a pair, (local, spec), or "
-            "a tuple of local arrays and a tuple of as many specs"
+            f"the handler of {name} returned {_describe(returned)}; it returns a pair, (local, "
+            "spec), or a tuple of local arrays and a tuple of as many specs"
         )
-    leaves, structure = jax.tree.flatten(made[0])
+    leaves, structure = jax.tree.flatten(returned[0])
     try:
-        specs = structure.flatten_up_to(made[1])
+        specs = structure.flatten_up_to(returned[1])
     except (ValueError, TypeError):
         specs = None
     if specs is None:
         raise ShardingError(
             f"the handler of {name} returned local arrays of the structure {structure} and the "
-            f"specs {made[1]!r}; give one spec for each array, in the same structure"
+            f"specs {returned[1]!r}; give one spec for each array, in the same structure"
         )
     arrays = [jnp.asarray(leaf) for leaf in leaves]
-    faults: list[str] = []
+    errors: list[str] = []
     kind: type[ShardingError] = SpecError
     results = []
-    for number, (array, spec) in enumerate(zip(arrays, specs, strict=True)):
-        laid = spec if isinstance(spec, ResultLayout) else ResultLayout(spec)
+    for index, (array, spec) in enumerate(zip(arrays, specs, strict=True)):
+        layout = spec if isinstance(spec, ResultLayout) else ResultLayout(spec)
         try:
             canonical = normalize_spec(
-                laid.spec, mesh, array.ndim, name=f"result {number} of the handler of {name}"
+                layout.spec, mesh, array.ndim, name=f"result {index} of the handler of {name}"
             )
         except SpecError as error:
-            faults.append(str(error))
+            errors.append(str(error))
             continue
-        wrong = _faults(laid, canonical, array, mesh)
+        wrong = _errors(layout, canonical, array, mesh)
         if wrong:
             kind = ShardingError
-            faults.append(f"result {number} of the handler of {name}: {'; '.join(wrong)}")
+            errors.append(f"result {index} of the handler of {name}: {'; '.join(wrong)}")
             continue
-        results.append(_result(laid, canonical, array, mesh))
-    if faults:
-        raise kind("; ".join(faults))
+        results.append(_result(layout, canonical, array, mesh))
+    if errors:
+        raise kind("; ".join(errors))
     return arrays, results, structure
 
 
-def check_results(found: Sequence[Result], structure: Any, expected: Any, name: str) -> Any:
-    """Compare results with what the function itself gives.
-
-    Args:
-        found: of the handler.
-        structure: of its results.
-        expected: shapes and dtypes of the function's results.
-        name: of the function.
-
-    Returns:
-        The structure of the function's results; a tuple of a handler may stand for another one.
-
-    Raises:
-        ShardingError: they differ; all differences in one message.
-    """
-    wanted, tree = jax.tree.flatten(expected)
-    flat = structure in (jax.tree.structure(kind(found)) for kind in (tuple, list))
-    if tree != structure and not (flat and len(wanted) == len(found)):
+def check_results(results: Sequence[Result], structure: Any, expected: Any, name: str) -> Any:
+    """Compare results with what the function itself gives."""
+    expected_leaves, tree = jax.tree.flatten(expected)
+    flat = structure in (jax.tree.structure(kind(results)) for kind in (tuple, list))
+    if tree != structure and not (flat and len(expected_leaves) == len(results)):
         raise ShardingError(
             f"the handler of {name} gives results of the structure {structure}, and {name} itself "
             f"of {tree}; return the same, or register with check=False"
         )
-    faults = [
-        f"result {number} is {_type(own)} in all, laid out as {own.spec}, and {name} itself gives "
-        f"{_type(other)}"
-        for number, (own, other) in enumerate(zip(found, wanted, strict=True))
-        if own.shape != tuple(other.shape) or own.dtype != other.dtype
+    errors = [
+        f"result {index} is {_type(result)} in all, sharded as {result.spec}, and {name} itself "
+        f"gives {_type(leaf)}"
+        for index, (result, leaf) in enumerate(zip(results, expected_leaves, strict=True))
+        if result.shape != tuple(leaf.shape) or result.dtype != leaf.dtype
     ]
-    if faults:
+    if errors:
         raise ShardingError(
-            f"the handler of {name} returned a wrong local shape or dtype: {'; '.join(faults)}. "
-            "Local shapes times the devices of each axis make the whole (shards.like says how an "
-            "argument's blocks lie); a handler that gives something else on purpose is registered "
-            "with check=False."
+            f"the handler of {name} returned a wrong local shape or dtype: {'; '.join(errors)}. "
+            "Local shapes times the devices of each axis make the global shape (shards.like has an "
+            "argument's layout); a handler that gives something else on purpose is registered with "
+            "check=False."
         )
     return tree
 
 
-def _faults(laid: ResultLayout, spec: P, array: Any, mesh: Mesh) -> list[str]:
+def _errors(layout: ResultLayout, spec: P, array: Any, mesh: Mesh) -> list[str]:
     counts = _counts(spec, mesh, array.ndim)
-    faults = []
-    for what, given in (("sizes", laid.sizes), ("blocks", laid.blocks)):
-        if len(given) not in (0, array.ndim):
-            return [f"{what} {given} are for {len(given)} axes, and the array has {array.ndim}"]
-    for axis, block in enumerate(laid.blocks):
+    errors = []
+    for field, values in (("sizes", layout.sizes), ("blocks", layout.blocks)):
+        if len(values) not in (0, array.ndim):
+            return [f"{field} {values} are for {len(values)} axes, and the array has {array.ndim}"]
+    for axis, block in enumerate(layout.blocks):
         if block is not None and array.shape[axis] != block:
-            faults.append(
+            errors.append(
                 f"its local shape {tuple(array.shape)} is wrong: axis {axis} has "
-                f"{array.shape[axis]} rows, and a block of the argument it lies like has {block}"
+                f"{array.shape[axis]} rows, and a block of the argument it is like has {block}"
             )
-    for axis, size in enumerate(laid.sizes):
+    for axis, size in enumerate(layout.sizes):
         if size is None:
             continue
         rows = array.shape[axis]
         if len(size) != counts[axis]:
-            faults.append(f"axis {axis} has sizes {tuple(size)} for {counts[axis]} shards")
-        elif any(not 0 <= number <= rows for number in size):
-            faults.append(
+            errors.append(f"axis {axis} has sizes {tuple(size)} for {counts[axis]} shards")
+        elif any(not 0 <= count <= rows for count in size):
+            errors.append(
                 f"axis {axis} has sizes {tuple(size)}, and its local shape {tuple(array.shape)} "
-                f"holds 0 to {rows}"
+                f"takes 0 to {rows}"
             )
-    return faults
+    return errors
 
 
-def _result(laid: ResultLayout, spec: P, array: Any, mesh: Mesh) -> Result:
+def _result(layout: ResultLayout, spec: P, array: Any, mesh: Mesh) -> Result:
     counts = _counts(spec, mesh, array.ndim)
-    sizes = laid.sizes or (None,) * array.ndim
+    sizes = layout.sizes or (None,) * array.ndim
     shape = [
         rows * count if size is None else sum(size)
         for rows, count, size in zip(array.shape, counts, sizes, strict=True)
@@ -209,5 +188,9 @@ def _type(x: Any) -> str:
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
 
 
-def _told(made: Any) -> str:
-    return f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
+def _describe(returned: Any) -> str:
+    return (
+        f"a tuple of {len(returned)}"
+        if isinstance(returned, tuple)
+        else f"a {type(returned).__name__}"
+    )

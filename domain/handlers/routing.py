@@ -15,7 +15,7 @@ Array(140., dtype=float32)
 >>> dot(x, x)                                    # nothing is split: by jnp.dot itself
 Array(140., dtype=float32)
 
-JAX itself is not changed: `dot` is routed, `jnp.dot` stays what it is.
+JAX itself is not changed: `dot` is routed, `jnp.dot` is not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import jax
 
 from isoshard.core.blocks.any_mesh import any_mesh
 from isoshard.core.blocks.interpreting import recording
-from isoshard.core.blocks.known_shardings import said
+from isoshard.core.blocks.known_shardings import record_shardings
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
 
@@ -41,14 +41,14 @@ from .lifted import in_lift
 _PLAIN = contextvars.ContextVar(
     "functions are called for the shapes of their results", default=False
 )
-_WHOLE: Any = object()  # no array of a call is split
+_NOT_SPLIT: Any = object()  # no array of a call is split
 
 
 class Routed:
-    """A function with a handler; made by `register_function_handler`.
+    """A function with a handler; returned by `register_function_handler`.
 
     Attributes:
-        function: what it does on whole arrays.
+        function: what it does on global arrays.
         handler: what it does on blocks.
     """
 
@@ -70,7 +70,7 @@ class Routed:
         @any_mesh
         def by_handler(mesh: Any, specs: Any, args: Any, kwargs: Any) -> Any:
             arguments, arrays = read(args, kwargs, mesh, specs, self._name)
-            return said(compiled(arguments, arrays)) if arguments.split else _WHOLE
+            return record_shardings(compiled(arguments, arrays)) if arguments.split else _NOT_SPLIT
 
         self._by_handler = by_handler
 
@@ -83,27 +83,27 @@ class Routed:
             **kwargs: likewise.
 
         Returns:
-            What the function gives: `UnevenArray`s where the handler says sizes.
+            The function's results: `UnevenArray`s where the handler returns sizes.
 
         Raises:
-            ShardingError: the arrays are on different meshes, `jax.jit` traces one and its layout
-                is not said, or the handler's results do not fit.
+            ShardingError: the arrays are on different meshes, `jax.jit` traces one and its sharding
+                is not declared, or the handler's results do not fit.
             TypeError: an argument is neither an array nor hashable.
         """
         return self._call(None, None, args, kwargs)
 
     def over(self, mesh: Any, *specs: Any, **named: Any) -> Callable[..., Any]:
-        """The function for arrays whose layouts `jax.jit` and `iso.domain.lift` hide.
+        """The function for arrays whose shardings `jax.jit` and `iso.domain.lift` hide.
 
         Args:
             mesh: of the arrays.
             *specs: for each argument the spec of its arrays, in any spelling, or None for what is
-                whole or no array.
+                replicated or no array.
             **named: likewise for arguments given by keyword.
 
         Returns:
-            A function of the same arguments. A traced array is laid out as said, which moves it if
-            it is not; an array that is known to have another layout is refused.
+            A function of the same arguments. A traced array is resharded to the declared spec;
+            an array that has another sharding raises.
 
         Raises:
             ShardingError, TypeError: as the function itself, when called.
@@ -138,28 +138,28 @@ class Routed:
         return self._on_devices(mesh, specs, args, kwargs)
 
     def _on_devices(self, mesh: Any, specs: Any, args: Any, kwargs: Any) -> Any:
-        found = self._by_handler(mesh, specs, args, kwargs)
-        return self.function(*args, **kwargs) if found is _WHOLE else found
+        results = self._by_handler(mesh, specs, args, kwargs)
+        return self.function(*args, **kwargs) if results is _NOT_SPLIT else results
 
 
 def register_function_handler(
     function: Callable[..., Any], handler: Handler, *, check: bool = True, prove: bool = True
 ) -> Routed:
-    """Say what a function does where its arrays are split over devices.
+    """Define what a function does where its arrays are split over devices.
 
     Args:
         function: of arrays, `jnp.dot` or your own; traceable by `jax.jit`.
         handler: `handler(shards, *args, **kwargs)`, with this device's block for each array, under
-            `jax.shard_map` over the whole mesh. `shards` (`Shards`) has their layouts, and the
+            `jax.shard_map` over the full mesh. `shards` (`Shards`) has their shardings, and the
             verbs to communicate. It returns `(local, spec)`, or a tuple of local arrays and a tuple
-            of specs; `shards.like` and `shards.uneven` say valid sizes as well.
+            of specs; `shards.like` and `shards.uneven` give valid sizes as well.
         check: compare the shapes and dtypes of its results with those that `function` gives at the
             true shapes, for which that is traced, and never run.
-        prove: let JAX prove that what a spec calls whole along a mesh axis is the same on its
-            devices. Turn it off where you know better, such as after an `all_gather`.
+        prove: let JAX prove that what a spec calls unsplit along a mesh axis is the same on its
+            devices. Turn it off where JAX cannot prove it, such as after an `all_gather`.
 
     Returns:
-        The routed function. Keep it: it remembers what it has compiled. It can be differentiated,
+        The routed function. Keep it: it caches its compiled programs. It can be differentiated,
         as far as the handler can, and be called inside `jax.jit`, see `Routed.over`; inside a
         handler or `jax.shard_map` it is `function`.
 
@@ -175,11 +175,11 @@ def register_function_handler(
         >>> square(shard(jnp.arange(4.0), jax.make_mesh((4,), ("x",)), ("x",))).sharding.spec
         P('x',)
     """
-    for what, one in (("function", function), ("handler", handler)):
-        if not callable(one):
+    for role, value in (("function", function), ("handler", handler)):
+        if not callable(value):
             raise TypeError(
-                f"register_function_handler takes a function and its handler, and the {what} given "
-                f"is a {type(one).__name__}"
+                f"register_function_handler takes a function and its handler, and the {role} given "
+                f"is a {type(value).__name__}"
             )
     return Routed(function, handler, check=check, prove=prove)
 
@@ -191,8 +191,10 @@ def _expected(function: Callable[..., Any], name: str, *args: Any, **kwargs: Any
 
     def flat(*arrays: Any) -> Any:
         rest = iter(arrays)
-        given = [next(rest) if own else leaf for own, leaf in zip(shaped, leaves, strict=True)]
-        args, kwargs = jax.tree.unflatten(structure, given)
+        filled = [
+            next(rest) if is_shape else leaf for is_shape, leaf in zip(shaped, leaves, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(structure, filled)
         return function(*args, **kwargs)
 
     before = _PLAIN.set(True)

@@ -1,7 +1,7 @@
 """Collectives of a handler's devices, over JAX's.
 
 Every verb takes mesh axes: a name, several, or none. Devices are counted in the order of the names
-given, as blocks are, and not in the mesh's order, in which `ppermute` counts.
+passed, as blocks are, and not in the mesh's order, in which `ppermute` counts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Verbs:
         return math.prod(self.mesh.shape[name] for name in self._names(axes))
 
     def index(self, axes: Axes) -> Any:
-        """The number of this device, so of its block, along mesh axes: int32[]."""
+        """The index of this device, so of its block, along mesh axes: int32[]."""
         names = self._names(axes)
         return lax.axis_index(names) if names else jnp.zeros((), jnp.int32)
 
@@ -73,10 +73,10 @@ class Verbs:
         return _REDUCTIONS[op](x, names) if names else x
 
     def all_gather(self, x: Any, axes: Axes, axis: int = 0) -> Any:
-        """Put the blocks of all devices one after the other; every one gets all.
+        """Concatenate the blocks of all devices; every device gets the result.
 
         Args:
-            x: an array or a tree of them; padding comes along.
+            x: an array or a tree of them; padding included.
             axes: of the mesh.
             axis: of the array.
 
@@ -90,7 +90,7 @@ class Verbs:
         return lax.all_gather(x, names, axis=axis, tiled=True) if names else x
 
     def permute(self, x: Any, axes: Axes, hop: int = 1) -> Any:
-        """Send to the device `hop` further, in a circle; get that of the one `hop` before.
+        """Send to the device `hop` further on a ring; receive from the one `hop` before.
 
         Args:
             x: an array or a tree of them.
@@ -119,13 +119,13 @@ class Verbs:
         carry: Any,
         reverse: bool = False,
     ) -> Any:
-        """Let the blocks go round; as `iso.domain.ring`, while the body computes.
+        """Rotate the blocks while the body computes, as `iso.domain.ring`.
 
         Args:
             x: this device's block: an array or a tree of them.
-            body: `body(carry, block, source) -> carry`; `source` is the number of the block, int32.
+            body: `body(carry, block, source) -> carry`; `source` is the index of the block, int32.
             axes: of the mesh.
-            carry: what the first call gets; shapes stay.
+            carry: of the first call; shapes do not change.
             reverse: the other way round.
 
         Returns:
@@ -137,10 +137,10 @@ class Verbs:
         names = self._names(axes)
         if not names:
             return body(carry, x, jnp.zeros((), jnp.int32))
-        numbers = jnp.asarray(self._numbers(names), jnp.int32)
+        block_indices = jnp.asarray(self._block_indices(names), jnp.int32)
 
         def visit(carry: Any, block: Any, source: Any) -> Any:
-            return body(carry, block, numbers[source])
+            return body(carry, block, block_indices[source])
 
         return ring(x, visit, self._in_order(names), carry=carry, reverse=reverse)
 
@@ -157,8 +157,8 @@ class Verbs:
     def _in_order(self, names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for name in self.mesh.axis_names if name in names)
 
-    def _numbers(self, names: tuple[str, ...]) -> np.ndarray:
-        """The number of each device along `names`, devices in the order of the mesh."""
+    def _block_indices(self, names: tuple[str, ...]) -> np.ndarray:
+        """The index of each device along `names`, devices in the order of the mesh."""
         grid = np.arange(self.count(names)).reshape([self.mesh.shape[name] for name in names])
         return grid.transpose([names.index(name) for name in self._in_order(names)]).reshape(-1)
 
@@ -184,7 +184,7 @@ def _over_devices(axes: tuple[str, ...], op: str, x: Any) -> Any:
 @_differentiable.defjvp
 def _(axes: tuple[str, ...], op: str, primals: Any, tangents: Any) -> Any:
     (x,), (change,) = primals, tangents
-    found = _differentiable(axes, op, x)
-    chosen = x == found
+    extreme = _differentiable(axes, op, x)
+    chosen = x == extreme
     count = lax.psum(chosen.astype(x.dtype), axes)
-    return found, lax.psum(jnp.where(chosen, change, 0), axes) / count
+    return extreme, lax.psum(jnp.where(chosen, change, 0), axes) / count

@@ -1,6 +1,6 @@
 """Edges of a graph, sorted by the shard of the node that receives.
 
-Which rows a device needs from which other one is found out once, on the host:
+Which rows a device needs from each other device is computed once, on the host:
 
 >>> sorted_edges = sort_edges(np.array([0, 3, 3, 1]), np.array([1, 1, 2, 3]), (2, 2), 2)
 >>> sorted_edges.order.tolist(), sorted_edges.sizes      # two edges end in each half
@@ -8,7 +8,7 @@ Which rows a device needs from which other one is found out once, on the host:
 >>> sorted_edges.hops                                    # one hop, of one row per device
 (Hop(pairs=((0, 1), (1, 0)), rows=array([[1],
        [1]])),)
->>> sorted_edges.senders.tolist()                        # rows 0 and 1 are one's own, 2 is a ghost
+>>> sorted_edges.senders.tolist()                        # rows 0 and 1 are local, 2 is a ghost
 [[0, 2], [1, 2]]
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 
 class Hop(NamedTuple):
-    """Rows that go from each device to the one `n` places further, for one `n`.
+    """Rows sent from each device to the one `n` devices further, for one `n`.
 
     Attributes:
         pairs: (from, to), without those that have nothing to send.
@@ -39,10 +39,10 @@ class SortedEdges(NamedTuple):
     Attributes:
         order: int[edges], the edges by receiver's shard, in the order given within each.
         sizes: edges of each device.
-        senders: int[devices, width], for each edge the row of its sender: one's own rows first,
+        senders: int[devices, width], for each edge the row of its sender: local rows first,
             then those of the hops, in order; past all of them where there are no more edges.
-        receivers: likewise the row of its receiver, always one's own.
-        hops: what is sent.
+        receivers: likewise the row of its receiver, always local.
+        hops: the rows to send.
     """
 
     order: np.ndarray
@@ -55,17 +55,7 @@ class SortedEdges(NamedTuple):
 def sort_edges(
     senders: np.ndarray, receivers: np.ndarray, sizes: Sequence[int], block: int
 ) -> SortedEdges:
-    """Sort edges by receiver, and list the ghost rows.
-
-    Args:
-        senders: int[edges], a node for each edge, counted over the whole graph.
-        receivers: likewise.
-        sizes: nodes of each device.
-        block: rows of each device, padding included.
-
-    Returns:
-        The blocks of edges, and what is sent for them.
-    """
+    """Sort edges by receiver, and list the ghost rows."""
     devices = len(sizes)
     ends = np.cumsum(sizes)
     starts = ends - np.array(sizes)
@@ -77,10 +67,10 @@ def sort_edges(
     away = (home - source) % devices
     rows, taken, hops = sent - starts[source], block, []
     for distance in range(1, devices):
-        here = away == distance
-        if here.any():
-            hop, place = _hop(home[here], sent[here], starts, distance, block)
-            rows[here] = taken + place
+        selected = away == distance
+        if selected.any():
+            hop, offset = _hop(home[selected], sent[selected], starts, distance, block)
+            rows[selected] = taken + offset
             taken += hop.rows.shape[1]
             hops.append(hop)
     width = max(1, count.max())
@@ -94,7 +84,7 @@ def sort_edges(
 def _hop(
     home: np.ndarray, nodes: np.ndarray, starts: np.ndarray, distance: int, block: int
 ) -> tuple[Hop, np.ndarray]:
-    """What goes `distance` places further, and where in it the node of each edge stands."""
+    """The rows sent `distance` devices further, and each edge's offset among them."""
     devices = len(starts)
     needed, which = np.unique(np.stack([home, nodes]), axis=1, return_inverse=True)
     count = np.bincount(needed[0], minlength=devices)

@@ -14,8 +14,8 @@ GraphHalo(4 edges, 3, 0, 0, 1 per device; 8 nodes over ('x',); 2 ghost rows in 2
 >>> graph.segment_sum(graph.senders(nodes)).reshape(-1).tolist()
 [7.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 6.0]
 
-A hop sends rows from every device to the one so many places further; hops that no edge needs do
-not take place. Where nodes that are near each other are in the same shard or the next, that is
+A hop sends rows from every device to the one so many devices further; hops that no edge needs
+are skipped. Where nodes that are near each other are in the same shard or the next, that is
 two. Everything is differentiable: gradients of ghosts go back the way their rows came.
 """
 
@@ -45,7 +45,7 @@ from .row_splits import RowSplit, read_rows
 
 @any_mesh
 def partition_graph(senders: Any, receivers: Any, nodes: Any) -> GraphHalo:
-    """Lay the edges of a graph out with the nodes that receive.
+    """Shard the edges of a graph with their receiving nodes.
 
     Args:
         senders: int[edges] on the host, the node where each edge starts, counted over all shards.
@@ -57,30 +57,30 @@ def partition_graph(senders: Any, receivers: Any, nodes: Any) -> GraphHalo:
         The graph; a pytree, to be passed to compiled functions.
 
     Raises:
-        ShardingError: the three do not fit; all faults in one message.
+        ShardingError: the three do not fit; all errors in one message.
 
     Example:
         >>> partition_graph([0], [8], jnp.zeros((8, 2)))
         Traceback (most recent call last):
             ...
-        isoshard.core.errors.ShardingError: these make no graph over a mesh: nodes lie on no mesh: lay them out, iso.shard(nodes, mesh, spec); receivers name nodes [8], and there are 0..7.
+        isoshard.core.errors.ShardingError: these make no graph over a mesh: nodes are on no mesh: shard them, iso.shard(nodes, mesh, spec); receivers name nodes [8], and there are 0..7.
     """  # noqa: E501
     layout = sharding_of(nodes) if isinstance(padded_of(nodes), jax.Array) else None
     ends = {"senders": np.asarray(senders), "receivers": np.asarray(receivers)}
-    faults: list[str] = []
+    errors: list[str] = []
     rows = None
     if isinstance(layout, NamedSharding) and not isinstance(padded_of(nodes), Tracer):
-        rows = read_rows("nodes", nodes, layout.mesh, None, faults)
+        rows = read_rows("nodes", nodes, layout.mesh, None, errors)
     else:
-        faults.append("nodes lie on no mesh: lay them out, iso.shard(nodes, mesh, spec)")
-    for name, numbers in ends.items():
-        faults += _number_faults(name, numbers, len(padded_of(nodes)) if not rows else rows.count)
+        errors.append("nodes are on no mesh: shard them, iso.shard(nodes, mesh, spec)")
+    for name, ids in ends.items():
+        errors += _id_errors(name, ids, len(padded_of(nodes)) if not rows else rows.count)
     if ends["senders"].shape != ends["receivers"].shape:
-        faults.append(
+        errors.append(
             f"there are {ends['senders'].shape} senders for {ends['receivers'].shape} receivers"
         )
-    if faults or rows is None:
-        raise ShardingError(f"these make no graph over a mesh: {'; '.join(faults)}.")
+    if errors or rows is None:
+        raise ShardingError(f"these make no graph over a mesh: {'; '.join(errors)}.")
     sent, received = ends["senders"].astype(np.int64), ends["receivers"].astype(np.int64)
     extent = padded_of(nodes).shape[0]
     edges = sort_edges(sent, received, rows.sizes, extent // len(rows.sizes))
@@ -91,13 +91,14 @@ def partition_graph(senders: Any, receivers: Any, nodes: Any) -> GraphHalo:
 class GraphHalo:
     """Edges in the shards of their receivers, and how to fetch the senders.
 
-    `partition_graph` makes it. A pytree: the numbers of rows are its leaves.
+    `partition_graph` creates it. A pytree: the indices of rows are its leaves.
 
     Attributes:
         nodes: the split of the nodes.
         sizes: edges on each device.
         ghosts: rows that are fetched, over all devices.
-        edge_ids: an UnevenArray int32[edges]: which of the given edges stands where.
+        edge_ids: an UnevenArray int32[edges]: the index of each edge in the order passed to
+            `partition_graph`.
 
     Example:
         >>> nodes = shard(jnp.arange(8.0), jax.make_mesh((4,), ("x",)), ("x",))
@@ -116,29 +117,29 @@ class GraphHalo:
 
     @classmethod
     def _of(cls, edges: SortedEdges, nodes: RowSplit, extent: int) -> GraphHalo:
-        """Put the numbers of rows on the devices."""
+        """Place the indices of rows on the devices."""
 
-        def place(numbers: np.ndarray) -> jax.Array:
-            return shard(numbers.reshape(-1).astype(np.int32), nodes.mesh, nodes.spec, copy=True)
+        def to_devices(rows: np.ndarray) -> jax.Array:
+            return shard(rows.reshape(-1).astype(np.int32), nodes.mesh, nodes.spec, copy=True)
 
         width = edges.senders.shape[1]
         ids = np.zeros(edges.senders.shape, np.int64)
         ids[np.arange(width) < np.array(edges.sizes)[:, None]] = edges.order
-        made = object.__new__(cls)
-        made.nodes, made._extent, made.sizes = nodes, extent, edges.sizes
-        made.ghosts = sum(int((hop.rows < made._block).sum()) for hop in edges.hops)
-        made._pairs = tuple(hop.pairs for hop in edges.hops)
-        made.edge_ids = UnevenArray(place(ids), (len(edges.order),), (edges.sizes,))
+        graph = object.__new__(cls)
+        graph.nodes, graph._extent, graph.sizes = nodes, extent, edges.sizes
+        graph.ghosts = sum(int((hop.rows < graph._block).sum()) for hop in edges.hops)
+        graph._pairs = tuple(hop.pairs for hop in edges.hops)
+        graph.edge_ids = UnevenArray(to_devices(ids), (len(edges.order),), (edges.sizes,))
         tables = (edges.senders, edges.receivers, *(hop.rows for hop in edges.hops))
-        made._lists = tuple(map(place, tables))
-        return made
+        graph._lists = tuple(map(to_devices, tables))
+        return graph
 
     @any_framework
     def senders(self, x: Any) -> UnevenArray:
         """For each edge the row of the node where it starts.
 
         Args:
-            x: [nodes, ..], laid out as the nodes were.
+            x: [nodes, ..], sharded as the nodes were.
 
         Returns:
             [edges, ..], in the order of `edge_ids`; padding is 0 and has no gradient. Rows of
@@ -147,15 +148,15 @@ class GraphHalo:
         Raises:
             ShardingError: `x` has other rows.
         """
-        made = _fetch(self.nodes, self._pairs, self._read(x), self._lists[0], self._lists[2:])
-        return self._edges(made, x)
+        rows = _fetch(self.nodes, self._pairs, self._read(x), self._lists[0], self._lists[2:])
+        return self._edges(rows, x)
 
     @any_framework
     def receivers(self, x: Any) -> UnevenArray:
         """For each edge the row of the node where it ends; nothing is sent.
 
         Args:
-            x: [nodes, ..], laid out as the nodes were.
+            x: [nodes, ..], sharded as the nodes were.
 
         Returns:
             [edges, ..], in the order of `edge_ids`; padding is 0 and has no gradient.
@@ -167,10 +168,10 @@ class GraphHalo:
 
     @any_mesh
     def edges(self, values: Any) -> UnevenArray:
-        """Lay out what is known of each edge, such as its length.
+        """Shard the attributes of each edge, such as its length.
 
         Args:
-            values: [edges, ..], in the order given to `partition_graph`, whole on every device or
+            values: [edges, ..], in the order given to `partition_graph`, replicated or
                 on the host.
 
         Returns:
@@ -185,8 +186,8 @@ class GraphHalo:
                 f"values of shape {values.shape} are not one row for each of "
                 f"{sum(self.sizes)} edges, in the order given to partition_graph."
             )
-        made = _choose(self.nodes, self._block, self.edge_ids.array, self._lists[1], values)
-        return self._edges(made)
+        rows = _choose(self.nodes, self._block, self.edge_ids.array, self._lists[1], values)
+        return self._edges(rows)
 
     @any_mesh
     def segment_sum(self, messages: Any) -> Any:
@@ -197,7 +198,7 @@ class GraphHalo:
                 any function of each row; padding is not read.
 
         Returns:
-            [nodes, ..], laid out as the nodes were; 0 where no edge ends.
+            [nodes, ..], sharded as the nodes were; 0 where no edge ends.
 
         Raises:
             ShardingError: the messages are not one row per edge.
@@ -236,26 +237,26 @@ class GraphHalo:
             )
         return array
 
-    def _edges(self, array: Any, beside: Any = None) -> UnevenArray:
+    def _edges(self, array: Any, other: Any = None) -> UnevenArray:
         shape = (sum(self.sizes), *array.shape[1:])
         sizes = (self.sizes, *[None] * (array.ndim - 1))
-        return UnevenArray(array, shape, sizes, self.nodes.layout(array.ndim, beside))
+        return UnevenArray(array, shape, sizes, self.nodes.layout(array.ndim, other))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """The numbers of rows, and the rest as static data."""
+        """The indices of rows, and the rest as static data."""
         static = (self.nodes, self.sizes, self.ghosts, self._extent, self._pairs)
         return (self.edge_ids, self._lists), static
 
     @classmethod
     def tree_unflatten(cls, static: tuple[Any, ...], leaves: tuple[Any, ...]) -> GraphHalo:
         """The same around other leaves."""
-        made = object.__new__(cls)
-        made.nodes, made.sizes, made.ghosts, made._extent, made._pairs = static
-        made.edge_ids, made._lists = leaves
-        return made
+        graph = object.__new__(cls)
+        graph.nodes, graph.sizes, graph.ghosts, graph._extent, graph._pairs = static
+        graph.edge_ids, graph._lists = leaves
+        return graph
 
     def __repr__(self) -> str:
-        """Counts and layout."""
+        """Counts and sharding."""
         each = ", ".join(map(str, self.sizes))
         return (
             f"GraphHalo({sum(self.sizes)} edges, {each} per device; {self.nodes.count} nodes over "
@@ -270,10 +271,10 @@ def segment_sum(messages: Any, graph: GraphHalo) -> Any:
     Args:
         messages: [edges, ..], an UnevenArray as `graph.senders` gives it, or its padded array after
             any function of each row; padding is not read.
-        graph: the graph, as `partition_graph` made it.
+        graph: of `partition_graph`.
 
     Returns:
-        [nodes, ..], laid out as the nodes were; 0 where no edge ends.
+        [nodes, ..], sharded as the nodes were; 0 where no edge ends.
 
     Raises:
         ShardingError: the messages are not one row per edge.
@@ -292,41 +293,40 @@ _take = functools.partial(jnp.take, axis=0, mode="fill", fill_value=0)
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _fetch(nodes: RowSplit, hops: Any, x: Any, rows: Any, sends: Any) -> jax.Array:
-    """Rows of one's own and of the ghosts."""
+    """Local rows and ghost rows."""
 
-    def here(x: jax.Array, rows: jax.Array, sends: tuple[jax.Array, ...]) -> jax.Array:
+    def on_shard(x: jax.Array, rows: jax.Array, sends: tuple[jax.Array, ...]) -> jax.Array:
         ghosts = [
-            nodes.permute(_take(x, numbers), pairs)
-            for pairs, numbers in zip(hops, sends, strict=True)
+            nodes.permute(_take(x, ids), pairs) for pairs, ids in zip(hops, sends, strict=True)
         ]
         return _take(jnp.concatenate([x, *ghosts]), rows)
 
-    return _split(nodes, here, nodes.spec, nodes.spec, nodes.spec)(x, rows, sends)
+    return _split(nodes, on_shard, nodes.spec, nodes.spec, nodes.spec)(x, rows, sends)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _choose(nodes: RowSplit, block: int, ids: Any, rows: Any, values: Any) -> jax.Array:
     """The values of each device's edges, of all."""
 
-    def here(ids: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
+    def on_shard(ids: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
         return _take(values, jnp.where(rows < block, ids, values.shape[0]))
 
-    return _split(nodes, here, nodes.spec, nodes.spec, P())(ids, rows, values)
+    return _split(nodes, on_shard, nodes.spec, nodes.spec, P())(ids, rows, values)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _add(nodes: RowSplit, block: int, messages: Any, rows: Any) -> jax.Array:
     """The sums for each device's nodes."""
 
-    def here(messages: jax.Array, rows: jax.Array) -> jax.Array:
-        whole = jnp.zeros((block, *messages.shape[1:]), messages.dtype)
-        return whole.at[rows].add(messages, mode="drop")
+    def on_shard(messages: jax.Array, rows: jax.Array) -> jax.Array:
+        sums = jnp.zeros((block, *messages.shape[1:]), messages.dtype)
+        return sums.at[rows].add(messages, mode="drop")
 
-    return _split(nodes, here, nodes.spec, nodes.spec)(messages, rows)
+    return _split(nodes, on_shard, nodes.spec, nodes.spec)(messages, rows)
 
 
 def _split(nodes: RowSplit, function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
-    """The function on every device's rows; mesh axes that do not split nodes stay as they are."""
+    """Map a function over every device's rows; mesh axes that do not split nodes remain Auto."""
     return jax.shard_map(
         function,
         mesh=nodes.mesh,
@@ -340,10 +340,10 @@ def _describe(x: Any) -> str:
     return repr(x) if isinstance(x, UnevenArray) else f"of shape {tuple(x.shape)}"
 
 
-def _number_faults(name: str, numbers: np.ndarray, nodes: int) -> list[str]:
-    if numbers.ndim != 1 or not (numbers.dtype.kind in "iu" or numbers.size == 0):
-        return [f"{name} of shape {numbers.shape} and {numbers.dtype} are no list of nodes"]
-    wrong = numbers[(numbers < 0) | (numbers >= nodes)]
+def _id_errors(name: str, ids: np.ndarray, nodes: int) -> list[str]:
+    if ids.ndim != 1 or not (ids.dtype.kind in "iu" or ids.size == 0):
+        return [f"{name} of shape {ids.shape} and {ids.dtype} are no list of nodes"]
+    wrong = ids[(ids < 0) | (ids >= nodes)]
     if len(wrong):
         return [f"{name} name nodes {wrong[:5].tolist()}, and there are 0..{nodes - 1}"]
     return []

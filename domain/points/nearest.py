@@ -1,10 +1,10 @@
-"""One block of points, one block of queries: who is nearest, in tiles.
+"""The nearest points of one block for one block of queries, in tiles.
 
 The points of a tile are taken in groups of some 30 neighbours in order. A first pass keeps the
 least distance to each group, which is arithmetic on long rows and nothing else; the `k` groups
 with the least then hold the `k` nearest points, and only those are sorted. (A point outside them is
 no nearer than its group's least, and `k` groups have a point at least as near and, at equal
-distance, a lower index.) So the matrix of distances is never made, not even that of a tile.
+distance, a lower index.) So the matrix of distances is never materialized, not even that of a tile.
 
 >>> import numpy as np
 >>> points, queries = np.float32([[0], [1], [2], [5]]), np.float32([[1.8]])
@@ -30,16 +30,16 @@ from jax import lax
 _UNROLLED = 8  # coordinates that are written out; more go through a loop
 
 Tile = tuple[int, int]
-"""How many queries meet how many points at a time."""
+"""Queries and points compared at a time."""
 
 
-class Found(NamedTuple):
+class Candidates(NamedTuple):
     """The points found for each query, nearest first.
 
     Attributes:
         square: float[queries, k], squared distances; inf where there is no such point.
         index: int32[queries, k], of the points; -1 where there is none.
-        point: float[queries, k, coordinates], where they lie; 0 where there is none.
+        point: float[queries, k, coordinates], their coordinates; 0 where there is none.
     """
 
     square: jax.Array
@@ -47,19 +47,10 @@ class Found(NamedTuple):
     point: jax.Array
 
 
-def nothing(queries: jax.Array, dtype: Any, k: int) -> Found:
-    """What is found before the first point is seen.
-
-    Args:
-        queries: float[queries, coordinates].
-        dtype: of the points.
-        k: places for each query.
-
-    Returns:
-        `k` empty places for each query.
-    """
+def no_candidates(queries: jax.Array, dtype: Any, k: int) -> Candidates:
+    """The candidates before the first point."""
     rows, width = queries.shape
-    return Found(
+    return Candidates(
         jnp.full((rows, k), jnp.inf, distance_dtype(queries.dtype, dtype)),
         jnp.full((rows, k), -1, jnp.int32),
         jnp.zeros((rows, k, width), dtype),
@@ -84,72 +75,52 @@ def nearest(
     k: int,
     tile: Tile,
     limit: Any = None,
-) -> tuple[Found, jax.Array]:
-    """Find the nearest points of one block; points without a finite distance are not found.
-
-    Args:
-        points: float[points, coordinates]; at least one row.
-        start: index of the first row, int or int32[].
-        valid: how many rows, from the first, are points, int or int32[].
-        queries: float[queries, coordinates].
-        k: how many to find for each query; may be more than there are points.
-        tile: queries and points that meet at a time. What is needed in memory besides arguments
-            and results grows with their product over the size of a group, about
-            `tile[0] * (tile[1] * k) ** 0.5` numbers.
-        limit: squared radius, float[], to count within; None counts nothing.
-
-    Returns:
-        What is found, and int32[queries]: how many points lie within the limit.
-    """
+) -> tuple[Candidates, jax.Array]:
+    """Find the nearest points of one block; those without a finite distance are excluded."""
     rows, tiles = queries.shape[0], -(-points.shape[0] // tile[1])
     if rows == 0:
-        return nothing(queries, points.dtype, k), jnp.zeros(0, jnp.int32)
+        return no_candidates(queries, points.dtype, k), jnp.zeros(0, jnp.int32)
     size = -(-points.shape[0] // tiles)
     group = max(1, math.isqrt(size // k))
     size = -(-size // group) * group
     padded = _pad(points, tiles * size).reshape(tiles, size, -1)
 
-    def look(some: jax.Array, number: Any) -> tuple[Found, jax.Array]:
-        left = valid - number * size
-        return _of_tile(padded[number], start + number * size, left, some, k, group, limit)
+    def look(some: jax.Array, tile_index: Any) -> tuple[Candidates, jax.Array]:
+        left = valid - tile_index * size
+        return _of_tile(padded[tile_index], start + tile_index * size, left, some, k, group, limit)
 
-    def search(some: jax.Array) -> tuple[Found, jax.Array]:
-        def step(number: Any, state: tuple[Found, jax.Array]) -> tuple[Found, jax.Array]:
-            found, count = look(some, number)
-            return merge(state[0], found), state[1] + count
+    def search(some: jax.Array) -> tuple[Candidates, jax.Array]:
+        def step(
+            tile_index: Any, state: tuple[Candidates, jax.Array]
+        ) -> tuple[Candidates, jax.Array]:
+            candidates, count = look(some, tile_index)
+            return merge(state[0], candidates), state[1] + count
 
         if tiles == 1:
             return look(some, 0)
-        begin = nothing(some, points.dtype, k), jnp.zeros(some.shape[0], jnp.int32)
+        begin = no_candidates(some, points.dtype, k), jnp.zeros(some.shape[0], jnp.int32)
         return lax.fori_loop(0, tiles, step, begin)
 
-    parts = -(-rows // tile[0])
-    if parts == 1:
+    batches = -(-rows // tile[0])
+    if batches == 1:
         return search(queries)
-    width = -(-rows // parts)
-    many = lax.map(search, _pad(queries, parts * width).reshape(parts, width, -1))
-    return jax.tree.map(lambda x: x.reshape(parts * width, *x.shape[2:])[:rows], many)
+    width = -(-rows // batches)
+    many = lax.map(search, _pad(queries, batches * width).reshape(batches, width, -1))
+    return jax.tree.map(lambda x: x.reshape(batches * width, *x.shape[2:])[:rows], many)
 
 
-def merge(first: Found, second: Found) -> Found:
+def merge(first: Candidates, second: Candidates) -> Candidates:
     """The nearest of two findings for the same queries, lower indices first at equal distances.
 
-    Both are in order already, so the place of each is its own plus how many of the other come
+    Both are sorted already, so the rank of each is its own plus how many of the other come
     before it: comparisons of long rows, where XLA's sort and TopK would work element by element.
-
-    Args:
-        first: as `nearest` gives it, `k` for each query.
-        second: likewise.
-
-    Returns:
-        The `k` nearest of both.
     """
     k = first.square.shape[1]
     earlier = _before(second, first)
-    places = jnp.arange(k, dtype=jnp.int32)
-    ranks = [places + before.sum(axis, jnp.int32) for before, axis in ((earlier, 2), (~earlier, 1))]
-    here = jnp.concatenate(ranks, axis=1)[:, None, :] == places[:, None]  # [queries, to, from]
-    source = jnp.where(here, jnp.arange(2 * k, dtype=jnp.int32), 0).sum(2, jnp.int32)
+    order = jnp.arange(k, dtype=jnp.int32)
+    ranks = [order + before.sum(axis, jnp.int32) for before, axis in ((earlier, 2), (~earlier, 1))]
+    matches = jnp.concatenate(ranks, axis=1)[:, None, :] == order[:, None]  # [queries, to, from]
+    source = jnp.where(matches, jnp.arange(2 * k, dtype=jnp.int32), 0).sum(2, jnp.int32)
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), first, second)
     return jax.tree.map(
         lambda x: jnp.take_along_axis(x, source.reshape(source.shape + (1,) * (x.ndim - 2)), 1),
@@ -157,7 +128,7 @@ def merge(first: Found, second: Found) -> Found:
     )
 
 
-def _before(a: Found, b: Found) -> jax.Array:
+def _before(a: Candidates, b: Candidates) -> jax.Array:
     """Whether the j-th of `a` comes before the i-th of `b`: bool[queries, i, j]."""
     near, far = a.square[:, None, :], b.square[:, :, None]
     lower = a.index[:, None, :] < b.index[:, :, None]
@@ -166,18 +137,18 @@ def _before(a: Found, b: Found) -> jax.Array:
 
 def _of_tile(
     points: jax.Array, start: Any, valid: Any, queries: jax.Array, k: int, group: int, limit: Any
-) -> tuple[Found, jax.Array]:
+) -> tuple[Candidates, jax.Array]:
     size, width = points.shape
     dtype = distance_dtype(points.dtype, queries.dtype)
     real = jnp.arange(size) < valid
-    # Points that are not there are infinitely far away, so no comparison finds them.
+    # Padding is infinitely far away, so no comparison selects it.
     groups = jnp.where(real[:, None], points, jnp.inf).astype(dtype).reshape(-1, group, width)
     to = queries.astype(dtype)
 
-    def member(number: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def member(index: Any, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         least, count = state
-        one = lax.dynamic_index_in_dim(groups, number, 1, keepdims=False)
-        square = _sum(width, lambda i: _column(one, i)[:, None] - _column(to, i))
+        members = lax.dynamic_index_in_dim(groups, index, 1, keepdims=False)
+        square = _sum(width, lambda i: _column(members, i)[:, None] - _column(to, i))
         if limit is not None:
             count = count + ((square <= limit) & (square < jnp.inf))
         return jnp.where(square < least, square, least), count
@@ -188,23 +159,23 @@ def _of_tile(
     least, counts = lax.fori_loop(0, group, member, begin)
     chosen = jnp.sort(lax.top_k(-least.T, min(k, shape[0]))[1], axis=1)
 
-    def apart(i: Any) -> jax.Array:
+    def difference(i: Any) -> jax.Array:
         return _column(groups, i)[chosen] - _column(to, i)[:, None, None]
 
-    square = _sum(width, apart).reshape(shape[1], -1)
+    square = _sum(width, difference).reshape(shape[1], -1)
     square = jnp.where(square < jnp.inf, square, jnp.inf)
     short = max(0, k - square.shape[1])
     square = jnp.pad(square, ((0, 0), (0, short)), constant_values=jnp.inf)
-    negative, place = lax.top_k(-square, k)
-    row = jnp.take_along_axis(chosen, jnp.minimum(place // group, chosen.shape[1] - 1), axis=1)
-    row = row * group + place % group
-    there = negative > -jnp.inf
-    found = Found(
+    negative, position = lax.top_k(-square, k)
+    row = jnp.take_along_axis(chosen, jnp.minimum(position // group, chosen.shape[1] - 1), axis=1)
+    row = row * group + position % group
+    exists = negative > -jnp.inf
+    candidates = Candidates(
         -negative,
-        jnp.where(there, start + row, -1).astype(jnp.int32),
-        jnp.where(there[..., None], points[jnp.where(there, row, 0)], 0),
+        jnp.where(exists, start + row, -1).astype(jnp.int32),
+        jnp.where(exists[..., None], points[jnp.where(exists, row, 0)], 0),
     )
-    return found, counts.sum(0, dtype=jnp.int32)
+    return candidates, counts.sum(0, dtype=jnp.int32)
 
 
 def _sum(width: int, difference: Callable[[Any], jax.Array]) -> jax.Array:

@@ -11,13 +11,13 @@
 >>> found.indices.sharding.spec
 P('x',)
 
-Both search by brute force, in tiles: the matrix of distances is never made, and what a device needs
-beside a few copies of its blocks and results is set by the tile. Split points go round a ring of
-devices (`search.py` says what is sent). Indices count over the whole cloud, whatever the shards;
-they, and ties, are the same on any mesh. Distances and points have gradients, in the inputs'
-layouts; indices and counts have none.
+Both search by brute force, in tiles: the matrix of distances is never materialized, and what a
+device needs besides a few copies of its blocks and results is set by the tile. Split points go
+round a ring of devices (`search.py` documents the communication). Indices count over the full
+cloud, whatever the shards; they, and ties, are the same on any mesh. Distances and points have
+gradients, in the inputs' layouts; indices and counts have none.
 
-A point whose distance is no finite number (NaN coordinates) is nobody's neighbour.
+A point whose distance is not finite (NaN coordinates) is never a neighbour.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .row_splits import RowSplit
 from .search import Search, search
 
 TILE = (512, 32768)
-"""Queries and points that meet at a time, if nothing else is said: about 3 MB for k = 16."""
+"""Queries and points compared at a time by default: about 3 MB for k = 16."""
 
 
 class Neighbors(NamedTuple):
@@ -49,7 +49,7 @@ class Neighbors(NamedTuple):
     Attributes:
         indices: int32[queries, k], of the points.
         distances: float[queries, k].
-        points: float[queries, k, coordinates], where they lie.
+        points: float[queries, k, coordinates].
 
     Example:
         >>> found = knn(jnp.array([[0.0], [1.0], [5.0]]), jnp.array([[4.0]]), 2)
@@ -69,7 +69,7 @@ class Within(NamedTuple):
         indices: int32[queries, max_points]; -1 where there are no more points.
         distances: float[queries, max_points]; inf there.
         points: float[queries, max_points, coordinates]; 0 there.
-        counts: int32[queries], how many points lie within the radius; more than `max_points` where
+        counts: int32[queries], how many points are within the radius; more than `max_points` where
             the farthest were left out.
 
     Example:
@@ -91,39 +91,39 @@ def knn(
     """Find the `k` nearest points of each query, by Euclidean distance.
 
     Args:
-        points: float[points, coordinates], a jax.Array or UnevenArray, split by rows or whole.
+        points: float[points, coordinates], a jax.Array or UnevenArray, split by rows or replicated.
         queries: float[queries, coordinates], likewise, over the same mesh or on the same device.
         k: how many, at most as many as there are points.
-        mesh: the mesh; needed in `jax.jit` only, where values do not tell their layout.
+        mesh: the mesh; needed in `jax.jit` only, where values have no sharding.
         axes: likewise, the mesh axes that split the rows of points and queries, e.g.
-            `("x", "x")` or `(None, "x")`; the values are laid out so.
-        tile: queries and points that meet at a time. Memory grows with
+            `("x", "x")` or `(None, "x")`; the values are sharded so.
+        tile: queries and points compared at a time. Memory grows with
             `tile[0] * (tile[1] * k) ** 0.5`.
 
     Returns:
-        Indices, distances and coordinates; UnevenArrays if the queries are one. In the rare place
-        where fewer than `k` points have a finite distance, the index is -1 and the distance inf.
+        Indices, distances and coordinates; UnevenArrays if the queries are one. In the rare case
+        that fewer than `k` points have a finite distance, the index is -1 and the distance inf.
 
     Raises:
-        ShardingError: `k` is no number of points, or the two do not fit; all faults in one message.
+        ShardingError: `k` is no number of points, or the two do not fit; all errors in one message.
         TypeError: one is no array.
 
     Example:
         >>> knn(jnp.zeros((3, 2)), jnp.zeros((1, 2)), 4)
         Traceback (most recent call last):
             ...
-        isoshard.core.errors.ShardingError: k=4 is no number of neighbours among 3 points: give a whole number from 1 to 3.
+        isoshard.core.errors.ShardingError: k=4 is no number of neighbours among 3 points: give an integer from 1 to 3.
     """  # noqa: E501
     clouds = read_clouds({"points": points, "queries": queries}, mesh, axes)
     count = clouds["points"].count
-    if not _whole(k) or k > count:
+    if not _is_positive(k) or k > count:
         raise ShardingError(
-            f"k={k!r} is no number of neighbours among {count} points: give a whole number from 1 "
+            f"k={k!r} is no number of neighbours among {count} points: give an integer from 1 "
             f"to {count}."
         )
-    how = _search(clouds, k, tile, counted=False)
-    found = _run(how, padded_of(points), padded_of(queries), np.inf)
-    return Neighbors(*map(clouds["queries"].like, found[:3]))
+    config = _search(clouds, k, tile, counted=False)
+    results = _run(config, padded_of(points), padded_of(queries), np.inf)
+    return Neighbors(*map(clouds["queries"].like, results[:3]))
 
 
 @any_framework
@@ -143,7 +143,7 @@ def radius_search(
         points: as for `knn`; at least one.
         queries: as for `knn`.
         radius: the largest distance, included; a number, or float[].
-        max_points: places for each query; may be more than there are points.
+        max_points: results per query; may exceed the number of points.
         mesh: as for `knn`.
         axes: as for `knn`.
         tile: as for `knn`.
@@ -161,25 +161,25 @@ def radius_search(
         ([[0, 1, -1, -1]], [2])
     """
     clouds = read_clouds({"points": points, "queries": queries}, mesh, axes)
-    faults = []
-    if not _whole(max_points):
-        faults.append(f"max_points={max_points!r} is no whole number above 0")
+    errors = []
+    if not _is_positive(max_points):
+        errors.append(f"max_points={max_points!r} is no integer above 0")
     if clouds["points"].count == 0:
-        faults.append("there are no points")
+        errors.append("there are no points")
     if np.ndim(radius) or (not isinstance(radius, Tracer) and not radius >= 0):
-        faults.append(f"radius={radius!r} is no number from 0")
-    if faults:
-        raise ShardingError(f"there is nothing to search: {'; '.join(faults)}.")
-    how = _search(clouds, max_points, tile, counted=True)
-    found = _run(how, padded_of(points), padded_of(queries), radius)
-    return Within(*map(clouds["queries"].like, found))
+        errors.append(f"radius={radius!r} is no number from 0")
+    if errors:
+        raise ShardingError(f"there is nothing to search: {'; '.join(errors)}.")
+    config = _search(clouds, max_points, tile, counted=True)
+    results = _run(config, padded_of(points), padded_of(queries), radius)
+    return Within(*map(clouds["queries"].like, results))
 
 
 def _search(clouds: dict[str, RowSplit], k: int, tile: Any, *, counted: bool) -> Search:
-    if not isinstance(tile, tuple) or len(tile) != 2 or not all(map(_whole, tile)):
+    if not isinstance(tile, tuple) or len(tile) != 2 or not all(map(_is_positive, tile)):
         raise ShardingError(
-            f"tile={tile!r} is not how many queries meet how many points at a time: give two "
-            f"whole numbers above 0, such as {TILE}."
+            f"tile={tile!r} is not the numbers of queries and points compared at a time: give two "
+            f"integers above 0, such as {TILE}."
         )
     points, queries = clouds["points"], clouds["queries"]
     if points.count > np.iinfo(np.int32).max:
@@ -194,24 +194,24 @@ def _search(clouds: dict[str, RowSplit], k: int, tile: Any, *, counted: bool) ->
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _run(how: Search, points: Any, queries: Any, radius: Any) -> tuple[Any, ...]:
+def _run(config: Search, points: Any, queries: Any, radius: Any) -> tuple[Any, ...]:
     dtype = distance_dtype(points.dtype, queries.dtype)
     limit = jnp.square(jnp.asarray(radius, dtype))
-    found: Any = search(how, points, queries, jax.lax.stop_gradient(limit))
-    index, near, count = found
-    there = index >= 0
-    apart = near.astype(dtype) - queries[:, None, :].astype(dtype)
-    square = jnp.square(jnp.where(there[..., None], apart, 0)).sum(-1)
-    # The root has no slope at 0: there the distance has the gradient 0, as torch.norm's.
+    results: Any = search(config, points, queries, jax.lax.stop_gradient(limit))
+    index, near, count = results
+    exists = index >= 0
+    difference = near.astype(dtype) - queries[:, None, :].astype(dtype)
+    square = jnp.square(jnp.where(exists[..., None], difference, 0)).sum(-1)
+    # The root has no gradient at 0: there the distance has the gradient 0, as torch.norm's.
     root = jnp.sqrt(jnp.where(square > 0, square, 1))
-    distance = jnp.where(there, jnp.where(square > 0, root, 0), jnp.inf)
-    listed = there.sum(1, dtype=jnp.int32)
+    distance = jnp.where(exists, jnp.where(square > 0, root, 0), jnp.inf)
+    listed = exists.sum(1, dtype=jnp.int32)
     # The two passes may round the distance of a point on the very border differently.
-    count = jnp.where(listed < how.k, listed, jnp.maximum(count, listed))
+    count = jnp.where(listed < config.k, listed, jnp.maximum(count, listed))
     return index, distance, near, count
 
 
-def _whole(number: Any) -> bool:
-    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+def _is_positive(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
         return False
-    return int(number) >= 1
+    return int(value) >= 1

@@ -1,6 +1,6 @@
 """Rows: over which mesh axes the rows of an array are split, and how many each shard has.
 
-Where an array does not tell it (`isoshard.core.blocks.known_shardings`), it has to be given.
+Where an array has no sharding (`isoshard.core.blocks.known_shardings`), the caller passes it.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.transfer.place import shard
@@ -23,7 +23,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.known_shardings import block_sizes, known_sharding_of, lies, sharding_of
+from isoshard.core.blocks.known_shardings import (
+    block_sizes,
+    known_sharding_of,
+    record_sharding,
+    sharding_of,
+)
 from isoshard.core.blocks.ring import permute_blocks
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.mesh import describe_mesh
@@ -37,10 +42,10 @@ class RowSplit:
     """The split of the first axis of an array.
 
     Attributes:
-        mesh: where.
+        mesh: the devices.
         axes: mesh axes that split the rows, outermost first; none of size 1.
         sizes: valid rows in each block.
-        uneven: whether the array is an UnevenArray, so that results are padded alike.
+        uneven: whether the array is an UnevenArray, so that results have the same padding.
     """
 
     mesh: Mesh
@@ -55,73 +60,48 @@ class RowSplit:
 
     @property
     def spec(self) -> P:
-        """The layout of an array with these rows, whole along its other axes."""
+        """The sharding of an array with these rows, unsplit along its other axes."""
         return P(self.axes or None)
 
     def starts(self) -> np.ndarray:
-        """The number of the first row of each block."""
+        """The global index of the first row of each block."""
         return np.cumsum(self.sizes) - np.array(self.sizes)
 
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]]) -> Any:
-        """Send between devices inside `jax.shard_map`, by the numbers of their blocks.
+        """Send between devices inside `jax.shard_map`, by the indices of their blocks.
 
         Args:
-            x: what each device has.
-            pairs: (from, to), numbers of blocks.
-
-        Returns:
-            What was sent here, or zeros.
+            x: each device's block.
+            pairs: (from, to), indices of blocks.
         """
         return permute_blocks(x, self.mesh, self.axes, pairs)
 
-    def like(self, array: Any, beside: Any = None) -> Any:
-        """A padded result in the form of the array that was read: an UnevenArray if that was.
-
-        Args:
-            array: the result.
-            beside: an array that gives the layout of the other axes; None if they are whole.
-
-        Returns:
-            The result.
-        """
-        layout = self.layout(array.ndim, beside)
+    def like(self, array: Any, other: Any = None) -> Any:
+        """A padded result in the form of the array that was read: an UnevenArray if that was."""
+        layout = self.layout(array.ndim, other)
         if not self.uneven:
-            return lies(array, layout)
+            return record_sharding(array, layout)
         shape = (self.count, *array.shape[1:])
         sizes = (self.sizes, *[None] * (array.ndim - 1))
         return UnevenArray(array, shape, sizes, layout)
 
-    def layout(self, rank: int, beside: Any = None) -> NamedSharding:
-        """The layout of an array with these rows; as for `like`."""
-        told = None if beside is None else sharding_of(beside)
+    def layout(self, rank: int, other: Any = None) -> NamedSharding:
+        """The sharding of an array with these rows; as for `like`."""
+        sharding = None if other is None else sharding_of(other)
         others: tuple[Any, ...] = ()
-        if isinstance(told, NamedSharding) and same_grid(told.mesh, self.mesh):
-            others = entries_of(told.spec)[1:rank]
+        if isinstance(sharding, NamedSharding) and same_grid(sharding.mesh, self.mesh):
+            others = entries_of(sharding.spec)[1:rank]
         return NamedSharding(self.mesh, P(self.axes or None, *others))
 
 
-def read_rows(name: str, value: Any, mesh: Any, told: Any, faults: list[str]) -> RowSplit:
-    """Find the split of the rows of an array.
-
-    Args:
-        name: of the array, for messages.
-        value: a jax.Array or UnevenArray, traced or not.
-        mesh: the mesh that it has to be on.
-        told: the mesh axes that split its rows as said by the user: a spec for one axis, or None.
-        faults: is given what is wrong.
-
-    Returns:
-        The rows; of no use if there was a fault.
-
-    Raises:
-        SpecError: `told` names no axes of the mesh.
-    """
-    axes = _axes(name, value, mesh, told, faults)
+def read_rows(name: str, value: Any, mesh: Any, declared: Any, errors: list[str]) -> RowSplit:
+    """Find the split of the rows of an array."""
+    axes = _axes(name, value, mesh, declared, errors)
     blocks = math.prod(mesh.shape[axis] for axis in axes)
     uneven = isinstance(value, UnevenArray)
     extent = padded_of(value).shape[0] if value.ndim else 0
     sizes = value.sizes[0] if uneven and value.ndim else None
-    sizes = block_sizes(f"axis 0 of {name}", extent, blocks, sizes, faults)
+    sizes = block_sizes(f"axis 0 of {name}", extent, blocks, sizes, errors)
     return RowSplit(mesh, axes, sizes, uneven)
 
 
@@ -130,36 +110,38 @@ def entries(value: Any) -> tuple[tuple[str, ...], ...]:
     layout = sharding_of(value)
     mesh = layout.mesh
     spec = canonical_spec(P(*entries_of(layout.spec)), mesh, value.ndim, "array")
-    found = [_larger(axis_names(entry), mesh) for entry in spec]
-    return (*found, *[()] * (value.ndim - len(found)))
+    names = [_nontrivial(axis_names(entry), mesh) for entry in spec]
+    return (*names, *[()] * (value.ndim - len(names)))
 
 
-def _axes(name: str, value: Any, mesh: Mesh, told: Any, faults: list[str]) -> tuple[str, ...]:
-    said = None
-    if told is not None:
-        spec = canonical_spec(told, mesh, 1, name)
-        said = _larger(axis_names(spec[0]) if len(spec) else (), mesh)
+def _axes(name: str, value: Any, mesh: Mesh, declared: Any, errors: list[str]) -> tuple[str, ...]:
+    declared_axes = None
+    if declared is not None:
+        spec = canonical_spec(declared, mesh, 1, name)
+        declared_axes = _nontrivial(axis_names(spec[0]) if len(spec) else (), mesh)
     layout = known_sharding_of(value)
     if layout is None:
-        if said is None:
-            faults.append(f"{name} are traced, and axes= does not say which mesh axes split them")
-        return said or ()
+        if declared_axes is None:
+            errors.append(
+                f"{name} are traced, and axes= does not name the mesh axes that split them"
+            )
+        return declared_axes or ()
     if isinstance(layout, SingleDeviceSharding) and set(mesh.devices.flat) == layout.device_set:
         return ()
     if not isinstance(layout, NamedSharding) or not same_grid(layout.mesh, mesh):
-        faults.append(
-            f"{name} lie by {layout}, not on the mesh {describe_mesh(mesh)}: lay them out there, "
-            f"iso.shard({name}, mesh, spec)"
+        errors.append(
+            f"{name} are sharded by {layout}, not on the mesh {describe_mesh(mesh)}: move them "
+            f"there, iso.shard({name}, mesh, spec)"
         )
-        return said or ()
+        return declared_axes or ()
     split = entries(value)[0] if value.ndim else ()
-    if said is not None and said != split:
-        faults.append(
-            f"{name} are split over {split}, and axes= says {said}: leave axes= out, or lay them "
-            f"out anew, iso.reshard({name}, {P(said or None)})"
+    if declared_axes is not None and declared_axes != split:
+        errors.append(
+            f"{name} are split over {split}, and axes= declares {declared_axes}: leave axes= "
+            f"out, or iso.reshard({name}, {P(declared_axes or None)})"
         )
     return split
 
 
-def _larger(names: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
+def _nontrivial(names: tuple[str, ...], mesh: Mesh) -> tuple[str, ...]:
     return tuple(name for name in names if mesh.shape[name] > 1)

@@ -1,18 +1,18 @@
-"""The search over devices: blocks of points go round a ring, what is found is merged.
+"""The search over devices: blocks of points rotate on a ring, candidates are merged.
 
 Points are split over some mesh axes, queries over some, each perhaps over none:
 
 - Along an axis that splits both, the blocks of points travel from device to device, n - 1 hops,
-  while each device searches the block it has. Queries stay where they are.
+  while each device searches the block it has. Queries do not move.
 - Along an axis that splits the points alone, every device searches its block for the same queries.
   Each then merges the findings for its slice of the queries (one all-to-all), and all gather the
   results.
 - Along an axis that splits the queries alone, or neither, nothing is sent.
 
 Backward, the gradients of the blocks travel round the same ring, in n - 1 hops, and each device
-adds what its queries found there; along axes that split the queries alone they are summed.
+adds those of its queries; along axes that split the queries alone they are summed.
 
-What is found does not depend on the mesh: of points at equal distance, that of lower index is
+Results do not depend on the mesh: of points at equal distance, that of lower index is
 nearer.
 """
 
@@ -32,17 +32,17 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.blocks.ring import ring
 
-from .nearest import Found, Tile, merge, nearest, nothing
+from .nearest import Candidates, Tile, merge, nearest, no_candidates
 from .row_splits import RowSplit
 
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What is fixed about one search.
+    """The static arguments of one search.
 
     Attributes:
         points: their split.
-        queries: likewise, on the same mesh.
+        queries: their split, on the same mesh.
         k: how many to find for each query.
         tile: see `nearest`.
         counted: whether points within the limit are counted.
@@ -67,7 +67,7 @@ class Search:
 
     @property
     def across(self) -> tuple[str, ...]:
-        """The axes that split the points alone, likewise."""
+        """The axes that split the points alone, in the order of the mesh."""
         alone = {*self.points.axes} - {*self.queries.axes}
         return tuple(name for name in self.mesh.axis_names if name in alone)
 
@@ -76,105 +76,110 @@ class Search:
         """Devices in the ring."""
         return math.prod(self.mesh.shape[name] for name in self.ring)
 
-    def block(self, place: Any) -> Any:
-        """The number of a block of points, by its device's place in the ring."""
+    def block(self, ring_index: Any) -> Any:
+        """The index of a block of points, by its device's index in the ring."""
         at = {}
         for name in reversed(self.ring):
-            at[name] = place % self.mesh.shape[name]
-            place = place // self.mesh.shape[name]
-        number = 0
+            at[name] = ring_index % self.mesh.shape[name]
+            ring_index = ring_index // self.mesh.shape[name]
+        block = 0
         for name in self.points.axes:
             index = at[name] if name in at else lax.axis_index(name)
-            number = number * self.mesh.shape[name] + index
-        return number
+            block = block * self.mesh.shape[name] + index
+        return block
 
     def hop(self, x: jax.Array) -> jax.Array:
-        """Give what is here to the next device in the ring; get that of the one before."""
+        """Send to the next device in the ring; receive from the previous one."""
         pairs = [(device, (device + 1) % self.hops) for device in range(self.hops)]
         return lax.ppermute(x, self.ring, pairs)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def search(
-    how: Search, points: jax.Array, queries: jax.Array, limit: jax.Array
+    config: Search, points: jax.Array, queries: jax.Array, limit: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Find the nearest points of each query.
 
     Args:
-        how: the layouts and sizes.
+        config: the layouts and sizes.
         points: float[points, coordinates], with padding.
         queries: float[queries, coordinates], with padding.
-        limit: float[], squared radius; points beyond it are not found.
+        limit: float[], squared radius; points beyond it are excluded.
 
     Returns:
-        int32[queries, k] indices, -1 where nothing is found and in padding;
-        float[queries, k, coordinates], where those points lie, else 0; int32[queries], how many
-        points lie within the limit, or zeros if they are not counted. The points' gradient is that
+        int32[queries, k] indices, -1 where there is none and in padding;
+        float[queries, k, coordinates], those points, else 0; int32[queries], how many
+        points are within the limit, or zeros if they are not counted. The points' gradient is that
         of indexing them; the search itself has none.
     """
-    split = how.queries.spec
-    starts, sizes = _table(how.points)
-    _, rows = _table(how.queries)
+    split = config.queries.spec
+    starts, sizes = _table(config.points)
+    _, rows = _table(config.queries)
 
-    def here(block: jax.Array, mine: jax.Array, limit: jax.Array) -> Any:
-        bound = limit if how.counted else None
+    def on_shard(block: jax.Array, local_queries: jax.Array, limit: jax.Array) -> Any:
+        bound = limit if config.counted else None
 
-        def look(state: Any, block: jax.Array, place: Any) -> Any:
-            number = how.block(place)
-            start, size = starts[number], sizes[number]
-            found, count = nearest(block, start, size, mine, how.k, how.tile, bound)
-            return merge(state[0], found), state[1] + count
+        def look(state: Any, block: jax.Array, ring_index: Any) -> Any:
+            block_index = config.block(ring_index)
+            start, size = starts[block_index], sizes[block_index]
+            candidates, count = nearest(
+                block, start, size, local_queries, config.k, config.tile, bound
+            )
+            return merge(state[0], candidates), state[1] + count
 
-        begin = nothing(mine, block.dtype, how.k), jnp.zeros(mine.shape[0], jnp.int32)
-        if how.ring:
-            found, count = ring(block, look, how.ring, carry=begin)
+        begin = (
+            no_candidates(local_queries, block.dtype, config.k),
+            jnp.zeros(local_queries.shape[0], jnp.int32),
+        )
+        if config.ring:
+            candidates, count = ring(block, look, config.ring, carry=begin)
         else:
-            found, count = look(begin, block, 0)
-        if how.across:
-            found, count = _share(found, how), lax.psum(count, how.across)
-        number = lax.axis_index(how.queries.axes) if how.queries.axes else 0
-        real = jnp.arange(mine.shape[0]) < rows[number]
-        there = real[:, None] & (found.index >= 0) & (found.square <= limit)
-        index = jnp.where(there, found.index, -1)
-        return index, jnp.where(there[..., None], found.point, 0), jnp.where(real, count, 0)
+            candidates, count = look(begin, block, 0)
+        if config.across:
+            candidates, count = _share(candidates, config), lax.psum(count, config.across)
+        block_index = lax.axis_index(config.queries.axes) if config.queries.axes else 0
+        real = jnp.arange(local_queries.shape[0]) < rows[block_index]
+        exists = real[:, None] & (candidates.index >= 0) & (candidates.square <= limit)
+        index = jnp.where(exists, candidates.index, -1)
+        return index, jnp.where(exists[..., None], candidates.point, 0), jnp.where(real, count, 0)
 
-    return _mapped(here, how, (how.points.spec, split, P()), (split, split, split))(
+    return _mapped(on_shard, config, (config.points.spec, split, P()), (split, split, split))(
         points, queries, limit
     )
 
 
-def _forward(how: Search, points: Any, queries: Any, limit: Any) -> Any:
-    found: Any = search(how, points, queries, limit)
-    return found, (found[0], points, queries, limit)
+def _forward(config: Search, points: Any, queries: Any, limit: Any) -> Any:
+    results: Any = search(config, points, queries, limit)
+    return results, (results[0], points, queries, limit)
 
 
-def _backward(how: Search, kept: Any, gradients: Any) -> Any:
-    index, points, queries, limit = kept
-    starts, _ = _table(how.points)
-    blocks = math.prod(how.mesh.shape[name] for name in how.points.axes)
+def _backward(config: Search, residuals: Any, gradients: Any) -> Any:
+    index, points, queries, limit = residuals
+    starts, _ = _table(config.points)
+    blocks = math.prod(config.mesh.shape[name] for name in config.points.axes)
     rows = points.shape[0] // blocks
-    sums = tuple(name for name in how.queries.axes if name not in how.points.axes)
+    sums = tuple(name for name in config.queries.axes if name not in config.points.axes)
 
-    def here(index: jax.Array, gradient: jax.Array) -> jax.Array:
-        place = lax.axis_index(how.ring) if how.ring else 0
+    def on_shard(index: jax.Array, gradient: jax.Array) -> jax.Array:
+        ring_index = lax.axis_index(config.ring) if config.ring else 0
 
-        def part(step: Any) -> jax.Array:
-            row = index - starts[how.block((place - step) % how.hops)]
+        def step_gradient(step: Any) -> jax.Array:
+            row = index - starts[config.block((ring_index - step) % config.hops)]
             inside = (index >= 0) & (row >= 0) & (row < rows)
             row = jnp.where(inside, row, rows).reshape(-1)  # past the end: dropped
-            whole = jnp.zeros((rows, points.shape[1]), points.dtype)
-            return whole.at[row].add(gradient.reshape(row.shape[0], -1), mode="drop")
+            sums = jnp.zeros((rows, points.shape[1]), points.dtype)
+            return sums.at[row].add(gradient.reshape(row.shape[0], -1), mode="drop")
 
         def visit(step: Any, total: jax.Array) -> jax.Array:
-            return how.hop(total) + part(step)
+            return config.hop(total) + step_gradient(step)
 
-        total = part(1)
-        if how.hops > 1:
-            total = lax.fori_loop(2, how.hops + 1, visit, total)
+        total = step_gradient(1)
+        if config.hops > 1:
+            total = lax.fori_loop(2, config.hops + 1, visit, total)
         return lax.psum(total, sums) if sums else total
 
-    split = how.queries.spec
-    mapped = _mapped(here, how, (split, split), how.points.spec)
+    split = config.queries.spec
+    mapped = _mapped(on_shard, config, (split, split), config.points.spec)
     gradient = mapped(index, gradients[1])
     return gradient, jnp.zeros_like(queries), jnp.zeros_like(limit)
 
@@ -182,22 +187,22 @@ def _backward(how: Search, kept: Any, gradients: Any) -> Any:
 search.defvjp(_forward, _backward)
 
 
-def _share(found: Found, how: Search) -> Found:
-    """Merge what the devices along `across` found for the same queries."""
-    devices = math.prod(how.mesh.shape[name] for name in how.across)
-    rows = found.square.shape[0]
-    part = -(-rows // devices)
+def _share(candidates: Candidates, config: Search) -> Candidates:
+    """Merge the candidates of the devices along `across` for the same queries."""
+    devices = math.prod(config.mesh.shape[name] for name in config.across)
+    rows = candidates.square.shape[0]
+    slice_rows = -(-rows // devices)
 
     def exchange(x: jax.Array) -> jax.Array:
-        x = jnp.pad(x, ((0, part * devices - rows), *[(0, 0)] * (x.ndim - 1)))
-        x = x.reshape(devices, part, *x.shape[1:])
-        return lax.all_to_all(x, how.across, 0, 0)  # from each device, for my slice of the queries
+        x = jnp.pad(x, ((0, slice_rows * devices - rows), *[(0, 0)] * (x.ndim - 1)))
+        x = x.reshape(devices, slice_rows, *x.shape[1:])
+        return lax.all_to_all(x, config.across, 0, 0)  # from each device, for this device's queries
 
-    theirs = jax.tree.map(exchange, found)
-    mine = jax.tree.map(lambda x: x[0], theirs)
-    rest = jax.tree.map(lambda x: x[1:], theirs)
-    mine, _ = lax.scan(lambda so_far, one: (merge(so_far, one), None), mine, rest)
-    return jax.tree.map(lambda x: lax.all_gather(x, how.across, tiled=True)[:rows], mine)
+    received = jax.tree.map(exchange, candidates)
+    merged = jax.tree.map(lambda x: x[0], received)
+    rest = jax.tree.map(lambda x: x[1:], received)
+    merged, _ = lax.scan(lambda so_far, other: (merge(so_far, other), None), merged, rest)
+    return jax.tree.map(lambda x: lax.all_gather(x, config.across, tiled=True)[:rows], merged)
 
 
 def _table(rows: RowSplit) -> tuple[jax.Array, jax.Array]:
@@ -205,6 +210,10 @@ def _table(rows: RowSplit) -> tuple[jax.Array, jax.Array]:
     return jnp.array(rows.starts(), jnp.int32), jnp.array(rows.sizes, jnp.int32)
 
 
-def _mapped(function: Callable[..., Any], how: Search, given: Any, made: Any) -> Callable[..., Any]:
+def _mapped(
+    function: Callable[..., Any], config: Search, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
     # What is merged is the same on every device of `across`, which the check cannot see.
-    return jax.shard_map(function, mesh=how.mesh, in_specs=given, out_specs=made, check_vma=False)
+    return jax.shard_map(
+        function, mesh=config.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )

@@ -1,4 +1,4 @@
-"""What a torch function gives, found out on `meta` tensors: shapes and dtypes, and no values."""
+"""Shapes and dtypes of a torch function's results, inferred on `meta` tensors."""
 
 from __future__ import annotations
 
@@ -27,24 +27,13 @@ class Expected:
 
     def __init__(self, function: Callable[..., Any], name: str, dtypes: DTypeLike) -> None:
         """See the class."""
-        self._function, self._name, self._given = function, name, dtypes
+        self._function, self._name, self._argument_dtypes = function, name, dtypes
         self.dtypes: list[torch.dtype] | None = None
         self._kind: Any = tuple
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function on `meta` tensors.
-
-        Args:
-            *args: with shapes for arrays.
-            **kwargs: likewise.
-
-        Returns:
-            Shapes and dtypes, as JAX has them.
-
-        Raises:
-            ShardingError: it cannot be run so.
-        """
-        kinds = iter(self._given)
+        """Run the function on `meta` tensors."""
+        kinds = iter(self._argument_dtypes)
 
         def meta(leaf: Any) -> Any:
             if not isinstance(leaf, jax.ShapeDtypeStruct):
@@ -54,19 +43,19 @@ class Expected:
         args, kwargs = jax.tree.map(meta, (args, kwargs))
         try:
             with torch.no_grad():
-                found = self._function(*args, **kwargs)
+                results = self._function(*args, **kwargs)
         except (RuntimeError, TypeError) as error:
             raise ShardingError(
                 f"{self._name} does not take these arguments, or cannot be run on meta tensors to "
                 f"find out the shapes of its results ({str(error).splitlines()[0]}); in the latter "
                 "case register its handler with check=False"
             ) from error
-        if isinstance(found, tuple) and type(found) is not tuple:
-            self._kind = type(found)
-            found = tuple(found)
-        leaves = jax.tree.leaves(found)
+        if isinstance(results, tuple) and type(results) is not tuple:
+            self._kind = type(results)
+            results = tuple(results)
+        leaves = jax.tree.leaves(results)
         self.dtypes = [leaf.dtype for leaf in leaves]
-        return jax.tree.map(_shape, found)
+        return jax.tree.map(_shape, results)
 
     def rebuilt(self, results: PyTree) -> Any:
         """Results in the function's own kind of tuple (`torch.topk` has one)."""

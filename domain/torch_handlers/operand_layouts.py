@@ -1,9 +1,9 @@
-"""The layouts of a call's tensors, as far as they are known before the program runs.
+"""The shardings of a call's tensors, before the program runs.
 
-A tensor that holds its value knows, one that was marked as well. What was computed from others and
-is not executed yet does not: its layout is the partitioner's choice. Such a value is computed now,
-as `to_local()` does, where its program is on a mesh at all; in a captured step or while JAX traces
-that cannot be, and a mark is asked for. Nothing is gathered to find out.
+A tensor with a value has a sharding, and so has a marked one. A result of recorded operations that
+is not executed yet does not: its sharding is the partitioner's choice. Such a value is computed
+now, as `to_local()` does, where its program is on a mesh at all; in a captured step or while JAX
+traces that cannot be, and the error requires a mark. Nothing is gathered.
 """
 
 from __future__ import annotations
@@ -23,88 +23,80 @@ from isoshard.core.layout.mesh import describe_mesh, mesh_of
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.runtime.caches import cached
-from isoshard.domain.handlers.handler_arguments import Path, place, whole
+from isoshard.domain.handlers.handler_arguments import Path, describe_path, replicated_layout
 from isoshard.torch_bridge.common.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.layout import marks
 
-Known = NamedSharding | BlockLayout | None  # None: whole, wherever it is needed
+KnownLayout = NamedSharding | BlockLayout | None  # None: replicated
 
 
 def read_layouts(
     paths: Sequence[Path], tensors: Sequence[torch.Tensor], name: str
 ) -> tuple[list[ArrayLayout], Mesh | None]:
-    """Find the layouts of tensors, computing those that do not say.
-
-    Args:
-        paths: where each stands among the arguments.
-        tensors: on the `jax` device; one elsewhere counts as whole.
-        name: of the function, for messages.
-
-    Returns:
-        A layout for each, and their mesh, under Auto axes; None if none is on one.
-
-    Raises:
-        ShardingError: a layout cannot be known, or the meshes differ.
-    """
-    found = [_known(tensor) for tensor in tensors]
-    unknown = [n for n, known in enumerate(found) if known is _UNKNOWN]
+    """Find the shardings of tensors, computing those without one."""
+    layouts = [_known_layout(tensor) for tensor in tensors]
+    unknown = [n for n, layout in enumerate(layouts) if layout is _UNKNOWN]
     if unknown:
-        _check_known([(paths[n], tensors[n]) for n in unknown], name)
+        _check_readable([(paths[n], tensors[n]) for n in unknown], name)
         values = [lazy_tensor.read(_lazy(tensors[n])) for n in unknown]
         tapes.materialize(values)
         for n, value in zip(unknown, values, strict=True):
-            found[n] = _placed(value.layout)
+            layouts[n] = _placed(value.layout)
     meshes: dict[Mesh, list[str]] = {}
-    for path, known in zip(paths, found, strict=True):
-        if known is not None:
-            meshes.setdefault(mesh_of(_sharding(known)), []).append(place(path))
+    for path, layout in zip(paths, layouts, strict=True):
+        if layout is not None:
+            meshes.setdefault(mesh_of(_sharding(layout)), []).append(describe_path(path))
     if len(meshes) > 1:
-        lines = [f"{', '.join(own)} on {describe_mesh(mesh)}" for mesh, own in meshes.items()]
+        lines = [
+            f"{', '.join(operands)} on {describe_mesh(mesh)}" for mesh, operands in meshes.items()
+        ]
         raise ShardingError(
-            f"{name}: the arguments lie on {len(meshes)} different meshes: {'; '.join(lines)}. Lay "
-            "them out on one: isoshard.reshard(x, spec, mesh)."
+            f"{name}: the arguments are on {len(meshes)} different meshes: {'; '.join(lines)}. "
+            "Move them to one: isoshard.reshard(x, spec, mesh)."
         )
     mesh = next(iter(meshes), None)
-    pairs = zip(tensors, found, strict=True)
-    return [_layout(tuple(tensor.shape), known, mesh) for tensor, known in pairs], mesh
+    pairs = zip(tensors, layouts, strict=True)
+    return [_layout(tuple(tensor.shape), layout, mesh) for tensor, layout in pairs], mesh
 
 
 _UNKNOWN: Any = object()
 
 
-def _known(tensor: torch.Tensor) -> Known:
-    """The layout of a tensor; `_UNKNOWN` if nobody has said."""
+def _known_layout(tensor: torch.Tensor) -> KnownLayout:
+    """The sharding of a tensor; `_UNKNOWN` if no caller has declared."""
     if not isinstance(tensor, lazy_tensor.LazyTensor):
         return None
     value = tensor._storage.value
     if marks.is_recorded(tensor):
-        known = None if _on_no_mesh(value) else _UNKNOWN
+        layout = None if _on_no_mesh(value) else _UNKNOWN
     else:
-        known = _placed(value.layout)
-    if tensor._chain.ops:  # a view may have another layout, unless all of it is whole
-        split = known is _UNKNOWN or (known and any(entries_of(_sharding(known).spec)))
+        layout = _placed(value.layout)
+    if tensor._chain.ops:  # a view may have another sharding, unless all of it is not split
+        split = layout is _UNKNOWN or (layout and any(entries_of(_sharding(layout).spec)))
         return _UNKNOWN if split else None
     annotation = tensor._storage.annotation
     return (
-        layout_numbers.blocks(value.layout) or (annotation and under_auto_axes(annotation)) or known
+        layout_numbers.blocks(value.layout)
+        or (annotation and under_auto_axes(annotation))
+        or layout
     )
 
 
-def under_auto_axes(known: ArrayLike) -> Any:
+def under_auto_axes(layout: ArrayLike) -> Any:
     """A layout over a mesh of the same grid with Auto axes."""
-    return said_on(known, auto(_sharding(known).mesh))
+    return layout_on(layout, auto(_sharding(layout).mesh))
 
 
-def said_on(known: ArrayLike, mesh: Mesh | None) -> Any:
+def layout_on(layout: ArrayLike, mesh: Mesh | None) -> Any:
     """A layout over another mesh of the same grid; as it is for None, or on another grid."""
-    sharding = _sharding(known)
+    sharding = _sharding(layout)
     if mesh is None or not same_grid(sharding.mesh, mesh):
-        return known
+        return layout
     same = on_mesh(sharding, mesh)
-    return known.on(same) if isinstance(known, BlockLayout) else same
+    return layout.on(same) if isinstance(layout, BlockLayout) else same
 
 
 def typed_mesh(tensors: Sequence[torch.Tensor]) -> Mesh | None:
@@ -112,18 +104,18 @@ def typed_mesh(tensors: Sequence[torch.Tensor]) -> Mesh | None:
     for tensor in tensors:
         if isinstance(tensor, lazy_tensor.LazyTensor):
             annotation = tensor._storage.annotation
-            said = None if annotation is None else mesh_of(_sharding(annotation))
-            mesh = said or layout_numbers.typed_mesh(tensor._storage.value.layout)
+            annotated = None if annotation is None else mesh_of(_sharding(annotation))
+            mesh = annotated or layout_numbers.typed_mesh(tensor._storage.value.layout)
             if mesh is not None and is_typed(mesh):
                 return mesh
     return None
 
 
-def _placed(number: int) -> Known:
-    if number == layout_numbers.UNPLACED:
+def _placed(index: int) -> KnownLayout:
+    if index == layout_numbers.UNPLACED:
         return None
-    found = layout_numbers.layout(number)
-    return found if isinstance(found, NamedSharding | BlockLayout) else None
+    layout = layout_numbers.layout(index)
+    return layout if isinstance(layout, NamedSharding | BlockLayout) else None
 
 
 def _on_no_mesh(value: Any) -> bool:
@@ -131,19 +123,18 @@ def _on_no_mesh(value: Any) -> bool:
     tape = value.tape
     if not isinstance(tape, tapes.Tape):
         return False
-    return not any(_placed(number) for number in tape.layouts())
+    return not any(_placed(index) for index in tape.layouts())
 
 
-def _check_known(unknown: Sequence[tuple[Path, torch.Tensor]], name: str) -> None:
+def _check_readable(unknown: Sequence[tuple[Path, torch.Tensor]], name: str) -> None:
     recorded = isinstance(tapes.recorder(), tapes.Tape)
     if recorded and tapes.recorder().capture is None and not tapes.is_tracing():
         return
     where = "while JAX traces" if tapes.is_tracing() else "in a step that is being captured"
-    listed = ", ".join(f"{place(path)} (shape {tuple(t.shape)})" for path, t in unknown)
+    listed = ", ".join(f"{describe_path(path)} (shape {tuple(t.shape)})" for path, t in unknown)
     raise ShardingError(
-        f"{name} has a handler, which needs to know how its arguments lie, and {where} nobody has "
-        f"said it of {listed}. Mark what you give it: isoshard.torch_bridge.mark_sharding(t, mesh, "
-        "spec)."
+        f"{name} has a handler, which needs the shardings of its arguments, and {where} {listed} "
+        "has none. Mark what you pass:  isoshard.torch_bridge.mark_sharding(t, mesh, spec)."
     )
 
 
@@ -151,22 +142,22 @@ def _lazy(tensor: Any) -> lazy_tensor.LazyTensor:
     return tensor
 
 
-def _sharding(known: NamedSharding | BlockLayout) -> NamedSharding:
-    return known.sharding if isinstance(known, BlockLayout) else known
+def _sharding(layout: NamedSharding | BlockLayout) -> NamedSharding:
+    return layout.sharding if isinstance(layout, BlockLayout) else layout
 
 
 @cached(1024)
-def _layout(shape: tuple[int, ...], known: Known, mesh: Mesh | None) -> ArrayLayout:
-    if known is None or mesh is None:
-        return whole(shape, mesh)
-    entries = (*entries_of(_sharding(known).spec), *[None] * len(shape))[: len(shape)]
+def _layout(shape: tuple[int, ...], layout: KnownLayout, mesh: Mesh | None) -> ArrayLayout:
+    if layout is None or mesh is None:
+        return replicated_layout(shape, mesh)
+    entries = (*entries_of(_sharding(layout).spec), *[None] * len(shape))[: len(shape)]
     names = tuple(map(axis_names, entries))
-    uneven = known if isinstance(known, BlockLayout) else None
+    uneven = layout if isinstance(layout, BlockLayout) else None
     padded = uneven.padded if uneven else shape
     blocks, sizes = [], []
     for axis, extent in enumerate(padded):
         count = math.prod(mesh.shape[name] for name in names[axis])
-        own = uneven.sizes[axis] if uneven else None
+        axis_sizes = uneven.sizes[axis] if uneven else None
         blocks.append(extent // count)
-        sizes.append((extent // count,) * count if own is None else own)
+        sizes.append((extent // count,) * count if axis_sizes is None else axis_sizes)
     return ArrayLayout(mesh, names, tuple(sizes), tuple(blocks), uneven is not None)

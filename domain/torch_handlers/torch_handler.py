@@ -26,19 +26,19 @@ from isoshard.torch_bridge.loops.scanning import scan
 
 
 class TorchShards(Shards):
-    """What a handler in torch knows: `iso.domain.Shards` with torch tensors.
+    """`iso.domain.Shards` with torch tensors, for a handler in torch.
 
-    Numbers and masks are tensors (int64, bool), and every verb takes and gives tensors, or trees
-    of them, whose dtypes stay.
+    Numbers and masks are tensors (int64, bool), and every verb takes and returns tensors, or trees
+    of them, of the same dtypes.
     """
 
     def __init__(self, shards: Shards, blocks: dict[tuple[Any, ...], Any]) -> None:
-        """Keep what JAX knows."""
+        """Store the shardings."""
         super().__init__(shards.mesh, shards._layouts, blocks)
         self._jax = shards
 
     def index(self, axes: Axes) -> Any:
-        """The number of this device, so of its block, along mesh axes: int64[]."""
+        """The index of this device, so of its block, along mesh axes: int64[]."""
         return wrap(self._jax.index(axes), torch.int64)
 
     def size(self, arg: ArrayLike, dim: int) -> Any:
@@ -46,24 +46,24 @@ class TorchShards(Shards):
         return wrap(self._jax.size(self._key(arg), dim), torch.int64)
 
     def start(self, arg: ArrayLike, dim: int) -> Any:
-        """The number in the whole of the first row of this device's block: int64[]."""
+        """The global index of the first row of this device's block: int64[]."""
         return wrap(self._jax.start(self._key(arg), dim), torch.int64)
 
     def valid(self, arg: ArrayLike, dim: int) -> Any:
-        """Which rows of this device's block are data: bool[rows]; the others hold zeros."""
+        """Which rows of this device's block are data: bool[rows]; the others are zero."""
         return wrap(self._jax.valid(self._key(arg), dim))
 
     def all_reduce(self, x: Leaf, axes: Axes, op: str = "sum") -> Any:
         """As `Shards.all_reduce`."""
-        return _sent("all_reduce", lambda x: self._jax.all_reduce(x, axes, op), x)
+        return _communicated("all_reduce", lambda x: self._jax.all_reduce(x, axes, op), x)
 
     def all_gather(self, x: Leaf, axes: Axes, axis: int = 0) -> Any:
         """As `Shards.all_gather`."""
-        return _sent("all_gather", lambda x: self._jax.all_gather(x, axes, axis), x)
+        return _communicated("all_gather", lambda x: self._jax.all_gather(x, axes, axis), x)
 
     def permute(self, x: Leaf, axes: Axes, hop: int = 1) -> Any:
         """As `Shards.permute`."""
-        return _sent("permute", lambda x: self._jax.permute(x, axes, hop), x)
+        return _communicated("permute", lambda x: self._jax.permute(x, axes, hop), x)
 
     def ring(
         self,
@@ -75,13 +75,13 @@ class TorchShards(Shards):
         reverse: bool = False,
     ) -> Any:
         """As `Shards.ring`; `source` is an int64 tensor."""
-        count, number, step = self.count(axes), self.index(axes), -1 if reverse else 1
+        count, index, step = self.count(axes), self.index(axes), -1 if reverse else 1
 
         def turn(state: Any, hop: Any) -> Any:
             carry, block = state
             coming = self.permute(block, axes, step)
-            made = body(carry, block, (number - step * hop) % count)
-            return (same_carry(made, carry, _form), coming), None
+            new_carry = body(carry, block, (index - step * hop) % count)
+            return (same_carry(new_carry, carry, _form), coming), None
 
         hops = torch.arange(count, device="jax")
         (carry, block), _ = scan(turn, (carry, x), hops[:-1]) if count > 1 else ((carry, x), None)
@@ -89,43 +89,35 @@ class TorchShards(Shards):
 
 
 def in_jax(handler: Callable[..., Any], dtypes: Sequence[torch.dtype]) -> Callable[..., Any]:
-    """A handler in torch as one in JAX.
-
-    Args:
-        handler: `handler(shards, *args, **kwargs)`, of tensors.
-        dtypes: of each array among the arguments.
-
-    Returns:
-        The same of arrays.
-    """
+    """A handler in torch as one in JAX."""
 
     def run(shards: Shards, *args: Any, **kwargs: Any) -> Any:
-        made: Any = None
+        returned: Any = None
 
         def code(take: Take) -> Any:
-            nonlocal made
+            nonlocal returned
             kinds = iter(dtypes)
             leaves, structure = jax.tree.flatten((args, kwargs))
-            given = [
+            operands = [
                 take(leaf, next(kinds)) if isinstance(leaf, jax.Array) else leaf for leaf in leaves
             ]
-            tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+            tensors = [leaf for leaf in operands if isinstance(leaf, torch.Tensor)]
             blocks = dict(zip(shards._layouts, tensors, strict=True))
-            positional, named = jax.tree.unflatten(structure, given)
+            positional, named = jax.tree.unflatten(structure, operands)
             with DisableTorchFunctionSubclass():
-                made = handler(TorchShards(shards, blocks), *positional, **named)
-            return made[0] if _is_answer(made) else None
+                returned = handler(TorchShards(shards, blocks), *positional, **named)
+            return returned[0] if _is_result_pair(returned) else None
 
         results = recorded(code, None, {}, getattr(handler, "__name__", "a handler"))
-        if not _is_answer(made):
-            return made  # said to be wrong in JAX
-        return jax.tree.map(_array, results), made[1]
+        if not _is_result_pair(returned):
+            return returned  # the JAX side raises
+        return jax.tree.map(_array, results), returned[1]
 
     return run
 
 
-def _is_answer(made: Any) -> bool:
-    return isinstance(made, tuple) and len(made) == 2
+def _is_result_pair(returned: Any) -> bool:
+    return isinstance(returned, tuple) and len(returned) == 2
 
 
 def _array(result: Any) -> Any:
@@ -138,12 +130,12 @@ def _form(leaf: Any) -> str:
     return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
 
 
-def _sent(name: str, verb: Callable[[Any], Any], x: Any) -> Any:
+def _communicated(name: str, verb: Callable[[Any], Any], x: Any) -> Any:
     for leaf in jax.tree.leaves(x):
         if not isinstance(leaf, torch.Tensor):
             raise ShardingError(
-                f"shards sends torch tensors and trees of them, and was given a "
+                f"shards sends torch tensors and trees of them, and got a "
                 f"{type(leaf).__name__}; make it a tensor: torch.tensor(.., device='jax')"
             )
-    found = TorchFunction(verb, f"shards.{name}")(x)
-    return jax.tree.map(lambda new, old: new.to(old.dtype), found, x)
+    results = TorchFunction(verb, f"shards.{name}")(x)
+    return jax.tree.map(lambda new, old: new.to(old.dtype), results, x)

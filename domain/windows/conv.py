@@ -12,7 +12,7 @@ P(None, None, 'x')
 UnevenArray(float32[1,1,3,2] in float32[1,1,4,2], axis 2 in blocks of 1: 1, 1, 1, 0 valid; P(None, None, 'x'))
 
 Layouts are torch's: `[batch, channels, *space]`, and `[out, in / groups, *space]` for the kernel,
-which every device has whole. Channels may be split too where the compiler can do with it.
+which is replicated. Channels may be split too where the compiler supports it.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from isoshard.core.nn.convolution import each_group, halves
 from isoshard.core.nn.window_grid import window_count
 
 from .reach import METHODS, Operator, View
-from .window_arguments import Faults
-from .window_operators import apply_here
+from .window_arguments import ArgumentErrors
+from .window_operators import apply_or_record
 
-Numbers = int | Sequence[int]
+Ints = int | Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,11 +49,11 @@ class ConvReach:
 
     @property
     def native(self) -> bool:
-        """With a stride, the gradient that the compiler derives moves more, up to a whole block."""
+        """With a stride, the gradient that the compiler derives moves more, up to a full block."""
         return self.stride == 1
 
     def outputs(self, rows: int) -> int:
-        """How many whole kernels there are."""
+        """How many kernels fit."""
         pad = self.before, self.after
         return window_count(rows, self.kernel, self.stride, self.dilation, pad)
 
@@ -80,14 +80,14 @@ class ConvWindow:
         dilation: between the taps of the kernel.
         groups: of channels.
         sums: dtype of the result, None for that of `x`.
-        apart: whether in a loop over the groups.
+        per_group: whether in a loop over the groups.
     """
 
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
     sums: Any = None
-    apart: bool = False
+    per_group: bool = False
 
     def __call__(self, window: Any, views: tuple[View, ...], kernel: Any) -> Any:
         """Compute as many outputs as fit."""
@@ -98,7 +98,7 @@ class ConvWindow:
             rhs_dilation=self.dilation,
             preferred_element_type=self.sums,
         )
-        if self.apart:
+        if self.per_group:
             return each_group(convolve, window, kernel, self.groups)
         return convolve(window, kernel, feature_group_count=self.groups)
 
@@ -108,9 +108,9 @@ def conv(
     x: Any,
     kernel: Any,
     *,
-    stride: Numbers = 1,
-    padding: Numbers | str | Sequence[tuple[int, int]] = 0,
-    dilation: Numbers = 1,
+    stride: Ints = 1,
+    padding: Ints | str | Sequence[tuple[int, int]] = 0,
+    dilation: Ints = 1,
     groups: int = 1,
     mode: str = "zero",
     method: str = "auto",
@@ -123,22 +123,22 @@ def conv(
         x: `[batch, channels, *space]`, a jax.Array or UnevenArray of floats.
         kernel: `[out, channels / groups, *space]`, of the same dtype.
         stride: rows from one output to the next, one number or one per axis of space.
-        padding: rows imagined on either side: a number, one per axis, a pair per axis, or "same"
+        padding: padding rows on either side: a number, one per axis, a pair per axis, or "same"
             (as many outputs as rows, for stride 1; the odd one after).
         dilation: rows from one tap to the next.
         groups: into how many separate convolutions the channels fall.
-        mode: what the imagined rows hold, one of `row_windows.MODES`.
-        method: "auto" takes the compiler's halos where shards are alike before and after, the
+        mode: the values of padding rows, one of `row_windows.MODES`.
+        method: "auto" takes the compiler's halos where shards are equal before and after, the
             stride is 1 and padding is zero; "xla" insists on them, "windows" on explicit exchange.
-        mesh: with `spec`, the layout of `x`; needed inside `jax.jit`, on Auto axes.
+        mesh: with `spec`, the sharding of `x`; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
-        `[batch, out, *space]`, laid out as `x`: an UnevenArray if `x` is one or the outputs do not
+        `[batch, out, *space]`, sharded as `x`: an UnevenArray if `x` is one or the outputs do not
         divide.
 
     Raises:
-        ShardingError: an argument, or the layout, does not fit.
+        ShardingError: an argument, or the sharding, does not fit.
 
     Example:
         >>> conv(np.ones((1, 1, 4)), np.ones((1, 2, 3)), groups=3, mode="mirror")
@@ -146,19 +146,19 @@ def conv(
             ...
         isoshard.core.errors.ShardingError: conv: mode 'mirror' is none of 'zero', 'wrap', 'edge', 'reflect', 'symmetric'; a kernel of shape (1, 2, 3) in 3 groups takes 6 channels, and x has 1; 1 output channels do not fall into 3 groups
     """  # noqa: E501
-    faults = Faults("conv")
-    axes = space_axes(faults, x, kernel)
-    strides = faults.per_axis("stride", stride, axes, least=1)
-    dilations = faults.per_axis("dilation", dilation, axes, least=1)
-    faults.choice("mode", mode, MODES)
-    faults.choice("method", method, METHODS)
+    errors = ArgumentErrors("conv")
+    axes = space_axes(errors, x, kernel)
+    strides = errors.per_axis("stride", stride, axes, least=1)
+    dilations = errors.per_axis("dilation", dilation, axes, least=1)
+    errors.choice("mode", mode, MODES)
+    errors.choice("method", method, METHODS)
     spans = [(k - 1) * d + 1 for k, d in zip(kernel.shape[2:], dilations, strict=True)]
-    pads = _pads(faults, padding, spans, strides)
-    check_channels(faults, x.shape[1], kernel.shape, groups, kernel.shape[1], kernel.shape[0])
-    faults.raise_any()
+    pads = _pads(errors, padding, spans, strides)
+    check_channels(errors, x.shape[1], kernel.shape, groups, kernel.shape[1], kernel.shape[0])
+    errors.raise_any()
     operator = conv_operator(kernel.shape, strides, pads, dilations, groups)
     operator = dataclasses.replace(operator, mode=mode, method=method)
-    return apply_here(operator, x, mesh, spec, kernel)
+    return apply_or_record(operator, x, mesh, spec, kernel)
 
 
 def conv_operator(
@@ -174,7 +174,7 @@ def conv_operator(
     Args:
         kernel: the shape of its one operand, `[out, channels / groups, *space]`.
         stride: rows from one output to the next, one number per axis of space.
-        padding: rows of zeros imagined before and after.
+        padding: rows of zeros before and after.
         dilation: rows from one tap to the next.
         groups: into how many separate convolutions the channels fall.
         sums: dtype of the result; None for that of what is convolved.
@@ -183,70 +183,74 @@ def conv_operator(
         >>> conv_operator((1, 1, 3), (1,), ((1, 1),), (1,), 1).reaches[0][1].outputs(8)
         8
     """
-    numbers = zip(kernel[2:], stride, dilation, padding, strict=True)
-    reaches = tuple((2 + at, ConvReach(k, s, d, *pad)) for at, (k, s, d, pad) in enumerate(numbers))
+    per_axis = zip(kernel[2:], stride, dilation, padding, strict=True)
+    reaches = tuple(
+        (2 + at, ConvReach(k, s, d, *pad)) for at, (k, s, d, pad) in enumerate(per_axis)
+    )
     local = ConvWindow(stride, dilation, groups, sums)
-    apart = forms_apart(local, kernel)
-    return Operator("conv", reaches, local, free=(1,), made=0, apart=apart, groups=groups)
+    forms = per_group_forms(local, kernel)
+    return Operator(
+        "conv", reaches, local, free=(1,), operand_axis=0, per_group=forms, groups=groups
+    )
 
 
-def forms_apart(window: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
+def per_group_forms(window: Any, kernel: Sequence[int]) -> tuple[Any, Any]:
     """Of which form of a convolution CPUs take the gradients of images and of the kernel.
 
     As a loop over the groups that of the kernel is faster by the number of groups, and that of
     images up to some 4 channels in a group; above, the loop is slower (measured, XLA of JAX 0.10).
 
     Args:
-        window: `groups` of it, and a field `apart` for the loop.
+        window: `groups` of it, and a field `per_group` for the loop.
         kernel: the shape `[out, channels / groups, *space]`.
 
     Example:
-        >>> images, _ = forms_apart(ConvWindow((1,), (1,), groups=8), (8, 1, 3))
-        >>> images.apart, forms_apart(ConvWindow((1,), (1,), groups=1), (8, 8, 3))
+        >>> images, _ = per_group_forms(ConvWindow((1,), (1,), groups=8), (8, 1, 3))
+        >>> images.per_group, per_group_forms(ConvWindow((1,), (1,), groups=1), (8, 8, 3))
         (True, (None, None))
     """
     if window.groups == 1:
         return None, None
-    loop = dataclasses.replace(window, apart=True)
+    loop = dataclasses.replace(window, per_group=True)
     few = kernel[0] // window.groups * kernel[1] <= 16
     return loop if few else None, loop
 
 
-def space_axes(faults: Faults, x: Any, kernel: Any) -> int:
+def space_axes(errors: ArgumentErrors, x: Any, kernel: Any) -> int:
     """How many axes of space there are; ShardingError if the ranks are wrong."""
     axes = len(x.shape) - 2
-    faults.unless(
+    errors.require(
         1 <= axes <= 3 and len(kernel.shape) == len(x.shape),
         f"x of shape {tuple(x.shape)} with a kernel of shape {tuple(kernel.shape)}: both have two "
         "axes and then one to three of space",
     )
-    faults.raise_any()
+    errors.raise_any()
     return axes
 
 
 def check_channels(
-    faults: Faults, channels: int, kernel: Sequence[int], groups: int, each: int, out: int
+    errors: ArgumentErrors, channels: int, kernel: Sequence[int], groups: int, each: int, out: int
 ) -> None:
     """Note channels that do not fit the kernel's, `each` in a group, or `out` for the results."""
-    faults.unless(
+    errors.require(
         each * groups == channels,
         f"a kernel of shape {tuple(kernel)} in {groups} groups takes {each * groups} channels, "
         f"and x has {channels}",
     )
-    faults.unless(out % groups == 0, f"{out} output channels do not fall into {groups} groups")
+    errors.require(out % groups == 0, f"{out} output channels do not fall into {groups} groups")
 
 
 def _pads(
-    faults: Faults, padding: Any, spans: Sequence[int], strides: Sequence[int]
+    errors: ArgumentErrors, padding: Any, spans: Sequence[int], strides: Sequence[int]
 ) -> list[tuple[int, int]]:
     if padding == "same":
-        faults.unless(set(strides) == {1}, f"padding 'same' is for stride 1, and not {strides}")
+        errors.require(set(strides) == {1}, f"padding 'same' is for stride 1, and not {strides}")
         return [halves(span - 1) for span in spans]
     pairs = isinstance(padding, Sequence) and all(
         isinstance(pair, tuple | list) and len(pair) == 2 for pair in padding
     )
     if pairs and not isinstance(padding, str):
-        before = faults.per_axis("padding", [pair[0] for pair in padding], len(spans), least=0)
-        after = faults.per_axis("padding", [pair[1] for pair in padding], len(spans), least=0)
+        before = errors.per_axis("padding", [pair[0] for pair in padding], len(spans), least=0)
+        after = errors.per_axis("padding", [pair[1] for pair in padding], len(spans), least=0)
         return list(zip(before, after, strict=True))
-    return [(pad, pad) for pad in faults.per_axis("padding", padding, len(spans), least=0)]
+    return [(pad, pad) for pad in errors.per_axis("padding", padding, len(spans), least=0)]

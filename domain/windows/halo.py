@@ -13,7 +13,7 @@ Array([[7, 0, 1, 2],
        [3, 4, 5, 6],
        [5, 6, 7, 0]], dtype=int32)
 
-Then `jax.shard_map` computes what it likes from each. Inside it, `halo` is the same for one block:
+`jax.shard_map` may then compute from each. Inside it, `halo` is the same for one block:
 
 >>> def mean(block):
 ...     wide = halo(block, 1, 0, "x", mode="edge")
@@ -36,14 +36,14 @@ from jax import lax
 
 from isoshard.core.blocks.any_framework import any_framework
 from isoshard.core.blocks.array_layout import ArrayLayout, layout_of
-from isoshard.core.blocks.known_shardings import lies
+from isoshard.core.blocks.known_shardings import record_sharding
 from isoshard.core.blocks.row_windows import MODES, Axes, WindowPlan, plan_windows, read_window
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime.caches import cached
 
-from .window_arguments import Faults, is_whole
+from .window_arguments import ArgumentErrors, is_integer
 
 Width = int | tuple[int, int]
 
@@ -64,13 +64,13 @@ def halo_exchange(
         x: a jax.Array or UnevenArray, split along `axis`.
         width: rows on either side, or a pair: before and after.
         axis: the axis; negative numbers count from the end.
-        mode: what stands before the first row and after the last: "zero", "wrap", "edge",
+        mode: the values before the first row and after the last: "zero", "wrap", "edge",
             "reflect" or "symmetric" (the last two as in `np.pad`).
-        mesh: with `spec`, the layout of `x`; needed inside `jax.jit`, on Auto axes.
+        mesh: with `spec`, the sharding of `x`; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
-        The shards with their halos, one after the other, laid out as `x`: along `axis` a shard of
+        The shards with their halos, one after the other, sharded as `x`: along `axis` a shard of
         n rows has `before + n + after`. An UnevenArray if `x` is one.
 
     Raises:
@@ -87,12 +87,12 @@ def halo_exchange(
     """  # noqa: E501
     layout = layout_of(x, mesh, spec, verb="halo_exchange")
     ndim = len(layout.names)
-    faults = Faults("halo_exchange")
-    before, after = _width(faults, width)
-    faults.choice("mode", mode, MODES)
-    inside = is_whole(axis) and -ndim <= axis < ndim
-    faults.unless(inside, f"axis {axis!r} is none of the {ndim} axes")
-    faults.raise_any()
+    errors = ArgumentErrors("halo_exchange")
+    before, after = _width(errors, width)
+    errors.choice("mode", mode, MODES)
+    inside = is_integer(axis) and -ndim <= axis < ndim
+    errors.require(inside, f"axis {axis!r} is none of the {ndim} axes")
+    errors.raise_any()
     axis %= ndim
     if not layout.names[axis]:
         raise ShardingError(
@@ -102,7 +102,7 @@ def halo_exchange(
         )
     _check_rows(layout.sizes[axis], mode)
     array = _exchange(layout, axis, before, after, mode, x.array if layout.uneven else x)
-    array = lies(array, layout.sharding)
+    array = record_sharding(array, layout.sharding)
     if not layout.uneven:
         return array
     shape = list(layout.shape)
@@ -133,7 +133,7 @@ def halo(
 
     Returns:
         The block with its halos: `before + rows + after` along `axis`. With `sizes`, the valid
-        rows stand first, and what follows them is not said.
+        rows come first, and what follows them is undefined.
 
     Raises:
         ShardingError: an argument does not fit.
@@ -146,22 +146,22 @@ def halo(
         >>> jax.jit(jax.shard_map(change, mesh=x.sharding.mesh, out_specs=jax.P("x")))(x).tolist()
         [-7, 1, 1, 1, 1, 1, 1, 1]
     """
-    faults = Faults("halo")
-    before, after = _width(faults, width)
-    faults.choice("mode", mode, MODES)
+    errors = ArgumentErrors("halo")
+    before, after = _width(errors, width)
+    errors.choice("mode", mode, MODES)
     devices, rows = lax.axis_size(axis_name), block.shape[axis]
     sizes = (rows,) * devices if sizes is None else tuple(sizes)
-    faults.unless(
+    errors.require(
         len(sizes) == devices and all(0 <= size <= rows for size in sizes),
         f"sizes {sizes} are not one for each of {devices} devices, from 0 to {rows} rows",
     )
-    faults.raise_any()
+    errors.raise_any()
     _check_rows(sizes, mode)
     plan = _plan(sizes, before, after, mode, rows)
-    number = lax.axis_index(axis_name)
-    line = jnp.asarray(plan.numbers)[number][None]
-    index = None if plan.index is None else jnp.asarray(plan.index)[number][None]
-    window = read_window(block, plan, line, index, axis, axis_name)
+    index = lax.axis_index(axis_name)
+    line = jnp.asarray(plan.table)[index][None]
+    gather_index = None if plan.index is None else jnp.asarray(plan.index)[index][None]
+    window = read_window(block, plan, line, gather_index, axis, axis_name)
     wide = before + rows + after
     short = wide - window.shape[axis]  # no block is full
     window = lax.pad(
@@ -169,8 +169,8 @@ def halo(
         jnp.zeros((), window.dtype),
         [(0, short if a == axis else 0, 0) for a in range(window.ndim)],
     )
-    if index is not None and len({*sizes, rows}) > 1:
-        valid = jnp.arange(wide, dtype=np.int32) < jnp.asarray(sizes)[number] + before + after
+    if gather_index is not None and len({*sizes, rows}) > 1:
+        valid = jnp.arange(wide, dtype=np.int32) < jnp.asarray(sizes)[index] + before + after
         window = jnp.where(valid.reshape((-1,) + (1,) * (window.ndim - axis - 1)), window, 0)
     return window
 
@@ -199,8 +199,8 @@ def _exchange(
     )(array)
 
 
-def _width(faults: Faults, width: Any) -> tuple[int, int]:
-    before, after = faults.per_axis("width", width, 2, least=0)
+def _width(errors: ArgumentErrors, width: Any) -> tuple[int, int]:
+    before, after = errors.per_axis("width", width, 2, least=0)
     return before, after
 
 

@@ -26,15 +26,15 @@ from isoshard.core.blocks.array_layout import layout_of, lifted
 from isoshard.core.blocks.row_windows import MODES
 
 from .reach import Operator, View
-from .window_arguments import Faults, is_whole
-from .window_operators import apply_here
+from .window_arguments import ArgumentErrors, is_integer
+from .window_operators import apply_or_record
 
 Widths = Mapping[int, tuple[int, int]] | Sequence[tuple[int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
 class ShiftReach:
-    """Output o is row `o - before`; `rolled` keeps every output where the row of its number is."""
+    """Output o is row `o - before`; `rolled` keeps output o with row o."""
 
     before: int
     after: int
@@ -60,13 +60,13 @@ class ShiftReach:
 
 @dataclasses.dataclass(frozen=True)
 class _Keep:
-    """The window itself, with what is to be imagined around it."""
+    """The window itself, with padding around it."""
 
     axes: tuple[int, ...]
     value: float
 
     def __call__(self, window: Any, views: tuple[View, ...]) -> Any:
-        """Pad the axes that are whole."""
+        """Pad the axes that are not split."""
         pads = [(0, 0, 0)] * window.ndim
         for axis, view in zip(self.axes, views, strict=True):
             pads[axis] = (*view.pads, 0)
@@ -89,18 +89,18 @@ def pad(
         x: a jax.Array or UnevenArray.
         widths: rows before and after, a pair for each axis or a mapping of axes to pairs; negative
             numbers take rows away.
-        mode: what the new rows hold: "zero" (which is `value`), "wrap", "edge", "reflect" or
+        mode: the values of new rows: "zero" (which is `value`), "wrap", "edge", "reflect" or
             "symmetric", as in `np.pad`.
         value: for mode "zero".
-        mesh: with `spec`, the layout of `x`; needed inside `jax.jit`, on Auto axes.
+        mesh: with `spec`, the sharding of `x`; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
-        The padded array, laid out as `x`. If its axes divide and `x` was no UnevenArray, its shards
-        are equal; else each row stays on its device, and new ones join the nearest.
+        The padded array, sharded as `x`. If its axes divide and `x` was no UnevenArray, its shards
+        are equal; else each row remains on its device, and new ones join the nearest.
 
     Raises:
-        ShardingError: an argument, or the layout, does not fit.
+        ShardingError: an argument, or the sharding, does not fit.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
@@ -109,26 +109,26 @@ def pad(
         >>> pad(rows, [(1, 3)], "edge").tolist()
         [0, 0, 1, 2, 3, 3, 3, 3]
     """
-    faults = Faults("pad")
+    errors = ArgumentErrors("pad")
     ndim = len(x.shape)
-    faults.choice("mode", mode, MODES)
-    given = widths if isinstance(widths, Mapping) else dict(enumerate(widths))
+    errors.choice("mode", mode, MODES)
+    by_axis = widths if isinstance(widths, Mapping) else dict(enumerate(widths))
     pairs: dict[int, tuple[int, int]] = {}
-    for axis, pair in given.items():
-        if not (is_whole(axis) and -ndim <= axis < ndim):
-            faults.unless(False, f"axis {axis!r} is none of the {ndim} axes")
-        elif not (isinstance(pair, Sequence) and len(pair) == 2 and all(map(is_whole, pair))):
-            faults.unless(False, f"widths {pair!r} of axis {axis} are no two whole numbers")
+    for axis, pair in by_axis.items():
+        if not (is_integer(axis) and -ndim <= axis < ndim):
+            errors.require(False, f"axis {axis!r} is none of the {ndim} axes")
+        elif not (isinstance(pair, Sequence) and len(pair) == 2 and all(map(is_integer, pair))):
+            errors.require(False, f"widths {pair!r} of axis {axis} are no two integers")
         elif tuple(pair) != (0, 0):
             pairs[axis % ndim] = (int(pair[0]), int(pair[1]))
-    faults.raise_any()
+    errors.raise_any()
     if not pairs:
         if not lifted(x, mesh, spec):
-            layout_of(x, mesh, spec, verb="pad")  # raises if it has no layout
+            layout_of(x, mesh, spec, verb="pad")  # raises if it has no sharding
         return x
     reaches = tuple((axis, ShiftReach(*pairs[axis])) for axis in sorted(pairs))
     local = _Keep(tuple(sorted(pairs)), value)
-    return apply_here(Operator("pad", reaches, local, mode, value), x, mesh, spec)
+    return apply_or_record(Operator("pad", reaches, local, mode, value), x, mesh, spec)
 
 
 @any_framework
@@ -139,14 +139,14 @@ def roll(x: Any, shift: int, axis: int, *, mesh: Any = None, spec: Any = None) -
         x: a jax.Array or UnevenArray.
         shift: by how many rows; may be negative.
         axis: along which axis.
-        mesh: with `spec`, the layout of `x`; needed inside `jax.jit`, on Auto axes.
+        mesh: with `spec`, the sharding of `x`; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
         The rolled array, in shards of the same sizes.
 
     Raises:
-        ShardingError: an argument, or the layout, does not fit.
+        ShardingError: an argument, or the sharding, does not fit.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
@@ -154,13 +154,13 @@ def roll(x: Any, shift: int, axis: int, *, mesh: Any = None, spec: Any = None) -
         >>> roll(shard(np.arange(4), make_mesh((4,), ("x",)), ("x",)), -1, 0).tolist()
         [1, 2, 3, 0]
     """
-    faults = Faults("roll")
+    errors = ArgumentErrors("roll")
     ndim = len(x.shape)
-    faults.unless(is_whole(shift), f"shift {shift!r} is no whole number")
-    inside = is_whole(axis) and -ndim <= axis < ndim
-    faults.unless(inside, f"axis {axis!r} is none of the {ndim} axes")
-    faults.raise_any()
+    errors.require(is_integer(shift), f"shift {shift!r} is no integer")
+    inside = is_integer(axis) and -ndim <= axis < ndim
+    errors.require(inside, f"axis {axis!r} is none of the {ndim} axes")
+    errors.raise_any()
     axis %= ndim
     shift %= max(x.shape[axis], 1)
     reaches = ((axis, ShiftReach(shift, -shift, rolled=True)),)
-    return apply_here(Operator("roll", reaches, _Keep((axis,), 0), "wrap"), x, mesh, spec)
+    return apply_or_record(Operator("roll", reaches, _Keep((axis,), 0), "wrap"), x, mesh, spec)

@@ -25,10 +25,10 @@ from isoshard.core.blocks.any_framework import any_framework
 from isoshard.core.nn.pooling import lowest
 from isoshard.core.nn.window_grid import elements_between, window_count, window_elements
 
-from .conv import ConvReach, Numbers
+from .conv import ConvReach, Ints
 from .reach import METHODS, Operator, View
-from .window_arguments import Faults
-from .window_operators import apply_here
+from .window_arguments import ArgumentErrors
+from .window_operators import apply_or_record
 
 Grid = tuple[tuple[int, ...], ...]
 """The window, stride, padding and dilation of each axis of space."""
@@ -36,9 +36,9 @@ Grid = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class PoolReach(ConvReach):
-    """As a kernel's; `ceil` has a last window that is not whole, if it begins in the padded axis.
+    """As a kernel's; `ceil` has a last window that is partial, if it begins in the padded axis.
 
-    `counts` says whether the local function divides by the rows of a window: "" (it does not),
+    `counts` is whether the local function divides by the rows of a window: "" (it does not),
     "real" (those that exist), or "padded".
     """
 
@@ -56,8 +56,8 @@ class PoolReach(ConvReach):
             return ()
         low, high = (0, rows) if self.counts == "real" else (-self.before, rows + self.after)
         first = self.reads(o, rows)[0]
-        found = elements_between(first, self.kernel, self.dilation, low, high)
-        return (found.astype(np.float32),)
+        counts = elements_between(first, self.kernel, self.dilation, low, high)
+        return (counts.astype(np.float32),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,11 +115,11 @@ def _pads(views: tuple[View, ...]) -> list[tuple[int, int]]:
 @any_framework
 def max_pool(
     x: Any,
-    window: Numbers,
+    window: Ints,
     *,
-    stride: Numbers | None = None,
-    padding: Numbers = 0,
-    dilation: Numbers = 1,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    dilation: Ints = 1,
     ceil_mode: bool = False,
     method: str = "auto",
     mesh: Any = None,
@@ -131,18 +131,18 @@ def max_pool(
         x: `[batch, channels, *space]`, a jax.Array or UnevenArray.
         window: rows of a window; one number or one per axis of space.
         stride: rows from one window to the next; by default `window`.
-        padding: rows of the least value imagined on either side.
+        padding: rows of the least value on either side.
         dilation: rows from one tap to the next.
-        ceil_mode: whether a last window that is not whole counts.
+        ceil_mode: whether a partial last window counts.
         method: as for `conv`.
-        mesh: with `spec`, the layout of `x`; needed inside `jax.jit`, on Auto axes.
+        mesh: with `spec`, the sharding of `x`; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
-        `[batch, channels, *space]`, laid out as `x`.
+        `[batch, channels, *space]`, sharded as `x`.
 
     Raises:
-        ShardingError: an argument, or the layout, does not fit.
+        ShardingError: an argument, or the sharding, does not fit.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
@@ -151,18 +151,18 @@ def max_pool(
         >>> max_pool(shard(rows, make_mesh((4,), ("x",)), (None, None, "x")), 2).tolist()
         [[[3.0, 4.0, 9.0, 6.0]]]
     """
-    faults, numbers = _arguments("max_pool", x, window, stride, padding, dilation, method)
-    faults.raise_any()
-    return apply_here(max_operator(x.dtype, numbers, ceil_mode, method), x, mesh, spec)
+    errors, grid = _arguments("max_pool", x, window, stride, padding, dilation, method)
+    errors.raise_any()
+    return apply_or_record(max_operator(x.dtype, grid, ceil_mode, method), x, mesh, spec)
 
 
 @any_framework
 def avg_pool(
     x: Any,
-    window: Numbers,
+    window: Ints,
     *,
-    stride: Numbers | None = None,
-    padding: Numbers = 0,
+    stride: Ints | None = None,
+    padding: Ints = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: float | None = None,
@@ -176,19 +176,19 @@ def avg_pool(
         x: `[batch, channels, *space]`, a jax.Array or UnevenArray of floats.
         window: rows of a window; one number or one per axis of space.
         stride: rows from one window to the next; by default `window`.
-        padding: rows of zeros imagined on either side.
-        ceil_mode: whether a last window that is not whole counts.
-        count_include_pad: whether the imagined rows count in the mean.
+        padding: rows of zeros on either side.
+        ceil_mode: whether a partial last window counts.
+        count_include_pad: whether padding rows count in the mean.
         divisor_override: what to divide by instead of the number of elements.
         method: as for `conv`.
-        mesh: with `spec`, the layout of `x`; needed inside `jax.jit`, on Auto axes.
+        mesh: with `spec`, the sharding of `x`; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
-        `[batch, channels, *space]`, laid out as `x`.
+        `[batch, channels, *space]`, sharded as `x`.
 
     Raises:
-        ShardingError: an argument, or the layout, does not fit.
+        ShardingError: an argument, or the sharding, does not fit.
 
     Example:
         >>> avg_pool(jnp.ones((1, 1, 8)), 2, padding=2, divisor_override=0)
@@ -196,33 +196,35 @@ def avg_pool(
             ...
         isoshard.core.errors.ShardingError: avg_pool: padding (2,) is more than half of window (2,); divisor_override 0 divides nothing
     """  # noqa: E501
-    faults, numbers = _arguments("avg_pool", x, window, stride, padding, 1, method)
-    faults.unless(divisor_override != 0, "divisor_override 0 divides nothing")
-    faults.unless(jnp.issubdtype(x.dtype, jnp.inexact), f"x is of {x.dtype}, and a mean of floats")
-    faults.raise_any()
+    errors, grid = _arguments("avg_pool", x, window, stride, padding, 1, method)
+    errors.require(divisor_override != 0, "divisor_override 0 divides nothing")
+    errors.require(jnp.issubdtype(x.dtype, jnp.inexact), f"x is of {x.dtype}, and a mean of floats")
+    errors.raise_any()
     counted = "padded" if count_include_pad else "real"
-    operator = mean_operator(numbers, ceil_mode, counted, divisor_override, method)
-    return apply_here(operator, x, mesh, spec)
+    operator = mean_operator(grid, ceil_mode, counted, divisor_override, method)
+    return apply_or_record(operator, x, mesh, spec)
 
 
 def _arguments(
     verb: str, x: Any, window: Any, stride: Any, padding: Any, dilation: Any, method: str
-) -> tuple[Faults, Grid]:
+) -> tuple[ArgumentErrors, Grid]:
     """The window, stride, padding and dilation of each axis."""
-    faults = Faults(verb)
+    errors = ArgumentErrors(verb)
     axes = len(x.shape) - 2
-    faults.unless(1 <= axes <= 3, f"x of shape {tuple(x.shape)} has not one to three axes of space")
-    faults.raise_any()
-    windows = faults.per_axis("window", window, axes, least=1)
-    strides = faults.per_axis("stride", windows if stride is None else stride, axes, least=1)
-    pads = faults.per_axis("padding", padding, axes, least=0)
-    dilations = faults.per_axis("dilation", dilation, axes, least=1)
-    faults.unless(
+    errors.require(
+        1 <= axes <= 3, f"x of shape {tuple(x.shape)} has not one to three axes of space"
+    )
+    errors.raise_any()
+    windows = errors.per_axis("window", window, axes, least=1)
+    strides = errors.per_axis("stride", windows if stride is None else stride, axes, least=1)
+    pads = errors.per_axis("padding", padding, axes, least=0)
+    dilations = errors.per_axis("dilation", dilation, axes, least=1)
+    errors.require(
         all(2 * pad <= size for pad, size in zip(pads, windows, strict=True)),
         f"padding {pads} is more than half of window {windows}",
     )
-    faults.choice("method", method, METHODS)
-    return faults, (windows, strides, pads, dilations)
+    errors.choice("method", method, METHODS)
+    return errors, (windows, strides, pads, dilations)
 
 
 def max_operator(dtype: Any, grid: Grid, ceil_mode: bool, method: str = "auto") -> Operator:

@@ -1,4 +1,4 @@
-"""What an operator over rows says of itself: what its outputs read along each axis, and its kernel.
+"""The interface of an operator over rows: what its outputs read along each axis, and its kernel.
 
 `window_operators` moves the rows and calls the kernel.
 """
@@ -19,7 +19,7 @@ Local = Callable[..., Any]  # (window, views, *operands) -> outputs; hashable
 class Reach(Protocol):
     """What the outputs of an operator read along one axis. Hashable.
 
-    Its methods take `rows`, the true size of the axis, and `o`, an array of output numbers.
+    Its methods take `rows`, the true size of the axis, and `o`, an array of output indices.
     """
 
     @property
@@ -49,7 +49,7 @@ class View:
     """One axis of a window, for the local function.
 
     Attributes:
-        start: the row of the whole array that is the window's first; may be traced.
+        start: the row of the global array that is the window's first; may be traced.
         outputs: how many outputs to compute.
         pads: fill values to imagine before and after the window.
         tables: those of the Reach, for these outputs.
@@ -69,14 +69,15 @@ class Operator:
         verb: its name, for messages.
         reaches: the axes, and what outputs read along them.
         local: computes outputs from a window.
-        mode: what stands where no row is; one of `row_windows.MODES`.
+        mode: the values of missing rows; one of `row_windows.MODES`.
         fill: the value, for mode "zero".
         method: one of `METHODS`.
-        free: axes whose layout is not that of the input (channels).
-        apart: of which form of `local` the gradient of what is read is taken on CPUs, and that of
-            an operand; None for `local` as it is.
-        made: which axis of the first operand the one free axis of outputs is; None for none.
-        groups: of the one free axis, each of which reads and makes its own rows of axis 0 of the
+        free: axes whose sharding is not that of the input (channels).
+        per_group: of which form of `local` the gradient of what is read is taken on CPUs, and that
+            of an operand; None for `local` as it is.
+        operand_axis: which axis of the first operand the one free axis of outputs is; None for
+            none.
+        groups: of the one free axis, each of which reads and computes its own rows of axis 0 of the
             operand; `local` and its forms have a field of that name.
     """
 
@@ -87,8 +88,8 @@ class Operator:
     fill: float = 0
     method: str = "auto"
     free: tuple[int, ...] = ()
-    apart: tuple[Local | None, Local | None] = (None, None)
-    made: int | None = None
+    per_group: tuple[Local | None, Local | None] = (None, None)
+    operand_axis: int | None = None
     groups: int = 1
 
     def of_groups(self, groups: int) -> Operator:
@@ -99,6 +100,6 @@ class Operator:
         """
         if groups == self.groups:
             return self
-        forms: list[Any] = [self.local, *self.apart]
-        local, *apart = (form and dataclasses.replace(form, groups=groups) for form in forms)
-        return dataclasses.replace(self, local=local, apart=tuple(apart), groups=groups)
+        forms: list[Any] = [self.local, *self.per_group]
+        local, *per_group = (form and dataclasses.replace(form, groups=groups) for form in forms)
+        return dataclasses.replace(self, local=local, per_group=tuple(per_group), groups=groups)

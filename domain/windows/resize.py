@@ -28,8 +28,8 @@ from isoshard.core.nn.resizing import Taps, resample, smooth_taps
 from isoshard.core.runtime._jax_internals.undocumented import linear_call
 
 from .reach import Operator, View
-from .window_arguments import Faults, is_whole
-from .window_operators import apply_here
+from .window_arguments import ArgumentErrors, is_integer
+from .window_operators import apply_or_record
 
 RESIZE_MODES = ("nearest", "nearest-exact", "linear", "cubic", "area")
 _CORNERS = ("linear", "cubic")
@@ -55,11 +55,11 @@ class ResizeReach:
         return taps.min(1, initial=rows - 1), taps.max(1, initial=0) + 1
 
     def home(self, o: np.ndarray, rows: int) -> np.ndarray:
-        """The row at the same place in the whole."""
+        """The row at the same relative position."""
         return (2 * o + 1) * rows // (2 * self.size)
 
     def tables(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, ...]:
-        """The rows of each sum, their weights, and the outputs' numbers."""
+        """The rows of each sum, their weights, and the outputs' indices."""
         return (*self._taps(o, rows), o.astype(np.int32))
 
     def readers(self, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -100,8 +100,8 @@ class ResizeReach:
 
     def _smooth(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
         corners, scale = self.align_corners, self.scale
-        found = smooth_taps(self.mode, o, rows, self.size, align_corners=corners, scale=scale)
-        return found.places.T, found.weights.T
+        taps = smooth_taps(self.mode, o, rows, self.size, align_corners=corners, scale=scale)
+        return taps.places.T, taps.weights.T
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,16 +125,16 @@ class _Sums:
             if not jnp.issubdtype(window.dtype, jnp.inexact):
                 window = jnp.take(window, taps[:, 0], axis)
                 continue
-            places = jnp.minimum(view.start + jnp.arange(window.shape[axis]), rows - 1)
+            row_indices = jnp.minimum(view.start + jnp.arange(window.shape[axis]), rows - 1)
             readers, shares = reach.readers(rows)
-            readers = jnp.asarray(readers)[places] - outputs[0]
-            here = (readers >= 0) & (readers < view.outputs)
-            here &= (view.start + jnp.arange(window.shape[axis]) < rows)[:, None]
-            shares = jnp.where(here, jnp.asarray(shares)[places], 0)
+            readers = jnp.asarray(readers)[row_indices] - outputs[0]
+            in_view = (readers >= 0) & (readers < view.outputs)
+            in_view &= (view.start + jnp.arange(window.shape[axis]) < rows)[:, None]
+            shares = jnp.where(in_view, jnp.asarray(shares)[row_indices], 0)
             readers = jnp.clip(readers, 0, view.outputs - 1)
             window = linear_call(
-                lambda numbers, x, axis=axis: _summed(x, numbers[0], axis),
-                lambda numbers, x, axis=axis: _summed(x, numbers[1], axis),
+                lambda tables, x, axis=axis: _summed(x, tables[0], axis),
+                lambda tables, x, axis=axis: _summed(x, tables[1], axis),
                 ((taps, weights), (readers, shares)),
                 window,
             )
@@ -167,16 +167,16 @@ def interpolate(
         scale: outputs per row instead, likewise; the size is rounded down.
         mode: "nearest", "nearest-exact", "linear", "cubic", or "area".
         align_corners: whether the first and last output are the first and last row, and not the
-            outer borders the same; for "linear" and "cubic".
-        mesh: with `spec`, the layout of `x`; needed inside `jax.jit`, on Auto axes.
+            outer boundaries the same; for "linear" and "cubic".
+        mesh: with `spec`, the sharding of `x`; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
-        `[batch, channels, *space]`, laid out as `x`: an UnevenArray if `x` is one or the outputs
+        `[batch, channels, *space]`, sharded as `x`: an UnevenArray if `x` is one or the outputs
         do not divide.
 
     Raises:
-        ShardingError: an argument, or the layout, does not fit.
+        ShardingError: an argument, or the sharding, does not fit.
 
     Example:
         >>> interpolate(jnp.ones((1, 1, 4)), mode="area", align_corners=True)
@@ -184,30 +184,32 @@ def interpolate(
             ...
         isoshard.core.errors.ShardingError: interpolate: give either size or scale; align_corners is for 'linear' and 'cubic', not 'area'
     """  # noqa: E501
-    faults = Faults("interpolate")
+    errors = ArgumentErrors("interpolate")
     axes = len(x.shape) - 2
-    faults.unless(1 <= axes <= 3, f"x of shape {tuple(x.shape)} has not one to three axes of space")
-    faults.raise_any()
-    faults.unless((size is None) != (scale is None), "give either size or scale")
-    faults.choice("mode", mode, RESIZE_MODES)
-    faults.unless(
+    errors.require(
+        1 <= axes <= 3, f"x of shape {tuple(x.shape)} has not one to three axes of space"
+    )
+    errors.raise_any()
+    errors.require((size is None) != (scale is None), "give either size or scale")
+    errors.choice("mode", mode, RESIZE_MODES)
+    errors.require(
         not align_corners or mode in _CORNERS,
         f"align_corners is for 'linear' and 'cubic', not {mode!r}",
     )
     nearest = mode.startswith("nearest")
-    faults.unless(
+    errors.require(
         nearest or jnp.issubdtype(x.dtype, jnp.inexact),
         f"x is of {x.dtype}, and mode {mode!r} of floats",
     )
-    scales = _scales(faults, scale, axes)
+    scales = _scales(errors, scale, axes)
     if size is None:
         sizes = tuple(int(n * (s or 1)) for n, s in zip(x.shape[2:], scales, strict=True))
-        faults.unless(min(sizes) > 0, f"scale {scale!r} leaves nothing of {tuple(x.shape[2:])}")
+        errors.require(min(sizes) > 0, f"scale {scale!r} leaves nothing of {tuple(x.shape[2:])}")
     else:
-        sizes = faults.per_axis("size", size, axes, least=1)
-    faults.raise_any()
+        sizes = errors.per_axis("size", size, axes, least=1)
+    errors.raise_any()
     rows = tuple(x.shape[2:])
-    return apply_here(resize_operator(rows, sizes, scales, mode, align_corners), x, mesh, spec)
+    return apply_or_record(resize_operator(rows, sizes, scales, mode, align_corners), x, mesh, spec)
 
 
 def resize_operator(
@@ -225,11 +227,13 @@ def resize_operator(
     return Operator("interpolate", tuple(enumerate(reaches, 2)), _Sums(reaches, rows))
 
 
-def _scales(faults: Faults, scale: Any, axes: int) -> tuple[float | None, ...]:
+def _scales(errors: ArgumentErrors, scale: Any, axes: int) -> tuple[float | None, ...]:
     if scale is None:
         return (None,) * axes
-    number = isinstance(scale, float) or is_whole(scale)
-    given: Any = (scale,) * axes if number else scale
-    right = isinstance(given, Sequence) and len(given) == axes and all(ratio > 0 for ratio in given)
-    faults.unless(right, f"scale {scale!r} is no number above 0, or {axes} of them")
-    return tuple(map(float, given)) if right else (1.0,) * axes
+    is_scalar = isinstance(scale, float) or is_integer(scale)
+    ratios: Any = (scale,) * axes if is_scalar else scale
+    valid = (
+        isinstance(ratios, Sequence) and len(ratios) == axes and all(ratio > 0 for ratio in ratios)
+    )
+    errors.require(valid, f"scale {scale!r} is no number above 0, or {axes} of them")
+    return tuple(map(float, ratios)) if valid else (1.0,) * axes

@@ -28,14 +28,14 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.blocks.any_framework import any_framework
 from isoshard.core.blocks.array_layout import ArrayLayout, layout_of, lifted
-from isoshard.core.blocks.known_shardings import lies
+from isoshard.core.blocks.known_shardings import record_sharding
 from isoshard.core.layout.custom_partitioning import partitioned
 from isoshard.core.layout.spec_entries import axis_names, entries_of
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.lifting.in_blocks import in_blocks
 from isoshard.core.runtime.private_names import release
 
-from .window_arguments import Faults, is_whole
+from .window_arguments import ArgumentErrors, is_integer
 
 _JAX_CRASHES = (0, 11) <= release(jax.__version__) < (0, 12)
 """Whether compiling an empty residual of a `jax.shard_map`, as derivatives of products and extremes
@@ -44,35 +44,35 @@ have, ends the process. Lengths of 2**n - 1 have none."""
 
 @dataclasses.dataclass(frozen=True)
 class ScanOp:
-    """What runs along an axis: a function of arrays, of two numbers, and of many.
+    """A cumulative operator: of an array, of two numbers, and of many.
 
     Attributes:
         verb: its name.
-        along: of an array, an axis and whether from the end.
+        scan: of an array, an axis and whether from the end.
         join: of two arrays.
         total: of an array along an axis.
-        start: what changes nothing: 0, 1, or the last number that is reached, "low" or "high".
+        start: the identity: 0, 1, or the extreme of the dtype, "low" or "high".
     """
 
     verb: str
-    along: Callable[..., Any]
+    scan: Callable[..., Any]
     join: Callable[..., Any]
     total: Callable[..., Any]
     start: int | str
 
     def local(self, x: Any, axis: int, reverse: bool) -> Any:
-        """Along an axis of each device's own part."""
+        """Along an axis of each device's shard."""
         length = x.shape[axis]
         more = (1 << length.bit_length()) - 1 - length
         if not more or self.start == 0 or not _JAX_CRASHES:
-            return self.along(x, axis, reverse)
+            return self.scan(x, axis, reverse)
         widths = [(0, 0, 0)] * x.ndim
         widths[axis] = (more, 0, 0) if reverse else (0, more, 0)
-        run = self.along(lax.pad(x, self.first(x.dtype), widths), axis, reverse)
+        run = self.scan(lax.pad(x, self.first(x.dtype), widths), axis, reverse)
         return lax.slice_in_dim(run, widths[axis][0], widths[axis][0] + length, axis=axis)
 
     def first(self, dtype: Any) -> Any:
-        """What changes nothing, of a dtype."""
+        """The identity, of a dtype."""
         if isinstance(self.start, int):
             return np.array(self.start, dtype)
         if jnp.issubdtype(dtype, jnp.inexact):
@@ -95,11 +95,12 @@ def cumsum(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: 
         x: a jax.Array or UnevenArray of numbers.
         axis: along which axis.
         reverse: sum from the last row instead of the first.
-        mesh: with `spec`, the layout of `x`; needed inside `jax.jit`, on Auto axes, not in `lift`.
+        mesh: with `spec`, the sharding of `x`; needed inside `jax.jit`, on Auto axes, not in
+            `lift`.
         spec: any spelling of a spec.
 
     Returns:
-        An array as `x`: same dtype, layout and sizes.
+        An array as `x`: same dtype, sharding and sizes.
 
     Raises:
         ShardingError: an argument does not fit.
@@ -109,7 +110,7 @@ def cumsum(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: 
         >>> cumsum(jax.device_put(np.arange(8), jax.NamedSharding(mesh, P("x"))), 0).tolist()
         [0, 1, 3, 6, 10, 15, 21, 28]
     """
-    return run_along(SUM, x, axis, reverse, mesh, spec)
+    return scan_axis(SUM, x, axis, reverse, mesh, spec)
 
 
 @any_framework
@@ -124,7 +125,7 @@ def cumprod(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec:
         spec: as for `cumsum`.
 
     Returns:
-        An array as `x`: same dtype, layout and sizes.
+        An array as `x`: same dtype, sharding and sizes.
 
     Raises:
         ShardingError: an argument does not fit.
@@ -134,7 +135,7 @@ def cumprod(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec:
         >>> cumprod(jax.device_put(np.array([4, 3, 1, 2]), sharding), 0).tolist()
         [4, 12, 12, 24]
     """
-    return run_along(PRODUCT, x, axis, reverse, mesh, spec)
+    return scan_axis(PRODUCT, x, axis, reverse, mesh, spec)
 
 
 @any_framework
@@ -149,7 +150,7 @@ def cummax(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: 
         spec: as for `cumsum`.
 
     Returns:
-        An array as `x`: same dtype, layout and sizes.
+        An array as `x`: same dtype, sharding and sizes.
 
     Raises:
         ShardingError: an argument does not fit.
@@ -159,7 +160,7 @@ def cummax(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: 
         >>> cummax(jax.device_put(np.array([4, 3, 1, 2]), sharding), 0).tolist()
         [4, 4, 4, 4]
     """
-    return run_along(MAXIMUM, x, axis, reverse, mesh, spec)
+    return scan_axis(MAXIMUM, x, axis, reverse, mesh, spec)
 
 
 @any_framework
@@ -174,7 +175,7 @@ def cummin(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: 
         spec: as for `cumsum`.
 
     Returns:
-        An array as `x`: same dtype, layout and sizes.
+        An array as `x`: same dtype, sharding and sizes.
 
     Raises:
         ShardingError: an argument does not fit.
@@ -184,35 +185,23 @@ def cummin(x: Any, axis: int, *, reverse: bool = False, mesh: Any = None, spec: 
         >>> cummin(jax.device_put(np.array([4, 3, 1, 2]), sharding), 0).tolist()
         [4, 3, 1, 1]
     """
-    return run_along(MINIMUM, x, axis, reverse, mesh, spec)
+    return scan_axis(MINIMUM, x, axis, reverse, mesh, spec)
 
 
-def run_along(kind: ScanOp, x: Any, axis: int, reverse: bool, mesh: Any, spec: Any) -> Any:
-    """One of the four.
-
-    Args:
-        kind: which.
-        x: as for `cumsum`; likewise the others.
-        axis: along which axis.
-        reverse: from the end.
-        mesh: with `spec`, the layout of `x`.
-        spec: likewise; any spelling.
-
-    Returns:
-        An array as `x`.
-    """
-    faults = Faults(kind.verb)
+def scan_axis(kind: ScanOp, x: Any, axis: int, reverse: bool, mesh: Any, spec: Any) -> Any:
+    """Run one of the four operators."""
+    errors = ArgumentErrors(kind.verb)
     ndim = len(x.shape)
-    inside = is_whole(axis) and -ndim <= axis < ndim
-    faults.unless(inside, f"axis {axis!r} is none of the {ndim} axes")
-    faults.unless(x.dtype != bool, "x is of bool; convert it to the integers to sum in")
-    faults.raise_any()
+    inside = is_integer(axis) and -ndim <= axis < ndim
+    errors.require(inside, f"axis {axis!r} is none of the {ndim} axes")
+    errors.require(x.dtype != bool, "x is of bool; convert it to the integers to sum in")
+    errors.raise_any()
     if lifted(x, mesh, spec):
-        rule = functools.partial(run_along, kind, axis=axis, reverse=reverse, mesh=None, spec=None)
+        rule = functools.partial(scan_axis, kind, axis=axis, reverse=reverse, mesh=None, spec=None)
         return in_blocks(lambda x: kind.local(x, axis % ndim, reverse), rule)(x)
     layout = layout_of(x, mesh, spec, verb=kind.verb)
     out = _run(kind, layout, axis % ndim, reverse, x.array if layout.uneven else x)
-    out = lies(out, layout.sharding)
+    out = record_sharding(out, layout.sharding)
     return layout.wrap(out, x.shape, x.sizes) if isinstance(x, UnevenArray) else out
 
 
@@ -233,51 +222,46 @@ def _totals(kind: ScanOp, layout: ArrayLayout, axis: int, reverse: bool, array: 
         return kind.local(array, axis, reverse)
     spec, manual = layout.manual()
 
-    def shard(block: Any, number: Any) -> Any:
-        return _of_shard(kind, axis, reverse, names, block, number)
+    def shard(block: Any, index: Any) -> Any:
+        return _of_shard(kind, axis, reverse, names, block, index)
 
-    numbers = np.arange(shards, dtype=np.int32)
+    indices = np.arange(shards, dtype=np.int32)
     return jax.shard_map(
         shard,
         mesh=layout.mesh,
         in_specs=(spec, P(names)),
         out_specs=spec,
         axis_names=manual,
-    )(array, numbers)
+    )(array, indices)
 
 
 def _of_shard(
-    kind: ScanOp, axis: int, reverse: bool, names: tuple[str, ...], block: Any, number: Any
+    kind: ScanOp, axis: int, reverse: bool, names: tuple[str, ...], block: Any, index: Any
 ) -> Any:
-    """What runs over this device's shard, after the totals of the shards before it."""
-    here = kind.local(block, axis, reverse)
+    """The scan of this device's shard, joined with the totals of the shards before it."""
+    local = kind.local(block, axis, reverse)
     last = 0 if reverse else block.shape[axis] - 1
-    totals = lax.all_gather(lax.index_in_dim(here, last, axis), names, axis=axis, tiled=True)
+    totals = lax.all_gather(lax.index_in_dim(local, last, axis), names, axis=axis, tiled=True)
     others = jnp.arange(totals.shape[axis])
-    counted = others > number if reverse else others < number
+    counted = others > index if reverse else others < index
     counted = counted.reshape((-1,) + (1,) * (block.ndim - axis - 1))
     before = kind.total(jnp.where(counted, totals, kind.first(totals.dtype)), axis)
-    return kind.join(here, jnp.expand_dims(before, axis).astype(here.dtype))
+    return kind.join(local, jnp.expand_dims(before, axis).astype(local.dtype))
 
 
-def run_where_split(verb: str, axis: int, x: Any) -> Any:
-    """One of the four from the first row on, wherever the compiler splits the axis.
-
-    Args:
-        verb: "cumsum", "cumprod", "cummax" or "cummin".
-        axis: along which axis; not negative.
-        x: traced, where `custom_partitioning.possible`.
+def scan_where_split(verb: str, axis: int, x: Any) -> Any:
+    """Run one of the four from the first row on, also where the compiler splits the axis.
 
     Example:
-        >>> run_where_split("cumsum", 0, jnp.arange(4.0)).tolist()
+        >>> scan_where_split("cumsum", 0, jnp.arange(4.0)).tolist()
         [0.0, 1.0, 3.0, 6.0]
     """
-    return _wherever((verb, axis), x)
+    return _partitioned_scan((verb, axis), x)
 
 
-def _anywhere(static: tuple[str, int], x: Any) -> Any:
+def _unsharded(static: tuple[str, int], x: Any) -> Any:
     verb, axis = static
-    return _KINDS[verb].along(x, axis, False)
+    return _KINDS[verb].scan(x, axis, False)
 
 
 def _on_shards(static: tuple[str, int], mesh: Any, operands: Any, result: Any) -> Any:
@@ -285,7 +269,7 @@ def _on_shards(static: tuple[str, int], mesh: Any, operands: Any, result: Any) -
     (x,) = operands
     names = axis_names((*entries_of(x.sharding.spec), *[None] * len(x.shape))[axis])
     if not names:
-        return mesh, lambda x: _anywhere(static, x), x.sharding, (x.sharding,)
+        return mesh, lambda x: _unsharded(static, x), x.sharding, (x.sharding,)
 
     def run(x: Any) -> Any:
         return _of_shard(_KINDS[verb], axis, False, names, x, lax.axis_index(names))
@@ -299,4 +283,4 @@ def _same_axes(static: tuple[str, int], shapes: tuple[tuple[int, ...], ...]) -> 
 
 
 _KINDS = {kind.verb: kind for kind in (SUM, PRODUCT, MAXIMUM, MINIMUM)}
-_wherever = partitioned(_anywhere, _on_shards, _same_axes)
+_partitioned_scan = partitioned(_unsharded, _on_shards, _same_axes)

@@ -27,10 +27,10 @@ from isoshard.core.blocks.any_framework import any_framework
 from isoshard.core.blocks.row_windows import settled
 from isoshard.core.nn.convolution import each_group, transposed_kernel
 
-from .conv import Numbers, check_channels, forms_apart, space_axes
+from .conv import Ints, check_channels, per_group_forms, space_axes
 from .reach import METHODS, Operator, View
-from .window_arguments import Faults
-from .window_operators import apply_here
+from .window_arguments import ArgumentErrors
+from .window_operators import apply_or_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TransposedReach:
     dilation: int
     padding: int
     extra: int
-    native = False  # of the gradient the compiler gathers whole axes
+    native = False  # of the gradient the compiler gathers unsplit axes
 
     def outputs(self, rows: int) -> int:
         """As many as the rows reach, less the padding."""
@@ -50,7 +50,7 @@ class TransposedReach:
         return (rows - 1) * self.stride + span - 2 * self.padding + self.extra
 
     def reads(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows that reach an output; those that do not exist need not be imagined."""
+        """The rows that reach an output; rows outside the axis are not read."""
         last = (o + self.padding) // self.stride
         first = -(((self.kernel - 1) * self.dilation - o - self.padding) // self.stride)
         first = np.minimum(first, last)  # a stride longer than the kernel: no row at all
@@ -61,15 +61,15 @@ class TransposedReach:
         return (o + self.padding - (self.kernel - 1) * self.dilation // 2) // self.stride
 
     def tables(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, ...]:
-        """The outputs' numbers."""
+        """The outputs' indices."""
         return (o.astype(np.int32),)
 
 
 @dataclasses.dataclass(frozen=True)
 class TransposedWindow:
-    """The transposed convolution of a window: all that its rows reach, then the outputs asked.
+    """The transposed convolution of a window: all that its rows reach, then the outputs required.
 
-    Where it is taken `apart`, in a loop over the groups.
+    Where it is taken `per_group`, in a loop over the groups.
     """
 
     stride: tuple[int, ...]
@@ -78,7 +78,7 @@ class TransposedWindow:
     extra: tuple[int, ...]
     groups: int
     sums: Any = None
-    apart: bool = False
+    per_group: bool = False
 
     def __call__(self, window: Any, views: tuple[View, ...], kernel: Any) -> Any:
         """Compute the outputs; the kernel is that of the ordinary convolution."""
@@ -103,7 +103,7 @@ class TransposedWindow:
             rhs_dilation=self.dilation,
             preferred_element_type=self.sums,
         )
-        if self.apart:
+        if self.per_group:
             out = each_group(convolve, window, kernel, self.groups)
         else:
             out = convolve(window, kernel, feature_group_count=self.groups)
@@ -118,10 +118,10 @@ def conv_transpose(
     x: Any,
     kernel: Any,
     *,
-    stride: Numbers = 1,
-    padding: Numbers = 0,
-    output_padding: Numbers = 0,
-    dilation: Numbers = 1,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    dilation: Ints = 1,
     groups: int = 1,
     method: str = "auto",
     mesh: Any = None,
@@ -133,20 +133,20 @@ def conv_transpose(
         x: `[batch, channels, *space]`, a jax.Array or UnevenArray of floats.
         kernel: `[channels, out / groups, *space]`, of the same dtype.
         stride: outputs from one row's to the next one's; one number or one per axis of space.
-        padding: outputs left away on either side.
+        padding: outputs dropped on either side.
         output_padding: outputs more at the end; less than the stride or the dilation.
         dilation: outputs from one tap to the next.
         groups: into how many separate convolutions the channels fall.
         method: "xla" insists on the compiler's halos, whose gradient gathers the axis; "auto" and
             "windows" exchange explicitly.
-        mesh: with `spec`, the layout of `x`; needed inside `jax.jit`, on Auto axes.
+        mesh: with `spec`, the sharding of `x`; needed inside `jax.jit`, on Auto axes.
         spec: any spelling of a spec.
 
     Returns:
-        `[batch, out, *space]`, laid out as `x`.
+        `[batch, out, *space]`, sharded as `x`.
 
     Raises:
-        ShardingError: an argument, or the layout, does not fit.
+        ShardingError: an argument, or the sharding, does not fit.
 
     Example:
         >>> conv_transpose(np.ones((1, 1, 4)), np.ones((1, 1, 3)), output_padding=2)
@@ -154,24 +154,24 @@ def conv_transpose(
             ...
         isoshard.core.errors.ShardingError: conv_transpose: output_padding (2,) is not less than stride (1,) or dilation (1,)
     """  # noqa: E501
-    faults = Faults("conv_transpose")
-    axes = space_axes(faults, x, kernel)
-    strides = faults.per_axis("stride", stride, axes, least=1)
-    dilations = faults.per_axis("dilation", dilation, axes, least=1)
-    pads = faults.per_axis("padding", padding, axes, least=0)
-    extra = faults.per_axis("output_padding", output_padding, axes, least=0)
-    faults.unless(
+    errors = ArgumentErrors("conv_transpose")
+    axes = space_axes(errors, x, kernel)
+    strides = errors.per_axis("stride", stride, axes, least=1)
+    dilations = errors.per_axis("dilation", dilation, axes, least=1)
+    pads = errors.per_axis("padding", padding, axes, least=0)
+    extra = errors.per_axis("output_padding", output_padding, axes, least=0)
+    errors.require(
         all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True)),
         f"output_padding {extra} is not less than stride {strides} or dilation {dilations}",
     )
-    faults.choice("method", method, METHODS)
+    errors.choice("method", method, METHODS)
     shape = kernel.shape
     each, out = shape[0] // max(groups, 1), shape[1] * groups
-    check_channels(faults, x.shape[1], shape, groups, each, out)
-    faults.raise_any()
+    check_channels(errors, x.shape[1], shape, groups, each, out)
+    errors.raise_any()
     operator = transposed_operator(shape, strides, pads, extra, dilations, groups)
     operator = dataclasses.replace(operator, method=method)
-    return apply_here(operator, x, mesh, spec, transposed_kernel(kernel, groups))
+    return apply_or_record(operator, x, mesh, spec, transposed_kernel(kernel, groups))
 
 
 def transposed_operator(
@@ -185,21 +185,12 @@ def transposed_operator(
 ) -> Operator:
     """A transposed convolution as an operator, of the `transposed_kernel`.
 
-    Args:
-        kernel: the shape `[channels, out / groups, *space]`.
-        stride: outputs from one row's to the next one's, one number per axis of space.
-        padding: outputs left away on either side.
-        extra: outputs more at the end.
-        dilation: outputs from one tap to the next.
-        groups: into how many separate convolutions the channels fall.
-        sums: dtype of the result; None for that of what is convolved.
-
     Example:
         >>> transposed_operator((1, 1, 4), (2,), (1,), (0,), (1,), 1).reaches[0][1].outputs(8)
         16
     """
-    numbers = zip(kernel[2:], stride, dilation, padding, extra, strict=True)
-    reaches = tuple((axis + 2, TransposedReach(*each)) for axis, each in enumerate(numbers))
+    per_axis = zip(kernel[2:], stride, dilation, padding, extra, strict=True)
+    reaches = tuple((axis + 2, TransposedReach(*each)) for axis, each in enumerate(per_axis))
     local = TransposedWindow(stride, dilation, padding, extra, groups, sums)
-    apart = forms_apart(local, kernel)
-    return Operator("conv_transpose", reaches, local, free=(1,), apart=apart, groups=groups)
+    forms = per_group_forms(local, kernel)
+    return Operator("conv_transpose", reaches, local, free=(1,), per_group=forms, groups=groups)

@@ -1,6 +1,6 @@
-"""Arguments of operators over space, and every fault of them in one message.
+"""Arguments of operators over space; all their errors in one message.
 
->>> faults = Faults("conv")
+>>> faults = ArgumentErrors("conv")
 >>> faults.per_axis("stride", (2, 1), 2, least=1)
 (2, 1)
 >>> _ = faults.per_axis("dilation", 0, 2, least=1)
@@ -8,7 +8,7 @@
 >>> faults.raise_any()
 Traceback (most recent call last):
     ...
-isoshard.core.errors.ShardingError: conv: dilation 0 is no whole number from 1 up, or 2 of them; mode 'mirror' is none of 'zero', 'wrap'
+isoshard.core.errors.ShardingError: conv: dilation 0 is no integer from 1 up, or 2 of them; mode 'mirror' is none of 'zero', 'wrap'
 """  # noqa: E501
 
 from __future__ import annotations
@@ -21,56 +21,46 @@ import numpy as np
 from isoshard.core.errors import ShardingError
 
 
-class Faults:
-    """What is wrong with the arguments of one call.
+class ArgumentErrors:
+    """The errors of one call's arguments.
 
     Args:
         verb: the operator, which begins the message.
     """
 
     def __init__(self, verb: str) -> None:
-        """Begin with none."""
+        """See the class."""
         self.verb = verb
-        self.found: list[str] = []
+        self.messages: list[str] = []
 
     def per_axis(self, name: str, value: Any, axes: int, *, least: int) -> tuple[int, ...]:
-        """Read a number, or one for each axis.
-
-        Args:
-            name: of the argument.
-            value: what was given.
-            axes: how many axes.
-            least: the smallest number possible.
-
-        Returns:
-            One number per axis; the least where the argument is wrong, which is noted.
-        """
-        given = (value,) * axes if is_whole(value) else value
+        """Read a number, or one for each axis."""
+        numbers = (value,) * axes if is_integer(value) else value
         if (
-            isinstance(given, Sequence)
-            and len(given) == axes
-            and all(is_whole(number) and number >= least for number in given)
+            isinstance(numbers, Sequence)
+            and len(numbers) == axes
+            and all(is_integer(n) and n >= least for n in numbers)
         ):
-            return tuple(map(int, given))
-        self.found.append(f"{name} {value!r} is no whole number from {least} up, or {axes} of them")
+            return tuple(map(int, numbers))
+        self.messages.append(f"{name} {value!r} is no integer from {least} up, or {axes} of them")
         return (least,) * axes
 
     def choice(self, name: str, value: Any, possible: Sequence[str]) -> None:
-        """Note a value that is not among the possible ones."""
+        """Record an error unless `value` is among the possible ones."""
         if value not in possible:
-            self.found.append(f"{name} {value!r} is none of {', '.join(map(repr, possible))}")
+            self.messages.append(f"{name} {value!r} is none of {', '.join(map(repr, possible))}")
 
-    def unless(self, right: bool, fault: str) -> None:
-        """Note a fault, unless all is right."""
-        if not right:
-            self.found.append(fault)
+    def require(self, condition: bool, message: str) -> None:
+        """Record an error unless a condition holds."""
+        if not condition:
+            self.messages.append(message)
 
     def raise_any(self) -> None:
-        """Raise what was noted as one ShardingError, if anything was."""
-        if self.found:
-            raise ShardingError(f"{self.verb}: {'; '.join(self.found)}")
+        """Raise the recorded errors as one ShardingError, if there are any."""
+        if self.messages:
+            raise ShardingError(f"{self.verb}: {'; '.join(self.messages)}")
 
 
-def is_whole(value: Any) -> bool:
-    """Whether a value is a whole number (and no truth value)."""
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer (and no truth value)."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

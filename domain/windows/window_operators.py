@@ -1,11 +1,11 @@
-"""The frame of every operator that reads neighbours: which rows, how they come, where results go.
+"""The halo exchange of every operator that reads neighbours, and the placement of its outputs.
 
-An operator says along each axis what its outputs read, and how to compute outputs from a window of
-rows (a function of local arrays): `reach`. The frame decides where each output lives: with the row
+An operator declares along each axis what its outputs read, and computes outputs from a window of
+rows (a function of local arrays): `reach`. This module places each output: with the row
 it is nearest to, so that `[5, 2, 7, 4]` stay `[5, 2, 7, 4]` under a convolution that keeps the
 size. Each device then reads the window that its outputs need (`row_windows`), and computes.
 
-Where all shards are alike, before and after, the compiler's own halos do the same; `method="auto"`
+Where all shards are equal, before and after, the compiler's own halos do the same; `method="auto"`
 leaves it to them there, and takes windows elsewhere.
 """
 
@@ -23,8 +23,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.blocks.array_layout import ArrayLayout, layout_of, lifted, whole_layout
-from isoshard.core.blocks.known_shardings import lies, sharding_of
+from isoshard.core.blocks.array_layout import ArrayLayout, layout_of, lifted, unsplit_layout
+from isoshard.core.blocks.known_shardings import record_sharding, sharding_of
 from isoshard.core.blocks.row_windows import plan_windows, read_window, reflected
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
@@ -36,60 +36,36 @@ from .reach import Operator, Reach, View
 
 
 def apply(operator: Operator, x: Any, layout: ArrayLayout, *operands: Any) -> Any:
-    """Apply an operator.
-
-    Args:
-        operator: what to compute.
-        x: a jax.Array or UnevenArray.
-        layout: that of `x`.
-        *operands: arrays that every device has whole (weights).
-
-    Returns:
-        An UnevenArray where `x` is one or the outputs do not divide, else a jax.Array; laid out
-        as `x`.
-
-    Raises:
-        ShardingError: the operator gives no outputs, or cannot read this layout.
-    """
+    """Apply an operator."""
     sizes = _check(operator, layout)
     array = _run(operator, layout, x.array if layout.uneven else x, *operands)
-    array = lies(array, _told(operator, layout, operands))
+    array = record_sharding(array, _result_sharding(operator, layout, operands))
     shape = list(array.shape)
     valid: list[tuple[int, ...] | None] = list(x.sizes) if layout.uneven else [None] * len(shape)
     for (axis, _), size in zip(operator.reaches, sizes, strict=True):
         shape[axis] = sum(size)
         even = valid[axis] is None and len(set(size)) == 1  # before and after
-        kept = len(size) > 1 and (layout.uneven or len(set(size)) > 1) and not even
-        valid[axis] = size if kept else None
+        has_sizes = len(size) > 1 and (layout.uneven or len(set(size)) > 1) and not even
+        valid[axis] = size if has_sizes else None
     for axis, size in enumerate(valid):
         shape[axis] = sum(size) if size is not None else shape[axis]
     return layout.wrap(array, shape, valid) if layout.uneven or any(valid) else array
 
 
-def apply_here(operator: Operator, x: Any, mesh: Any, spec: Any, *operands: Any) -> Any:
-    """Apply an operator to an array that tells its layout, or inside a lifted function.
-
-    Args:
-        operator: what to compute.
-        x: a jax.Array or UnevenArray; in a function that is being lifted, of the true shape.
-        mesh: with `spec`, the layout of `x`, if it does not tell.
-        spec: any spelling of a spec.
-        *operands: as for `apply`.
+def apply_or_record(operator: Operator, x: Any, mesh: Any, spec: Any, *operands: Any) -> Any:
+    """Apply an operator to an array that has a sharding, or inside a lifted function.
 
     Returns:
         As `apply`; inside a lifted function, of the true shape.
-
-    Raises:
-        ShardingError: as `apply`, and if nothing tells the layout of `x`.
     """
     if not lifted(x, mesh, spec):
         return apply(operator, x, layout_of(x, mesh, spec, verb=operator.verb), *operands)
     reads = dict(operator.reaches)
 
-    def whole(x: Any, *operands: Any) -> Any:
-        layout = whole_layout(x.shape)
+    def unsharded(x: Any, *operands: Any) -> Any:
+        layout = unsplit_layout(x.shape)
         _check(operator, layout)
-        return here(operator, layout, x, *operands)
+        return apply_full(operator, layout, x, *operands)
 
     def rule(u: Any, *operands: Any) -> Any:
         plain = isinstance(u, UnevenArray) and not any(
@@ -102,20 +78,11 @@ def apply_here(operator: Operator, x: Any, mesh: Any, spec: Any, *operands: Any)
         layout = layout_of(u, verb=operator.verb).opened(operator.free)
         return apply(operator, u, layout, *operands)
 
-    return in_blocks(whole, rule)(x, *operands)
+    return in_blocks(unsharded, rule)(x, *operands)
 
 
 def output_sizes(reach: Reach, sizes: tuple[int, ...], uneven: bool) -> tuple[int, ...]:
-    """How many outputs each shard gets.
-
-    Args:
-        reach: what they read.
-        sizes: the rows of each shard.
-        uneven: whether to keep outputs with their rows also where they would divide.
-
-    Returns:
-        One size per shard.
-    """
+    """How many outputs each shard gets."""
     rows = sum(sizes)
     count = reach.outputs(rows)
     if not uneven and count % len(sizes) == 0:
@@ -126,24 +93,24 @@ def output_sizes(reach: Reach, sizes: tuple[int, ...], uneven: bool) -> tuple[in
 
 
 def _check(operator: Operator, layout: ArrayLayout) -> list[tuple[int, ...]]:
-    faults = []
+    errors = []
     for axis, reach in operator.reaches:
         rows = layout.shape[axis]
         if rows == 0 or reach.outputs(rows) < 1:
-            faults.append(f"axis {axis} of size {rows} gives no outputs")
+            errors.append(f"axis {axis} of size {rows} gives no outputs")
         elif operator.mode == "reflect" and rows == 1 and reach.reads(np.arange(1), 1)[0][0] < 0:
-            faults.append(f"axis {axis} has one row, which mode 'reflect' cannot repeat")
-    faults += [
+            errors.append(f"axis {axis} has one row, which mode 'reflect' cannot repeat")
+    errors += [
         f"axis {axis} is summed over, and padded" for axis in operator.free if layout.padded(axis)
     ]
-    if faults:
+    if errors:
         raise ShardingError(
-            f"{operator.verb}: an array of shape {layout.shape} does not fit: {'; '.join(faults)}. "
+            f"{operator.verb}: an array of shape {layout.shape} does not fit: {'; '.join(errors)}. "
             "Give larger axes or a smaller kernel; axes that are summed over, with no padding."
         )
-    if operator.method == "xla" and not _alike(operator, layout):
+    if operator.method == "xla" and not _equal_shards(operator, layout):
         raise ShardingError(
-            f"{operator.verb}: method 'xla' takes shards that are alike before and after, and "
+            f"{operator.verb}: method 'xla' takes shards that are equal before and after, and "
             f"those of shape {layout.shape} are not; leave it to method='auto'"
         )
     return [
@@ -152,24 +119,15 @@ def _check(operator: Operator, layout: ArrayLayout) -> list[tuple[int, ...]]:
 
 
 def uses_windows(operator: Operator, layout: ArrayLayout) -> bool:
-    """Whether rows are exchanged here, rather than by what the compiler derives.
-
-    Args:
-        operator: what to compute.
-        layout: of its input.
-
-    Returns:
-        False if no axis that it reads along is split, for `method="xla"`, and for "auto" if the
-        shards are alike before and after.
-    """
+    """Whether rows are exchanged here, rather than by what the compiler derives."""
     split = [reach for axis, reach in operator.reaches if len(layout.sizes[axis]) > 1]
     if not split or operator.method == "xla":
         return False
     derived = operator.mode == "zero" and all(reach.native for reach in split)
-    return operator.method == "windows" or not derived or not _alike(operator, layout)
+    return operator.method == "windows" or not derived or not _equal_shards(operator, layout)
 
 
-def _alike(operator: Operator, layout: ArrayLayout) -> bool:
+def _equal_shards(operator: Operator, layout: ArrayLayout) -> bool:
     return not layout.uneven and all(
         reach.outputs(layout.shape[axis]) % len(layout.sizes[axis]) == 0
         for axis, reach in operator.reaches
@@ -178,7 +136,7 @@ def _alike(operator: Operator, layout: ArrayLayout) -> bool:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _run(operator: Operator, layout: ArrayLayout, array: Any, *operands: Any) -> Any:
-    # Of axes that are read along and not known to be split, every device has all: the compiler's
+    # Axes that are read and not known to be split are gathered: the compiler's
     # halos are not to be relied on inside a shard_map (jax 0.10: dilated and grouped kernels).
     read = tuple(axis for axis, _ in operator.reaches)
     array = lax.with_sharding_constraint(array, layout.sharding_but(closed=read))
@@ -188,45 +146,42 @@ def _run(operator: Operator, layout: ArrayLayout, array: Any, *operands: Any) ->
     if uses_windows(operator, layout):
         out = _by_windows(operator, layout, array, operands)
     else:
-        out = here(operator, layout, array, *operands)
+        out = apply_full(operator, layout, array, *operands)
     for axis in others:
         out = _masked(out, layout, axis)
     return lax.with_sharding_constraint(out, _result_layout(operator, layout))
 
 
-def _told(operator: Operator, layout: ArrayLayout, operands: tuple[Any, ...]) -> NamedSharding:
-    """The layout of the result; an axis that an operand makes has the operand's."""
-    told = _result_layout(operator, layout)
-    own = sharding_of(operands[0]) if operands else None
+def _result_sharding(
+    operator: Operator, layout: ArrayLayout, operands: tuple[Any, ...]
+) -> NamedSharding:
+    """The sharding of the result; an axis of the operand has the operand's."""
+    sharding = _result_layout(operator, layout)
+    operand_sharding = sharding_of(operands[0]) if operands else None
     if (
-        operator.made is None
-        or not isinstance(own, NamedSharding)
-        or not same_grid(own.mesh, told.mesh)
+        operator.operand_axis is None
+        or not isinstance(operand_sharding, NamedSharding)
+        or not same_grid(operand_sharding.mesh, sharding.mesh)
     ):
-        return told
-    entries, (axis,) = [*entries_of(told.spec)], operator.free
-    made = axis_names((*entries_of(own.spec), *[None] * operands[0].ndim)[operator.made])
-    if made and not {*made} & {name for names in layout.names for name in names}:
-        entries[axis] = made
-    return NamedSharding(told.mesh, P(*entries))
+        return sharding
+    entries, (axis,) = [*entries_of(sharding.spec)], operator.free
+    axes = axis_names(
+        (*entries_of(operand_sharding.spec), *[None] * operands[0].ndim)[operator.operand_axis]
+    )
+    if axes and not {*axes} & {name for names in layout.names for name in names}:
+        entries[axis] = axes
+    return NamedSharding(sharding.mesh, P(*entries))
 
 
 def _result_layout(operator: Operator, layout: ArrayLayout) -> NamedSharding:
     return layout.sharding_but(operator.free, tuple(axis for axis, _ in operator.reaches))
 
 
-def here(operator: Operator, layout: ArrayLayout, array: Any, *operands: Any) -> Any:
-    """The outputs, where every row is at hand.
-
-    Args:
-        operator: what to compute.
-        layout: of the input, which no mesh axis need split.
-        array: the input, on every device.
-        *operands: as for `apply`.
-    """
+def apply_full(operator: Operator, layout: ArrayLayout, array: Any, *operands: Any) -> Any:
+    """The outputs, where all rows are local."""
     views = []
     for axis, reach in operator.reaches:
-        view, rows = _whole(operator, layout, axis, reach)
+        view, rows = _full_view(operator, layout, axis, reach)
         array = array if rows is None else jnp.take(array, rows, axis)
         views.append(view)
     return operator.local(array, tuple(views), *operands)
@@ -238,10 +193,10 @@ def _masked(array: Any, layout: ArrayLayout, axis: int) -> Any:
     return jnp.where(valid.reshape((-1,) + (1,) * (array.ndim - axis - 1)), array, 0)
 
 
-def _whole(
+def _full_view(
     operator: Operator, layout: ArrayLayout, axis: int, reach: Reach
 ) -> tuple[View, np.ndarray | None]:
-    """The window of an axis of which every row is at hand, and the rows to take for it, if any."""
+    """The window of an axis whose rows are all local, and the rows to take for it, if any."""
     rows = layout.shape[axis]
     outputs = np.arange(reach.outputs(rows))
     firsts, lasts = reach.reads(outputs, rows)
@@ -256,7 +211,7 @@ def _whole(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Exchange:
-    """One axis along which windows are read: the exchange, and each device's numbers."""
+    """One axis along which windows are read: the exchange, and each device's tables."""
 
     axis: int
     names: tuple[str, ...]
@@ -285,37 +240,33 @@ Tables = list[tuple[tuple[str, ...], tuple[np.ndarray, ...]]]
 
 
 def on_shards(operator: Operator, layout: ArrayLayout) -> tuple[Tables, Callable[..., Any]]:
-    """What each device computes of its shard, and the numbers that it needs for that.
-
-    Args:
-        operator: what to compute.
-        layout: of its input, with an axis to read along that is split.
+    """The per-device function, and the tables it takes.
 
     Returns:
-        For each such axis the mesh axes that split it, and arrays of which each device has a part;
-        and the function `(shard, numbers, operands)`, of one tuple of parts for each axis.
+        For each such axis the mesh axes that split it, and arrays to split over them; and
+        the function `(shard, tables, operands)`, of one tuple of local arrays for each axis.
     """
     split = [(axis, reach) for axis, reach in operator.reaches if len(layout.sizes[axis]) > 1]
     exchanges = [_exchange(operator, layout, axis, reach) for axis, reach in split]
     wholes = {
-        axis: _whole(operator, layout, axis, reach)
+        axis: _full_view(operator, layout, axis, reach)
         for axis, reach in operator.reaches
         if (axis, reach) not in split
     }
 
-    def shard(block: Any, numbers: Any, operands: tuple[Any, ...]) -> Any:
+    def shard(block: Any, tables: Any, operands: tuple[Any, ...]) -> Any:
         views = {axis: view for axis, (view, _) in wholes.items()}
         for axis, (_, rows) in wholes.items():
             if rows is not None:
                 block = jnp.take(block, rows, axis)
-        for exchange, (row, start, _, *rest) in zip(exchanges, numbers, strict=True):
+        for exchange, (row, start, _, *rest) in zip(exchanges, tables, strict=True):
             index = rest.pop(0) if exchange.plan.index is not None else None
             block = read_window(
                 block, exchange.plan, row, index, exchange.axis, exchange.names, operator.fill
             )
             views[exchange.axis] = View(start[0], exchange.outputs, (0, 0), tuple(rest))
         out = operator.local(block, tuple(views[axis] for axis, _ in operator.reaches), *operands)
-        for exchange, (_, _, valid, *_) in zip(exchanges, numbers, strict=True):
+        for exchange, (_, _, valid, *_) in zip(exchanges, tables, strict=True):
             if not exchange.full:
                 shape = (-1,) + (1,) * (out.ndim - exchange.axis - 1)
                 out = jnp.where(valid.reshape(shape), out, 0)
@@ -338,7 +289,7 @@ def _exchange(operator: Operator, layout: ArrayLayout, axis: int, reach: Reach) 
     which = np.minimum(begins[:, None] + np.arange(block), count - 1)
     tables = reach.tables(which.reshape(-1), rows)
     valid = np.arange(block) < np.array(outs)[:, None]
-    arrays = [plan.numbers, np.array(starts, np.int32), valid.reshape(-1)]
+    arrays = [plan.table, np.array(starts, np.int32), valid.reshape(-1)]
     arrays += [] if plan.index is None else [plan.index]
     full = all(size == block for size in outs)
     return _Exchange(axis, layout.names[axis], plan, block, (*arrays, *tables), full)

@@ -17,7 +17,7 @@ from jax import lax
 from isoshard.core.blocks.array_layout import layout_of
 from isoshard.core.blocks.block_values import Value
 from isoshard.core.blocks.hints import Even
-from isoshard.core.blocks.interpreting import bind, pack_like, rule, run_whole
+from isoshard.core.blocks.interpreting import bind, pack_like, rule, run_unpacked
 from isoshard.core.blocks.splits import AxisSplit
 from isoshard.core.blocks.uneven_values import operand_of, placed, value_of
 from isoshard.core.lifting.rules.ordering_rules import ordered
@@ -26,7 +26,7 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 from .conv import ConvReach, ConvWindow
 from .pool import PoolReach
 from .reach import Operator, View
-from .running_scan import MAXIMUM, MINIMUM, PRODUCT, SUM, run_along
+from .running_scan import MAXIMUM, MINIMUM, PRODUCT, SUM, scan_axis
 from .transposed_conv import TransposedReach, TransposedWindow
 from .window_operators import apply
 
@@ -35,17 +35,17 @@ from .window_operators import apply
 def convolution(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """By halos along axes of space, in its blocks along the batch, and else at the true shape."""
     image, kernel = values
-    numbers = eqn.params["dimension_numbers"]
+    dims = eqn.params["dimension_numbers"]
     operator = _convolution(eqn)
-    image = image.whole([numbers.lhs_spec[1]])
+    image = image.unpacked([dims.lhs_spec[1]])
     if operator is None or kernel.uneven or not placed([image]):
         return _at_true_shape(eqn, [image, kernel])
-    if not any(image.splits[axis] for axis in numbers.lhs_spec[2:]):
+    if not any(image.splits[axis] for axis in dims.lhs_spec[2:]):
         return _at_true_shape(eqn, [image, kernel])
-    image = _transposed(image, numbers.lhs_spec)
-    weight = jnp.transpose(kernel.array, numbers.rhs_spec)
-    (found,) = _by(operator, image, weight)
-    return [_transposed(found, tuple(map(int, np.argsort(numbers.out_spec))))]
+    image = _transposed(image, dims.lhs_spec)
+    weight = jnp.transpose(kernel.array, dims.rhs_spec)
+    (result,) = _by(operator, image, weight)
+    return [_transposed(result, tuple(map(int, np.argsort(dims.out_spec))))]
 
 
 def _convolution(eqn: JaxprEqn) -> Operator | None:
@@ -59,10 +59,10 @@ def _convolution(eqn: JaxprEqn) -> Operator | None:
     if params["batch_group_count"] != 1 or not 1 <= len(kernel) <= 3:
         return None
     each = zip(kernel, strides, spread, dilation, pads, strict=True)
-    if all(number == 1 for number in spread):
+    if all(stride == 1 for stride in spread):
         reaches: list[Any] = [ConvReach(k, s, d, *pad) for k, s, _, d, pad in each]
         local: Any = ConvWindow(tuple(strides), tuple(dilation), groups)
-    elif all(number == 1 for number in strides):
+    elif all(stride == 1 for stride in strides):
         reaches = [
             TransposedReach(k, by, d, (k - 1) * d - pad[0], pad[1] - pad[0])
             for k, _, by, d, pad in each
@@ -78,28 +78,28 @@ def _convolution(eqn: JaxprEqn) -> Operator | None:
 def _at_true_shape(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """In blocks along the batch; along other axes at the true shape."""
     image, kernel = values
-    numbers = eqn.params["dimension_numbers"]
-    batch, out = numbers.lhs_spec[0], numbers.out_spec
-    kernel = kernel.whole()
-    inner = image.whole([axis for axis in range(len(image.splits)) if axis != batch])
+    dims = eqn.params["dimension_numbers"]
+    batch, out = dims.lhs_spec[0], dims.out_spec
+    kernel = kernel.unpacked()
+    inner = image.unpacked([axis for axis in range(len(image.splits)) if axis != batch])
     if eqn.params["batch_group_count"] != 1:
-        inner = inner.whole()
+        inner = inner.unpacked()
     if inner.uneven:
         inner = inner.with_zeros()
         (array,) = bind(eqn, [inner.array, kernel.array])
         splits: list[AxisSplit | None] = [None] * len(out)
         splits[out[0]] = inner.splits[batch]
-        found = [Value(array, tuple(splits)).with_zeros()]
+        result = [Value(array, tuple(splits)).with_zeros()]
     else:
-        found = run_whole(eqn, [inner, kernel])
+        result = run_unpacked(eqn, [inner, kernel])
     if eqn.params["batch_group_count"] == 1:
         hints: list[Even | None] = [None] * len(out)
         hints[out[0]] = image.hints[batch]
-        found = [found[0].hinted(tuple(hints))]
+        result = [result[0].hinted(tuple(hints))]
     like: list[AxisSplit | None] = [None] * len(out)
     for spatial in range(2, len(out)):
-        like[out[spatial]] = image.splits[numbers.lhs_spec[spatial]]
-    return pack_like(found, like)
+        like[out[spatial]] = image.splits[dims.lhs_spec[spatial]]
+    return pack_like(result, like)
 
 
 def _transposed(value: Value, order: tuple[int, ...]) -> Value:
@@ -184,7 +184,7 @@ def running(eqn: JaxprEqn, values: list[Value]) -> Sequence[Value]:
     if value.splits[axis] is None or not placed(values):
         return ordered(eqn, values)
     u = operand_of(value)
-    return [value_of(run_along(_RUNNING[eqn.primitive.name], u, axis, reverse, None, None))]
+    return [value_of(scan_axis(_RUNNING[eqn.primitive.name], u, axis, reverse, None, None))]
 
 
 def _by(operator: Operator, value: Value, *operands: Any) -> list[Value]:

@@ -32,13 +32,6 @@ Stages = Mapping[str, int] | Callable[[Node], int | None]
 def said_stages(graph: Graph, stages: Stages | None) -> dict[int, int | None]:
     """Ask for the stage of every node.
 
-    Args:
-        graph: the graph.
-        stages: as for `annotate`.
-
-    Returns:
-        By index of the node; empty if no stages are given.
-
     Raises:
         AnnotationError: a pattern fits no node, no node gets a stage, or one is no whole number.
         PlanError: a pattern is malformed.
@@ -63,19 +56,7 @@ def said_stages(graph: Graph, stages: Stages | None) -> dict[int, int | None]:
 def stage_parts(
     mesh: Mesh, stages: Sequence[int], stage_axis: str
 ) -> tuple[dict[int, NumberedMesh], MeshRecord]:
-    """Give each stage its devices.
-
-    Args:
-        mesh: as for `annotate`.
-        stages: their numbers, ascending.
-        stage_axis: the name of the axis along which they lie, if the mesh has it.
-
-    Returns:
-        The mesh of each stage with the numbers of its devices in the file, and the axes of all.
-
-    Raises:
-        AnnotationError: the axis has another size than there are stages.
-    """
+    """Give each stage its devices."""
     axes = tuple(mesh.shape.items())
     if len(stages) == 1:
         numbers = tuple(range(mesh.size))

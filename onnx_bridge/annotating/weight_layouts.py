@@ -42,17 +42,7 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def modules_around(node: Node) -> tuple[str, ...]:
-    """Read the modules a node comes from, the outermost first.
-
-    Args:
-        node: of a model that torch exported.
-
-    Returns:
-        Their names, "" for the whole model; () if the node does not say.
-
-    Raises:
-        ModelError: what the node says cannot be read.
-    """
+    """Read the modules a node comes from, the outermost first."""
     said = next((p.value for p in node.proto.metadata_props if p.key == _SCOPES), None)
     if not said:
         return ()
@@ -67,9 +57,6 @@ def modules_around(node: Node) -> tuple[str, ...]:
 def is_spoken(leaf: ResolvedLeaf) -> bool:
     """Whether a file says how a weight lies.
 
-    Args:
-        leaf: a line of a plan's table.
-
     Returns:
         False for a weight that is whole because no rule names it: that is what an unannotated
         weight is anyway, and where it meets a split value each device takes its part of it.
@@ -78,31 +65,12 @@ def is_spoken(leaf: ResolvedLeaf) -> bool:
 
 
 def spoken(resolved: ResolvedPlan) -> dict[str, P]:
-    """The specs of the weights of which a file says how they lie.
-
-    Args:
-        resolved: a plan's table.
-
-    Returns:
-        The spec of each, by name.
-    """
+    """The specs of the weights of which a file says how they lie."""
     return {leaf.name: leaf.sharding.spec for leaf in resolved.leaves if is_spoken(leaf)}
 
 
 def spec_over(layout: NamedSharding | P, mesh: Mesh, ndim: int) -> P:
-    """Say a layout over the mesh of the export.
-
-    Args:
-        layout: of a tensor, over any mesh; a spec is over the mesh of the export.
-        mesh: the mesh.
-        ndim: rank of the tensor.
-
-    Returns:
-        The spec over `mesh`.
-
-    Raises:
-        ShardingError: a spec over `mesh` cannot say it.
-    """
+    """Say a layout over the mesh of the export."""
     if isinstance(layout, P):
         return layout
     refuse(layout, "a file has no words for that")
@@ -115,17 +83,7 @@ def spec_over(layout: NamedSharding | P, mesh: Mesh, ndim: int) -> P:
 def of_parameters(
     layout: Mapping[str, P], parameters: Mapping[str, Origin], graph: Graph, mesh: Mesh
 ) -> dict[str, P]:
-    """Carry the specs of weights over to the tensors made of them.
-
-    Args:
-        layout: the spec of each weight of which something is said.
-        parameters: the origin of each tensor.
-        graph: has the tensors.
-        mesh: the mesh.
-
-    Returns:
-        The spec of each tensor. An axis that a slice made too short for its shards is whole.
-    """
+    """Carry the specs of weights over to the tensors made of them."""
     found = {}
     for tensor, origin in parameters.items():
         if origin.parameter not in layout:
@@ -141,20 +99,7 @@ def of_parameters(
 
 
 def of_inputs(plan: Plan, graph: Graph, mesh: Mesh) -> dict[str, P]:
-    """Find the specs that a plan gives the inputs of a graph.
-
-    Args:
-        plan: its `inputs` go by the names of the graph's inputs.
-        graph: the graph.
-        mesh: the mesh.
-
-    Returns:
-        The spec of each input, or nothing if the plan does not speak of inputs. Sizes that are open
-        count as divisible.
-
-    Raises:
-        PlanError: a spec does not fit.
-    """
+    """Find the specs that a plan gives the inputs of a graph."""
     if all(factor.inputs is UNSAID for factor in plan.factors):
         return {}
     shapes = {name: _sizes(graph, name, mesh) for name in graph.inputs}
@@ -164,15 +109,6 @@ def of_inputs(plan: Plan, graph: Graph, mesh: Mesh) -> dict[str, P]:
 
 def of_activations(plan: Plan, graph: Graph, mesh: Mesh) -> dict[str, P]:
     """Find the values that a plan speaks of by the modules they go into or come out of.
-
-    Args:
-        plan: with `activations`.
-        graph: exported by torch.
-        mesh: the mesh.
-
-    Returns:
-        The spec of each value. One with axes that are left to the compiler is left out, with an
-        `AnnotationWarning`.
 
     Raises:
         ShardingError: a spec does not fit, or two rules give one value different specs; all faults

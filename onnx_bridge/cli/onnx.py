@@ -40,14 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check(given: argparse.Namespace) -> int:
-    """Print what `validate` finds.
-
-    Args:
-        given: the arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Print what `validate` finds."""
     findings = onnx.validate(given.file, given.config)
     shown = [one for one in findings if given.all or one.severity != "info"]
     counts = Counter(one.severity for one in findings)
@@ -65,14 +58,7 @@ def check(given: argparse.Namespace) -> int:
 
 
 def show(given: argparse.Namespace) -> int:
-    """Print what each device holds.
-
-    Args:
-        given: the arguments.
-
-    Returns:
-        The exit status.
-    """
+    """Print what each device holds."""
     from .onnx_drawing import draw
 
     width = given.width or shutil.get_terminal_size((100, 24)).columns

@@ -28,22 +28,7 @@ def draw(
     width: int = 100,
     color: bool = False,
 ) -> str:
-    """Draw the layout of a model, stage by stage.
-
-    Args:
-        model: a model, or what `isoshard.onnx.load` takes.
-        config: name of the configuration, if there are several.
-        sizes: numbers for symbols in shapes.
-        width: columns to fit into.
-        color: with escape codes for a terminal, a colour for each block.
-
-    Returns:
-        The picture.
-
-    Raises:
-        ModelError: the model cannot be read.
-        AnnotationError: its annotations cannot be followed.
-    """
+    """Draw the layout of a model, stage by stage."""
     write = colored if color else plain
     parts = []
     for stage in holdings(model, config, sizes):

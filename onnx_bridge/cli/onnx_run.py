@@ -24,11 +24,7 @@ from isoshard.onnx_bridge.reading.annotations import choose
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command.
-
-    Args:
-        parser: has the argument `file` and the option `--config` already.
-    """
+    """Add the arguments of the command."""
     parser.add_argument("inputs", type=Path, help="an .npz with an array for each input, by name")
     parser.add_argument("--out", type=Path, metavar="NPZ", help="where to save the outputs")
     parser.add_argument(
@@ -38,14 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run a model once.
-
-    Args:
-        given: the arguments.
-
-    Returns:
-        The exit status: 2 if inputs or devices do not fit.
-    """
+    """Run a model once."""
     try:
         model = onnx.load(given.file)
         if given.simulate:

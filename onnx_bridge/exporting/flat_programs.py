@@ -106,14 +106,6 @@ class FlatProgram:
 def flat_program(fn: Callable[..., Any], inputs: Sequence[Any]) -> FlatProgram:
     """Trace a function.
 
-    Args:
-        fn: takes arrays, gives arrays in any pytree.
-        inputs: arrays or `jax.ShapeDtypeStruct`s; sizes may be symbolic. Those on Explicit axes are
-            traced with their types.
-
-    Returns:
-        The program.
-
     Raises:
         ModelError: it draws random numbers, works on shards (`shard_map`), leaves sums to be taken
             (unreduced axes), or lays values out inside `while` or `cond`; all faults are collected.

@@ -35,9 +35,8 @@ from ..errors import ModelError
 from ..reading.graph import Graph
 from ..reading.parameter_record import write_parameters
 from . import naming, plain_copies
+from .finishing import save, simplify
 from .origins import Origins
-from .saving import save
-from .simplifying import simplify
 
 
 def export_torch(

@@ -1,6 +1,6 @@
 """Which function of an annex each extension point of the heart is: docs/architecture.md."""
 
-from isoshard.core import extensions
+from .core import extensions
 
 PROVIDED = {
     "attend_in_blocks": "isoshard.domain.attention.uneven_attention:attend_in_blocks",
@@ -14,17 +14,17 @@ PROVIDED = {
     "call_domain_verb": "isoshard.domain.torch_verbs:call",
     "call_function_handler": "isoshard.domain.torch_handlers.torch_routing:routed",
     "conv_operator": "isoshard.domain.windows.conv:conv_operator",
-    "found_plan": "isoshard.planner.torch_steps.automatic_layouts:found_for",
+    "automatic_plan": "isoshard.planner.torch_steps.automatic_layouts:found_for",
     "gradients_in_blocks": "isoshard.domain.attention.uneven_attention:gradients_in_blocks",
-    "lay_out_step": "isoshard.planner.torch_steps.automatic_layouts:lay_out",
+    "shard_step": "isoshard.planner.torch_steps.automatic_layouts:lay_out",
     "marked_modules": "isoshard.planner.flax_steps:marked_modules",
     "max_operator": "isoshard.domain.windows.pool:max_operator",
     "mean_operator": "isoshard.domain.windows.pool:mean_operator",
-    "operand_slope_by_halos": "isoshard.domain.windows.space_split:operand_slope_by_halos",
+    "operand_cotangent_by_halos": "isoshard.domain.windows.space_split:operand_cotangent_by_halos",
     "partitioned_attention": "isoshard.domain.attention.partitioned_attention:Attention",
     "resize_operator": "isoshard.domain.windows.resize:resize_operator",
-    "run_where_split": "isoshard.domain.windows.running_scan:run_where_split",
-    "slope_by_halos": "isoshard.domain.windows.space_split:slope_by_halos",
+    "scan_where_split": "isoshard.domain.windows.running_scan:scan_where_split",
+    "cotangent_by_halos": "isoshard.domain.windows.space_split:cotangent_by_halos",
     "split_fft": "isoshard.domain.fourier.fourier_primitive:transform",
     "spread_shardings": "isoshard.planner.axes.border_layouts:spread_layouts",
     "traced_flax_step": "isoshard.planner.flax_steps:traced_flax_step",

@@ -34,7 +34,7 @@ def in_blocks(x, mesh, spec, sizes, padding=np.nan):
 
 
 def out_of_blocks(u):
-    """The valid elements, in NumPy; whole arrays as they are."""
+    """The valid elements, in NumPy; global arrays as they are."""
     if not isinstance(u, UnevenArray):
         return np.asarray(u)
     found = np.asarray(u.array)

@@ -63,7 +63,7 @@ def check(found, wanted, mesh):
 
 
 def both(mesh, names):
-    """A function of an array: what some verbs give, and their slopes."""
+    """A function of an array: what some verbs give, and their gradients."""
 
     def run(x):
         found = {}

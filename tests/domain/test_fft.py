@@ -68,7 +68,7 @@ def checked(mesh, spec, shape, axes, norm="backward", odd=0):
     ],
 )
 def test_along_whole_axes_nothing_is_sent(grid, spec, shape, axes, norm, odd):
-    """In no direction, and everything lies as the operand does."""
+    """In no direction, and everything is sharded as the operand does."""
     mesh = iso.make_mesh(grid, ("x", "y")[: len(grid)])
     assert checked(mesh, spec, shape, axes, norm, odd) == {}
 

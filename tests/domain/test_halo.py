@@ -57,7 +57,7 @@ def test_shards_and_their_gradients(mesh, x64):
         if mode == "zero":  # row 0 stands for what is not there
             copies[0] = np.sum(expected(numbers + 1, sizes, *width, mode) == 1)
         np.testing.assert_allclose(whole(slopes[mode]), x * copies, err_msg=mode)
-    told = halo_exchange(laid["edge"], CASES["edge"][1], 1, "edge")  # by its layout
+    told = halo_exchange(laid["edge"], CASES["edge"][1], 1, "edge")  # by its sharding
     np.testing.assert_array_equal(whole(told), whole(outs["edge"]))
 
 
@@ -75,9 +75,9 @@ def test_faults_are_told(mesh):
         halo_exchange(x, 1, 1)
     with pytest.raises(ShardingError, match=r"width -1 is .*; mode 'odd' .*; axis 2 is none"):
         halo_exchange(x, -1, 2, "odd")
-    with pytest.raises(ShardingError, match=r"inside jax.jit a value does not tell"):
+    with pytest.raises(ShardingError, match=r"inside jax.jit a value has no sharding"):
         jax.jit(lambda x: halo_exchange(x, 1, 0))(under_auto(x))  # a type would tell
-    with pytest.raises(TypeError, match="given was ndarray"):
+    with pytest.raises(TypeError, match="got ndarray"):
         halo_exchange(np.ones(8), 1, 0)
     with pytest.raises(UnevenError, match=r"axis 0 has 2 blocks, and 4 shards"):
         halo_exchange(UnevenArray(x, (5, 3), ((2, 3), None)), 1, 0)

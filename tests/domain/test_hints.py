@@ -27,7 +27,7 @@ def mesh():
 
 KEPT = {
     "elementwise": lambda x: jnp.where(x > 0, x, jnp.sin(x) * 2),
-    "with a whole array": lambda x: x + jnp.arange(18.0),
+    "with a global array": lambda x: x + jnp.arange(18.0),
     "with its mean": lambda x: x - x.mean((0, 1), keepdims=True),
     "transpose": lambda x: jnp.tanh(x.transpose(1, 2, 0)).transpose(2, 0, 1),
     "reshape": lambda x: jnp.tanh(x.reshape(4, 2, 3, 18)).reshape(4, 6, 18),

@@ -1,4 +1,4 @@
-"""Packing whole arrays into blocks, out of them and into others; what is refused."""
+"""Packing global arrays into blocks, out of them and into others; what is refused."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def line():
         ("numpy", (5, 2, 7, 4)),
         ("jax", (18, 0, 0, 0)),
         ("elsewhere", None),
-        ("laid out", (0, 3, 9, 6)),
+        ("sharded", (0, 3, 9, 6)),
         ("traced", (0, 3, 9, 6)),
         ("traced", None),
     ],
@@ -37,7 +37,7 @@ def test_any_sizes(line, sizes, kind):
         u = jax.jit(lambda x: iso.shard(x, line, P("x"), uneven="pad", sizes=sizes))(X)
     else:
         x = X if kind == "numpy" else jnp.asarray(X)
-        x = iso.shard(x, line, P()) if kind == "laid out" else x
+        x = iso.shard(x, line, P()) if kind == "sharded" else x
         x = jax.device_put(x, jax.devices()[5]) if kind == "elsewhere" else x
         u = iso.shard(x, line, P("x"), uneven="pad", sizes=sizes)
     assert u.sizes == (sizes or (5, 5, 5, 3), None)
@@ -157,7 +157,7 @@ def test_shapes_that_do_not_fit(mesh, spec, shapes, fault):
         (P("y"), (5, 2, 7, 5), "axis 0 is given 19 elements, and has 18"),
         (P("y"), (9, 9), "axis 0 is given 2 sizes for its 4 blocks"),
         (P("y"), (-1, 9, 9, 1), "sizes below 0"),
-        (P("y"), ((5, 2, 7, 4),), "1 entries are given for 2 axes"),
+        (P("y"), ((5, 2, 7, 4),), "1 entries for 2 axes"),
         (P("y", "x"), (5, 2, 7, 4), "2 axes are split, so sizes"),
         (P("y"), (None, (1, 2)), "axis 1 is given sizes, and no mesh axis splits it"),
         (P("y"), {3: (1, 2)}, "there is no axis 3"),
@@ -171,7 +171,7 @@ def test_sizes_that_do_not_fit(mesh, spec, sizes, fault):
 def test_what_is_refused(line):
     with pytest.raises(UnevenError, match="no multiple of its 4 shards"):
         iso.shard(X, line, P("x"))
-    with pytest.raises(ShardingError, match="'error' or 'pad', given was 'crop'"):
+    with pytest.raises(ShardingError, match="'error' or 'pad', got 'crop'"):
         iso.shard(X, line, P("x"), uneven="crop")
     with pytest.raises(ShardingError, match="say that it is wanted"):
         iso.shard(X, line, P("x"), sizes=(5, 2, 7, 4))
@@ -181,5 +181,5 @@ def test_what_is_refused(line):
         iso.shard([X], line, P("x"), uneven="pad", sizes=(5, 2, 7, 4))
     with pytest.raises(SpecError, match="no mesh axis is called 'z'"):
         iso.shard([X, X], line, P("z"), uneven="pad")
-    with pytest.raises(ShardingError, match="lies on no mesh that is known here"):
+    with pytest.raises(ShardingError, match="has no known mesh"):
         iso.domain.repack(UnevenArray(jnp.zeros(4), (3,), ((1, 2),)), (2, 1))

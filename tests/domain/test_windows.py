@@ -154,7 +154,7 @@ def test_convolutions(mesh, x64):
 
 
 def test_windows(mesh, x64):
-    """And a running sum along a whole axis, and a maximum that gives its gradient to the first."""
+    """And a running sum along an unsplit axis, and a maximum with its gradient to the first."""
     rows = {
         name: row(*functions, split, (2, 2, sum(SPLITS[split]), *more))
         for name, (functions, split, *more) in WINDOWS.items()
@@ -256,7 +256,7 @@ FAULTS = [
     (lambda x: pad(x, {3: (1, 1), 0: 1}), "axis 3 is none of the 3 axes; widths 1 of axis 0"),
     (lambda x: pad(x, {0: (1, 1)}, "constant"), "mode 'constant' is none of 'zero'"),
     (lambda x: pad(x, {2: (-8, -8)}), "axis 2 of size 16 gives no outputs"),
-    (lambda x: roll(x, 0.5, 4), "shift 0.5 is no whole number; axis 4 is none"),
+    (lambda x: roll(x, 0.5, 4), "shift 0.5 is no integer; axis 4 is none"),
     (lambda x: interpolate(x, scale=-1.0), "scale -1.0 is no number above 0"),
     (lambda x: interpolate(x, scale=0.01), r"scale 0.01 leaves nothing of \(16,\)"),
     (lambda x: interpolate(x, size=4, mode="bilinear"), "mode 'bilinear' is none of 'nearest'"),

@@ -18,8 +18,8 @@ from isoshard.core.extensions import (
     block_conv_transpose,
     by_halos,
     conv_operator,
-    operand_slope_by_halos,
-    slope_by_halos,
+    cotangent_by_halos,
+    operand_cotangent_by_halos,
     transposed_operator,
 )
 from isoshard.core.nn.convolution import (
@@ -257,7 +257,7 @@ def gradient_of_images(
     if rows is None:
         function = functools.partial(convolve, channels_last=channels_last)
         return pull_back(lambda a: function(a, weight, *given), grad, x)[0]
-    return _last(slope_by_halos(*rows).astype(x.dtype), channels_last)
+    return _last(cotangent_by_halos(*rows).astype(x.dtype), channels_last)
 
 
 def gradient_of_weight(
@@ -267,7 +267,7 @@ def gradient_of_weight(
     stride, padding, dilation, transposed, _, groups = given = _options(x.ndim - 2, *options)
     rows = _slope_operands(grad, x, weight, *given, channels_last=channels_last)
     if rows is not None:
-        slope = operand_slope_by_halos(*rows).astype(weight.dtype)
+        slope = operand_cotangent_by_halos(*rows).astype(weight.dtype)
         if not transposed:
             return slope
         return pull_back(lambda w: transposed_kernel(w, groups), slope, weight)[0]

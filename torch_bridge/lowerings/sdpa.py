@@ -90,7 +90,7 @@ def _backward(
     ):
         if may_split(q.shape, k.shape[-2]):
             return static.gradients(grad, q, k, v, mask, logsumexp, delta, wants_mask, words)
-        return static.whole_gradients(grad, q, k, v, mask, None, wants_mask, words)
+        return static.unsharded_gradients(grad, q, k, v, mask, None, wants_mask, words)
 
     blocks = functools.partial(gradients_in_blocks, static, wants_mask=wants_mask)
     return in_blocks(whole, blocks)(grad, q, k, v, mask, logsumexp, products(out, grad), words)

@@ -14,7 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from isoshard.core.extensions import block_interpolate, by_halos, resize_operator, slope_by_halos
+from isoshard.core.extensions import (
+    block_interpolate,
+    by_halos,
+    cotangent_by_halos,
+    resize_operator,
+)
 from isoshard.core.nn.resizing import Taps, matrix_of, ratio_of, resample, smooth_taps
 
 from . import byte_images
@@ -150,7 +155,7 @@ def _register(name: str, mode: str, rank: int) -> None:
         rows = of_rows(grad, taps, shape, output_size, options)
         if rows is not None:
             slope = wide(grad)
-            return slope_by_halos(rows, slope, jnp.zeros(shape, slope.dtype)).astype(grad.dtype)
+            return cotangent_by_halos(rows, slope, jnp.zeros(shape, slope.dtype)).astype(grad.dtype)
         operated = operator(shape, output_size, options)
 
         def pulled(grad: jax.Array) -> jax.Array:

@@ -31,7 +31,7 @@ def placing(
     """
     if not auto_spmd() and not first_layouts.any_asked_for():
         return None
-    return extensions.lay_out_step(step, args, kwargs)
+    return extensions.shard_step(step, args, kwargs)
 
 
 def auto_plan(module: torch.nn.Module) -> Any:
@@ -58,7 +58,7 @@ def auto_plan(module: torch.nn.Module) -> Any:
         >>> xs.auto_plan(model).mesh == mesh.get_jax_mesh()
         True
     """
-    return extensions.found_plan(module)
+    return extensions.automatic_plan(module)
 
 
 capture.ARGUMENT_SHARDERS.append(placing)

@@ -34,15 +34,9 @@ from . import lowered
 def debug_info(tensor: torch.Tensor) -> str:
     """What is behind a tensor, in torch_xla's words. Nothing is executed.
 
-    Args:
-        tensor: on the `jax` device.
-
     Returns:
         The operations that are still to be executed, the shape and the layout of its buffers, or
         the size of what the host holds until a program needs it.
-
-    Raises:
-        RuntimeError: it is on another device.
     """
     if not isinstance(tensor, XLAShardedTensor):
         raise RuntimeError(
@@ -64,11 +58,7 @@ def debug_info(tensor: torch.Tensor) -> str:
 
 
 def graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
-    """A number that is equal for equal programs: operations, shapes and layouts.
-
-    Args:
-        tensors: what would be executed; see `lowered.stablehlo`.
-    """
+    """A number that is equal for equal programs: operations, shapes and layouts."""
     return hashlib.sha256(lowered.stablehlo(tensors).encode()).digest()
 
 

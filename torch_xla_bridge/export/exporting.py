@@ -153,13 +153,6 @@ def to_stablehlo(
 ) -> StableHLOGraphModule:
     """Make a StableHLO program of one of `torch.export`.
 
-    Args:
-        exported: with fixed shapes, and positional arguments only.
-        options: see `StableHLOExportOptions`.
-
-    Returns:
-        A callable with the program's calling convention.
-
     Raises:
         ValueError: there are no example arguments, keyword arguments, dynamic shapes, or an option
             asks for what is not here.
@@ -227,13 +220,7 @@ def save_as_stablehlo(
     stablehlo_dir: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """Export a program to a folder; `StableHLOGraphModule.load` reads it.
-
-    Args:
-        exported_model: see `to_stablehlo`.
-        stablehlo_dir: the folder.
-        options: see `StableHLOExportOptions`.
-    """
+    """Export a program to a folder; `StableHLOGraphModule.load` reads it."""
     to_stablehlo(exported_model, options).save(stablehlo_dir, options)
 
 
@@ -243,14 +230,7 @@ def save_torch_model_as_stablehlo(
     path: str | os.PathLike[str],
     options: StableHLOExportOptions | None = None,
 ) -> None:
-    """Export a module to a folder.
-
-    Args:
-        torchmodel: on the CPU.
-        args: example arguments; their shapes are those of the program.
-        path: the folder.
-        options: see `StableHLOExportOptions`.
-    """
+    """Export a module to a folder."""
     save_as_stablehlo(torch.export.export(torchmodel, args), path, options)
 
 

@@ -43,14 +43,7 @@ _SHORT = {"float": "f", "int": "s", "uint": "u", "complex": "c", "bfloat": "bf"}
 
 
 def stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
-    """The StableHLO module that would compute tensors.
-
-    Args:
-        tensors: on the `jax` device; None or empty for everything that is recorded and still alive.
-
-    Returns:
-        The text; empty if nothing has to be computed.
-    """
+    """The StableHLO module that would compute tensors."""
     found = _plan(tensors)
     return "" if found is None else _lower(*found).as_text()
 
@@ -61,10 +54,6 @@ def hlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
     While the environment variable `XLA_DUMP_POST_OPTIMIZATIONS` is set to 1 or true it is what
     XLA makes of the program, which is compiled for it: with the collectives, and the shapes of one
     device's part.
-
-    Args:
-        tensors: see `stablehlo`. Of tensors that all have values, it is the program that takes them
-            in and gives them back; of manual ones, that of their pieces.
     """
     tensors = None if tensors is None else [_pieces(tensor) for tensor in tensors]
     found = _plan(tensors)
@@ -93,11 +82,7 @@ def _identity(tensors: Sequence[torch.Tensor]) -> jax.stages.Lowered:
 
 
 def bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
-    """The same as a portable StableHLO artifact, which later versions of XLA read as well.
-
-    Args:
-        tensors: see `stablehlo`.
-    """
+    """The same as a portable StableHLO artifact, which later versions of XLA read as well."""
     found = _plan(tensors)
     if found is None:
         return b""
@@ -112,11 +97,7 @@ def bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
 
 
 def tape_text(tensors: Sequence[torch.Tensor] | None = None) -> str:
-    """The recorded operations that tensors depend on, one per line.
-
-    Args:
-        tensors: see `stablehlo`.
-    """
+    """The recorded operations that tensors depend on, one per line."""
     found = _plan(tensors)
     if found is None:
         return ""
@@ -161,14 +142,7 @@ def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[CompileRequest, list[
 def planned(
     tensors: Sequence[torch.Tensor] | None,
 ) -> tuple[CompileRequest, list[Any], list[Any]] | None:
-    """What would be executed.
-
-    Args:
-        tensors: see `stablehlo`.
-
-    Returns:
-        The plan, its inputs' shapes and layouts, and the inputs; None if nothing would be executed.
-    """
+    """What would be executed."""
     if tensors:
         values = [lazy_tensor.read(_checked(tensor)) for tensor in tensors]
         waiting = [value for value in values if value.array is None]
@@ -251,11 +225,7 @@ _COUNTED = re.compile(r"devices=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
 def listed(text: str) -> str:
-    """Layouts with their devices one by one, in the place of XLA's short form.
-
-    Args:
-        text: HLO.
-    """
+    """Layouts with their devices one by one, in the place of XLA's short form."""
 
     def devices(match: re.Match[str]) -> str:
         grid, counts, turn = match.groups()

@@ -43,14 +43,7 @@ class LoweringContext:
         self._parameters: dict[int, Value] = {}
 
     def build(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Lower the program that would compute tensors.
-
-        Args:
-            tensors: on the device, and still to be computed.
-
-        Raises:
-            RuntimeError: they have values already; or they are on another device.
-        """
+        """Lower the program that would compute tensors."""
         found = lowered.planned(tensors)
         if found is None:
             raise RuntimeError(
@@ -90,14 +83,7 @@ class LoweringContext:
         return {number: _tensor(value).cpu() for number, value in self._parameters.items()}
 
     def tensor_parameter_id(self, tensor: torch.Tensor) -> int:
-        """The number of the parameter that a tensor is.
-
-        Args:
-            tensor: on the device.
-
-        Returns:
-            The number; -1 if the program does not take it.
-        """
+        """The number of the parameter that a tensor is."""
         value = lazy_tensor.read(tensor) if isinstance(tensor, lazy_tensor.LazyTensor) else None
         for number, one in self._parameters.items():
             if one is value:

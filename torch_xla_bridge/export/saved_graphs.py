@@ -24,11 +24,7 @@ _FORMATS = ("text", "hlo")
 
 
 def begin() -> None:
-    """Write programs from now on, if the environment asks for it.
-
-    Raises:
-        ValueError: `XLA_SAVE_TENSORS_FMT` is neither `text` nor `hlo`.
-    """
+    """Write programs from now on, if the environment asks for it."""
     path = os.environ.get("XLA_SAVE_TENSORS_FILE")
     form = os.environ.get("XLA_SAVE_TENSORS_FMT", "text")
     if not path:

@@ -58,12 +58,7 @@ class CoalescingBuckets:
         self._results: list[Any] = []
 
     def add(self, tensor: torch.Tensor, idx: int) -> None:
-        """Put a tensor into the present bucket.
-
-        Args:
-            tensor: it.
-            idx: its position in the input list.
-        """
+        """Put a tensor into the present bucket."""
         self._bucket.append(idx)
         self._size += tensor.nbytes
 
@@ -103,19 +98,7 @@ def all_gather_bucketized(
     pin_layout: bool = False,
     bucket_cap_mb: int = 160,
 ) -> list[torch.Tensor]:
-    """`all_gather` of a list in buckets.
-
-    Args:
-        input_list: the tensors.
-        dim: see `all_gather`.
-        groups: see `all_gather`.
-        output: see `all_gather`.
-        pin_layout: False; lists cannot pin the layout.
-        bucket_cap_mb: size of a bucket in MiB.
-
-    Raises:
-        RuntimeError: with `pin_layout=True`.
-    """
+    """`all_gather` of a list in buckets."""
     if pin_layout:
         raise RuntimeError("all_gather_bucketized cannot pin the layout; pass pin_layout=False")
 
@@ -136,19 +119,7 @@ def reduce_scatter_bucketized(
     pin_layout: bool = False,
     bucket_cap_mb: int = 160,
 ) -> list[torch.Tensor]:
-    """`reduce_scatter` of a list in buckets.
-
-    Args:
-        reduce_type: see `reduce_scatter`.
-        input_list: the tensors.
-        scale: see `reduce_scatter`.
-        scatter_dim: see `reduce_scatter`.
-        shard_count: see `reduce_scatter`.
-        groups: see `reduce_scatter`.
-        output: see `reduce_scatter`.
-        pin_layout: not used.
-        bucket_cap_mb: size of a bucket in MiB.
-    """
+    """`reduce_scatter` of a list in buckets."""
 
     def scatter(tensors: Any, outputs: Any) -> Any:
         return reduce_scatter(
@@ -165,15 +136,7 @@ def all_reduce_bucketized_gradients(
     pin_layout: bool,
     bucket_cap_mb: int = 0,
 ) -> None:
-    """`all_reduce` of gradients in buckets, in place.
-
-    Args:
-        gradients: the tensors.
-        scale: see `all_reduce`.
-        groups: see `all_reduce`.
-        pin_layout: see `all_reduce`.
-        bucket_cap_mb: size of a bucket in MiB.
-    """
+    """`all_reduce` of gradients in buckets, in place."""
 
     def reduce(tensors: Any, _: Any) -> Any:
         together = [tensors] if isinstance(tensors, torch.Tensor) else tensors

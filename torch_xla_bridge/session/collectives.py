@@ -40,21 +40,7 @@ def all_reduce(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> Any:
-    """Reduce over one replica.
-
-    Args:
-        reduce_type: one of the `REDUCE_` constants.
-        inputs: a tensor, or a list or tuple of them.
-        scale: not applied at a world size of one, as in torch_xla.
-        groups: None, or groups with only replica 0.
-        pin_layout: not used.
-
-    Returns:
-        A copy of the tensor; for several, what was passed, unchanged.
-
-    Raises:
-        ValueError: other replicas are named, or the reduction is unknown.
-    """
+    """Reduce over one replica."""
     _check_kind(reduce_type)
     check_groups("all_reduce", groups)
     return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
@@ -70,18 +56,6 @@ def all_gather(
     use_global_device_ids: bool | None = None,
 ) -> Any:
     """Gather from one replica.
-
-    Args:
-        value: a tensor or a list of them.
-        dim: the axis along which replicas are joined.
-        groups: see `all_reduce`.
-        output: written to and returned, if given: of the same kind as `value`.
-        pin_layout: True is refused for a list, as in torch_xla.
-        channel_id: not used.
-        use_global_device_ids: not used.
-
-    Returns:
-        A copy of each tensor.
 
     Raises:
         ValueError: other replicas are named, or the outputs are too few or too many.
@@ -111,18 +85,6 @@ def reduce_scatter(
 ) -> Any:
     """Reduce over one replica, and give it the only part.
 
-    Args:
-        reduce_type: one of the `REDUCE_` constants.
-        input: a tensor or a list of them.
-        scale: every element is multiplied by it.
-        scatter_dim: the axis that is divided.
-        shard_count: into how many parts: 1.
-        groups: see `all_reduce`.
-        output: written to and returned, if given.
-        pin_layout: not used.
-        channel_id: not used.
-        use_global_device_ids: not used.
-
     Raises:
         ValueError: more parts or other replicas are named.
         TypeError: `input` or `output` is something else.
@@ -144,14 +106,6 @@ def all_to_all(
 ) -> torch.Tensor:
     """Exchange parts with one replica: a copy.
 
-    Args:
-        value: the tensor.
-        split_dimension: the axis that is divided.
-        concat_dimension: the axis along which parts are joined.
-        split_count: how many parts: 1.
-        groups: see `all_reduce`.
-        pin_layout: not used.
-
     Raises:
         ValueError: more parts or other replicas are named.
         IndexError: the tensor has no such axis.
@@ -162,18 +116,7 @@ def all_to_all(
 
 
 def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Send the tensor from replica to replica.
-
-    Args:
-        value: the tensor.
-        pairs: sources and targets: `[[0, 0]]`; or none, and nobody sends anything.
-
-    Returns:
-        A copy; zeros if nobody sends.
-
-    Raises:
-        ValueError: other replicas are named.
-    """
+    """Send the tensor from replica to replica."""
     check_groups("collective_permute", [list(pair) for pair in pairs], same=True)
     return value.clone() if pairs else torch.zeros_like(value)
 
@@ -184,58 +127,23 @@ def collective_broadcast(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> None:
-    """Give every replica the tensors of one: nothing to do.
-
-    Args:
-        tensors: they stay as they are.
-        root_ordinal: replica 0.
-        groups: see `all_reduce`.
-        pin_layout: not used.
-
-    Raises:
-        ValueError: other replicas are named.
-    """
+    """Give every replica the tensors of one: nothing to do."""
     check_groups("collective_broadcast", [[root_ordinal]])
     check_groups("collective_broadcast", groups)
 
 
 def send(value: torch.Tensor, channel_id: int) -> torch.Tensor:
-    """Refused: there is no other replica.
-
-    Args:
-        value: the tensor.
-        channel_id: the channel.
-
-    Raises:
-        RuntimeError: always.
-    """
+    """Refused: there is no other replica."""
     raise RuntimeError(_no_partner("send"))
 
 
 def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
-    """Refused: there is no other replica.
-
-    Args:
-        output: the tensor.
-        channel_id: the channel.
-
-    Raises:
-        RuntimeError: always.
-    """
+    """Refused: there is no other replica."""
     raise RuntimeError(_no_partner("recv"))
 
 
 def check_groups(what: str, groups: Any, *, same: bool = False) -> None:
-    """Refuse groups with other replicas than 0.
-
-    Args:
-        what: the collective, for the error.
-        groups: lists of replicas, or None.
-        same: a replica may be named twice (a pair of source and target).
-
-    Raises:
-        ValueError: there are others.
-    """
+    """Refuse groups with other replicas than 0."""
     for group in groups or ():
         members = [group] if isinstance(group, int) else list(group)
         if any(member != 0 for member in members) or (len(members) > 1 and not same):
@@ -291,16 +199,6 @@ def _given(what: str, value: Any, output: Any, make: Callable[[torch.Tensor], to
 
 
 def check_list(what: str, role: str, value: Any, kinds: str = "a list of tensors") -> None:
-    """Refuse what is no list of tensors.
-
-    Args:
-        what: the function, for the error.
-        role: the argument.
-        value: what was given.
-        kinds: what is possible, for the error.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """Refuse what is no list of tensors."""
     if not isinstance(value, list) or not all(isinstance(one, torch.Tensor) for one in value):
         raise TypeError(f"{what} takes {kinds} as {role}, not {type(value).__name__}")

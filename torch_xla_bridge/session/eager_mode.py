@@ -40,14 +40,7 @@ def is_used() -> bool:
 
 @contextlib.contextmanager
 def context(enable: bool) -> Iterator[bool]:
-    """Context in which eager mode is on or off.
-
-    Args:
-        enable: which.
-
-    Yields:
-        What it was before.
-    """
+    """Context in which eager mode is on or off."""
     before = _enabled
     use(enable)
     try:

@@ -17,11 +17,7 @@ from .nested_search import ToXlaTensorArena
 
 
 def to_cpu(data: Any) -> Any:
-    """The same structure with tensors on the CPU.
-
-    Args:
-        data: any nesting; tensors on other devices than ours stay.
-    """
+    """The same structure with tensors on the CPU."""
     return ToXlaTensorArena(_fetched, _is_ours).transform(data)
 
 
@@ -79,11 +75,6 @@ def _umask() -> int:
 
 def send(datas: Any, device: str | torch.device, input_sharding: Any = None) -> Any:
     """The same structure with its CPU tensors on the device.
-
-    Args:
-        datas: any nesting. For a tensor the result is a list with one.
-        device: the logical device.
-        input_sharding: a `ShardingSpec` that marks each tensor whose rank it fits, or None.
 
     Raises:
         RuntimeError: `device` is another one; or `input_sharding` is for minibatches, and a batch

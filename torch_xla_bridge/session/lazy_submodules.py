@@ -24,13 +24,7 @@ from typing import Any
 def submodules(
     package: str, names: Collection[str], members: Mapping[str, str] | None = None
 ) -> Callable[[str], Any]:
-    """A `__getattr__` for a package.
-
-    Args:
-        package: its full name.
-        names: submodules that are imported when asked for.
-        members: names defined in a submodule, and that submodule.
-    """
+    """A `__getattr__` for a package."""
     members = members or {}
 
     def getattr_(name: str) -> Any:

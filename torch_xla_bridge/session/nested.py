@@ -27,22 +27,11 @@ class DataWrapper:
     """A base class for data that says itself which of its tensors go to the device."""
 
     def get_tensors(self) -> list[Any]:
-        """The CPU tensors to send.
-
-        Raises:
-            NotImplementedError: the subclass does not say.
-        """
+        """The CPU tensors to send."""
         raise NotImplementedError(f"{type(self).__name__} has no get_tensors()")
 
     def from_tensors(self, tensors: list[Any]) -> Any:
-        """The same data with other tensors.
-
-        Args:
-            tensors: one for each that `get_tensors` gave, in its order.
-
-        Raises:
-            NotImplementedError: the subclass does not say.
-        """
+        """The same data with other tensors."""
         raise NotImplementedError(f"{type(self).__name__} has no from_tensors(tensors)")
 
 
@@ -59,15 +48,6 @@ def rewrite(
     of other objects are searched. An object without any is returned as it is, and what stands in
     two places is changed once. The batch sizes of a `PackedSequence` stay, as torch wants them on
     the CPU.
-
-    Args:
-        value: any nesting.
-        select: says which values are changed.
-        change: makes the new value of the old one and its path, such as `"[0]['image']"`.
-        whole: classes of objects that are not searched.
-
-    Returns:
-        The same structure.
     """
     return _Rewriter(select, change, (*NO_CONTAINERS, *whole)).of(value, "")
 

@@ -14,14 +14,7 @@ from isoshard.torch_xla_bridge.session.nested import NO_CONTAINERS, DataWrapper,
 
 
 def for_each_instance(value: Any, select_fn: Select, fn: Callable[[Any], Any]) -> None:
-    """Call a function with every value that is selected, once for each object.
-
-    Args:
-        value: searched: lists, tuples, sets, dictionaries with their keys, `DataWrapper`s and the
-            attributes of other objects.
-        select_fn: says which.
-        fn: called with each.
-    """
+    """Call a function with every value that is selected, once for each object."""
     _visit(value, select_fn, fn, {})
 
 
@@ -53,11 +46,6 @@ def for_each_instance_rewrite(value: Any, select_fn: Select, fn: Callable[[Any],
 
     Containers keep their types, tuples and named tuples too. Objects without any selected value
     are returned as they are; what stands in two places is replaced once.
-
-    Args:
-        value: see `for_each_instance`.
-        select_fn: says which.
-        fn: makes the new value of the old one.
     """
     return rewrite(value, select_fn, lambda old, _path: fn(old))
 
@@ -80,14 +68,7 @@ class ToXlaTensorArena:
         self._select = select_fn
 
     def transform(self, inputs: Any) -> Any:
-        """The structure with its selected values converted.
-
-        Args:
-            inputs: any nesting.
-
-        Raises:
-            ValueError: the conversion gave another number of values than it got.
-        """
+        """The structure with its selected values converted."""
         found: list[Any] = []
         for_each_instance(inputs, self._select, found.append)
         made = self._convert(found) if found else []

@@ -27,41 +27,20 @@ def xla_real_devices(devices: Sequence[Device] | None = None) -> list[str]:
     """The first chip behind each logical device, such as `["CPU:0"]`.
 
     `torch_xla.real_devices()` lists every chip of this process.
-
-    Args:
-        devices: logical devices; by default the one there is.
-
-    Raises:
-        RuntimeError: one is no logical device.
     """
     asked = devices or hardware.get_xla_supported_devices()
     return [hardware.chip_names(hardware.chips_of(device)[:1])[0] for device in asked]
 
 
 def xla_replication_devices(local_devices: Sequence[Device] | None = None) -> list[str]:
-    """The chips that replicas would be on: the first one, as there is one replica.
-
-    Args:
-        local_devices: the logical device.
-
-    Raises:
-        RuntimeError: there are several in the list.
-    """
+    """The chips that replicas would be on: the first one, as there is one replica."""
     if local_devices is not None and len(local_devices) > 1:
         raise RuntimeError(one_replica(f"replication over {list(map(str, local_devices))}"))
     return xla_real_devices(local_devices)
 
 
 def set_replication(device: Device, devices: Sequence[Device] | None) -> None:
-    """Accepts what an SPMD script may ask for: one replica.
-
-    Args:
-        device: the logical device.
-        devices: those to replicate over: none, or one.
-
-    Raises:
-        RuntimeError: there are several.
-    """
+    """Accepts what an SPMD script may ask for: one replica."""
     xla_replication_devices(devices)
 
 
@@ -95,14 +74,7 @@ def is_master_ordinal(local: bool = True) -> bool:
 def master_print(
     *args: Any, fd: TextIO | None = None, local: bool = False, flush: bool = False
 ) -> None:
-    """Print, on the master only.
-
-    Args:
-        *args: what `print` takes.
-        fd: the file; by default standard output.
-        local: on the master of each machine.
-        flush: at once.
-    """
+    """Print, on the master only."""
     if is_master_ordinal(local):
         print(*args, file=sys.stdout if fd is None else fd, flush=flush)
 
@@ -112,25 +84,12 @@ def reduce_gradients(
     groups: collectives.Groups = None,
     pin_layout: bool = True,
 ) -> None:
-    """Add up the gradients of all replicas: nothing to do, there is one.
-
-    Args:
-        optimizer: its gradients stay as they are.
-        groups: None, or groups with only replica 0.
-        pin_layout: not used.
-
-    Raises:
-        ValueError: other replicas are named.
-    """
+    """Add up the gradients of all replicas: nothing to do, there is one."""
     collectives.check_groups("reduce_gradients", groups)
 
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The gradients of an optimizer's parameters, of those that have one.
-
-    Args:
-        optimizer: it.
-    """
+    """The gradients of an optimizer's parameters, of those that have one."""
     parameters = (one for group in optimizer.param_groups for one in group["params"])
     return [one.grad for one in parameters if one.grad is not None]
 
@@ -142,21 +101,7 @@ def optimizer_step(
     groups: collectives.Groups = None,
     pin_layout: bool = True,
 ) -> Any:
-    """Make a step of an optimizer.
-
-    Args:
-        optimizer: it.
-        barrier: also execute what was recorded.
-        optimizer_args: arguments of `optimizer.step`.
-        groups: None, or groups with only replica 0.
-        pin_layout: not used.
-
-    Returns:
-        What `optimizer.step` returns.
-
-    Raises:
-        ValueError: other replicas are named.
-    """
+    """Make a step of an optimizer."""
     reduce_gradients(optimizer, groups, pin_layout)
     loss = optimizer.step(**(optimizer_args or {}))
     if barrier:
@@ -186,18 +131,6 @@ def xla_rendezvous(
 
     Other processes of an SPMD job are not waited for, as in torch_xla; that is what
     `torch.distributed.barrier()` of a gloo group does.
-
-    Args:
-        payload: what this replica gives.
-        ordinals: None, empty, or one.
-        tag: not used.
-
-    Returns:
-        What each replica gave: `[payload]`.
-
-    Raises:
-        ValueError: several replicas are named.
-        TypeError: `payload` is not bytes.
     """
     if ordinals is not None and len(ordinals) > 1:
         raise ValueError(one_replica(f"a rendezvous of {list(ordinals)}"))
@@ -208,27 +141,12 @@ def xla_rendezvous(
 
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> list[bytes]:
-    """The same as `xla_rendezvous`.
-
-    Args:
-        tag: its name; not used.
-        payload: what this replica gives.
-        replicas: none, or one.
-    """
+    """The same as `xla_rendezvous`."""
     return xla_rendezvous(payload, replicas, tag)
 
 
 def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> Any:
-    """Reduce what every replica has, on the CPU.
-
-    Args:
-        tag: a name; not used.
-        data: any nesting; its tensors are moved to the CPU. It has to be picklable.
-        reduce_fn: gets the list of everybody's data: of one.
-
-    Returns:
-        What `reduce_fn` returns.
-    """
+    """Reduce what every replica has, on the CPU."""
     file = io.BytesIO()
     torch.save(host_transfer.to_cpu(data), file)
     got = rendezvous(tag, file.getvalue())
@@ -238,16 +156,7 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> A
 def do_on_ordinals(
     target: Callable[..., Any], data: Any = (), ordinals: Sequence[int] | set[int] | int = (0,)
 ) -> Any:
-    """Call a function on some replicas.
-
-    Args:
-        target: the function.
-        data: its arguments; tensors are moved to the CPU.
-        ordinals: the replicas.
-
-    Returns:
-        Its result; None if replica 0 is not among them.
-    """
+    """Call a function on some replicas."""
     asked = {ordinals} if isinstance(ordinals, int) else set(ordinals)
     result = target(*host_transfer.to_cpu(data)) if 0 in asked else None
     rendezvous("do_on_ordinals")
@@ -255,10 +164,6 @@ def do_on_ordinals(
 
 
 def broadcast_master_param(model: torch.nn.Module) -> None:
-    """Give all replicas the parameters of the master: there is one. Executes what was recorded.
-
-    Args:
-        model: its parameters and buffers stay as they are.
-    """
+    """Give all replicas the parameters of the master: there is one. Executes what was recorded."""
     collectives.collective_broadcast(list(itertools.chain(model.parameters(), model.buffers())))
     runtime.sync()

@@ -29,11 +29,7 @@ class RateTracker:
         self._rate: float | None = None
 
     def add(self, count: float) -> None:
-        """Count.
-
-        Args:
-            count: how many since the last call.
-        """
+        """Count."""
         self._new += count
 
     def rate(self) -> float:

@@ -163,11 +163,7 @@ def _init_computation_client() -> None:
 def _ensure_xla_coordinator_initialized(
     global_rank: int, world_size: int, master_addr: str, port: str = ""
 ) -> None:
-    """Nothing, where JAX knows all processes of the job already.
-
-    Raises:
-        DistributedError: a `RuntimeError`; it does not.
-    """
+    """Nothing, where JAX knows all processes of the job already."""
     if world_size > _jax.process_count():
         raise _DistributedError(
             f"process {global_rank} is one of {world_size}, and JAX knows of "

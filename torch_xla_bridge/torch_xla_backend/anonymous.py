@@ -25,9 +25,6 @@ def by_itself(tiles: Tiles) -> NamedSharding:
     The mesh has an axis for each tensor axis that is split, and one for replicas (or several, where
     the device numbers run in several strides). Its devices are in their own order, as far as the
     layout is a transposed count: JAX computes with arrays of such meshes together.
-
-    Args:
-        tiles: over torch_xla's device numbers.
     """
     found = _in_device_order(tiles)
     if found is not None and Tiles.from_sharding(found, tiles.ndim) == tiles:

@@ -66,11 +66,7 @@ def numbers_of(mesh: Mesh) -> list[int]:
 
 
 def numbered(number: int) -> Device:
-    """JAX's device that is torch_xla's `number`.
-
-    Raises:
-        DeviceError: JAX has none of that number.
-    """
+    """JAX's device that is torch_xla's `number`."""
     devices = jax.devices()
     if number >= len(devices):
         raise DeviceError(

@@ -50,11 +50,7 @@ def is_spmd() -> bool:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, without torch_xla's wrapper and without its gradient.
-
-    Raises:
-        ShardingError: it is no tensor of torch_xla.
-    """
+    """The tensor itself, without torch_xla's wrapper and without its gradient."""
     if not isinstance(tensor, torch.Tensor) or tensor.device.type != "xla":
         where = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else "no tensor"
         raise ShardingError(

@@ -10,7 +10,6 @@ from . import (
     loop_rules,
     movement_rules,
     ordering_rules,
-    product_rules,
     reduction_rules,
     shape_rules,
 )
@@ -22,7 +21,6 @@ __all__ = [
     "loop_rules",
     "movement_rules",
     "ordering_rules",
-    "product_rules",
     "reduction_rules",
     "shape_rules",
 ]

@@ -1,4 +1,4 @@
-"""Calls: inner functions are interpreted; their custom JVPs and VJPs stay."""
+"""Calls: inner functions are interpreted and keep their custom JVPs and VJPs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def call(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 
 @rule(*_REMAT)
 def rematerialized(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """The callee, rematerialized in the backward pass as was asked for."""
+    """The callee, rematerialized in the backward pass by its policy."""
 
     def inside(values: list[Value]) -> list[Value]:
         return interpret_program(eqn.params["jaxpr"], values)
@@ -37,7 +37,7 @@ def rematerialized(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         policy=eqn.params["policy"],
         prevent_cse=eqn.params["prevent_cse"],
     )
-    return _made(run(*(value.array for value in values)), results)
+    return _as_values(run(*(value.array for value in values)), results)
 
 
 @rule("custom_jvp_call")
@@ -54,24 +54,26 @@ def with_jvp(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     run = jax.custom_jvp(on_arrays(inside, frames, results))
 
     def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        given = iter(tangents)
-        every = [next(given) if i in moving else _no_gradient(x) for i, x in enumerate(primals)]
-        made, changes = jax.jvp(lambda *x: bind(eqn, x), tuple(primals), tuple(every))
-        return made, [changes[i] for i in _inexact(made)]
+        remaining = iter(tangents)
+        filled = [
+            next(remaining) if i in moving else _no_gradient(x) for i, x in enumerate(primals)
+        ]
+        outputs, tangents_out = jax.jvp(lambda *x: bind(eqn, x), tuple(primals), tuple(filled))
+        return outputs, [tangents_out[i] for i in _inexact(outputs)]
 
     @run.defjvp
     def run_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         closed, _ = trace(derivative, (shapes, [shapes[i] for i in moving]))
-        given = _made(primals, frames)
-        given += [frames[i].of(tangents[i]) for i in moving]
-        found = interpret_program(closed, given)
-        made = _laid(found, results)
-        changed = _inexact(made)
-        changes = _laid(found[len(results) :], [results[i] for i in changed])
-        flowing = dict(zip(changed, changes, strict=True))
-        return made, [flowing.get(i, _no_gradient(x)) for i, x in enumerate(made)]
+        inputs = _as_values(primals, frames)
+        inputs += [frames[i].of(tangents[i]) for i in moving]
+        outputs = interpret_program(closed, inputs)
+        primals_out = _arrays_of(outputs, results)
+        inexact = _inexact(primals_out)
+        tangents_out = _arrays_of(outputs[len(results) :], [results[i] for i in inexact])
+        flowing = dict(zip(inexact, tangents_out, strict=True))
+        return primals_out, [flowing.get(i, _no_gradient(x)) for i, x in enumerate(primals_out)]
 
-    return _made(run(*(value.array for value in values)), results)
+    return _as_values(run(*(value.array for value in values)), results)
 
 
 @rule("custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -90,32 +92,36 @@ def with_vjp(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     run = jax.custom_vjp(forward)
 
     def gradient(primals: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-        made, pull = jax.vjp(lambda *x: bind(eqn, x), *primals)
-        given = iter(cotangents)
-        flowing = _inexact(made)
-        every = [next(given) if i in flowing else _no_gradient(x) for i, x in enumerate(made)]
-        pulled = pull(every)
+        outputs, pull = jax.vjp(lambda *x: bind(eqn, x), *primals)
+        remaining = iter(cotangents)
+        flowing = _inexact(outputs)
+        filled = [
+            next(remaining) if i in flowing else _no_gradient(x) for i, x in enumerate(outputs)
+        ]
+        pulled = pull(filled)
         return [pulled[i] for i in moving]
 
     def backward(primals: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
         flowing = _inexact(cotangents)
-        given = _made(primals, frames)
-        given += [results[i].of(cotangents[i]).with_zeros() for i in flowing]
-        closed, _ = trace(gradient, (shapes, _shapes(given[len(primals) :])))
-        found = _laid(interpret_program(closed, given), [frames[i] for i in moving])
-        pulled = dict(zip(moving, found, strict=True))
+        inputs = _as_values(primals, frames)
+        inputs += [results[i].of(cotangents[i]).with_zeros() for i in flowing]
+        closed, _ = trace(gradient, (shapes, _shapes(inputs[len(primals) :])))
+        grads = _arrays_of(interpret_program(closed, inputs), [frames[i] for i in moving])
+        pulled = dict(zip(moving, grads, strict=True))
         return tuple(pulled.get(i) for i in range(len(primals)))
 
     run.defvjp(lambda *x: (forward(*x), x), backward)
-    return _made(run(*(value.array for value in values)), results)
+    return _as_values(run(*(value.array for value in values)), results)
 
 
-def _made(arrays: Sequence[Any], frames: Sequence[Frame]) -> list[Value]:
+def _as_values(arrays: Sequence[Any], frames: Sequence[Frame]) -> list[Value]:
     return [frame.of(array) for array, frame in zip(arrays, frames, strict=True)]
 
 
-def _laid(values: Sequence[Value], frames: Sequence[Frame]) -> list[Any]:
-    return [value.laid(own.splits).array for value, own in zip(values, frames, strict=False)]
+def _arrays_of(values: Sequence[Value], frames: Sequence[Frame]) -> list[Any]:
+    return [
+        value.with_splits(frame.splits).array for value, frame in zip(values, frames, strict=False)
+    ]
 
 
 def _shapes(values: Sequence[Value]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Indexing: gather and scatter keep in blocks what they take or put as a whole."""
+"""Indexing: axes that gather and scatter index in full remain in blocks."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 @rule("gather")
 def gather(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Axes taken from end to end, and those of the indices; padding asks for element 0."""
+    """Axes sliced in full, and those of the indices, remain in blocks; padding reads element 0."""
     operand, indices = values
-    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    dims, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     windows = [
         axis
         for axis in range(len(sizes))
-        if axis not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+        if axis not in (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
     ]
-    kept = [
+    full = [
         axis
         for axis in windows
-        if sizes[axis] == operand.shape[axis] and axis not in numbers.start_index_map
+        if sizes[axis] == operand.shape[axis] and axis not in dims.start_index_map
     ]
-    part = [axis for axis in range(len(sizes)) if axis not in kept]
-    operand = operand.hinted(but(operand.hints, part)).whole(part)
+    partial = [axis for axis in range(len(sizes)) if axis not in full]
+    operand = operand.hinted(but(operand.hints, partial)).unpacked(partial)
     last = len(indices.splits) - 1
-    indices = indices.whole([*numbers.start_indices_batching_dims, last])
+    indices = indices.unpacked([*dims.start_indices_batching_dims, last])
     rank = last + len(windows)
-    sources = dict(zip(numbers.offset_dims, [(0, axis) for axis in windows], strict=True))
+    sources = dict(zip(dims.offset_dims, [(0, axis) for axis in windows], strict=True))
     others = [axis for axis in range(rank) if axis not in sources]
     sources.update(zip(others, [(1, axis) for axis in range(last)], strict=True))
     splits = joint([[_split_of(operand, indices, sources[axis])] for axis in range(rank)])
     placed = [sources[axis] for axis in range(rank)]
     lost = [sources[axis] for axis in range(rank) if splits[axis] is None]
-    operand = operand.whole([axis for side, axis in lost if side == 0])
-    indices = indices.whole([axis for side, axis in lost if side == 1]).with_zeros()
+    operand = operand.unpacked([axis for side, axis in lost if side == 0])
+    indices = indices.unpacked([axis for side, axis in lost if side == 1]).with_zeros()
     sizes = tuple(
         size if split is None else split.padded
         for size, split in zip(sizes, operand.splits, strict=True)
@@ -49,28 +49,32 @@ def gather(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
 @rule("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
 @rule("scatter_add", "scatter_sub", "scatter_mul", "scatter_min", "scatter_max")
 def scatter(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Axes put from end to end; others at the true shape, and packed again."""
+    """Axes updated in full remain in blocks; others are unpacked, and repacked."""
     operand, indices, updates = values
-    numbers = eqn.params["dimension_numbers"]
+    dims = eqn.params["dimension_numbers"]
     windows = [
         axis
         for axis in range(len(operand.splits))
-        if axis not in (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+        if axis not in (*dims.inserted_window_dims, *dims.operand_batching_dims)
     ]
     pairs = {
         axis: to
-        for axis, to in zip(windows, numbers.update_window_dims, strict=True)
+        for axis, to in zip(windows, dims.update_window_dims, strict=True)
         if operand.shape[axis] == updates.shape[to]
-        and axis not in numbers.scatter_dims_to_operand_dims
+        and axis not in dims.scatter_dims_to_operand_dims
     }
-    found: list[AxisSplit | None] = [None] * len(operand.splits)
+    candidates: list[AxisSplit | None] = [None] * len(operand.splits)
     for axis, to in pairs.items():
-        found[axis] = operand.splits[axis] or updates.splits[to]
-    splits = joint([[split] for split in found])
+        candidates[axis] = operand.splits[axis] or updates.splits[to]
+    splits = joint([[split] for split in candidates])
     below: list[AxisSplit | None] = [None] * len(updates.splits)
     for axis, to in pairs.items():
         below[to] = splits[axis]
-    arrays = [operand.laid(splits).array, indices.whole().array, updates.laid(below).array]
+    arrays = [
+        operand.with_splits(splits).array,
+        indices.unpacked().array,
+        updates.with_splits(below).array,
+    ]
     (array,) = bind(eqn, arrays)
     hints = but(operand.hints, [a for a in range(len(operand.splits)) if a not in pairs])
     value = Value(array, splits, hints=hints)

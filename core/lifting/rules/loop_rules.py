@@ -17,67 +17,67 @@ from isoshard.core.runtime.jaxprs import scan_counts
 
 @rule("scan")
 def scan(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """What is scanned is unpacked along that axis, and the results are packed again."""
+    """The scanned axis is unpacked, and that of the results repacked."""
     params = eqn.params
-    consts, carried, given = _parts(values, scan_counts(params))
-    scanned = next((value.splits[0] for value in given if value.splits[0]), None)
-    given = [value.whole([0]) for value in given]
-    inner = [Frame(value.splits[1:], value.hints[1:]) for value in given]
+    consts, carry, xs = _groups(values, scan_counts(params))
+    scanned = next((value.splits[0] for value in xs if value.splits[0]), None)
+    xs = [value.unpacked([0]) for value in xs]
+    inner = [Frame(value.splits[1:], value.hints[1:]) for value in xs]
     rows_of = [
-        own.of(jax.ShapeDtypeStruct(value.array.shape[1:], value.array.dtype))
-        for value, own in zip(given, inner, strict=True)
+        frame.of(jax.ShapeDtypeStruct(value.array.shape[1:], value.array.dtype))
+        for value, frame in zip(xs, inner, strict=True)
     ]
 
     def turn(values: list[Value]) -> list[Value]:
         return interpret_program(params["jaxpr"], [*consts, *values])
 
-    carried = _settle(turn, carried, rows_of)
-    count = len(carried)
-    results = [*_frames(carried), *results_of(turn, [*carried, *rows_of])[count:]]
-    run = on_arrays(turn, [*_frames(carried), *inner], results)
+    carry = _settle(turn, carry, rows_of)
+    count = len(carry)
+    results = [*_frames(carry), *results_of(turn, [*carry, *rows_of])[count:]]
+    run = on_arrays(turn, [*_frames(carry), *inner], results)
 
-    def step(carry: tuple[Any, ...], row: tuple[Any, ...]) -> tuple[Any, Any]:
-        found = run(*carry, *row)
-        return tuple(found[:count]), tuple(found[count:])
+    def step(carry_in: tuple[Any, ...], row: tuple[Any, ...]) -> tuple[Any, Any]:
+        outputs = run(*carry_in, *row)
+        return tuple(outputs[:count]), tuple(outputs[count:])
 
-    last, rows_made = lax.scan(
+    last, ys = lax.scan(
         step,
-        tuple(value.array for value in carried),
-        tuple(value.array for value in given),
+        tuple(value.array for value in carry),
+        tuple(value.array for value in xs),
         length=params["length"],
         reverse=params["reverse"],
         unroll=params["unroll"],
     )
-    ends = [own.of(x) for x, own in zip(last, results[:count], strict=True)]
-    made = [
-        Frame((None, *own.splits), (None, *own.hints)).of(x)
-        for x, own in zip(rows_made, results[count:], strict=True)
+    ends = [frame.of(x) for x, frame in zip(last, results[:count], strict=True)]
+    stacked = [
+        Frame((None, *frame.splits), (None, *frame.hints)).of(x)
+        for x, frame in zip(ys, results[count:], strict=True)
     ]
-    packed = [pack_like([v], [scanned, *(None,) * (len(v.splits) - 1)])[0] for v in made]
+    packed = [pack_like([v], [scanned, *(None,) * (len(v.splits) - 1)])[0] for v in stacked]
     return [*ends, *packed]
 
 
 @rule("while")
 def while_loop(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """As long as the condition, which is a whole value, holds."""
+    """The carry keeps its blocks; the condition is an unsplit scalar."""
     params = eqn.params
-    asked, consts, carried = _parts(values, (params["cond_nconsts"], params["body_nconsts"]))
+    cond_consts, consts, carry = _groups(values, (params["cond_nconsts"], params["body_nconsts"]))
 
     def body(turn: list[Value]) -> list[Value]:
         return interpret_program(params["body_jaxpr"], [*consts, *turn])
 
     def goes_on(turn: list[Value]) -> list[Value]:
-        return interpret_program(params["cond_jaxpr"], [*asked, *turn])
+        return interpret_program(params["cond_jaxpr"], [*cond_consts, *turn])
 
-    carried = _settle(body, carried)
-    frames = _frames(carried)
-    run, ask = on_arrays(body, frames, frames), on_arrays(goes_on, frames, [Frame(())])
+    carry = _settle(body, carry)
+    frames = _frames(carry)
+    run, condition = on_arrays(body, frames, frames), on_arrays(goes_on, frames, [Frame(())])
     last = lax.while_loop(
-        lambda carry: ask(*carry)[0],
+        lambda carry: condition(*carry)[0],
         lambda carry: tuple(run(*carry)),
-        tuple(value.array for value in carried),
+        tuple(value.array for value in carry),
     )
-    return [own.of(x) for x, own in zip(last, frames, strict=True)]
+    return [frame.of(x) for x, frame in zip(last, frames, strict=True)]
 
 
 @rule("cond")
@@ -85,7 +85,7 @@ def cond(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Results are in blocks where those of every branch are."""
     which, *operands = values
     branches = [
-        lambda given, branch=branch: interpret_program(branch, given)
+        lambda values, branch=branch: interpret_program(branch, values)
         for branch in eqn.params["branches"]
     ]
     every = [results_of(branch, operands) for branch in branches]
@@ -96,30 +96,30 @@ def cond(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
             for a, b in zip(results, other, strict=True)
         ]
     runs = [on_arrays(branch, _frames(operands), results) for branch in branches]
-    made = lax.switch(which.whole().array, runs, *(value.array for value in operands))
-    return [own.of(x) for x, own in zip(made, results, strict=True)]
+    outputs = lax.switch(which.unpacked().array, runs, *(value.array for value in operands))
+    return [frame.of(x) for x, frame in zip(outputs, results, strict=True)]
 
 
 def _settle(
     body: Callable[[list[Value]], Sequence[Value]],
-    carried: Sequence[Value],
+    carry: Sequence[Value],
     rows: Sequence[Value] = (),
 ) -> list[Value]:
-    """Bring the carry into the blocks in which a step gives it back."""
+    """Repack the carry until a step returns it in the same blocks."""
 
     def after(values: Sequence[Value]) -> list[Splits]:
-        found = results_of(body, [*values, *rows])
-        return [own.splits for own in found[: len(values)]]
+        frames = results_of(body, [*values, *rows])
+        return [splits.splits for splits in frames[: len(values)]]
 
-    settled = list(carried)
-    wanted = [
-        joint([(a, b) for a, b in zip(value.splits, own, strict=True)])
-        for value, own in zip(settled, after(settled), strict=True)
+    settled = list(carry)
+    target = [
+        joint([(a, b) for a, b in zip(value.splits, splits, strict=True)])
+        for value, splits in zip(settled, after(settled), strict=True)
     ]
-    while wanted != _splits(settled):
-        settled = [value.laid(own) for value, own in zip(settled, wanted, strict=True)]
+    while target != _splits(settled):
+        settled = [value.with_splits(splits) for value, splits in zip(settled, target, strict=True)]
         pairs = zip(settled, after(settled), strict=True)
-        wanted = [agreeing(value.splits, own) for value, own in pairs]
+        target = [agreeing(value.splits, splits) for value, splits in pairs]
     return settled
 
 
@@ -131,6 +131,6 @@ def _frames(values: Sequence[Value]) -> list[Frame]:
     return [value.frame for value in values]
 
 
-def _parts(values: list[Value], counts: tuple[int, int]) -> tuple[list[Value], ...]:
+def _groups(values: list[Value], counts: tuple[int, int]) -> tuple[list[Value], ...]:
     first, second = counts[0], sum(counts)
     return values[:first], values[first:second], values[second:]

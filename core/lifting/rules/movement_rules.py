@@ -1,9 +1,9 @@
-"""Slices, padding, concatenation and reversal: rows go where they belong.
+"""Slices, padding, concatenation and reversal, by moving rows between devices.
 
 No axis is gathered for it.
 
-What stays of an axis stays on its devices. What is concatenated is split as it was where its slices
-were cut; or as the operand that makes up more than half of it; or else as `torch.chunk` has it.
+Rows that remain do not move. A concatenated axis has the split of the one its slices came
+from; or of the operand with more than half of its rows; or else that of `torch.chunk`.
 Steps other than 1 take the axis out of its blocks.
 """
 
@@ -27,8 +27,8 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 
 
 @rule("slice")
-def cut(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Axes taken as a whole stay as they are; of others, the rows taken stay where they are."""
+def slice_rule(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """Axes sliced in full are unchanged; of others, the rows remain on their devices."""
     (value,) = values
     start, limit = list(eqn.params["start_indices"]), list(eqn.params["limit_indices"])
     strides = eqn.params["strides"] or (1,) * len(start)
@@ -43,22 +43,22 @@ def cut(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
             value = _moved(value, axis, at_home(split, -start[axis], count), -start[axis])
             start[axis], limit[axis] = 0, count
         else:
-            value = value.whole([axis])
+            value = value.unpacked([axis])
     (array,) = bind(
         eqn, [value.array], start_indices=tuple(start), limit_indices=_padded(limit, value.splits)
     )
     aval: Any = eqn.outvars[0].aval
     sizes = aval.shape
     hints = but(value.hints, [axis for axis, size in enumerate(sizes) if size != value.shape[axis]])
-    return [Value(array, value.splits, value.clean, cut_from=tuple(cut_from), hints=hints)]
+    return [Value(array, value.splits, value.clean, sliced_from=tuple(cut_from), hints=hints)]
 
 
 @rule("pad")
 def pad(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Rows stay where they are; new ones join the nearest."""
+    """Rows remain on their devices; new ones join the nearest."""
     value, fill = values
-    given = [tuple(width) for width in eqn.params["padding_config"]]
-    widths = list(given)
+    config = [tuple(width) for width in eqn.params["padding_config"]]
+    widths = list(config)
     outside = np.False_
     for axis, (low, high, between) in enumerate(widths):
         split = value.splits[axis]
@@ -66,84 +66,84 @@ def pad(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
             continue
         count = split.extent + low + high
         if between or not movable(split, split) or count <= 0:
-            value = value.whole([axis])
+            value = value.unpacked([axis])
             continue
         after = at_home(split, low, count)
         value = _moved(value, axis, after, low)
         widths[axis] = (0, 0, 0)
         rows = np.zeros(after.padded, int)
-        rows[after.places()] = np.arange(count) - low
+        rows[after.positions()] = np.arange(count) - low
         line = ((rows < 0) | (rows >= split.extent)) & after.valid()
         outside = outside | _line(line, axis, len(widths))
     (array,) = bind(eqn, [value.array, fill.array], padding_config=tuple(widths))
     if outside.any():
-        # Where several axes grow, those that are whole have their own fill already.
+        # Where several axes grow, the unsplit ones are filled already.
         array = jnp.where(outside, fill.array, array)
-    hints = but(value.hints, [axis for axis, width in enumerate(given) if width != (0, 0, 0)])
+    hints = but(value.hints, [axis for axis, width in enumerate(config) if width != (0, 0, 0)])
     return [Value(array, value.splits, hints=hints).with_zeros()]
 
 
 @rule("concatenate")
 def concatenate(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Each operand goes to its rows of the result."""
+    """Each operand moves to its rows of the result."""
     axis = eqn.params["dimension"]
     filled = [value for value in values if value.shape[axis]]
     if len(filled) == 1:
-        return [dataclasses.replace(filled[0], cut_from=())]
+        return [dataclasses.replace(filled[0], sliced_from=())]
     count = sum(value.shape[axis] for value in values)
     hints = but(joint_hints(values), [axis])
     split = _of_result(values, axis, count)
     splits = list(_common(values, axis))
     if split is None:
-        laid = [value.laid(splits) for value in values]
-        (array,) = bind(eqn, [value.array for value in laid])
-        clean = all(value.clean for value in laid)
+        matched = [value.with_splits(splits) for value in values]
+        (array,) = bind(eqn, [value.array for value in matched])
+        clean = all(value.clean for value in matched)
         return [Value(array, tuple(splits), clean, hints=hints)]
     splits = [s if s is None or not set(s.names) & set(split.names) else None for s in splits]
-    found: Any = None
+    result: Any = None
     begin = 0
     rows = np.full(split.padded, count)
-    rows[split.places()] = np.arange(count)
+    rows[split.positions()] = np.arange(count)
     for value in values:
         size = value.shape[axis]
-        value = _laid_beside(value, axis, splits)
-        piece = _put(value, axis, split, begin, count)
-        here = _line(rows >= begin, axis, len(splits))
-        found = piece if found is None else jnp.where(here, piece, found)
+        value = _with_other_splits(value, axis, splits)
+        moved = _put(value, axis, split, begin, count)
+        from_value = _line(rows >= begin, axis, len(splits))
+        result = moved if result is None else jnp.where(from_value, moved, result)
         begin += size
     splits[axis] = split
-    return [Value(found, tuple(splits), hints=hints).placed().with_zeros()]
+    return [Value(result, tuple(splits), hints=hints).placed().with_zeros()]
 
 
 @rule("dynamic_update_slice")
 def updated(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Rows put at a known place go there; along other axes updated in part, at the true shape."""
+    """Rows at a static index are moved there; a dynamic index takes the unpacked axis."""
     value, update, *starts = values
-    part = [axis for axis, size in enumerate(update.shape) if size != value.shape[axis]]
-    if len(part) == 1 and not isinstance(starts[part[0]].array, jax.Array):
-        (axis,) = part
+    partial = [axis for axis, size in enumerate(update.shape) if size != value.shape[axis]]
+    if len(partial) == 1 and not isinstance(starts[partial[0]].array, jax.Array):
+        (axis,) = partial
         begin, size = int(np.asarray(starts[axis].array)), update.shape[axis]
         begin = min(max(begin, 0), value.shape[axis] - size)  # as XLA has it
         split = _of_update(value.splits[axis], update.splits[axis], begin, value.shape[axis])
         if split is not None:
             return [_written(value, update, axis, begin, split)]
-    hints = but(joint_hints([value, update]), part)
-    (inner, update), splits = aligned([value.whole(part), update.whole(part)])
-    arrays = [inner.array, update.array, *(start.whole().array for start in starts)]
+    hints = but(joint_hints([value, update]), partial)
+    (inner, update), splits = aligned([value.unpacked(partial), update.unpacked(partial)])
+    arrays = [inner.array, update.array, *(start.unpacked().array for start in starts)]
     (array,) = bind(eqn, arrays)
-    found = Value(array, splits, hints=hints)
-    for axis in part:
+    result = Value(array, splits, hints=hints)
+    for axis in partial:
         split = value.splits[axis]
-        found = found if split is None else found.packed(axis, split)
-    return [found]
+        result = result if split is None else result.packed(axis, split)
+    return [result]
 
 
 def _of_update(
-    own: AxisSplit | None, of_update: AxisSplit | None, begin: int, count: int
+    axis_split: AxisSplit | None, of_update: AxisSplit | None, begin: int, count: int
 ) -> AxisSplit | None:
     """The blocks of an axis of which a slice is written; None where it is not to be in any."""
-    if own is not None:
-        return own if movable(own, own) else None
+    if axis_split is not None:
+        return axis_split if movable(axis_split, axis_split) else None
     if of_update is None or not movable(of_update, of_update) or 2 * of_update.extent <= count:
         return None
     return at_home(of_update, begin, count)
@@ -156,34 +156,36 @@ def _written(value: Value, update: Value, axis: int, begin: int, split: AxisSpli
     splits = list(joint([[a, b] for a, b in zip(value.splits, update.splits, strict=True)]))
     splits[axis] = split
     splits = [
-        None if at != axis and own and set(own.names) & set(split.names) else own
-        for at, own in enumerate(splits)
+        None
+        if at != axis and axis_split and set(axis_split.names) & set(split.names)
+        else axis_split
+        for at, axis_split in enumerate(splits)
     ]
-    value = value.laid(splits)
-    update = _laid_beside(update, axis, splits)
-    piece = _put(update, axis, split, begin, count)
+    value = value.with_splits(splits)
+    update = _with_other_splits(update, axis, splits)
+    moved = _put(update, axis, split, begin, count)
     rows = np.full(split.padded, -1)
-    rows[split.places()] = np.arange(count)
-    here = _line((rows >= begin) & (rows < begin + size), axis, len(splits))
-    array = jnp.where(here, piece, value.array)
+    rows[split.positions()] = np.arange(count)
+    is_updated = _line((rows >= begin) & (rows < begin + size), axis, len(splits))
+    array = jnp.where(is_updated, moved, value.array)
     return Value(array, tuple(splits), hints=hints).with_zeros()
 
 
 @rule("split")
-def split_apart(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+def split_rule(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """As slices that follow each other; empty ones are in no blocks."""
     (value,) = values
     axis, sizes = eqn.params["axis"], eqn.params["sizes"]
     split, count = value.splits[axis], value.shape[axis]
-    inside = value if movable(split, split) else value.whole([axis])
+    inside = value if movable(split, split) else value.unpacked([axis])
     begins = np.cumsum((0, *sizes[:-1])).tolist()
     return [
-        value if size == count else _part(inside, axis, begin, size)
+        value if size == count else _slice_at(inside, axis, begin, size)
         for begin, size in zip(begins, sizes, strict=True)
     ]
 
 
-def _part(value: Value, axis: int, begin: int, size: int) -> Value:
+def _slice_at(value: Value, axis: int, begin: int, size: int) -> Value:
     split = value.splits[axis]
     if split is not None and size:
         return _moved(value, axis, at_home(split, -begin, size), -begin)
@@ -203,7 +205,7 @@ def turned(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
         if split is not None and movable(split, split):
             value = _moved(value, axis, split, 0, reverse=True)
         elif split is not None:
-            value = value.whole([axis])
+            value = value.unpacked([axis])
             (array,) = bind(eqn, [value.array], dimensions=(axis,))
             value = dataclasses.replace(value, array=array).packed(axis, split)
         else:
@@ -223,13 +225,17 @@ def _moved(
     return Value(array, splits, value.clean or not others, hints=value.hints).placed()
 
 
-def _laid_beside(value: Value, axis: int, splits: Sequence[AxisSplit | None]) -> Value:
+def _with_other_splits(value: Value, axis: int, splits: Sequence[AxisSplit | None]) -> Value:
     """In the blocks of the other axes; along this in its own, if those leave its devices free."""
-    own = value.splits[axis]
+    axis_split = value.splits[axis]
     others = [split for at, split in enumerate(splits) if at != axis and split is not None]
-    if own is not None and set(own.names) & {name for split in others for name in split.names}:
-        own = None
-    return value.laid([own if at == axis else split for at, split in enumerate(splits)])
+    if axis_split is not None and set(axis_split.names) & {
+        name for split in others for name in split.names
+    }:
+        axis_split = None
+    return value.with_splits(
+        [axis_split if at == axis else split for at, split in enumerate(splits)]
+    )
 
 
 def _put(value: Value, axis: int, split: AxisSplit, begin: int, count: int) -> Any:
@@ -237,7 +243,7 @@ def _put(value: Value, axis: int, split: AxisSplit, begin: int, count: int) -> A
     before = value.splits[axis]
     if before is not None and movable(before, split):
         return move_axis(value.array, axis, before, split, begin)
-    value = value.whole([axis])
+    value = value.unpacked([axis])
     after = count - begin - value.shape[axis]
     pads = [(begin, after) if at == axis else (0, 0) for at in range(len(value.splits))]
     grown = Value(jnp.pad(value.array, pads), value.splits, value.clean, hints=value.hints)
@@ -245,19 +251,19 @@ def _put(value: Value, axis: int, split: AxisSplit, begin: int, count: int) -> A
 
 
 def _of_result(values: Sequence[Value], axis: int, count: int) -> AxisSplit | None:
-    """The blocks of what is concatenated along an axis; None where it is to be whole."""
-    origins = [dict(value.cut_from).get(axis) for value in values]
+    """The blocks of what is concatenated along an axis; None where it is to be not split."""
+    origins = [dict(value.sliced_from).get(axis) for value in values]
     if origins[0] is not None and len(set(origins)) == 1 and origins[0].extent == count:
         return origins[0]
-    begin, found = 0, None
+    begin, best = 0, None
     for value in values:
         split = value.splits[axis]
         if split is not None and movable(split, split):
             if 2 * split.extent > count:
                 return at_home(split, begin, count)
-            found = found or in_chunks(split, count)
+            best = best or in_chunks(split, count)
         begin += value.shape[axis]
-    return found
+    return best
 
 
 def _common(values: Sequence[Value], axis: int) -> tuple[AxisSplit | None, ...]:

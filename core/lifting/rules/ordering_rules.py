@@ -36,8 +36,7 @@ def _windows(eqn: JaxprEqn, value: Value) -> Iterable[int]:
     return [
         axis
         for axis in range(len(value.splits))
-        if any(numbers[axis] != 1 for numbers in every)
-        or tuple(parameters["padding"][axis]) != (0, 0)
+        if any(param[axis] != 1 for param in every) or tuple(parameters["padding"][axis]) != (0, 0)
     ]
 
 
@@ -57,12 +56,12 @@ ORDERED: dict[str, Axes] = {
 
 @rule("cumlogsumexp", "sort", "top_k")
 def ordered(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Unpack the axes in whose order elements are taken; pack again those that keep their size."""
+    """Unpack the ordered axes; repack those that keep their size."""
     axes = set(ORDERED[eqn.primitive.name](eqn, values[0]))
     rank = len(values[0].splits)
-    wanted = joint([[value.splits[axis] for value in values] for axis in range(rank)])
+    before = joint([[value.splits[axis] for value in values] for axis in range(rank)])
     hints = but(joint_hints(values), axes)
-    values, splits = aligned([value.whole(axes) for value in values])
+    values, splits = aligned([value.unpacked(axes) for value in values])
     arrays = bind(eqn, [value.array for value in values])
-    found = [Value(array, splits, hints=hints) for array in arrays]
-    return pack_like(found, [wanted[axis] if axis in axes else None for axis in range(rank)])
+    results = [Value(array, splits, hints=hints) for array in arrays]
+    return pack_like(results, [before[axis] if axis in axes else None for axis in range(rank)])

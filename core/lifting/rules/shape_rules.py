@@ -1,4 +1,4 @@
-"""Shapes: an axis in blocks stays so where the primitive takes it as a whole.
+"""Shapes: an axis in blocks remains so where the primitive takes it in full.
 
 Where it does not (a slice of it, a reshape that mixes it with another), it is unpacked first.
 """
@@ -22,7 +22,7 @@ def transpose(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Axes in another order."""
     (value,) = values
     (array,) = bind(eqn, [value.array])
-    return [_carried(value, array, enumerate(eqn.params["permutation"]))]
+    return [_with_axes(value, array, enumerate(eqn.params["permutation"]))]
 
 
 @rule("broadcast_in_dim")
@@ -30,13 +30,13 @@ def broadcast(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """New axes; axes of one element are stretched."""
     value = values[0]
     shape, dims = list(eqn.params["shape"]), eqn.params["broadcast_dimensions"]
-    value = value.whole([axis for axis, to in enumerate(dims) if value.shape[axis] != shape[to]])
+    value = value.unpacked([axis for axis, to in enumerate(dims) if value.shape[axis] != shape[to]])
     splits: list[AxisSplit | None] = [None] * len(shape)
     for axis, to in enumerate(dims):
         splits[to] = value.splits[axis]
     (array,) = bind(eqn, [value.array], shape=_padded(shape, splits))
-    kept = [(to, axis) for axis, to in enumerate(dims) if value.shape[axis] == shape[to]]
-    return [_carried(value, array, kept)]
+    unchanged = [(to, axis) for axis, to in enumerate(dims) if value.shape[axis] == shape[to]]
+    return [_with_axes(value, array, unchanged)]
 
 
 @rule("squeeze")
@@ -44,22 +44,22 @@ def squeeze(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Without axes of one element."""
     (value,) = values
     gone = eqn.params["dimensions"]
-    value = value.whole(gone)
+    value = value.unpacked(gone)
     (array,) = bind(eqn, [value.array])
     left = [axis for axis in range(len(value.splits)) if axis not in gone]
-    return [_carried(value, array, enumerate(left))]
+    return [_with_axes(value, array, enumerate(left))]
 
 
 @rule("stack")
 def stack(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """A new axis of values that lie alike (from JAX 0.11 on)."""
+    """A new axis over values with the same splits (from JAX 0.11 on)."""
     values, splits = aligned(values)
     (array,) = bind(eqn, [value.array for value in values])
     like = Value(
         values[0].array, splits, all(value.clean for value in values), hints=joint_hints(values)
     )
     before = [to for to in range(len(array.shape)) if to != eqn.params["axis"]]
-    return [_carried(like, array, zip(before, range(len(splits)), strict=True))]
+    return [_with_axes(like, array, zip(before, range(len(splits)), strict=True))]
 
 
 @rule("unstack")
@@ -67,49 +67,51 @@ def unstack(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
     """Without an axis, a result for each of its elements (from JAX 0.11 on)."""
     (value,) = values
     gone = eqn.params["axis"]
-    value = value.whole([gone])
+    value = value.unpacked([gone])
     left = [axis for axis in range(len(value.splits)) if axis != gone]
-    return [_carried(value, array, enumerate(left)) for array in bind(eqn, [value.array])]
+    return [_with_axes(value, array, enumerate(left)) for array in bind(eqn, [value.array])]
 
 
 @rule("reshape")
 def reshape(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """Another shape; an axis stays in blocks if none before it is merged with it.
+    """Another shape; an axis remains in blocks if none before it is merged with it.
 
-    One with which axes behind it are merged is in blocks of so many times the elements, and of one
-    that is cut the first part is in blocks, if the cuts are between elements of that.
+    Merged with later axes, its blocks grow by their sizes; divided, its first factor is in blocks
+    if the blocks are multiples of the rest.
     """
     value = values[0]
     want = eqn.params["new_sizes"]
     in_order = eqn.params.get("dimensions") is None
-    kept = dict(_kept_axes(value.shape, want)) if in_order else {}
-    scaled = _scaled_axes(value, want, kept) if in_order else {}
-    value = value.whole([axis for axis in range(len(value.splits)) if axis not in {*kept, *scaled}])
+    unchanged = dict(_unchanged_axes(value.shape, want)) if in_order else {}
+    scaled = _scaled_axes(value, want, unchanged) if in_order else {}
+    value = value.unpacked(
+        [axis for axis in range(len(value.splits)) if axis not in {*unchanged, *scaled}]
+    )
     splits: list[AxisSplit | None] = [None] * len(want)
-    for axis, to in kept.items():
+    for axis, to in unchanged.items():
         splits[to] = value.splits[axis]
     for to, split in scaled.values():
         splits[to] = split
     (array,) = bind(eqn, [value.array], new_sizes=_padded(want, splits))
-    found = _carried(value, array, [(to, axis) for axis, to in kept.items()])
-    return [dataclasses.replace(found, splits=tuple(splits))]
+    result = _with_axes(value, array, [(to, axis) for axis, to in unchanged.items()])
+    return [dataclasses.replace(result, splits=tuple(splits))]
 
 
 @rule("dynamic_slice")
-def dynamic_cut(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
-    """As `slice`: an axis of which all is taken starts at 0, whatever is asked for."""
+def dynamic_slice(eqn: JaxprEqn, values: list[Value]) -> list[Value]:
+    """As `slice`: an axis sliced in full starts at 0, whatever the index."""
     value, *starts = values
     sizes = eqn.params["slice_sizes"]
-    part = [a for a, size in enumerate(sizes) if size != value.shape[a]]
-    value = value.whole(part)
-    arrays = [value.array, *(start.whole().array for start in starts)]
+    partial = [a for a, size in enumerate(sizes) if size != value.shape[a]]
+    value = value.unpacked(partial)
+    arrays = [value.array, *(start.unpacked().array for start in starts)]
     (array,) = bind(eqn, arrays, slice_sizes=_padded(sizes, value.splits))
-    hints = but(value.hints, part)
+    hints = but(value.hints, partial)
     return [Value(array, value.splits, value.clean, hints=hints)]
 
 
-def _carried(value: Value, array: Any, pairs: Iterable[tuple[int, int]]) -> Value:
-    """A result of which some axes are axes of a value; pairs of their numbers, its own first."""
+def _with_axes(value: Value, array: Any, pairs: Iterable[tuple[int, int]]) -> Value:
+    """A result some of whose axes are axes of a value; pairs of (result axis, value axis)."""
     splits: list[AxisSplit | None] = [None] * len(array.shape)
     hints: list[Even | None] = [None] * len(array.shape)
     for to, axis in pairs:
@@ -122,8 +124,8 @@ def _padded(shape: Sequence[Any], splits: Sequence[AxisSplit | None]) -> tuple[A
     return tuple(size if split is None else split.padded for size, split in pairs)
 
 
-def _kept_axes(have: Sequence[int], want: Sequence[int]) -> list[tuple[int, int]]:
-    """The axes that a reshape leaves alone: as many elements before them, and as many in them."""
+def _unchanged_axes(have: Sequence[int], want: Sequence[int]) -> list[tuple[int, int]]:
+    """The axes that a reshape keeps: as many elements before them, and as many in them."""
     if 0 in (*have, *want):
         return []
     before = {(math.prod(want[:to]), size): to for to, size in enumerate(want) if size != 1}
@@ -135,25 +137,25 @@ def _kept_axes(have: Sequence[int], want: Sequence[int]) -> list[tuple[int, int]
 
 
 def _scaled_axes(
-    value: Value, want: Sequence[int], kept: dict[int, int]
+    value: Value, want: Sequence[int], unchanged: dict[int, int]
 ) -> dict[int, tuple[int, AxisSplit]]:
-    """Axes in blocks that a reshape merges with those behind them, or cuts: what they become."""
+    """Axes in blocks that a reshape merges with later ones, or divides, and their new splits."""
     have = value.shape
-    found: dict[int, tuple[int, AxisSplit]] = {}
+    scaled: dict[int, tuple[int, AxisSplit]] = {}
     if 0 in (*have, *want):
-        return found
+        return scaled
     begins = {math.prod(want[:to]): to for to, size in enumerate(want) if size != 1}
     for axis, split in enumerate(value.splits):
         to = begins.get(math.prod(have[:axis]))
-        if split is None or have[axis] == 1 or axis in kept or to is None:
+        if split is None or have[axis] == 1 or axis in unchanged or to is None:
             continue
         if want[to] % have[axis] == 0:
             times = want[to] // have[axis]
             sizes, block = tuple(size * times for size in split.sizes), split.block * times
         else:
-            part = have[axis] // want[to]
-            if have[axis] % want[to] or any(size % part for size in (*split.sizes, split.block)):
+            ratio = have[axis] // want[to]
+            if have[axis] % want[to] or any(size % ratio for size in (*split.sizes, split.block)):
                 continue
-            sizes, block = tuple(size // part for size in split.sizes), split.block // part
-        found[axis] = to, dataclasses.replace(split, sizes=sizes, block=block)
-    return found
+            sizes, block = tuple(size // ratio for size in split.sizes), split.block // ratio
+        scaled[axis] = to, dataclasses.replace(split, sizes=sizes, block=block)
+    return scaled

@@ -1,4 +1,4 @@
-"""What the tests compare with: attention of whole arrays in NumPy's float64, and its gradients."""
+"""What the tests compare with: attention of global arrays in NumPy's float64, and its gradients."""
 
 import jax
 import jax.numpy as jnp

@@ -23,7 +23,7 @@ MESH = make_mesh((2, 2, 2), ("x", "y", "z"))
 
 
 def run(x, specs, mask=None, causal=False, wants_mask=False, mesh=MESH):
-    """The result and the gradients, of operands [.., heads, length, width] laid out by `specs`."""
+    """The result and the gradients, of operands [.., heads, length, width] sharded by `specs`."""
     static = Attention(causal, x[0].shape[-1] ** -0.5, tile=4)
     placed = [shard(a, mesh, s) for a, s in zip(x, (specs[0], *specs[1:3], specs[0]), strict=True)]
     masks = [] if mask is None else [shard(mask, mesh, ())]

@@ -61,7 +61,7 @@ def test_zigzag_order_without_balance():
 
 
 def test_lengths_dropout_and_groups_of_heads_over_three_mesh_axes():
-    """What is dropped depends on the places in the whole; a blind row gives 0, as its gradient."""
+    """Dropout depends on global positions; a blind row gives 0, as its gradient."""
     x = dense.arrays(batch=4, queries=24, key_heads=2, width=5, values=3)
     lengths = {
         "query_seq_lengths": np.array([24, 15, 1, 0]),
@@ -174,13 +174,17 @@ def test_nothing_is_gathered_unasked(mesh):
     for spec, given in ((P(None, "x"), {}), (P("x", "y"), {"heads": "x"}), (P(None, None, "y"), {}),
                         (P(None, None, None, "x"), {})):  # fmt: skip
         placed = shard(x, mesh, spec)
-        with pytest.raises(ShardingError, match=r"q lies as .* would be gathered"):
+        with pytest.raises(ShardingError, match=r"q is sharded as .* would be gathered"):
             ring_attention(placed, x, x, mesh=mesh, axis="y", **given)
     mask = shard(jnp.ones((1, 1, 32, 32), bool), mesh, P(None, None, None, "y"))
-    with pytest.raises(ShardingError, match=r"mask lies as .* asked for as .*: axis 3 would be"):
+    with pytest.raises(
+        ShardingError, match=r"mask is sharded as .* required as .*: axis 3 would be"
+    ):
         ring_attention(x, x, x, mesh=mesh, axis="y", mask=mask)
     other = shard(x, make_mesh((4,), ("z",)), P(None, "z"))
-    with pytest.raises(ShardingError, match=r"q lies as .* a mesh of 'z' .4., .* one of 'x' .2."):
+    with pytest.raises(
+        ShardingError, match=r"q is sharded as .* a mesh of 'z' .4., .* one of 'x' .2."
+    ):
         ring_attention(other, x, x, mesh=mesh, axis="y")
     same = shard(x, make_mesh((8,), ("z",)), P(None, "z"))
     assert ring_attention(same, same, same, mesh=mesh, axis=("x", "y")).shape == x.shape

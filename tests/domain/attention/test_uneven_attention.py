@@ -74,7 +74,7 @@ def test_mistakes():
         attend(x[0], x[1], x[2], mask=np.ones((1, 1, 28, 28), bool))
     rows = packed(np.ones((1, 1, 18, 18), bool), {2: (5, 2, 7, 4), 3: (5, 2, 7, 4)}, True,
                   (None, None, "seq"))  # fmt: skip
-    with pytest.raises(ShardingError, match=r"mask lies as .*: axis 2 would be gathered"):
+    with pytest.raises(ShardingError, match=r"mask is sharded as .*: axis 2 would be gathered"):
         ulysses_attention(*x[:3], mesh=MESH, axis="seq", batch="data", mask=rows)
     with pytest.raises(ShardingError, match="cannot balance: uneven blocks have no halves"):
         attend(x[0], x[1], x[2], causal=True, balance=True)

@@ -54,7 +54,7 @@ def test_gradient_goes_back():
 
 
 def test_mistakes(mesh):
-    with pytest.raises(UnevenError, match=r"in 8 equal parts, .* \(1, 12\) .* Pad it to 16"):
+    with pytest.raises(UnevenError, match=r"in 8 equal slices, .* \(1, 12\) .* Pad it to 16"):
         zigzag(jnp.zeros((1, 12)), mesh=mesh, axis="y")
     with pytest.raises(SpecError, match="no mesh axis is called 'z'"):
         unzigzag(jnp.zeros((1, 16)), mesh=mesh, axis="z")

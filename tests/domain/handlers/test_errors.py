@@ -63,11 +63,15 @@ def test_layouts_that_jit_hides(line):
 def test_what_is_said_must_be_so(line, mesh):
     routed = double(lambda shards, x: (x * 2, shards.like(x, 0)))
     x = iso.shard(X, line, P("x"))
-    with pytest.raises(ShardingError, match=r"argument 0 lies as P\('x',\) .* and over\(\) says"):
+    with pytest.raises(
+        ShardingError, match=r"argument 0 is sharded as P\('x',\) .* and over\(\) declares"
+    ):
         routed.over(line, None)(x)
-    with pytest.raises(ShardingError, match=r"over\(\) says P\('x',\) over 'x' \(2\), 'y' \(4\)"):
+    with pytest.raises(
+        ShardingError, match=r"over\(\) declares P\('x',\) over 'x' \(2\), 'y' \(4\)"
+    ):
         routed.over(mesh, ("x",))(x)
-    with pytest.raises(ShardingError, match="argument 1, argument 'y' lies, which the call does"):
+    with pytest.raises(ShardingError, match="argument 1, argument 'y', which the call does"):
         routed.over(line, ("x",), ("x",), y=("x",))(x)
     with pytest.raises(SpecError, match=r"argument 0: spec .* no mesh axis is called 'q'"):
         routed.over(line, ("q",))(x)
@@ -83,7 +87,7 @@ def test_meshes_that_differ(line, mesh):
     ):
         add(a, b)
     elsewhere = jax.device_put(X, jax.devices()[5])
-    with pytest.raises(ShardingError, match=r"argument 1 lies on .*5 alone"):
+    with pytest.raises(ShardingError, match=r"argument 1 is on .*5 alone"):
         add(a, elsewhere)
 
 

@@ -76,9 +76,9 @@ def test_reductions_and_their_gradients(op, x64):
         (lambda s, x: s.all_reduce(x, "z"), "no mesh axis is called 'z'; .* 'x' .2., 'y' .4."),
         (lambda s, x: s.permute(x, ("x", "q")), "no mesh axis is called 'q'"),
         (lambda s, x: s.all_reduce(x, "x", "prod"), "op 'prod' is none of 'sum', 'mean'"),
-        (lambda s, x: s.axes(1, 0), "as the handler was given them: 0; asked was 1"),
-        (lambda s, x: s.axes(x + 1, 0), "asked was an array made from others"),
-        (lambda s, x: s.sizes(x, 1), r"shape \(8,\) has axes 0 to 0; asked was 1"),
+        (lambda s, x: s.axes(1, 0), "as the handler was given them: 0; got 1"),
+        (lambda s, x: s.axes(x + 1, 0), "got an array made from others"),
+        (lambda s, x: s.sizes(x, 1), r"shape \(8,\) has axes 0 to 0; got 1"),
         (lambda s, x: s.ring(x, lambda c, b, n: b[:0], "x", carry=x), "it must keep the structure"),
     ],
 )

@@ -108,9 +108,9 @@ def test_what_makes_no_graph():
         r"and float64 are no list of nodes; there are \(2,\) senders for \(1, 2\) receivers",
     ):
         partition_graph([-1, 40], [[0.5, 1]], nodes)
-    with pytest.raises(iso.ShardingError, match="nodes lie on no mesh"):
+    with pytest.raises(iso.ShardingError, match="nodes are on no mesh"):
         partition_graph([0], [1], jnp.zeros((4, 2)))
-    with pytest.raises(iso.ShardingError, match="nodes lie on no mesh"):
+    with pytest.raises(iso.ShardingError, match="nodes are on no mesh"):
         jax.jit(lambda x: partition_graph([0], [1], x).segment_sum(x))(nodes)
     graph = partition_graph(SENDERS, RECEIVERS, nodes)
     with pytest.raises(

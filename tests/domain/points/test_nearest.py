@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isoshard.domain.points import nearest as nearest_module
-from isoshard.domain.points.nearest import Found, distance_dtype, merge
+from isoshard.domain.points.nearest import Candidates, distance_dtype, merge
 
 compiled = jax.jit(nearest_module.nearest, static_argnums=(1, 2, 4, 5, 6))
 POINTS = np.random.default_rng(0).standard_normal((61, 3)).astype(np.float32)
@@ -59,7 +59,7 @@ def test_many_coordinates_and_other_dtypes():
 def test_findings_merge_in_order():
     def found(*pairs):
         square, index = (jnp.array([column]) for column in zip(*pairs, strict=True))
-        return Found(square, index, index[..., None] * 1.0)
+        return Candidates(square, index, index[..., None] * 1.0)
 
     a = found((0.0, 5), (1.0, 3), (2.0, 9), (np.inf, -1))
     b = found((1.0, 2), (1.0, 4), (np.inf, -1), (np.inf, -1))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import isoshard as iso
+from isoshard import P
 from isoshard.core.layout.axis_types import auto
 from isoshard.domain.points import knn, radius_search
 
@@ -105,7 +106,7 @@ def test_inside_jit_the_layout_is_said_and_uneven_arrays_know_it():
     known = jax.jit(lambda p: knn(p, p, 3))(uneven)
     np.testing.assert_array_equal(clouds.whole(known.indices), clouds.nearest(POINTS, POINTS, 3)[0])
     with pytest.raises(
-        iso.ShardingError, match=r"inside jax.jit points and queries have no layout"
+        iso.ShardingError, match=r"inside jax.jit points and queries have no sharding"
     ):
         hidden = [
             iso.reshard(x, iso.P("x"), auto(mesh)) for x in (points, queries)
@@ -156,7 +157,34 @@ def test_what_cannot_be_searched():
     none = clouds.lay_out(POINTS[:0], mesh, "x", (0, 0))
     with pytest.raises(iso.ShardingError, match="there are no points"):
         radius_search(none, points, 1.0, 1)
-    with pytest.raises(iso.ShardingError, match=r"tile=\(0, 4\) is not how many queries"):
+    with pytest.raises(iso.ShardingError, match=r"tile=\(0, 4\) is not the numbers of queries"):
         knn(points, points, 1, tile=(0, 4))
     with pytest.raises(iso.SpecError, match=r"points: .*no mesh axis is called 'z'"):
         knn(points, points, 1, axes=("z", "x"))
+
+
+def test_clouds_that_do_not_fit():
+    mesh = iso.make_mesh((2, 4), ("x", "y"))
+    points = clouds.lay_out(POINTS, mesh, "x")
+    flat = iso.shard(np.zeros(8, np.int32), mesh, P("x"))
+    with pytest.raises(
+        iso.ShardingError,
+        match=r"queries of shape .8,. are not rows of coordinates; queries are int32",
+    ):
+        knn(points, flat, 1)
+    with pytest.raises(iso.ShardingError, match="numbers of coordinates: 3 for points, 2 for q"):
+        knn(points, clouds.lay_out(QUERIES[:, :2], mesh, "x"), 1)
+    columns = iso.shard(np.zeros((8, 4), np.float32), mesh, P("x", "y"))
+    with pytest.raises(iso.ShardingError, match=r"split along their coordinates .*reshard\(points"):
+        knn(columns, columns, 1)
+    other = clouds.lay_out(QUERIES, iso.make_mesh((8,), ("x",)), "x")
+    with pytest.raises(
+        iso.ShardingError, match=r"queries are sharded by .*, not on the mesh 'x' .2., 'y'"
+    ):
+        knn(points, other, 1)
+    with pytest.raises(iso.ShardingError, match="queries are sharded by SingleDeviceSharding"):
+        knn(points, jnp.zeros((3, 3)), 1)
+    with pytest.raises(TypeError, match=r"queries are rows.*; got ndarray. Shard them"):
+        knn(points, QUERIES, 1)
+    with pytest.raises(iso.ShardingError, match="axes='x' are not the mesh axes of points and qu"):
+        knn(points, points, 1, axes="x")

@@ -31,7 +31,7 @@ def x():
         (lambda s, x: (x, P("z")), SpecError, "no mesh axis is called 'z'"),
         (lambda s, x: (s.all_reduce(x, "z"), P("x")), ShardingError, "no mesh axis is called 'z'"),
         (lambda s, x: (s.all_reduce(1.0, "x"), P()), ShardingError, "was given a float; make it a"),
-        (lambda s, x: (x, s.like(x * 1, 0)), ShardingError, "asked was an array made from others"),
+        (lambda s, x: (x, s.like(x * 1, 0)), ShardingError, "got an array made from others"),
         (lambda s, x: (x, s.uneven(P("x"), [(2, 2, 2, 1)])), ShardingError, r"float32\[7\] in all"),
         (lambda s, x: (torch.rand(2), P("x")), RuntimeError, "draws random numbers"),
     ],
@@ -52,7 +52,7 @@ def test_arguments_and_results_that_cannot_be(x, mesh):
     other = iso.shard(X, mesh, P("x"))
     with pytest.raises(ShardingError, match=r"2 different meshes: argument 0 on 'x' \(4\); arg"):
         called(lambda s, a, b: (a, P("x")), x, other, function=torch.add)
-    with pytest.raises(TypeError, match="hashable arguments, and was given a ndarray"):
+    with pytest.raises(TypeError, match="hashable arguments, and got a ndarray"):
         called(lambda s, a, **_: (a, P("x")), x, np.ones(8), function=torch.nn.functional.normalize)
     with pytest.raises(TypeError, match="several devices"):
         called(lambda s, a, b: (a, P("x")), x, X, function=torch.add)

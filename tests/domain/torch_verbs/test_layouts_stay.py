@@ -1,4 +1,4 @@
-"""Layouts stay: of gradients, of what is laid out again, and of what windows and transforms make.
+"""Layouts stay: of gradients, of what is sharded again, and of what windows and transforms make.
 
 What programs send is read off their HLO: rows, and never the field.
 """
@@ -94,7 +94,7 @@ def test_leaves_in_other_blocks_do_not_share_the_layout_of_their_gradient(mesh):
     lies_as(second.grad, second)
 
 
-# Laid out again
+# Sharded again
 
 
 def test_to_its_own_layout_is_nothing(mesh):
@@ -228,7 +228,7 @@ def test_windows_of_an_even_split_send_rows(mesh):
     text = xs.program_text(compiled)
     assert gathered(text) == 0
     assert summed(text) == 0
-    # Of each, both sides: forward, and backward the field and the slopes.
+    # Of each, both sides: forward, and backward the field and the gradients.
     assert sent(text) <= len(fields) * 8 * ROW
 
 
@@ -271,7 +271,7 @@ def test_convolutions_of_an_even_split_send_rows(mesh):
     text, count = xs.program_text(compiled), len(CONVOLUTIONS)
     assert gathered(text) == 0
     assert summed(text) <= max(w.numel() for _, w in whole.values())
-    # Of each, rows on both sides of the field, its result and slopes.
+    # Of each, rows on both sides of the field, its result and gradients.
     assert sent(text) <= count * 16 * 2 * 6 * 32
     # Of convolutions in groups XLA for CPUs makes gradients that take many times the field.
     assert text.count("feature_group_count") <= count  # forward

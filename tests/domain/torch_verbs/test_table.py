@@ -5,12 +5,33 @@ Each is applied to `x * x / x`, whose padding is NaN, as are its gradients there
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 
-from .operators import COLUMNS, FLAT
+COLUMNS = 6
+
+FLAT = {
+    "order": {
+        "cumprod": lambda x, w: x.cumprod(1),
+        "topk": lambda x, w: x.topk(3, 0).values,
+        "slice": lambda x, w: x[3:11, 1:],
+        "tril": lambda x, w: x.tril(),
+        "diff": lambda x, w: x.diff(dim=0),
+        "fft of the rows": lambda x, w: torch.fft.fft(x, dim=0).abs(),
+    },
+    "products": {
+        "cdist": lambda x, w: torch.cdist(x, x + 1),
+        "cross": lambda x, w: torch.linalg.cross(x[:, :3], x[:, 3:]),
+        "embedding": lambda x, w: F.embedding((x[:, 0].abs() * 2).long(), w),
+        "mlp": lambda x, w: F.gelu(F.relu(F.linear(x, w)) @ w),
+        "causal attention": lambda x, w: F.scaled_dot_product_attention(
+            *[(x @ w).view(1, -1, 2, 3).transpose(1, 2)] * 3, is_causal=True
+        ),
+    },
+}
 
 ROWS = 18
 SPLITS = {

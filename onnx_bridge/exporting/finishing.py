@@ -1,4 +1,4 @@
-"""Simplifying what torch's exporter writes where it stands in the way of a layout.
+"""What an exported model goes through last: simplified for its shardings, and saved.
 
 Attention's keys are transposed through a reshape that fuses batch and heads. The two are split over
 different mesh axes, and no layout of the fused axis has both: the partitioner would have to gather.
@@ -21,18 +21,19 @@ different mesh axes, and no layout of the fused axis has both: the partitioner w
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import onnx
 from onnx import helper
 
 from ..reading.graph import Graph, Node
 
+# A protobuf message ends at 2 GiB; half of it leaves room for the graph itself.
+_EXTERNAL_FROM = 1 << 30
+
 
 def simplify(model: onnx.ModelProto) -> None:
-    """Transpose the last two axes without fusing the others; in place, values stay the same.
-
-    Args:
-        model: without annotations yet.
-    """
+    """Transpose the last two axes without fusing the others; in place, values stay the same."""
     graph = Graph(model)
     dropped: list[Node] = []
     loose: set[str] = set()
@@ -52,6 +53,17 @@ def simplify(model: onnx.ModelProto) -> None:
     for node in sorted(dropped, key=lambda node: -node.index):
         del model.graph.node[node.index]
     _drop_unread(model, loose)
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model; from 1 GiB on its weights go into `<name>.data` next to it."""
+    if model.ByteSize() < _EXTERNAL_FROM:
+        onnx.save_model(model, path)
+        return
+    data_name = f"{path.name}.data"
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    onnx.save_model(copy, path, save_as_external_data=True, location=data_name)
 
 
 def _fused_transpose(graph: Graph, last: Node) -> tuple[Node, Node] | None:
