@@ -20,7 +20,7 @@ from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import names_of
-from isoshard.core.plan.whole_leaves import warn_whole
+from isoshard.core.plan.replication_warning import warn_replicated
 
 from .graphs import is_random_state, is_variable
 
@@ -85,7 +85,7 @@ def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:
     named = leaf_names(state)
     boxes = named_boxes(state)
     resolved = plan.resolve(boxes, mesh)
-    warn_whole(plan, resolved)
+    warn_replicated(plan, resolved)
     found = resolved.shardings
     _, tree = jax.tree.flatten(state)
     return tree.unflatten([found.get(name, NamedSharding(mesh, P())) for name, _ in named])

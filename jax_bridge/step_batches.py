@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from isoshard.core.data.batch_rows import BatchRows, assign_specs, uneven_error
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.plan import Plan
-from isoshard.core.plan.freezing import UNSAID
+from isoshard.core.plan.freezing import UNSET
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
@@ -40,7 +40,7 @@ class StepBatches:
 
     def __init__(self, mesh: Mesh, plan: Plan, uneven: str):
         """See the class."""
-        says = any(factor.inputs is not UNSAID for factor in plan.factors)
+        says = any(factor.inputs is not UNSET for factor in plan.factors)
         if uneven not in ("error", "pad"):
             raise ShardingError(f"uneven is 'error' or 'pad', given was {uneven!r}")
         if uneven == "pad" and not says:

@@ -11,14 +11,11 @@ from collections.abc import Sequence
 
 
 def table(rows: Sequence[Sequence[str]], right: int | None = None) -> list[str]:
-    """Lay out rows of cells.
+    """Align rows of cells, one line per row.
 
     Args:
         rows: the header first; all of one length.
-        right: the column that is set to the right, if any.
-
-    Returns:
-        One line per row, without blanks at its end.
+        right: the index of the right-aligned column, if any.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

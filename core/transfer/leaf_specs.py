@@ -31,7 +31,7 @@ from isoshard.core.layout.spec import is_spec, named_sharding
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import boxed_leaves
-from isoshard.core.plan.whole_leaves import warn_whole
+from isoshard.core.plan.replication_warning import warn_replicated
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .array_like import hidden_array, is_array
@@ -120,10 +120,6 @@ class NamedArray:
 def named_arrays(x: Any, name: str | None) -> tuple[list[NamedArray], Any]:
     """Name every leaf of a tree.
 
-    Args:
-        x: the tree.
-        name: of the tree, for messages.
-
     Returns:
         The leaves, and the structure to put results back into. Leaves that are no arrays are among
         them, and stay what they are.
@@ -193,7 +189,7 @@ def _ask_plan(leaves: list[NamedArray], structure: Any, mesh: Mesh, plan: Plan) 
     boxed = dict(boxed_leaves(structure.unflatten(leaves)))  # boxes of Linen name their axes
     named = {path: boxed.get(path, leaf) for path, leaf in arrays.items()}
     resolved = plan.resolve(named, mesh)
-    warn_whole(plan, resolved)
+    warn_replicated(plan, resolved)
     layouts = resolved.shardings
     specs = {path: s if is_offloaded(s) else s.spec for path, s in layouts.items()}
     for leaf in leaves:

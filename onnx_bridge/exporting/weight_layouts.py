@@ -31,7 +31,7 @@ from isoshard.core.layout.partial_sums import refuse, stored
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import Side
-from isoshard.core.plan.freezing import UNSAID
+from isoshard.core.plan.freezing import UNSET
 from isoshard.core.plan.resolved import BY_DEFAULT, BY_SIZE, ResolvedLeaf, ResolvedPlan
 
 from ..errors import AnnotationWarning, ModelError
@@ -155,7 +155,7 @@ def of_inputs(plan: Plan, graph: Graph, mesh: Mesh) -> dict[str, P]:
     Raises:
         PlanError: a spec does not fit.
     """
-    if all(factor.inputs is UNSAID for factor in plan.factors):
+    if all(factor.inputs is UNSET for factor in plan.factors):
         return {}
     shapes = {name: _sizes(graph, name, mesh) for name in graph.inputs}
     known = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}

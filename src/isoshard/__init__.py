@@ -105,7 +105,7 @@ def _install_loaders() -> None:
     blocks = "isoshard.core.domain.blocks.verbs_of_core"
     unequal_blocks.wire(lambda: importlib.import_module(blocks))
     planner = "isoshard.core.planner.plan_search.searching"
-    automatic.found_by(lambda: importlib.import_module(planner).plan_for)
+    automatic.register_search(lambda: importlib.import_module(planner).plan_for)
     for root, bridge in _BRIDGES.items():
         frameworks.on_first(root, lambda bridge=bridge: importlib.import_module(bridge))
 
