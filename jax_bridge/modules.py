@@ -30,7 +30,7 @@ from isoshard.core.layout.axis_types import AnyMesh
 from isoshard.core.layout.mesh import ambient_mesh, mesh_of
 from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.transfer import exchange, place
+from isoshard.core.transfer import device_put, exchange
 
 from . import module_state
 from .graphs import join, split
@@ -107,7 +107,7 @@ def full(model: Any) -> Any:
     """
     graph, state = split(model)
     names, arrays, tree = _flat(state)
-    whole = place.full(dict(zip(names, arrays, strict=True)))
+    whole = device_put.full(dict(zip(names, arrays, strict=True)))
     return join(graph, tree.unflatten(whole[name] for name in names))
 
 
@@ -124,7 +124,7 @@ def sharding_of(model: Any) -> dict[str, NamedSharding] | NamedSharding:
     Raises:
         ShardingError: an array is traced, or lies on several devices without a mesh.
     """
-    return _unless_variable(model, place.sharding_of(_arrays(model)))
+    return _unless_variable(model, device_put.sharding_of(_arrays(model)))
 
 
 def to_jax(

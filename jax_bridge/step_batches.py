@@ -3,7 +3,7 @@
 >>> import numpy as np
 >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
 >>> batches = StepBatches(mesh, Plan.data_parallel("data"), "error")
->>> placed, = batches.place((np.ones((8, 4), np.float32),))
+>>> placed, = batches.put((np.ones((8, 4), np.float32),))
 >>> placed.sharding.spec
 P('data',)
 """
@@ -103,7 +103,7 @@ class StepBatches:
             on_host = isinstance(leaf.value, np.ndarray)
             try:  # a step runs on while the caller fills the memory of its next batch
                 place = _has_axes(leaf)
-                values.append(leaf.place(self._mesh, on_host or None) if place else leaf.value)
+                values.append(leaf.put(self._mesh, on_host or None) if place else leaf.value)
                 size += leaf.value.nbytes if on_host else 0
             except ShardingError as error:
                 faults.append(error)
@@ -120,4 +120,4 @@ _FIX = (
 
 
 def _has_axes(leaf: NamedArray) -> bool:
-    return not leaf.stays and leaf.framework is None and bool(leaf.shape)
+    return not leaf.is_passthrough and leaf.framework is None and bool(leaf.shape)

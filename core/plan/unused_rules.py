@@ -76,7 +76,7 @@ class UnusedRuleWarning(CodedWarning, code="ISO013"):
         >>> import warnings, numpy as np
         >>> from isoshard.core.layout.mesh import make_mesh
         >>> from isoshard.core.plan import Plan
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> with warnings.catch_warnings():
         ...     warnings.simplefilter("error", UnusedRuleWarning)
         ...     shard({"w": np.ones(8)}, make_mesh((8,), ("x",)), Plan({"v": P("x"), "*": None}))

@@ -27,7 +27,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.partial_sums import refuse, stored
+from isoshard.core.layout.partial_sums import check_no_sums, stored
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import Side
@@ -105,7 +105,7 @@ def spec_over(layout: NamedSharding | P, mesh: Mesh, ndim: int) -> P:
     """
     if isinstance(layout, P):
         return layout
-    refuse(layout, "a file has no words for that")
+    check_no_sums(layout, "a file has no words for that")
     plain = stored(layout)
     if dict(plain.mesh.shape) == dict(mesh.shape):
         return plain.spec

@@ -38,7 +38,7 @@ from isoshard.core.layout.uneven import Sizes, UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.host_memory import host_to_jax
-from isoshard.core.transfer.relayout import lay_out
+from isoshard.core.transfer.reshard import reshard_array
 
 from .any_mesh import any_mesh
 from .axis_moves import movable, move_axis
@@ -93,7 +93,7 @@ def pack(
     sharding = named_sharding(spec, mesh, len(shape), name=name)
     splits = plan_splits(shape, sharding, sizes, name=name)
     if not any(splits):
-        move: Any = host_to_jax if isinstance(x, np.ndarray) else lay_out
+        move: Any = host_to_jax if isinstance(x, np.ndarray) else reshard_array
         return move(x, sharding, copy=copy, name=name)
     if copy is False:
         raise no_sharing(name, "blocks of other sizes are padded, which takes new memory")
@@ -229,7 +229,7 @@ def relaid(u: UnevenArray, sharding: NamedSharding, splits: Splits) -> Any:
         there = _layout_of(u)
         there = NamedSharding(mesh_of(there), P())
         array = _converter(_anywhere(before), _anywhere(splits), there)(u.array)
-        array = lay_out(array, sharding)
+        array = reshard_array(array, sharding)
     if not any(splits):
         return array
     return UnevenArray(array, u.shape, _sizes(splits), sharding)
@@ -265,7 +265,7 @@ def packed(x: Any, splits: Splits, sharding: NamedSharding, name: str) -> Any:
     ):
         return _converter(none, splits, sharding)(x)
     padded = jax.jit(_converted, static_argnums=(1, 2))(x, none, _anywhere(splits))
-    return lay_out(padded, sharding, name=name)
+    return reshard_array(padded, sharding, name=name)
 
 
 def _anywhere(splits: Splits) -> Splits:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from isoshard.core.errors import ShardingError, no_sharing, raise_collected
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.transfer.host_memory import narrowed
-from isoshard.core.transfer.leaf_specs import assign, named_arrays
+from isoshard.core.transfer.leaf_specs import named_arrays, set_specs
 
 from .chunk_sizes import plan_splits
 from .packing import gather as gather
@@ -48,9 +48,9 @@ def shard_padded(
             f"uneven='pad' is of trees of NumPy and JAX arrays, and sizes= of one array: {fault}. "
             "Shard the arrays and tensors one by one."
         )
-    assign(leaves, structure, mesh, spec, name)
+    set_specs(leaves, structure, mesh, spec, name)
     faults = []
-    arrays = [leaf for leaf in leaves if not leaf.stays]
+    arrays = [leaf for leaf in leaves if not leaf.is_passthrough]
     for leaf in arrays:
         try:
             if isinstance(leaf.value, np.ndarray):

@@ -38,7 +38,7 @@ class Shards(Verbs):
     Example:
         >>> import jax
         >>> from isoshard.core.domain import register_function_handler
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> def handler(shards, x):                     # `shards` is a Shards, `x` a block of two
         ...     names = shards.axes(x, 0)
         ...     return shards.all_reduce(x.max(), names, "max"), P()

@@ -3,7 +3,7 @@
 Where an array does not tell it (`isoshard.core.domain.blocks.known_shardings`), it has to be given.
 
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((2, 4), ("x", "y"))
 >>> faults = []
 >>> points = shard(np.zeros((8, 3), np.float32), mesh, P(("y", "x")))

@@ -30,7 +30,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh_slices import slice_numbers
+from isoshard.core.layout.mesh_slices import slice_ids
 
 from .topologies import Topology, topology_of
 from .torus_loads import busiest
@@ -244,7 +244,7 @@ def _places(mesh: Mesh) -> _DevicePlaces:
     coords = [device.coords if torus else (0, 0, 0) for device in flat]
     return _DevicePlaces(
         np.array(hosts).reshape(shape),
-        slice_numbers(mesh),
+        slice_ids(mesh),
         np.array(coords).reshape(*shape, -1),
     )
 

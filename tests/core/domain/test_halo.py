@@ -9,7 +9,7 @@ from isoshard.core.errors import ShardingError, UnevenError
 from isoshard.core.layout.axis_types import under_auto
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 
 from .against_torch import SPLITS, packed
 from .blocks import out_of_blocks as whole

@@ -25,7 +25,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 
 from .against_torch import SPLITS, check, packed
 from .blocks import out_of_blocks as whole

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import CopyError, DeviceError, ShardingError
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 from isoshard.torch_bridge import torch_xla_backend as backend
 
 

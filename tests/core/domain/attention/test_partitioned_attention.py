@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import isoshard as iso
 from isoshard.core.domain.attention.dropout import gains, words_of
 from isoshard.core.domain.attention.partitioned_attention import Attention
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 from tests.core.domain.attention import dense
 
 # The compiler lays out such an operator, which programs of the engine have under Auto axes.

@@ -13,7 +13,7 @@ from isoshard.core.domain.attention import ring_attention, unzigzag, zigzag
 from isoshard.core.errors import ShardingError, SpecError, UnevenError
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.mesh import make_mesh
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 from tests.core.domain.attention import dense
 
 SPEC = ("data", "seq", "model")

@@ -11,7 +11,7 @@ from benchmarks import collectives
 from isoshard.core.domain.attention import ulysses_attention
 from isoshard.core.errors import UnevenError
 from isoshard.core.layout.mesh import make_mesh
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 from tests.core.domain.attention import dense
 
 SPEC = ("data", "seq", "model")

@@ -12,7 +12,7 @@ from isoshard.core.domain.attention import unzigzag, zigzag
 from isoshard.core.domain.attention.positions import Positions
 from isoshard.core.errors import SpecError, UnevenError
 from isoshard.core.layout.mesh import make_mesh
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
