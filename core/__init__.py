@@ -54,8 +54,8 @@ from .plan import (
 from .processes import Processes, Termination, init_distributed
 from .runtime import metrics as metrics
 from .runtime.compilation_cache import compilation_cache
+from .transfer.device_put import full, reshard, shard, sharding_of
 from .transfer.exchange import to_jax, to_torch
-from .transfer.place import full, reshard, shard, sharding_of
 from .transfer.process_local import from_local
 
 __all__ = [

@@ -73,7 +73,7 @@ class ShardingError(CodedError, ValueError, code="ISO001"):
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> try:
         ...     shard([1.0, 2.0], make_mesh((8,), ("x",)), ("x",))
         ... except ShardingError as error:
@@ -128,7 +128,7 @@ class UnevenError(ShardingError, code="ISO003"):
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> shard([1.0, 2.0, 3.0], make_mesh((2,), ("x",)), ("x",), name="rows")
         Traceback (most recent call last):
             ...
@@ -155,7 +155,7 @@ class CopyError(ShardingError, code="ISO005"):
     Example:
         >>> import numpy as np
         >>> from isoshard.core.layout.mesh import make_mesh
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> shard(np.ones(8), make_mesh((8,), ("x",)), ("x",), copy=False, name="w")
         Traceback (most recent call last):
             ...

@@ -27,7 +27,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from isoshard.core.layout.axis_types import beside, constrain
+from isoshard.core.layout.axis_types import constrain, on_value_mesh
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.plan.unused_rules import check_activation_axes, warn_unused_activations
@@ -192,7 +192,7 @@ def _laid_out(said: Any, side: str, value: Any, mesh: Mesh) -> Any:
 
 def _constrained(x: Any, layout: NamedSharding) -> Any:
     """The value laid out; a traced one on Auto axes stays on them, as what it meets next does."""
-    return constrain(x, beside(x, layout)) if isinstance(x, Tracer) else _moved(x, layout)
+    return constrain(x, on_value_mesh(x, layout)) if isinstance(x, Tracer) else _moved(x, layout)
 
 
 _moved = jax.jit(constrain, static_argnums=1)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from isoshard.core.checkpoint.source import Entry, NamedState
 from isoshard.core.frameworks import Framework, register
 from isoshard.core.layout.leaf_paths import named_leaves
-from isoshard.core.transfer import exchange, place
+from isoshard.core.transfer import device_put, exchange
 
 from . import module_state
 from .graphs import is_equinox, join, split
@@ -39,15 +39,17 @@ class Equinox(Framework):
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> Any:
         """The module with every array laid out; `spec` is a Plan, one spec, or specs by name."""
-        return _changed(x, lambda arrays: place.shard(arrays, mesh, spec, copy=copy, name=name))
+        return _changed(
+            x, lambda arrays: device_put.shard(arrays, mesh, spec, copy=copy, name=name)
+        )
 
     def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
         """The module with another layout, on the mesh it is on unless one is given."""
-        return _changed(x, lambda arrays: place.reshard(arrays, spec, mesh))
+        return _changed(x, lambda arrays: device_put.reshard(arrays, spec, mesh))
 
     def full(self, x: Any) -> Any:
         """The module with every array whole on every device."""
-        return _changed(x, place.full)
+        return _changed(x, device_put.full)
 
     def named_arrays(self, x: Any) -> dict[str, Any]:
         """The arrays by name."""
@@ -59,7 +61,7 @@ class Equinox(Framework):
 
     def sharding_of(self, x: Any) -> dict[str, NamedSharding]:
         """The layout of each array, by name."""
-        return place.sharding_of(_arrays(x))
+        return device_put.sharding_of(_arrays(x))
 
     def to_jax(
         self,

@@ -16,26 +16,33 @@ an error leaves it as it was. An `nnx.State` is a value: a new one comes back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax
+from collections.abc import Mapping
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
-
-from isoshard.core.checkpoint.source import Entry, NamedState
-from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.checkpoint.source import Entry
+from isoshard.core.checkpoint.source import NamedState
+from isoshard.core.errors import ShardingError
+from isoshard.core.errors import raise_collected
 from isoshard.core.extensions import traced_flax_step
-from isoshard.core.frameworks import Framework, register
+from isoshard.core.frameworks import Framework
+from isoshard.core.frameworks import register
 from isoshard.core.layout.axis_types import AnyMesh
-from isoshard.core.layout.mesh import ambient_mesh, mesh_of
+from isoshard.core.layout.mesh import ambient_mesh
+from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.traced.traced_step import TracedStep
-from isoshard.core.transfer import exchange, place
-
+from isoshard.core.transfer import device_put
+from isoshard.core.transfer import exchange
 from . import module_state
-from .graphs import join, split
-from .layout import leaf_names, named_boxes, plan_state
+from .graphs import join
+from .graphs import split
+from .layout import leaf_names
+from .layout import named_boxes
+from .layout import plan_state
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from typing import Any
+
 
 _KINDS = (nnx.Pytree, nnx.State, nnx.Variable)
 
@@ -107,7 +114,7 @@ def full(model: Any) -> Any:
     """
     graph, state = split(model)
     names, arrays, tree = _flat(state)
-    whole = place.full(dict(zip(names, arrays, strict=True)))
+    whole = device_put.full(dict(zip(names, arrays, strict=True)))
     return join(graph, tree.unflatten(whole[name] for name in names))
 
 
@@ -124,7 +131,7 @@ def sharding_of(model: Any) -> dict[str, NamedSharding] | NamedSharding:
     Raises:
         ShardingError: an array is traced, or lies on several devices without a mesh.
     """
-    return _unless_variable(model, place.sharding_of(_arrays(model)))
+    return _unless_variable(model, device_put.sharding_of(_arrays(model)))
 
 
 def to_jax(

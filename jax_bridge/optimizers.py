@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp, optax
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> from isoshard.core.plan import Plan
 >>> mesh, plan = make_mesh((2, 4), ("data", "model")), Plan({"w": (None, "model")})
 >>> params = shard({"w": jnp.ones((8, 16))}, mesh, plan)

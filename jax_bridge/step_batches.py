@@ -3,27 +3,30 @@
 >>> import numpy as np
 >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
 >>> batches = StepBatches(mesh, Plan.data_parallel("data"), "error")
->>> placed, = batches.place((np.ones((8, 4), np.float32),))
+>>> placed, = batches.put((np.ones((8, 4), np.float32),))
 >>> placed.sharding.spec
 P('data',)
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
-from jax.sharding import Mesh
-
-from isoshard.core.data.batch_rows import BatchRows, assign_specs, uneven_error
-from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.data.batch_rows import BatchRows
+from isoshard.core.data.batch_rows import assign_specs
+from isoshard.core.data.batch_rows import uneven_error
+from isoshard.core.errors import ShardingError
+from isoshard.core.errors import raise_collected
 from isoshard.core.plan import Plan
-from isoshard.core.plan.freezing import UNSAID
+from isoshard.core.plan.freezing import UNSET
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime.caches import PROGRAMS, Bounded
-from isoshard.core.transfer.leaf_specs import NamedArray, named_arrays
+from isoshard.core.runtime.caches import Bounded
+from isoshard.core.runtime.caches import PROGRAMS
+from isoshard.core.transfer.leaf_specs import NamedArray
+from isoshard.core.transfer.leaf_specs import named_arrays
+from jax.sharding import Mesh
+from typing import Any
 
 
 class StepBatches:
@@ -40,7 +43,7 @@ class StepBatches:
 
     def __init__(self, mesh: Mesh, plan: Plan, uneven: str):
         """See the class."""
-        says = any(factor.inputs is not UNSAID for factor in plan.factors)
+        says = any(factor.inputs is not UNSET for factor in plan.factors)
         if uneven not in ("error", "pad"):
             raise ShardingError(f"uneven is 'error' or 'pad', given was {uneven!r}")
         if uneven == "pad" and not says:
@@ -103,7 +106,7 @@ class StepBatches:
             on_host = isinstance(leaf.value, np.ndarray)
             try:  # a step runs on while the caller fills the memory of its next batch
                 position = _has_axes(leaf)
-                values.append(leaf.place(self._mesh, on_host or None) if position else leaf.value)
+                values.append(leaf.put(self._mesh, on_host or None) if position else leaf.value)
                 size += leaf.value.nbytes if on_host else 0
             except ShardingError as error:
                 errors.append(error)
@@ -120,4 +123,4 @@ _FIX = (
 
 
 def _has_axes(leaf: NamedArray) -> bool:
-    return not leaf.stays and leaf.framework is None and bool(leaf.shape)
+    return not leaf.is_passthrough and leaf.framework is None and bool(leaf.shape)

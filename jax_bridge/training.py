@@ -47,7 +47,7 @@ from isoshard.core.extensions import marked_modules, traced_train_step
 from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh
 from isoshard.core.layout.leaf_paths import named_leaves
 from isoshard.core.layout.mesh import as_mesh, describe_mesh
-from isoshard.core.layout.offload import bring_in, brought_in_after, on_device
+from isoshard.core.layout.offload import on_device, to_device, to_device_after
 from isoshard.core.layout.on_auto_axes import axes_of, hint, on_auto, on_auto_axes
 from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
@@ -349,7 +349,7 @@ class TrainStep:
         import optax  # which whoever made `tx` has imported
 
         self._traced += 1
-        state = dataclasses.replace(state, params=jax.tree.map(bring_in, state.params))
+        state = dataclasses.replace(state, params=jax.tree.map(to_device, state.params))
         loss_of = jax.value_and_grad(self._loss, has_aux=True)
         if self._options["explicit"]:
             with jax.sharding.use_abstract_mesh(self._mesh.abstract_mesh):
@@ -364,7 +364,7 @@ class TrainStep:
                 layouts = plan_state(state.params, self._auto, self._plan)
                 layouts = jax.tree.map(on_device, layouts)
                 grads = jax.tree.map(constrain, grads, layouts)
-            held = brought_in_after(state.opt_state, grads)
+            held = to_device_after(state.opt_state, grads)
             updates, opt_state = self._tx.update(grads, held, state.params)
             params = optax.apply_updates(state.params, updates)
             return TrainState(state.step + 1, params, rest, opt_state, state.parts)

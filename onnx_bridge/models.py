@@ -2,7 +2,7 @@
 
 >>> from onnx import helper
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard, sharding_of
+>>> from isoshard.core.transfer.device_put import shard, sharding_of
 >>> from isoshard.core.plan import Plan
 >>> w = helper.make_tensor("w", 1, [8, 4], [0.0] * 32)
 >>> x = helper.make_tensor_value_info("x", 1, ["batch", 8])

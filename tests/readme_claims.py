@@ -28,7 +28,7 @@ _PEERS = f"{_README}test_what_peers_take_is_what_was_measured"
 _COMPILED = f"{_README}test_what_compiled_is_what_is_noted"
 _SAMPLES = f"{_README}test_a_sample_runs_alone_in_less_than_a_minute"
 _COMPILE = "tests/torch_bridge/engine/capture/test_compile.py::"
-_PLACE = "tests/core/transfer/test_place.py::"
+_PLACE = "tests/core/transfer/test_device_put.py::"
 _EXCHANGE = "tests/torch_bridge/test_exchange.py::"
 _DEMO = "tests/cli/test_demo.py::TestCommand::test_the_short_one_shows_what_the_full_one_does"
 

@@ -1,7 +1,7 @@
 """Verbs on meshes of every axis type: computed under Auto axes, returned on the caller's mesh.
 
 >>> import jax.numpy as jnp
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> @any_mesh
 ... def double(x):
 ...     print("inside:", jax.typeof(x))

@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((4,), ("x",))
 >>> layout_of(shard(jnp.zeros((8, 3)), mesh, ("x", None))).sizes
 ((2, 2, 2, 2), (3,))

@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((4,), ("x",))
 >>> before = AxisSplit((2, 2, 1, 0), 2, ("x",), mesh)
 >>> rows = shard(jnp.array([1, 2, 3, 4, 5, 0, 0, 0]), mesh, ("x",))

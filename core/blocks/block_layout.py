@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> rows = np.arange(6, dtype=np.float32)
 >>> u = shard(rows, make_mesh((4,), ("x",)), ("x",), uneven="pad", sizes=(1, 2, 0, 3))
 >>> layout = BlockLayout.of(u)
@@ -38,7 +38,7 @@ from isoshard.core.layout.uneven import Sizes, UnevenArray
 from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 from isoshard.core.runtime.primitives import new_primitive
 from isoshard.core.transfer.host_memory import host_to_jax, narrowed
-from isoshard.core.transfer.relayout import lay_out
+from isoshard.core.transfer.reshard import reshard_array
 
 from .block_values import Splits, Value
 from .chunk_sizes import SizesLike, plan_splits
@@ -195,7 +195,7 @@ def lay_out_in_blocks(x: Any, layout: Layout) -> Any:
             return relaid(x, layout, (None,) * x.ndim)
         if isinstance(x, np.ndarray):
             return host_to_jax(x, layout)
-        return lay_out(unpack(x) if isinstance(x, UnevenArray) else x, layout)
+        return reshard_array(unpack(x) if isinstance(x, UnevenArray) else x, layout)
     _check_shape(x, layout)
     if isinstance(x, UnevenArray):
         return relaid(x, layout.sharding, layout.splits)

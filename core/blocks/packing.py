@@ -20,33 +20,39 @@ An array in equal blocks is a plain `jax.Array`: it needs no padding.
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any
-
 import jax
+import math
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-
-from isoshard.core.errors import ShardingError, no_sharing
+from .any_mesh import any_mesh
+from .axis_moves import movable
+from .axis_moves import move_axis
+from .block_values import Splits
+from .chunk_sizes import SizesLike
+from .chunk_sizes import plan_splits
+from .known_shardings import record_sharding
+from .splits import pack_axis
+from .splits import unpack_axis
+from .uneven_values import splits_of
+from isoshard.core.errors import ShardingError
+from isoshard.core.errors import no_sharing
 from isoshard.core.frameworks import check_no_tensor
-from isoshard.core.layout.mesh import as_mesh, mesh_of
-from isoshard.core.layout.spec import axis_names, named_sharding, same_layout
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.spec import axis_names
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.spec import same_layout
 from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.layout.uneven import Sizes, UnevenArray
+from isoshard.core.layout.uneven import Sizes
+from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.caches import cached
 from isoshard.core.transfer.host_memory import host_to_jax
-from isoshard.core.transfer.relayout import lay_out
-
-from .any_mesh import any_mesh
-from .axis_moves import movable, move_axis
-from .block_values import Splits
-from .chunk_sizes import SizesLike, plan_splits
-from .known_shardings import record_sharding
-from .splits import pack_axis, unpack_axis
-from .uneven_values import splits_of
+from isoshard.core.transfer.reshard import reshard_array
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from typing import Any
 
 
 @any_mesh
@@ -93,7 +99,7 @@ def pack(
     sharding = named_sharding(spec, mesh, len(shape), name=name)
     splits = plan_splits(shape, sharding, sizes, name=name)
     if not any(splits):
-        move: Any = host_to_jax if isinstance(x, np.ndarray) else lay_out
+        move: Any = host_to_jax if isinstance(x, np.ndarray) else reshard_array
         return move(x, sharding, copy=copy, name=name)
     if copy is False:
         raise no_sharing(name, "blocks of other sizes are padded, which takes new memory")
@@ -200,7 +206,7 @@ def relaid(u: UnevenArray, sharding: NamedSharding, splits: Splits) -> Any:
         replicated = _layout_of(u)
         replicated = NamedSharding(mesh_of(replicated), P())
         array = _converter(_anywhere(before), _anywhere(splits), replicated)(u.array)
-        array = lay_out(array, sharding)
+        array = reshard_array(array, sharding)
     if not any(splits):
         return array
     return UnevenArray(array, u.shape, _sizes(splits), sharding)
@@ -230,7 +236,7 @@ def packed(x: Any, splits: Splits, sharding: NamedSharding, name: str) -> Any:
     ):
         return _converter(none, splits, sharding)(x)
     padded = jax.jit(_converted, static_argnums=(1, 2))(x, none, _anywhere(splits))
-    return lay_out(padded, sharding, name=name)
+    return reshard_array(padded, sharding, name=name)
 
 
 def _anywhere(splits: Splits) -> Splits:

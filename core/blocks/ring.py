@@ -7,7 +7,7 @@
 >>> import numpy as np
 >>> from jax.sharding import PartitionSpec as P
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((4,), ("x",))
 >>> queries = shard(np.arange(8, dtype=np.float32), mesh, ("x",))
 >>> points = queries * 10
@@ -69,7 +69,7 @@ def ring(
         ShardingError: `body` gives a carry of other shapes than it got.
 
     Example:
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> def total(block):                      # on each device, the sum over all
         ...     body = lambda carry, block, source: carry + block
         ...     return ring(block, body, "x", carry=jnp.zeros_like(block))

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh, describe_mesh
 from isoshard.core.layout.spec import axis_names, normalize_spec
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 
 
 def scatter_tensor(

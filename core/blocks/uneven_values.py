@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((4,), ("x",))
 >>> u = shard(jnp.arange(6.0), mesh, ("x",), uneven="pad", sizes=(1, 2, 0, 3))
 >>> value = value_of(u)

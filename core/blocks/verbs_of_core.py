@@ -9,21 +9,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
-from jax.sharding import Mesh
-
-from isoshard.core.errors import ShardingError, no_sharing, raise_collected
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.transfer.host_memory import narrowed
-from isoshard.core.transfer.leaf_specs import assign, named_arrays
-
 from .chunk_sizes import plan_splits
 from .packing import gather as gather
 from .packing import pack
 from .packing import reshard_uneven as reshard_uneven
+from isoshard.core.errors import ShardingError
+from isoshard.core.errors import no_sharing
+from isoshard.core.errors import raise_collected
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.transfer.host_memory import narrowed
+from isoshard.core.transfer.leaf_specs import named_arrays
+from isoshard.core.transfer.leaf_specs import set_specs
+from jax.sharding import Mesh
+from typing import Any
 
 
 def shard_padded(
@@ -48,9 +48,9 @@ def shard_padded(
             f"uneven='pad' is of trees of NumPy and JAX arrays, and sizes= of one array: {reason}. "
             "Shard the arrays and tensors one by one."
         )
-    assign(leaves, structure, mesh, spec, name)
+    set_specs(leaves, structure, mesh, spec, name)
     errors = []
-    arrays = [leaf for leaf in leaves if not leaf.stays]
+    arrays = [leaf for leaf in leaves if not leaf.is_passthrough]
     for leaf in arrays:
         try:
             if isinstance(leaf.value, np.ndarray):

@@ -24,7 +24,7 @@ import numpy as np
 from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.checkpoint.source import Block, Entry, Memory, Source
 from isoshard.core.layout.uneven import Sizes, UnevenArray
-from isoshard.core.layout.valid_elements import parts_of
+from isoshard.core.layout.valid_elements import valid_slices
 from isoshard.core.transfer.device_dtypes import check_narrowing, device_dtype
 from isoshard.core.transfer.host_memory import aligned_empty
 
@@ -130,7 +130,7 @@ class _Arrival:
         shape = tuple(one.stop - one.start for one in index)
         buffer = aligned_empty(shape, jax.numpy.dtype(self._entry.stored))
         self._buffers.append(buffer)
-        parts = parts_of(index, self._shape, sizes)
+        parts = valid_slices(index, self._shape, sizes)
         blocks = [Block(self.name, part.index, buffer[(*part.inside, ...)]) for part in parts]
         if sum(block.out.size for block in blocks) < buffer.size:
             buffer[...] = 0

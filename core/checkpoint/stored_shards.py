@@ -5,7 +5,7 @@ without a copy. Of replicas the first is written, whichever process has it; of a
 valid elements of each block.
 
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> a = shard(np.arange(8.0, dtype=np.float32), make_mesh((2, 4), ("x", "y")), ("y",))
 >>> content = Content.of("a", a, "float32")
 >>> [(piece.index[0].start, piece.host.tolist()) for piece in content.pieces()]
@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding
 from isoshard.core.checkpoint.source import Entry
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.layout.valid_elements import held_here
+from isoshard.core.layout.valid_elements import local_elements
 from isoshard.core.runtime import metrics
 
 from .chunk_grid import Grid, cut, file_size
@@ -132,13 +132,13 @@ class Content:
                 for one in array.addressable_shards
                 if one.replica_id == 0
             ]
-        held = held_here(array)
+        held = local_elements(array)
         if self.is_small and not whole_here:  # each process has all of it
             mine = [one for one in held if one.device == held[0].device]
         else:
             mine = [one for one in held if one.replica_id == 0]
         return [
-            StoredShard(one.part.index, _on_host(one.buffer)[(*one.part.inside, ...)])
+            StoredShard(one.valid.index, _on_host(one.buffer)[(*one.valid.inside, ...)])
             for one in mine
         ]
 

@@ -40,8 +40,8 @@ from isoshard.core.errors import ShardingError, UnevenError
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
 from isoshard.core.runtime import metrics
-from isoshard.core.transfer.leaf_specs import NamedArray, assign
-from isoshard.core.transfer.process_local import blocks_here
+from isoshard.core.transfer.leaf_specs import NamedArray, set_specs
+from isoshard.core.transfer.process_local import local_block_indices
 
 _OF_A_LOADER = "and for the last batch last='drop' or last='pad'"
 
@@ -134,7 +134,7 @@ class BatchRows:
             sharding = named_sharding(leaf.spec, self._mesh, rank, name=leaf.name)
             if not rank or not sharding.spec or sharding.spec[0] is None:
                 continue
-            counts, held = blocks_here(sharding, rank)
+            counts, held = local_block_indices(sharding, rank)
             parts = len(held[0]) if self._local else counts[0]
             found.append((leaf, leaf.value.shape[0], parts))
         return found
@@ -161,10 +161,10 @@ def assign_specs(
         spec = Plan(numbers).otherwise(spec) if numbers else spec
         for leaf in leaves:  # a plan resolves shapes that divide; `BatchRows` counts the rows
             if leaf.shape is not None:
-                leaf.whole = tuple(-(-n // mesh.size) * mesh.size for n in leaf.shape)
-    assign(leaves, structure, mesh, spec, name)
+                leaf.global_shape = tuple(-(-n // mesh.size) * mesh.size for n in leaf.shape)
+    set_specs(leaves, structure, mesh, spec, name)
     for leaf in leaves:
-        leaf.whole = None
+        leaf.global_shape = None
 
 
 def uneven_error(

@@ -31,7 +31,7 @@ from isoshard.core.runtime import metrics
 from isoshard.core.transfer.array_like import from_literal, is_literal
 from isoshard.core.transfer.device_dtypes import device_dtype
 from isoshard.core.transfer.leaf_specs import NamedArray, named_arrays
-from isoshard.core.transfer.process_local import from_local, whole_shape
+from isoshard.core.transfer.process_local import from_local, global_shape
 
 from .batch_rows import BatchRows, assign_specs, uneven_error
 from .ordered_queue import END
@@ -208,10 +208,10 @@ class Placer:
         if self.exact and isinstance(leaf.value, np.ndarray):
             device_dtype(leaf.value.dtype, leaf.name)
         if not self.local:
-            return leaf.place(self.mesh, self.copy)
+            return leaf.put(self.mesh, self.copy)
         rank = np.ndim(leaf.value)
         sharding = named_sharding(leaf.spec, self.mesh, rank, name=leaf.name)
-        shape = whole_shape(leaf.value.shape, sharding)
+        shape = global_shape(leaf.value.shape, sharding)
         return from_local(
             leaf.value, self.mesh, leaf.spec, shape=shape, copy=self.copy, name=leaf.name
         )

@@ -36,7 +36,7 @@ from isoshard.core.frameworks import require
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec import is_spec
 from isoshard.core.plan import Plan
-from isoshard.core.plan.freezing import UNSAID
+from isoshard.core.plan.freezing import UNSET
 from isoshard.core.runtime import metrics, samples
 
 from .batch_transfer import DeviceBatch, Placer
@@ -118,7 +118,7 @@ def loader(
         raise TypeError(f"a loader takes an iterable of batches, not a {type(iterable).__name__}")
     if framework != "jax":
         require(framework)
-    if isinstance(spec, Plan) and any(factor.inputs is not UNSAID for factor in spec.factors):
+    if isinstance(spec, Plan) and any(factor.inputs is not UNSET for factor in spec.factors):
         spec = spec.for_inputs()
     options = {"last": last, "mask": mask, "local": local, "copy": copy, "name": name}
     options["exact"] = framework != "jax"

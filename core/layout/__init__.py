@@ -1,6 +1,6 @@
-"""Layouts: meshes, specs and their spellings, tiles, and arrays whose axes do not divide.
+"""Shardings: meshes, specs and their spellings, tiles, and unevenly sharded arrays.
 
-What all other rooms import. Nothing here moves data.
+All other packages of core import this one. Nothing here moves data.
 """
 
 if __name__ != "isoshard.core.layout":

@@ -1,14 +1,14 @@
-"""Operators that say themselves how they are split over a mesh; a part of JAX that may change.
+"""Operators with their own partitioning, by JAX's `custom_partitioning`.
 
-JAX's `custom_partitioning` asks a function, when XLA's partitioner meets the operator, what each
-device is to do: by then the layouts of its operands are known. It is experimental; all that
-isoshard uses of it stands here, and what has no public name in `_jax_internals`. Tried with JAX
-0.9.0 and 0.10.2, whose Shardy partitioner takes the rule that is given, on virtual CPU devices.
+XLA's partitioner calls back into Python for the per-device function of such an operator, when the
+shardings of its operands are known. The API is experimental; all uses of it are in this module, and
+its private names in `_jax_internals`. Tested with JAX 0.9.0 and 0.10.2, whose Shardy partitioner
+uses the sharding rule, on virtual CPU devices.
 
 >>> import jax.numpy as jnp
 >>> from jax.sharding import PartitionSpec as P
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> def split(power, mesh, operands, results):
 ...     (x,) = operands
 ...     return mesh, lambda x: x**power, x.sharding, (x.sharding,)
@@ -17,17 +17,17 @@ isoshard uses of it stands here, and what has no public name in `_jax_internals`
 >>> jax.jit(lambda x: raised(2, x))(x).tolist()
 [0.0, 1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0]
 
-**The persistent compilation cache.** The text of such a program has the address of a Python object
-in it, so that no other process would find it in the cache, and does not have the static arguments.
-So every operator here has one more operand, a constant made of these and of the version of
-isoshard, and `compiled` leaves the address out of the key. Who changes what such an operator
-computes, and not the version, empties the cache.
+**The persistent compilation cache.** The text of such a program contains the address of a Python
+object, so that no other process would find it in the cache, but not the static arguments. So every
+operator here has one more operand, a constant hash of these and of isoshard's version, and
+`compiled` leaves the address out of the key. After changing what an operator computes without
+changing the version, empty the cache.
 
-**Many processes.** Each compiles the same program and is asked the same. What is answered depends
-on nothing but layouts, shapes and the static arguments.
+**Many processes.** Each compiles the same program and gets the same callbacks. Their results must
+depend on shardings, shapes and the static arguments only.
 
-**Where it cannot be.** JAX compiles such an operator only where all layouts of the program are on
-one mesh, and isoshard asks for none inside `jax.shard_map`: `possible`.
+**Limits.** JAX compiles such an operator only if all shardings of the program are on one mesh, and
+isoshard uses none inside `jax.shard_map`: `possible`.
 """
 
 from __future__ import annotations
@@ -52,64 +52,65 @@ from .spec_entries import axis_names, entries_of
 from .split_operator import Mapped, Pulls, SplitOperator, Static
 
 Rule = tuple[str, dict[str, int]]
-"""How axes correspond, and the sizes of factors that stand in products only."""
+"""The sharding rule, and the sizes of factors that occur in products only."""
 
 _TARGET = "CustomSPMDPartitioning"
 _STAMP = "stamp"
 _lowered: contextvars.ContextVar[list[Static]] = contextvars.ContextVar("lowered")
-_one_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("one_mesh", default=True)
+_single_mesh: contextvars.ContextVar[bool] = contextvars.ContextVar("single_mesh", default=True)
 
 
 def partitioned(
-    whole: Callable[..., Any],
+    unsplit: Callable[..., Any],
     split: Callable[..., tuple[Any, Callable[..., Any], Any, tuple[Any, ...]]],
     rule: Callable[[Static, tuple[tuple[int, ...], ...]], Rule],
     linear: Callable[[Static], Pulls | None] = lambda static: None,
 ) -> SplitOperator:
-    """Make an operator of a function of whole arrays.
+    """Create an operator from a function of global arrays.
 
     Args:
-        whole: `whole(static, *operands)`, what is computed; also on a single device. Operands are
-            arrays or None.
-        split: `split(static, mesh, operands, results)` of shapes with their layouts, on the mesh of
-            the program or, where the compiler splits an axis by a part of a mesh axis, on one with
-            that axis in factors. Gives the mesh, a function of this device's shards (which may
-            name mesh axes in collectives), and the layouts of results and operands that it needs.
-        rule: `rule(static, operand shapes)`, how axes of operands and results correspond, as
-            `custom_partitioning` writes it: `"i j, j k -> i k"`; and the sizes that it asks for.
+        unsplit: `unsplit(static, *operands)`, the reference; also used on a single device. Operands
+            are arrays or None.
+        split: `split(static, mesh, operands, results)` of structs with shardings, on the mesh of
+            the program or, where the compiler splits an array axis over a factor of a mesh axis, on
+            a mesh with that axis in factors. Returns the mesh, a function of this device's shards
+            (which may name mesh axes in collectives), and the shardings of results and operands
+            that it requires.
+        rule: `rule(static, operand shapes)`, the sharding rule as in `custom_partitioning`:
+            `"i j, j k -> i k"`; and the sizes that it requires.
         linear: `linear(static)`, the `Pulls` of an operator of arrays with one result that is
             linear in each of them; None for any other.
 
     Returns:
-        A function `(static, *operands)`. Its derivatives are those of `whole`, which the compiler
+        A function `(static, *operands)`. Its derivatives are those of `unsplit`, which the compiler
         splits as it can, or what `linear` says. Under `jax.vmap` it is such an operator too, split
         as it was and along the axis that is mapped.
     """
 
-    def stamped(known: _Known, operands: tuple[Any, ...], _stamp: Any) -> Any:
-        return whole(known.static, *operands)
+    def stamped(context: _Context, operands: tuple[Any, ...], _stamp: Any) -> Any:
+        return unsplit(context.static, *operands)
 
-    def splitting(known: _Known, mesh: Any, operands: Any, results: Any) -> Any:
-        # Source locations in the answer keep their numbers, while XLA puts it into a program with
-        # numbers of its own; some then form a cycle, in which xla::StackFrames::IsPrefix runs for
-        # ever. In this thread of XLA's there are none.
+    def splitting(context: _Context, mesh: Any, operands: Any, results: Any) -> Any:
+        # Source locations in the returned program keep their ids, while XLA inlines it into a
+        # program with ids of its own; some then form a cycle, in which xla::StackFrames::IsPrefix
+        # never ends (jaxlib 0.10). So locations are off in this thread of XLA's.
         _jax_internals.without_locations()
         mesh, (operands, results) = _decoded(mesh, (operands, results))
-        given, _ = operands
-        mesh, local, out, need = split(known.static, mesh, given, results)
-        alone = NamedSharding(mesh, PartitionSpec())
+        arrays, _ = operands
+        mesh, local, out, need = split(context.static, mesh, arrays, results)
+        replicated = NamedSharding(mesh, PartitionSpec())
 
         def shard(operands: tuple[Any, ...], _stamp: Any) -> Any:
-            # XLA asks in a thread of its own, where nothing is set.
-            with jax.numpy_dtype_promotion("standard"), jax.enable_x64(known.x64):
+            # XLA calls back in a thread of its own, without the caller's JAX configuration.
+            with jax.numpy_dtype_promotion("standard"), jax.enable_x64(context.x64):
                 return local(*operands)
 
-        return mesh, shard, out, (tuple(need), alone)
+        return mesh, shard, out, (tuple(need), replicated)
 
-    def corresponding(known: _Known, mesh: Any, operands: Any, results: Any) -> Rule:
+    def corresponding(context: _Context, mesh: Any, operands: Any, results: Any) -> Rule:
         shapes = tuple(tuple(x.shape) for x in operands[:-1])
-        _lowered.get([]).append(known.static)
-        text, sizes = rule(known.static, shapes)
+        _lowered.get([]).append(context.static)
+        text, sizes = rule(context.static, shapes)
         left, right = text.split(" -> ")
         return f"{left}, {_STAMP} -> {right}", sizes
 
@@ -121,67 +122,72 @@ def partitioned(
         )
         return operation
 
-    def ask(static: Static) -> tuple[Callable[..., Any], np.ndarray]:
-        known = _Known(static, bool(jax.config.read("jax_enable_x64")))
-        return functools.partial(operator(), known), _stamp_of(whole, known)
+    def call(static: Static) -> tuple[Callable[..., Any], np.ndarray]:
+        context = _Context(static, bool(jax.config.read("jax_enable_x64")))
+        return functools.partial(operator(), context), _stamp_of(unsplit, context)
 
-    mapped = functools.cache(lambda: _mapped(whole, split, rule, linear))
-    return SplitOperator(whole, ask, mapped, linear)
+    mapped = functools.cache(lambda: _mapped(unsplit, split, rule, linear))
+    return SplitOperator(unsplit, call, mapped, linear)
 
 
-def _mapped(whole: Any, split: Any, rule: Any, linear: Any) -> SplitOperator:
-    """The operator under `jax.vmap`, of what `partitioned` takes."""
+def _mapped(unsplit: Any, split: Any, rule: Any, linear: Any) -> SplitOperator:
+    """The operator under `jax.vmap`, from the arguments of `partitioned`."""
 
-    @functools.wraps(whole)
-    def mapped_whole(mapped: Mapped, *operands: Any) -> Any:
-        return mapped.over(functools.partial(whole, mapped.static))(*operands)
+    @functools.wraps(unsplit)
+    def mapped_unsplit(mapped: Mapped, *operands: Any) -> Any:
+        return mapped.over(functools.partial(unsplit, mapped.static))(*operands)
 
     def mapped_split(mapped: Mapped, mesh: Mesh, operands: Any, results: Any) -> Any:
         pairs = zip(mapped.axes, operands, strict=True)
-        added = [*(x for own, x in pairs if own), *jax.tree.leaves(results)]
+        added = [*(x for is_mapped, x in pairs if is_mapped), *jax.tree.leaves(results)]
         names = next(filter(None, (_names(x)[0] for x in added)), ())
 
-        def below(x: Any, own: bool | None = True) -> Any:
-            entries = _names(x)[1 if own else 0 :]
+        def below(x: Any, is_mapped: bool | None = True) -> Any:
+            entries = _names(x)[1 if is_mapped else 0 :]
             spec = PartitionSpec(*(tuple(n for n in axis if n not in names) for axis in entries))
-            shape = x.shape[1:] if own else x.shape
+            shape = x.shape[1:] if is_mapped else x.shape
             return jax.ShapeDtypeStruct(
                 shape, x.dtype, sharding=NamedSharding(x.sharding.mesh, spec)
             )
 
-        def above(layout: NamedSharding, own: bool | None = True) -> NamedSharding:
-            spec = PartitionSpec(names, *entries_of(layout.spec)) if own else layout.spec
+        def above(layout: NamedSharding, is_mapped: bool | None = True) -> NamedSharding:
+            spec = PartitionSpec(names, *entries_of(layout.spec)) if is_mapped else layout.spec
             return NamedSharding(layout.mesh, spec)
 
         pairs = zip(operands, mapped.axes, strict=True)
-        given = tuple(x if x is None else below(x, own) for x, own in pairs)
-        mesh, local, out, need = split(mapped.static, mesh, given, jax.tree.map(below, results))
+        arrays = tuple(x if x is None else below(x, is_mapped) for x, is_mapped in pairs)
+        mesh, local, out, need = split(mapped.static, mesh, arrays, jax.tree.map(below, results))
         pairs = zip(need, mapped.axes, strict=True)
-        needed = tuple(own if own is None else above(layout, own) for layout, own in pairs)
+        needed = tuple(
+            is_mapped if is_mapped is None else above(layout, is_mapped)
+            for layout, is_mapped in pairs
+        )
         return mesh, mapped.over(local), jax.tree.map(above, out), needed
 
     def mapped_rule(mapped: Mapped, shapes: tuple[tuple[int, ...], ...]) -> Rule:
-        axes = [own for own in mapped.axes if own is not None]
-        below = (shape[1:] if own else shape for shape, own in zip(shapes, axes, strict=True))
+        axes = [is_mapped for is_mapped in mapped.axes if is_mapped is not None]
+        below = (
+            shape[1:] if is_mapped else shape for shape, is_mapped in zip(shapes, axes, strict=True)
+        )
         text, sizes = rule(mapped.static, tuple(below))
         name = f"vmap{_depth(mapped)}"
         left, right = (side.split(", ") for side in text.split(" -> "))
         pairs = zip(left, axes, strict=True)
-        left = [f"{name} {axis}".strip() if own else axis for axis, own in pairs]
+        left = [f"{name} {axis}".strip() if is_mapped else axis for axis, is_mapped in pairs]
         return f"{', '.join(left)} -> {', '.join(f'{name} {axis}' for axis in right)}", sizes
 
     def mapped_linear(mapped: Mapped) -> Pulls | None:
         pulls = linear(mapped.static)
-        axes = [0 if own else None for own in mapped.axes]
+        axes = [0 if is_mapped else None for is_mapped in mapped.axes]
 
-        def over(pull: Any, own: bool | None) -> Any:
-            every = jax.vmap(pull, (0, *axes))
-            return every if own else lambda *given: every(*given).sum(0)
+        def over(pull: Any, is_mapped: bool | None) -> Any:
+            vmapped = jax.vmap(pull, (0, *axes))
+            return vmapped if is_mapped else lambda *args: vmapped(*args).sum(0)
 
         pairs = zip(pulls or (), mapped.axes, strict=pulls is not None)
-        return pulls and tuple(pull and over(pull, own) for pull, own in pairs)
+        return pulls and tuple(pull and over(pull, is_mapped) for pull, is_mapped in pairs)
 
-    return partitioned(mapped_whole, mapped_split, mapped_rule, mapped_linear)
+    return partitioned(mapped_unsplit, mapped_split, mapped_rule, mapped_linear)
 
 
 def _depth(static: Static) -> int:
@@ -195,36 +201,36 @@ def _names(x: Any) -> list[tuple[str, ...]]:
 
 
 def _decoded(mesh: Mesh, shapes: Any) -> tuple[Mesh, Any]:
-    """Shapes with the compiler's layouts as ones with those of a mesh, and the mesh."""
+    """Structs with the compiler's shardings as structs over a mesh, and that mesh."""
     leaves, structure = jax.tree.flatten(shapes)
     for grid in (mesh, _in_factors(mesh), _in_factors(mesh, largest_first=True)):
         specs = [_spec(x, grid) for x in leaves]
         if None not in specs:
             break
-    else:  # a layout of no such mesh is gathered
+    else:  # a sharding that no such mesh has is gathered
         grid, specs = mesh, [_spec(x, mesh) for x in leaves]
-    found = [
+    structs = [
         jax.ShapeDtypeStruct(
             x.shape, x.dtype, sharding=NamedSharding(grid, spec or PartitionSpec())
         )
         for x, spec in zip(leaves, specs, strict=True)
     ]
-    return grid, jax.tree.unflatten(structure, found)
+    return grid, jax.tree.unflatten(structure, structs)
 
 
 def _spec(x: Any, mesh: Mesh) -> PartitionSpec | None:
-    """The layout of a shape in the names of a mesh; None if the mesh has none for it."""
-    if isinstance(x.sharding, NamedSharding):  # asked by us, not by XLA
+    """The spec of a struct over a mesh; None if the mesh cannot express it."""
+    if isinstance(x.sharding, NamedSharding):  # called by us, not by XLA
         return x.sharding.spec
     try:
         entries = _jax_internals.layout_entries(x.sharding, mesh)
-    except (ValueError, KeyError, AssertionError):  # the three ways in which JAX says so
+    except (ValueError, KeyError, AssertionError):  # the three that JAX raises for it
         return None
     return PartitionSpec(*entries, *[None] * (len(x.shape) - len(entries)))
 
 
 def _in_factors(mesh: Mesh, largest_first: bool = False) -> Mesh:
-    """The same devices, each axis as several of prime sizes.
+    """The same devices, with each axis split into axes of prime size.
 
     >>> from isoshard.core.layout.mesh import make_mesh
     >>> dict(_in_factors(make_mesh((2, 4), ("x", "y"))).shape)
@@ -244,15 +250,15 @@ def _factors(size: int) -> list[int]:
     return [] if factor is None else [factor, *_factors(size // factor)]
 
 
-class _Known(NamedTuple):
+class _Context(NamedTuple):
     """The static arguments, and whether the program around it has 64-bit types."""
 
     static: Static
     x64: bool
 
 
-def _stamp_of(whole: Callable[..., Any], known: _Known) -> np.ndarray:
-    text = f"{metadata.version('isoshard')} {whole.__module__}.{whole.__qualname__} {known!r}"
+def _stamp_of(unsplit: Callable[..., Any], context: _Context) -> np.ndarray:
+    text = f"{metadata.version('isoshard')} {unsplit.__module__}.{unsplit.__qualname__} {context!r}"
     return np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint32)
 
 
@@ -262,15 +268,12 @@ def compiled(
 ) -> jax.stages.Compiled:
     """Compile a program so that later processes find it in the persistent cache.
 
-    If somebody else's operators of this kind are in it the key keeps their address, which is then
-    all that tells one from another.
+    With other libraries' operators of this kind in the program, the key keeps the addresses, since
+    nothing else distinguishes them.
 
     Args:
         lower: traces and lowers the program.
         options: XLA's, by its names; called when the program is lowered.
-
-    Returns:
-        The program.
 
     Example:
         >>> compiled(lambda: jax.jit(lambda x: x + 1).lower(1.0))(1.0).item()
@@ -289,28 +292,28 @@ def compiled(
 
 
 @contextlib.contextmanager
-def laid_out(layouts: Iterable[Sharding]) -> Iterator[None]:
-    """Say which layouts the program being traced names, for `possible` inside."""
+def shardings_of_program(layouts: Iterable[Sharding]) -> Iterator[None]:
+    """Declare the shardings of the program being traced, for `possible` inside."""
     meshes = {mesh_of(layout) for layout in layouts if isinstance(layout, NamedSharding)}
-    token = _one_mesh.set(len(meshes) <= 1)
+    token = _single_mesh.set(len(meshes) <= 1)
     try:
         yield
     finally:
-        _one_mesh.reset(token)
+        _single_mesh.reset(token)
 
 
 def possible() -> bool:
-    """Whether what is being traced may have such operators.
+    """Whether the program being traced may have such operators.
 
     Returns:
-        False inside `jax.shard_map`, where arrays are shards already, and in a program of which
-        `laid_out` says that it names several meshes.
+        False inside `jax.shard_map`, where arrays are shards already, and in a program that is over
+        several meshes by `shardings_of_program`.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
         >>> meshes = make_mesh((4,), ("x",)), make_mesh((2, 2), ("x", "y"))
-        >>> with laid_out(NamedSharding(mesh, PartitionSpec()) for mesh in meshes):
+        >>> with shardings_of_program(NamedSharding(mesh, PartitionSpec()) for mesh in meshes):
         ...     possible()
         False
     """
-    return _one_mesh.get() and not jax.sharding.get_abstract_mesh().manual_axes
+    return _single_mesh.get() and not jax.sharding.get_abstract_mesh().manual_axes

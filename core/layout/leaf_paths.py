@@ -1,4 +1,4 @@
-"""What the leaves of a tree are called: their paths, joined by dots.
+"""Names of the leaves of a tree: their paths, joined by dots.
 
 >>> named_leaves({"blocks": [{"weight": 1.0}]})
 [('blocks.0.weight', 1.0)]
@@ -18,8 +18,8 @@ def path_name(path: tuple[Any, ...]) -> str:
         path: keys as `jax.tree.leaves_with_path` gives them.
 
     Returns:
-        The name. A box around one array (a Flax `Variable` or `Partitioned`, whose leaf is its
-        attribute `value`) goes by the name of the box.
+        The name. The leaf in a box around one array (a Flax `Variable` or `Partitioned`, whose leaf
+        is its attribute `value`) has the name of the box.
 
     Example:
         >>> path_name((jax.tree_util.DictKey("blocks"), jax.tree_util.SequenceKey(0)))
@@ -32,12 +32,6 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     """List the leaves of a pytree with their names, paths joined by dots.
-
-    Args:
-        tree: any pytree.
-
-    Returns:
-        Pairs of name and leaf, in JAX's order.
 
     Example:
         >>> named_leaves({"a": [1.0, 2.0]})

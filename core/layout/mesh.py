@@ -1,16 +1,16 @@
 """Meshes: the devices as a grid with named axes.
 
 A mesh is a plain `jax.sharding.Mesh`, of any axis types (`axis_types`): `jax.make_mesh` gives
-Explicit axes, `make_mesh` here Auto ones, under which the compiler completes layouts. What is laid
-out over a mesh stays on that mesh.
+Explicit axes, `make_mesh` here Auto ones, under which the compiler propagates shardings. Arrays
+remain on the mesh that they are sharded over.
 
 >>> mesh = make_mesh((2, 4), ("x", "y"))
 >>> dict(mesh.shape)
 {'x': 2, 'y': 4}
->>> make_mesh((2, 2), ("x", "y")).size                  # fewer than there are: takes the first
+>>> make_mesh((2, 2), ("x", "y")).size                  # fewer than available: the first devices
 4
 
-A device is known by its position in the flattened mesh, never by its id.
+A device is identified by its position in the flattened mesh, never by its id.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ def make_mesh(
 
     Args:
         shape: devices along each axis.
-        names: one name per axis, no two alike.
-        devices: which, in order, the last axis fastest; by default the first
-            `math.prod(shape)` of `jax.devices()`, placed along the interconnect if that is all
-            of them.
+        names: one name per axis, all different.
+        devices: in order, the last axis fastest; by default the first `math.prod(shape)` of
+            `jax.devices()`, ordered by the interconnect if that is all of them.
         axis_types: of all axes, or one per axis, as `jax.make_mesh` takes them.
 
     Returns:
@@ -71,17 +70,17 @@ def make_mesh(
         )
     shape, names = _check_grid(tuple(shape), tuple(names))
     kinds = _check_types(axis_types, names)
-    given = list(jax.devices() if devices is None else devices)
+    available = list(jax.devices() if devices is None else devices)
     need = math.prod(shape)
-    if len(given) < need:
+    if len(available) < need:
         raise DeviceError(
-            f"a mesh of {shape} needs {need} devices, there are {len(given)}{_platform(given)}. "
-            "Make it smaller, or try it on virtual devices: call "
+            f"a mesh of {shape} needs {need} devices, there are {len(available)}"
+            f"{_platform(available)}. Make it smaller, or try it on virtual devices: call "
             f"iso.simulate_devices({need}) before anything else."
         )
-    if devices is None and len(given) == need:
-        return jax.make_mesh(shape, names, kinds, devices=given)
-    return Mesh(np.array(given[:need], object).reshape(shape), names, axis_types=kinds)
+    if devices is None and len(available) == need:
+        return jax.make_mesh(shape, names, kinds, devices=available)
+    return Mesh(np.array(available[:need], object).reshape(shape), names, axis_types=kinds)
 
 
 def hybrid_mesh(
@@ -91,26 +90,26 @@ def hybrid_mesh(
     *,
     axis_types: AxisType | Sequence[AxisType] = AxisType.Auto,
 ) -> Mesh:
-    """Arrange several slices of devices, so that axes over the slow network are known.
+    """Arrange several slices of devices, so that axes over the slow network are explicit.
 
-    Along each axis the slices come first, the devices of a slice after: the size is
-    `dcn[i] * ici[i]`. Devices that know no slices (CPUs, one host's GPUs) are divided in order
-    into `math.prod(dcn)` equal groups, which stand for them: in several processes, hosts or
-    equal parts of hosts. `slice_axes` tells which axes go from slice to slice.
+    Along each axis slices are outermost: the size is `dcn[i] * ici[i]`. Devices without a slice
+    index (CPUs, one host's GPUs) are divided in order into `math.prod(dcn)` equal groups in place
+    of slices: in several processes, hosts or equal fractions of hosts. `slice_axes` lists the axes
+    that cross slices.
 
     Args:
         ici: devices along each axis within one slice (the fast interconnect).
         dcn: slices along each axis (the data centre network).
-        names: one name per axis, no two alike.
+        names: one name per axis, all different.
         axis_types: as for `make_mesh`.
 
     Returns:
         A mesh of all devices.
 
     Raises:
-        ShardingError: `ici`, `dcn`, `names` and `axis_types` do not belong together.
+        ShardingError: `ici`, `dcn`, `names` and `axis_types` do not match.
         DeviceError: their product is not the number of devices, or that of `dcn` not the number of
-            slices that the devices know.
+            the devices' slices.
 
     Example:
         >>> dict(hybrid_mesh((1, 4), (2, 1), ("data", "model")).shape)
@@ -129,12 +128,12 @@ def hybrid_mesh(
             f"{need} devices, there are {len(devices)}{_platform(devices)}. Change ici or dcn, "
             f"or try it on virtual devices: call iso.simulate_devices({need}) before anything else."
         )
-    known = len({getattr(device, "slice_index", None) for device in devices})
-    if known > 1:
-        if known != math.prod(dcn):
+    num_slices = len({getattr(device, "slice_index", None) for device in devices})
+    if num_slices > 1:
+        if num_slices != math.prod(dcn):
             raise DeviceError(
-                f"the devices are in {known} slices, and dcn {dcn} arranges {math.prod(dcn)}: give "
-                f"the slices along each axis, with the product {known}."
+                f"the devices are in {num_slices} slices, and dcn {dcn} arranges {math.prod(dcn)}: "
+                f"give the slices along each axis, with the product {num_slices}."
             )
         grid = meshes.HYBRID_MESH.found()(ici, dcn, devices)
         return Mesh(grid, names, axis_types=kinds)
@@ -150,18 +149,15 @@ def as_mesh(obj: Any) -> Mesh: ...
 @overload
 def as_mesh(obj: Any, *, abstract: Literal[True]) -> Any: ...
 def as_mesh(obj: Any, *, abstract: bool = False) -> Any:
-    """Take a mesh in any form: a `jax.sharding.Mesh`, or an object that has one.
+    """The mesh in any form: a `jax.sharding.Mesh`, or an object that has one.
 
     Args:
         obj: the mesh, of any axis types, or an object with a `get_jax_mesh()` method.
-        abstract: whether one without devices will do.
-
-    Returns:
-        The mesh.
+        abstract: whether a mesh without devices is accepted.
 
     Raises:
         ShardingError: the mesh has no devices.
-        TypeError: it is no mesh.
+        TypeError: `obj` is no mesh.
 
     Example:
         >>> as_mesh(jax.make_mesh((8,), ("x",))).axis_types
@@ -181,16 +177,13 @@ def as_mesh(obj: Any, *, abstract: bool = False) -> Any:
         return convert()
     raise TypeError(
         f"a mesh is a jax.sharding.Mesh, as iso.make_mesh(shape, names) makes it, or has a "
-        f"get_jax_mesh() method; given was {type(obj).__name__}: {obj!r}. It stands before the "
-        "spec: iso.shard(x, mesh, spec)"
+        f"get_jax_mesh() method, not a {type(obj).__name__}: {obj!r}. It comes before the spec: "
+        "iso.shard(x, mesh, spec)"
     )
 
 
 def ambient_mesh(call: str = "iso.shard(x, mesh, P('x'))") -> Mesh | AbstractMesh:
     """The mesh that `jax.set_mesh` has set; inside a JAX transformation an abstract one.
-
-    Args:
-        call: how a mesh would be given, for the message.
 
     Raises:
         ShardingError: there is none.
@@ -203,8 +196,8 @@ def ambient_mesh(call: str = "iso.shard(x, mesh, P('x'))") -> Mesh | AbstractMes
     abstract = jax.sharding.get_abstract_mesh()
     if abstract.empty:
         raise ShardingError(
-            f"no mesh is given, and jax.set_mesh has set none; give one: {call}, or call it under "
-            "`with jax.set_mesh(mesh):`."
+            f"there is no mesh argument, and jax.set_mesh has set none; pass one: {call}, or "
+            "call it under `with jax.set_mesh(mesh):`."
         )
     try:
         mesh = meshes.get_mesh()
@@ -224,7 +217,7 @@ def mesh_of(sharding: NamedSharding) -> Mesh:
 
 
 def describe_mesh(mesh: Mesh | AbstractMesh) -> str:
-    """Write the axes of a mesh in a few words, for messages.
+    """The axes of a mesh as text, for messages.
 
     Example:
         >>> describe_mesh(make_mesh((2, 4), ("x", "y")))
@@ -234,28 +227,28 @@ def describe_mesh(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _check_types(kinds: Any, names: tuple[str, ...]) -> tuple[AxisType, ...]:
-    given = (kinds,) * len(names) if isinstance(kinds, AxisType) else tuple(kinds)
-    if len(given) != len(names) or not all(isinstance(kind, AxisType) for kind in given):
+    types = (kinds,) * len(names) if isinstance(kinds, AxisType) else tuple(kinds)
+    if len(types) != len(names) or not all(isinstance(kind, AxisType) for kind in types):
         raise ShardingError(
             f"axis_types {kinds!r} with names {names} makes no mesh: give one "
             "jax.sharding.AxisType for all axes, or one per axis."
         )
-    return given
+    return types
 
 
 def _check_grid(
-    shape: tuple[int, ...], names: tuple[str, ...], what: str = "shape"
+    shape: tuple[int, ...], names: tuple[str, ...], label: str = "shape"
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Collect everything wrong with a shape and its names into one error."""
+    """Raise one error with all faults of a shape and its names."""
     wrong = []
     if len(shape) != len(names):
-        wrong.append(f"{what} has {len(shape)} entries for {len(names)} names")
+        wrong.append(f"{label} has {len(shape)} entries for {len(names)} names")
     wrong += [
-        f"size {size!r} is no whole number above 0"
+        f"size {size!r} is not a positive integer"
         for size in shape
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1
     ]
-    wrong += [f"name {name!r} is no string" for name in names if not isinstance(name, str)]
+    wrong += [f"name {name!r} is not a string" for name in names if not isinstance(name, str)]
     wrong += [
         f"name {name!r} is used {names.count(name)} times"
         for name in dict.fromkeys(names)
@@ -263,7 +256,7 @@ def _check_grid(
     ]
     if wrong:
         raise ShardingError(
-            f"{what} {shape} with names {names} makes no mesh: {'; '.join(wrong)}. "
+            f"{label} {shape} with names {names} makes no mesh: {'; '.join(wrong)}. "
             "Give one size and one name per axis: make_mesh((2, 4), ('x', 'y'))."
         )
     return tuple(map(int, shape)), names

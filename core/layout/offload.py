@@ -1,8 +1,8 @@
-"""Offload: data that rests in another memory of its devices than the one they compute in.
+"""Offload: arrays that are stored in another memory than their devices' default.
 
 A device computes in its own memory (`"device"`). It can also read and write memory of its host
-(`"pinned_host"`), where there is more room: for optimizer state, say, which a step reads and writes
-once. A layout says the memory as its `memory_kind`, as in JAX; so does the type of an array:
+(`"pinned_host"`), which is larger: for example for optimizer state, which a step reads and writes
+once. The `memory_kind` of a sharding selects it, as in JAX, and it is part of an array's type:
 
 >>> from jax.sharding import PartitionSpec as P
 >>> mesh = jax.make_mesh((8,), ("x",))
@@ -13,9 +13,9 @@ ShapedArray(float32<host>[8@x])
 >>> is_offloaded(resting), is_offloaded(on_device(resting))
 (True, False)
 
-A program brings in what it reads, computes, and puts back what is to rest again:
+A program copies its offloaded inputs to the device, computes, and copies results back:
 
->>> step = jax.jit(lambda x: put_back(bring_in(x) + 1, resting), donate_argnums=0)
+>>> step = jax.jit(lambda x: to_memory_of(to_device(x) + 1, resting), donate_argnums=0)
 >>> step(x).sharding.memory_kind
 'pinned_host'
 """
@@ -32,15 +32,12 @@ from isoshard.core.runtime._jax_internals.undocumented import Space
 
 
 def in_memory(sharding: NamedSharding, kind: str | None, *, name: str = "array") -> NamedSharding:
-    """The same layout in a memory of its devices.
+    """The same sharding in a memory of its devices.
 
     Args:
-        sharding: the layout.
-        kind: as JAX names it, e.g. "pinned_host"; None leaves the layout as it is.
+        sharding: the sharding.
+        kind: as JAX names it, e.g. "pinned_host"; None returns the sharding as it is.
         name: of the array, for messages.
-
-    Returns:
-        The layout.
 
     Raises:
         ShardingError: the devices have no such memory.
@@ -72,7 +69,7 @@ def check_memory(mesh: Any, kind: str | None, *, name: str = "array") -> None:
 
 
 def is_offloaded(sharding: Any) -> bool:
-    """Whether a layout is in another memory than its devices compute in."""
+    """Whether a sharding is in another memory than its devices' default."""
     kind = getattr(sharding, "memory_kind", None)
     if kind in (None, "device"):
         return False
@@ -82,41 +79,34 @@ def is_offloaded(sharding: Any) -> bool:
 
 
 def on_device(sharding: Any) -> Any:
-    """The same layout in the memory that its devices compute in."""
+    """The same sharding in its devices' default memory."""
     if not is_offloaded(sharding):
         return sharding
     return NamedSharding(sharding.mesh, sharding.spec)
 
 
-def bring_in(x: Any) -> Any:
-    """Inside a JAX transformation: a value in the memory that its devices compute in."""
-    return jax.device_put(x, Space.Device) if is_resting(x) else x
+def to_device(x: Any) -> Any:
+    """Inside a JAX transformation: a value in its devices' default memory."""
+    return jax.device_put(x, Space.Device) if is_on_host(x) else x
 
 
-def brought_in_after(tree: Any, before: Any) -> Any:
-    """Inside a JAX transformation: a tree whose resting values are brought in after others.
+def to_device_after(tree: Any, before: Any) -> Any:
+    """Inside a JAX transformation: a tree whose offloaded values are copied in after `before`.
 
-    Left alone, a compiler brings them in as early as it can, and they take the memory of a device
-    all the while.
-
-    Args:
-        tree: a pytree of values, some of them in the memory of the host.
-        before: a pytree of what is computed first.
-
-    Returns:
-        The tree, with all its values where devices compute.
+    Without the barrier a compiler copies them as early as it can, and they occupy device memory
+    until their use.
     """
-    if not any(map(is_resting, jax.tree.leaves(tree))):
+    if not any(map(is_on_host, jax.tree.leaves(tree))):
         return tree
-    held, _ = jax.lax.optimization_barrier((tree, before))
-    return jax.tree.map(bring_in, held)
+    ordered, _ = jax.lax.optimization_barrier((tree, before))
+    return jax.tree.map(to_device, ordered)
 
 
-def is_resting(x: Any) -> bool:
-    """Inside a JAX transformation: whether a value is in another memory than devices compute in."""
+def is_on_host(x: Any) -> bool:
+    """Inside a JAX transformation: whether a value is in another memory than its devices'."""
     return jax.typeof(x).memory_space != Space.Device
 
 
-def put_back(x: Any, sharding: Any) -> Any:
-    """Inside a JAX transformation: a value in the memory that a layout says, laid out already."""
+def to_memory_of(x: Any, sharding: Any) -> Any:
+    """Inside a JAX transformation: a value in the memory kind of a sharding that it already has."""
     return jax.device_put(x, Space.Host) if is_offloaded(sharding) else x

@@ -1,8 +1,8 @@
-"""Code of others traced under Auto axes: a plan tells the layouts, the compiler completes the rest.
+"""Users' functions traced under Auto axes, where the compiler propagates shardings.
 
-Along Explicit axes JAX refuses an operation that leaves the layout of its result open, and most
-models leave it open. So what isoshard traces for a user is traced over the same grid with Auto
-axes; no value moves for it, and the results go back to the user's mesh.
+Over Explicit axes JAX raises for an operation whose result's sharding is ambiguous, which most
+models contain. So isoshard traces users' functions over the same grid with Auto axes; no value
+moves for it, and the results go back to the user's mesh.
 
 >>> import jax.numpy as jnp
 >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -29,11 +29,10 @@ from isoshard.core.layout.axis_types import auto, is_typed, same_grid, under_aut
 
 
 def on_auto_axes(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function computed along Auto axes, whatever the types of its arguments and results.
+    """The function computed over Auto axes, whatever the types of its arguments and results.
 
     Args:
-        fn: of pytrees of arrays. What `jax.set_mesh` has set is for it the same grid with Auto
-            axes.
+        fn: of pytrees of arrays. It sees the mesh of `jax.set_mesh` with Auto axes.
 
     Returns:
         A function to be traced; its results are on Auto axes.
@@ -48,13 +47,13 @@ def on_auto_axes(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_auto(tree: Any) -> Any:
-    """A pytree whose arrays are on Auto axes; other leaves stay what they are."""
+    """A pytree whose arrays are on Auto axes; other leaves are unchanged."""
     return jax.tree.map(lambda x: under_auto(x) if isinstance(x, jax.Array) else x, tree)
 
 
 @contextlib.contextmanager
 def axes_of(mesh: Any) -> Iterator[None]:
-    """Where `jax.set_mesh` has set this grid, it has the types of this mesh for the time being.
+    """Give the mesh of `jax.set_mesh` the axis types of `mesh`, if it is the same grid.
 
     JAX compares the types of values with those of the mesh that is set. Where none is set, or
     another grid, nothing changes.
@@ -62,8 +61,8 @@ def axes_of(mesh: Any) -> Iterator[None]:
     Args:
         mesh: with devices, or abstract.
     """
-    there = jax.sharding.get_abstract_mesh()
-    if there.empty or not same_grid(there, mesh):
+    current = jax.sharding.get_abstract_mesh()
+    if current.empty or not same_grid(current, mesh):
         yield
         return
     abstract = mesh.abstract_mesh if isinstance(mesh, Mesh) else mesh
@@ -73,18 +72,14 @@ def axes_of(mesh: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hint(mesh: Mesh) -> Iterator[None]:
-    """Say with JAX's complaints about layouts under which axes a step's loss is traced.
-
-    Args:
-        mesh: of the step.
-    """
+    """Add to JAX's sharding errors a note on the axis types that a step's loss is traced under."""
     try:
         yield
     except Exception as error:
         if is_typed(mesh) and re.search("mesh|shard|PartitionSpec", str(error)):
             error.add_note(
                 "The mesh has Explicit axes, and the loss is traced under Auto ones. If it is "
-                "written for Explicit axes, say so: train_step(.., explicit=True). Arrays on the "
-                "mesh that it takes from elsewhere, give to the step: step(state, *batch)."
+                "written for Explicit axes, use train_step(.., explicit=True). Pass arrays that it "
+                "closes over as arguments of the step: step(state, *batch)."
             )
         raise

@@ -1,9 +1,9 @@
-"""Sums that are still to be taken: the unreduced axes of a layout, and the reduced ones.
+"""Partial sums: the unreduced axes of a sharding, and the reduced ones.
 
-Along an unreduced mesh axis every device holds a term, and the value is the sum of the terms.
-Along a reduced axis every device holds the value, and its gradient is unreduced. JAX has both in
-types, over Explicit axes; DTensor calls the first `Partial`. From JAX 0.12 on the terms may be
-those of a maximum or a minimum as well.
+Over an unreduced mesh axis every device has a term, and the value is the sum of the terms. Over a
+reduced axis every device has the value, and its gradient is unreduced. JAX has both in types, over
+Explicit axes; DTensor calls the first `Partial`. From JAX 0.12 on the terms may be those of a
+maximum or a minimum as well.
 
 >>> mesh = jax.make_mesh((2, 4), ("x", "y"))
 >>> terms = NamedSharding(mesh, P("x", unreduced={"y"}))
@@ -14,8 +14,8 @@ those of a maximum or a minimum as well.
 >>> jax.typeof(partial), jax.typeof(resharded(partial, NamedSharding(mesh, P())))
 (ShapedArray(float32[2@x]{U:y}), ShapedArray(float32[2]))
 
-What says which slice of a tensor each device holds has no words for a term: data from the host, an
-OpSharding string, `Tiles`, a torch tensor, a file. There `refuse` says what to do.
+Data from the host, OpSharding strings, `Tiles`, torch tensors and files have no terms. There
+`check_no_sums` raises, with how to fix it.
 """
 
 from __future__ import annotations
@@ -34,25 +34,17 @@ from .spec_entries import entries_of
 
 
 def unreduced(layout: Any) -> tuple[str, ...]:
-    """The mesh axes along which sums are still to be taken, sorted.
-
-    Args:
-        layout: a sharding or a PartitionSpec; of any other kind, none.
-    """
+    """The unreduced mesh axes of a sharding or a PartitionSpec, sorted; of other kinds, none."""
     return _axes(layout, "unreduced")
 
 
 def reduced(layout: Any) -> tuple[str, ...]:
-    """The mesh axes along which the gradient will be unreduced, sorted; as `unreduced`."""
+    """The reduced mesh axes, over which the gradient is unreduced, sorted; as `unreduced`."""
     return _axes(layout, "reduced")
 
 
 def reduction(layout: Any) -> str:
-    """What reduces the terms of a layout: "sum", and from JAX 0.12 on "max" or "min" too.
-
-    Args:
-        layout: a sharding or a PartitionSpec.
-    """
+    """The reduction of a sharding's or spec's terms: "sum", from JAX 0.12 on also "max", "min"."""
     kind = getattr(getattr(layout, "spec", layout), "unreduced_kind", None)
     return "sum" if kind is None else kind.name
 
@@ -63,13 +55,13 @@ def open_spec(
     by: str = "sum",
     reduced: Iterable[str] = (),
 ) -> P:
-    """A PartitionSpec whose values are still to be reduced along mesh axes.
+    """A PartitionSpec with unreduced and reduced axes.
 
     Args:
         entries: of the stored blocks, one per array axis.
-        unreduced: those mesh axes.
+        unreduced: mesh axes.
         by: "sum", "max" or "min".
-        reduced: mesh axes along which gradients will be unreduced.
+        reduced: mesh axes over which gradients are unreduced.
 
     Raises:
         UnrepresentableError: JAX has no such reduction; before 0.12 it has sums only.
@@ -84,7 +76,7 @@ def open_spec(
     kinds = getattr(jax.sharding, "UnreducedKind", None)
     if not hasattr(kinds, by):
         raise UnrepresentableError(
-            f"the {by} over mesh axes {', '.join(sorted(axes['unreduced']))} is still to be taken, "
+            f"the {by} over mesh axes {', '.join(sorted(axes['unreduced']))} is unreduced, "
             f"and JAX {jax.__version__} has sums only (maxima and minima from 0.12 on). Reduce it "
             "first."
         )
@@ -97,29 +89,24 @@ def _terms(layout: Any) -> tuple[tuple[str, ...], str]:
 
 
 def same_terms(layout: Any, other: Any) -> bool:
-    """Whether two layouts leave the same axes unreduced, by the same reduction.
-
-    Args:
-        layout: a sharding or a PartitionSpec.
-        other: another one.
-    """
+    """Whether two shardings or specs have the same unreduced axes and reduction."""
     return _terms(layout) == _terms(other)
 
 
 def stored(sharding: Any) -> Any:
-    """The same blocks without a word on sums: what each device holds a term, or a copy, of."""
+    """The sharding of the stored blocks, without unreduced and reduced axes."""
     if not (unreduced(sharding) or reduced(sharding)):
         return sharding
     spec = P(*entries_of(sharding.spec))
     return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
 
 
-def with_sums(sharding: NamedSharding, said: Any, name: str) -> NamedSharding:
-    """A layout that says of sums what a spec says.
+def with_sums(sharding: NamedSharding, spec_with_sums: Any, name: str) -> NamedSharding:
+    """A sharding with the unreduced and reduced axes of a spec.
 
     Args:
         sharding: of the stored blocks.
-        said: the PartitionSpec or NamedSharding whose sums are meant.
+        spec_with_sums: the PartitionSpec or NamedSharding that has these axes.
         name: of the tensor, for messages.
 
     Raises:
@@ -135,20 +122,22 @@ def with_sums(sharding: NamedSharding, said: Any, name: str) -> NamedSharding:
     """  # noqa: E501
     mesh = sharding.mesh
     kinds = {n: k.name for n, k in zip(mesh.axis_names, mesh.axis_types, strict=True)}
-    names = (*unreduced(said), *reduced(said))
-    wrong = [f"{n!r} ({kinds.get(n, 'not there')})" for n in names if kinds.get(n) != "Explicit"]
+    names = (*unreduced(spec_with_sums), *reduced(spec_with_sums))
+    wrong = [
+        f"{n!r} ({kinds.get(n, 'not on the mesh')})" for n in names if kinds.get(n) != "Explicit"
+    ]
     if wrong:
         raise SpecError(
             f"{name}: sums over mesh axis {', '.join(wrong)}: JAX has them over Explicit axes "
             "only. Make the mesh with jax.make_mesh, or with axis_types=AxisType.Explicit."
         )
-    sums = unreduced(said), reduction(said), reduced(said)
+    sums = unreduced(spec_with_sums), reduction(spec_with_sums), reduced(spec_with_sums)
     spec = open_spec(entries_of(sharding.spec), *sums)
     return NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)
 
 
 def resharded(x: jax.Array, sharding: Any) -> jax.Array:
-    """Take sums, make terms, or change the layout of terms; by JAX's own `reshard`.
+    """Reduce sums, split into terms, or reshard terms; by JAX's own `reshard`.
 
     Args:
         x: on the mesh of `sharding`, or traced over that mesh.
@@ -159,39 +148,36 @@ def resharded(x: jax.Array, sharding: Any) -> jax.Array:
     """
     if not sharding.mesh.are_all_axes_explicit:
         raise ShardingError(
-            f"{sharding.spec} over a mesh of axis types {sharding.mesh.axis_types}: JAX takes and "
-            "makes such sums where all axes are Explicit. Lay the operands out over a mesh as "
-            "jax.make_mesh makes it."
+            f"{sharding.spec} over a mesh of axis types {sharding.mesh.axis_types}: JAX "
+            "supports unreduced axes only where all axes are Explicit. Shard the operands over a "
+            "mesh of jax.make_mesh."
         )
     have = jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding
-    if isinstance(x, Tracer):  # where JAX takes no word on the usual memory
+    if isinstance(x, Tracer):  # JAX raises for an explicit default memory kind of a traced value
         kind = None if sharding.memory_kind == "device" else sharding.memory_kind
         sharding = NamedSharding(sharding.mesh, sharding.spec, memory_kind=kind)
     if unreduced(have) and unreduced(sharding) and not same_terms(have, sharding):
-        x = jax.sharding.reshard(x, stored(sharding))  # XLA ends the process otherwise
+        x = jax.sharding.reshard(x, stored(sharding))  # from terms to other terms XLA aborts
     return jax.sharding.reshard(x, sharding)
 
 
-_TAKE = "Take them first: iso.full(x), or iso.reshard(x, spec) with a spec without unreduced=."
+_TAKE = "Reduce them first: iso.full(x), or iso.reshard(x, spec) with a spec without unreduced=."
 
 
-def refuse(layout: Any, holder: str, fix: str = _TAKE, *, name: str = "") -> None:
-    """Raise where there are sums still to be taken.
+def check_no_sums(layout: Any, holder: str, fix: str = _TAKE, *, name: str = "") -> None:
+    """Raise UnrepresentableError for a sharding or spec with unreduced axes.
 
     Args:
         layout: a sharding or a PartitionSpec.
-        holder: what cannot hold them, for the message.
-        fix: what to do, for the message.
+        holder: a clause on what has no terms, for the message.
+        fix: how to fix it, for the message.
         name: of the tensor, for the message.
-
-    Raises:
-        UnrepresentableError: there are some.
     """
     if names := unreduced(layout):
         spec = layout.spec if isinstance(layout, NamedSharding) else layout
         raise UnrepresentableError(
-            f"{name and f'{name}: '}{spec} says that sums over mesh axis "
-            f"{', '.join(map(repr, names))} are still to be taken, and {holder}. {fix}"
+            f"{name and f'{name}: '}{spec} is unreduced over mesh axis "
+            f"{', '.join(map(repr, names))}, and {holder}. {fix}"
         )
 
 

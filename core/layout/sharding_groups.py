@@ -1,4 +1,4 @@
-"""Values that get one sharding, without naming it: Shardy's sharding groups.
+"""Values constrained to have the same sharding: Shardy's sharding groups.
 
 >>> import jax.numpy as jnp
 >>> text = jax.jit(shard_alike).lower(jnp.ones(8), jnp.zeros(8)).as_text()
@@ -22,14 +22,11 @@ _ids = itertools.count()
 
 
 def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
-    """Two arrays that the partitioner shards alike; what it knows of either holds for both.
+    """Constrain two arrays of the same shape to the same sharding, which the partitioner chooses.
 
     Args:
         x: an array.
         y: an array of the same shape.
-
-    Returns:
-        Both, with their values.
 
     Raises:
         ShardingError: when a program is compiled while JAX uses another partitioner than Shardy.
@@ -40,12 +37,12 @@ def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
 def _lower(context: Any, x: Any, y: Any) -> list[Any]:
     if not jax.config.jax_use_shardy_partitioner:
         raise ShardingError(
-            "sharding two values alike needs the partitioner Shardy, and "
-            "jax_use_shardy_partitioner is off; switch it on, or name the sharding of both"
+            "giving two values the same sharding needs the partitioner Shardy, and "
+            "jax_use_shardy_partitioner is off; switch it on, or constrain both to a sharding"
         )
-    number, group = next(_ids), SHARDING_GROUP.found()
+    group_id, sharding_group = next(_ids), SHARDING_GROUP.found()
     for value in (x, y):
-        group(value, number)
+        sharding_group(value, group_id)
     return [x, y]
 
 

@@ -1,7 +1,7 @@
-"""Specs: every way to write a layout, and the one form they all become.
+"""Specs: every spelling of a sharding, and their canonical form.
 
 A spec has one entry per tensor axis: the mesh axis (or axes, outermost first) that splits it, or
-None. The one form inside is a `PartitionSpec` without trailing None and without 1-tuples, so that
+None. The canonical form is a `PartitionSpec` without trailing None and without 1-tuples, so that
 equal specs are equal objects.
 
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -61,7 +61,7 @@ def normalize_spec(
     shape: Sequence[int] | None = None,
     name: str = "tensor",
 ) -> P:
-    """Bring any spelling of a spec into the one form.
+    """Bring any spelling of a spec into the canonical form.
 
     Args:
         spec: a PartitionSpec; a tuple of axis names, axis indices, None, or tuples of those; None;
@@ -77,7 +77,7 @@ def normalize_spec(
 
     Raises:
         SpecError: an entry is no mesh axis, an axis is used twice, or there are more entries than
-            tensor axes; all faults in one message.
+            tensor axes; all errors in one message.
         UnevenError: a tensor axis is no multiple of its number of shards.
 
     Example:
@@ -109,7 +109,7 @@ def named_sharding(
     name: str = "tensor",
     sums: bool = False,
 ) -> NamedSharding:
-    """Make the NamedSharding of any spelling of a spec; equal layouts are one object.
+    """The NamedSharding of any spelling of a spec; equal shardings are one object.
 
     Args:
         spec: as for `normalize_spec`.
@@ -120,7 +120,7 @@ def named_sharding(
         sums: whether the spec may have unreduced and reduced axes (see `partial_sums`).
 
     Returns:
-        The sharding, its spec canonical; in the memory that a NamedSharding says.
+        The sharding, its spec canonical; in the memory kind of a NamedSharding.
 
     Raises:
         SpecError, UnevenError: as `normalize_spec`.
@@ -134,8 +134,8 @@ def named_sharding(
     mesh = as_mesh(mesh, abstract=True)
     if sums and (unreduced(spec) or reduced(spec)):
         plain = stored(spec) if isinstance(spec, NamedSharding) else P(*entries_of(spec))
-        laid = named_sharding(plain, mesh, ndim, shape=shape, name=name)
-        return with_sums(laid, spec, name)
+        sharding = named_sharding(plain, mesh, ndim, shape=shape, name=name)
+        return with_sums(sharding, spec, name)
     canonical = normalize_spec(spec, mesh, ndim, shape=shape, name=name)
     if isinstance(spec, NamedSharding) and is_offloaded(spec):
         check_memory(mesh, spec.memory_kind, name=name)
@@ -153,7 +153,7 @@ def check_even(spec: P, mesh: Mesh, shape: Sequence[int], *, name: str = "tensor
         name: of the tensor, for messages.
 
     Raises:
-        UnevenError: naming each axis that does not.
+        UnevenError: naming each axis that does not divide.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
@@ -169,13 +169,13 @@ def check_even(spec: P, mesh: Mesh, shape: Sequence[int], *, name: str = "tensor
         if size % count
     ]
     if wrong:
-        faults = "; ".join(
+        errors = "; ".join(
             f"axis {axis} has size {size}, which is no multiple of its {count} shards"
             for axis, size, count in wrong
         )
         padded = " and ".join(str(-(-size // count) * count) for _, size, count in wrong)
         raise UnevenError(
-            f"{name}: shape {tuple(shape)} does not split evenly by {spec}: {faults}. "
+            f"{name}: shape {tuple(shape)} does not split evenly by {spec}: {errors}. "
             f"Pad {'it' if len(wrong) == 1 else 'them'} to {padded}, or split another axis."
         )
 
@@ -191,13 +191,13 @@ def same_layout(a: Sharding, b: Sharding, ndim: int) -> bool:
     """
     if a is b:
         return True
-    if not any(isinstance(getattr(one, "mesh", None), AbstractMesh) for one in (a, b)):
+    if not any(isinstance(getattr(sharding, "mesh", None), AbstractMesh) for sharding in (a, b)):
         return a.is_equivalent_to(b, ndim)
     return _axes(a, ndim) == _axes(b, ndim)  # which JAX 0.9 does not compare
 
 
 def _axes(layout: Sharding, ndim: int) -> Any:
-    """What a layout says over its mesh: equal where two layouts over it are."""
+    """A key of a sharding that is equal for equivalent shardings over one mesh."""
     if not isinstance(layout, NamedSharding):
         return layout
     mesh, spec = layout.mesh, layout.spec
@@ -209,15 +209,12 @@ def _axes(layout: Sharding, ndim: int) -> Any:
 
 
 def register_spelling(accepts: Predicate, to_tiles: ToTiles) -> Callable[[], None]:
-    """Teach `normalize_spec` one more notation.
+    """Register one more notation with `normalize_spec`.
 
     Args:
-        accepts: says whether an object is written in it.
-        to_tiles: called as `to_tiles(spec, mesh, ndim)`; gives the `Tiles` over the flattened mesh,
-            or raises ShardingError.
-
-    Returns:
-        A function that forgets the notation again.
+        accepts: whether an object is a spec in this notation.
+        to_tiles: called as `to_tiles(spec, mesh, ndim)`; returns the `Tiles` over the flattened
+            mesh, or raises ShardingError.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
@@ -233,7 +230,7 @@ def register_spelling(accepts: Predicate, to_tiles: ToTiles) -> Callable[[], Non
     """
     spelling = (accepts, to_tiles)
     _spellings.append(spelling)
-    _cached.cache_clear()  # what was no spec may be one now
+    _cached.cache_clear()  # cached failures may be specs of the new notation
 
     def forget() -> None:
         _spellings.remove(spelling)
@@ -270,7 +267,7 @@ def _shard_counts(spec: P, mesh: Mesh) -> tuple[int, ...]:
 
 
 class _Key:
-    """A spec as a cache key: `(0,)`, `(False,)` and `(0.0,)` are equal, but not alike."""
+    """A spec as a cache key, with types: `(0,)`, `(False,)` and `(0.0,)` are equal in Python."""
 
     __slots__ = ("_hash", "kinds", "spec")
 
@@ -289,7 +286,7 @@ class _Key:
 
 @cached(8192)
 def _cached(key: _Key, mesh: Mesh, ndim: int) -> P | None:
-    """Translate, or None if that fails: the error is made again with the tensor's name."""
+    """Translate, or None if that fails: the caller raises again, with the tensor's name."""
     try:
         return _translate(key.spec, mesh, ndim, "tensor")
     except ShardingError:
@@ -306,7 +303,7 @@ def _translate(spec: SpecLike, mesh: Mesh, ndim: int, name: str) -> P:
 
 
 def _named(name: str, translate: ToTiles, spec: SpecLike, mesh: Mesh, ndim: int) -> P:
-    """The spec of a translated notation; faults come with the tensor's name."""
+    """The spec of a translated notation; errors get the tensor's name."""
     try:
         return translate(spec, mesh, ndim).to_spec(mesh)
     except ShardingError as error:
@@ -318,9 +315,9 @@ def _of_same_devices(sharding: NamedSharding, mesh: Mesh, name: str) -> Any:
     theirs = sharding.mesh
     if not same_devices(theirs, mesh):
         raise SpecError(
-            f"{name}: the NamedSharding given lies on a mesh of {describe_mesh(theirs)} whose "
-            f"devices are others, or in another order, than those of the mesh "
-            f"{describe_mesh(mesh)}; pass its .spec, or that mesh."
+            f"{name}: the NamedSharding is over a mesh of {describe_mesh(theirs)} whose devices "
+            f"are others, or in another order, than those of the mesh {describe_mesh(mesh)}; "
+            "pass its .spec, or that mesh."
         )
     return theirs
 

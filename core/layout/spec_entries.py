@@ -1,7 +1,7 @@
 """The entries of a spec, checked against a mesh.
 
-An entry is a mesh axis, several, or None. Each is checked, all faults go into one message, and what
-says nothing is dropped: trailing None, and the tuple around a single name.
+An entry is a mesh axis, several, or None. Each is checked, all errors go into one message, and
+redundancy is dropped: trailing None, and the tuple around a single name.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> canonical_spec(("x", (1,), None), make_mesh((2, 4), ("x", "y")), 3, "weight")
@@ -22,7 +22,7 @@ from .mesh import describe_mesh
 
 
 def canonical_spec(spec: Any, mesh: Mesh, ndim: int, name: str) -> P:
-    """Check every entry, gather the faults, and drop what says nothing.
+    """Check every entry, with all errors in one message, and drop redundancy.
 
     Args:
         spec: a PartitionSpec, a tuple or list of entries, or None.
@@ -37,19 +37,19 @@ def canonical_spec(spec: Any, mesh: Mesh, ndim: int, name: str) -> P:
         SpecError: an entry is no mesh axis, an axis is used twice, or there are more entries than
             tensor axes.
     """
-    faults: list[str] = []
-    entries = [_entry(item, mesh, faults) for item in _items(spec, faults)]
+    errors: list[str] = []
+    entries = [_entry(item, mesh, errors) for item in _items(spec, errors)]
     used = [axis for axes in entries for axis in axes]
-    faults += [
+    errors += [
         f"mesh axis {axis!r} is used {used.count(axis)} times"
         for axis in dict.fromkeys(used)
         if used.count(axis) > 1
     ]
     if len(entries) > ndim:
-        faults.append(f"it has {len(entries)} entries for a tensor of rank {ndim}")
-    if faults:
+        errors.append(f"it has {len(entries)} entries for a tensor of rank {ndim}")
+    if errors:
         raise SpecError(
-            f"{name}: spec {spec!r} does not fit: {'; '.join(faults)}. The mesh axes are "
+            f"{name}: spec {spec!r} does not fit: {'; '.join(errors)}. The mesh axes are "
             f"{describe_mesh(mesh)}: name them, or give their indices "
             f"0..{len(mesh.axis_names) - 1}."
         )
@@ -58,13 +58,13 @@ def canonical_spec(spec: Any, mesh: Mesh, ndim: int, name: str) -> P:
     return P(*(axes[0] if len(axes) == 1 else axes or None for axes in entries))
 
 
-def _items(spec: Any, faults: list[str]) -> tuple[Any, ...]:
+def _items(spec: Any, errors: list[str]) -> tuple[Any, ...]:
     if spec is None:
         return ()
     if isinstance(spec, P):
-        faults += [
-            f"{kind} axes ({', '.join(map(repr, sorted(axes)))}) are of sums still to be taken, "
-            "which only iso.shard and iso.reshard of JAX arrays can say"
+        errors += [
+            f"{kind} axes ({', '.join(map(repr, sorted(axes)))}) are supported only by iso.shard "
+            "and iso.reshard of JAX arrays"
             for kind in ("unreduced", "reduced")
             if (axes := getattr(spec, kind, ()))
         ]
@@ -73,35 +73,35 @@ def _items(spec: Any, faults: list[str]) -> tuple[Any, ...]:
         return tuple(spec)
     if is_group(spec):
         return tuple(spec)
-    faults.append(
+    errors.append(
         f"a {type(spec).__name__} is no spec; give a P(..), a tuple with one entry per tensor "
         "axis, None, a NamedSharding or an OpSharding string"
     )
     return ()
 
 
-def _entry(item: Any, mesh: Mesh, faults: list[str]) -> tuple[str, ...]:
+def _entry(item: Any, mesh: Mesh, errors: list[str]) -> tuple[str, ...]:
     if item is None:
         return ()
     if item is P.UNCONSTRAINED:
-        faults.append("UNCONSTRAINED leaves the axis open, and data must lie somewhere")
+        errors.append("UNCONSTRAINED leaves the axis open, and data needs a sharding")
         return ()
     if is_group(item):
-        return tuple(name for axis in item for name in _axis(axis, mesh, faults))
-    return _axis(item, mesh, faults)
+        return tuple(name for axis in item for name in _axis(axis, mesh, errors))
+    return _axis(item, mesh, errors)
 
 
-def _axis(axis: Any, mesh: Mesh, faults: list[str]) -> tuple[str, ...]:
+def _axis(axis: Any, mesh: Mesh, errors: list[str]) -> tuple[str, ...]:
     if isinstance(axis, str) and axis in mesh.axis_names:
         return (axis,)
     if isinstance(axis, str):
-        faults.append(f"no mesh axis is called {axis!r}")
+        errors.append(f"no mesh axis is called {axis!r}")
     elif not is_axis(axis):
-        faults.append(f"{axis!r} is no axis name, index, None or tuple of those")
+        errors.append(f"{axis!r} is no axis name, index, None or tuple of those")
     elif 0 <= axis < len(mesh.axis_names):
         return (mesh.axis_names[int(axis)],)
     else:
-        faults.append(f"there is no mesh axis {axis} (indices count from 0)")
+        errors.append(f"there is no mesh axis {axis} (indices count from 0)")
     return ()
 
 
@@ -116,7 +116,7 @@ def is_group(item: Any) -> bool:
 
 
 def entries_of(spec: P) -> tuple[Any, ...]:
-    """What a PartitionSpec says of each axis; before jax 0.10 it was a tuple."""
+    """The entries of a PartitionSpec; before JAX 0.10 it was a tuple."""
     return spec.partitions if hasattr(spec, "partitions") else tuple(spec)
 
 

@@ -1,15 +1,15 @@
-"""Operators that say themselves how they are split, as one operation of a JAX trace.
+"""The primitive of operators with their own partitioning, with derivative and batching rules.
 
-`custom_partitioning.partitioned` makes them. JAX has no derivative and no batching rule for what
-it asks how to split, so that stands in the program of an operation that has them:
+`custom_partitioning.partitioned` creates them. JAX's custom_partitioning has no derivative and no
+batching rule, so its call is in the jaxpr of a primitive that has them:
 
-| of the operation | computes |
+| of the primitive | computes |
 |---|---|
-| itself | `ask`, which the compiler splits as it says; for `jax.export`, which cannot write that \
-down, `whole` |
-| its derivatives | those of `whole`, which the compiler splits as it can; of an operator that \
-is `linear` operators again |
-| under `jax.vmap` | an operator again, which is split along the axis that is mapped, too |
+| itself | `call`, partitioned by the operator; for `jax.export`, which cannot serialize that, \
+`unsplit` |
+| its derivatives | those of `unsplit`, which the compiler partitions; of a `linear` operator \
+operators again |
+| under `jax.vmap` | an operator again, which is also split along the mapped axis |
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from isoshard.core.runtime._jax_internals.primitive_rules import (
 from isoshard.core.runtime.primitives import new_primitive
 
 Static = Any
-"""The static arguments of an operator: hashable. Their `repr` says all of them, and the same in
-every process: no addresses."""
+"""The static arguments of an operator: hashable. Their `repr` is complete, and the same in every
+process: it is part of the compilation cache's key, so no addresses."""
 
 Pulls = tuple[Callable[..., Any] | None, ...]
 """Of an operator that is linear in each of its operands, for each of them: a function of the
-result's cotangent and the operands that gives the operand's cotangent, and does not ask for the
-operand's values. None for one whose values do not count."""
+result's cotangent and the operands that returns the operand's cotangent, and does not read the
+operand's values. None for an operand without a cotangent."""
 
 
 class Mapped(NamedTuple):
@@ -54,28 +54,28 @@ class Mapped(NamedTuple):
 
     def over(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`jax.vmap` of a function of the operands."""
-        return jax.vmap(function, [0 if own else None for own in self.axes])
+        return jax.vmap(function, [0 if is_mapped else None for is_mapped in self.axes])
 
 
 class SplitOperator(NamedTuple):
     """A function `(static, *operands)`; an operand is an array or None.
 
     Attributes:
-        whole: as for `partitioned`.
-        ask: gives for static arguments a function `(operands, stamp)`, in which JAX meets the
-            operator, and the stamp.
-        mapped: gives the same under `jax.vmap`.
+        unsplit: as for `partitioned`.
+        call: returns for static arguments a function `(operands, stamp)` that calls the operator,
+            and the stamp.
+        mapped: returns the operator under `jax.vmap`.
         linear: as for `partitioned`.
     """
 
-    whole: Callable[..., Any]
-    ask: Callable[[Static], tuple[Callable[..., Any], np.ndarray]]
+    unsplit: Callable[..., Any]
+    call: Callable[[Static], tuple[Callable[..., Any], np.ndarray]]
     mapped: Callable[[], SplitOperator]
     linear: Callable[[Static], Pulls | None]
 
     def __call__(self, static: Static, *operands: Any) -> Any:
-        """What `whole` computes."""
-        function, stamp = self.ask(static)
+        """Compute as `unsplit`, partitioned."""
+        function, stamp = self.call(static)
         leaves, structure = jax.tree.flatten((operands, jnp.asarray(stamp)))
 
         def run(*leaves: Any) -> Any:
@@ -92,10 +92,10 @@ def _run(*leaves: Any, jaxpr: Any, **_: Any) -> list[Any]:
 
 
 def _lowered(context: Any, *values: Any, **params: Any) -> Any:
-    def whole(*leaves: Any, **params: Any) -> Any:
-        return _whole_of((), leaves, params)()
+    def unsplit(*leaves: Any, **params: Any) -> Any:
+        return _unsplit_function((), leaves, params)()
 
-    run = whole if for_export(context) else _run
+    run = unsplit if for_export(context) else _run
     return lower_fun(run, multiple_results=True)(context, *values, **params)
 
 
@@ -103,68 +103,77 @@ def _results(*_: Any, jaxpr: Any, **__: Any) -> list[Any]:
     return list(jaxpr.out_avals)
 
 
-def _whole_of(which: Sequence[int], leaves: Sequence[Any], params: dict[str, Any]) -> Any:
-    """What an operator computes, as a function of those operands alone."""
+def _unsplit_function(indices: Sequence[int], leaves: Sequence[Any], params: dict[str, Any]) -> Any:
+    """The unsplit function of an operator, of the operands at `indices` alone."""
 
     def run(*changing: Any) -> list[Any]:
-        given = list(leaves)
-        for number, leaf in zip(which, changing, strict=True):
-            given[number] = leaf
-        operands, _ = jax.tree.unflatten(params["structure"], given)
-        return jax.tree.leaves(params["operator"].whole(params["static"], *operands))
+        all_leaves = list(leaves)
+        for index, leaf in zip(indices, changing, strict=True):
+            all_leaves[index] = leaf
+        operands, _ = jax.tree.unflatten(params["structure"], all_leaves)
+        return jax.tree.leaves(params["operator"].unsplit(params["static"], *operands))
 
     return run
 
 
-def _moved(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     results = _split_operator.bind(*primals, **params)
-    which = [number for number, one in enumerate(tangents) if not isinstance(one, Zero)]
+    indices = [index for index, result in enumerate(tangents) if not isinstance(result, Zero)]
     pulls = params["operator"].linear(params["static"])
     if pulls is not None:
-        counted = [number for number in which if pulls[number] is not None]
-        steps = [
-            _split_operator.bind(*primals[:at], tangents[at], *primals[at + 1 :], **params)
-            for at in counted
+        linear_indices = [index for index in indices if pulls[index] is not None]
+        terms = [
+            _split_operator.bind(
+                *primals[:active_primals],
+                tangents[active_primals],
+                *primals[active_primals + 1 :],
+                **params,
+            )
+            for active_primals in linear_indices
         ]
-        if not steps:
-            return results, [Zero(jax.typeof(one).to_tangent_aval()) for one in results]
-        return results, [functools.reduce(jnp.add, of) for of in zip(*steps, strict=True)]
-    at, along = ([leaves[number] for number in which] for leaves in (primals, tangents))
-    _, found = jax.jvp(_whole_of(which, primals, params), at, along)
+        if not terms:
+            return results, [Zero(jax.typeof(result).to_tangent_aval()) for result in results]
+        return results, [functools.reduce(jnp.add, term) for term in zip(*terms, strict=True)]
+    active_primals, active_tangents = (
+        [leaves[index] for index in indices] for leaves in (primals, tangents)
+    )
+    _, out_tangents = jax.jvp(
+        _unsplit_function(indices, primals, params), active_primals, active_tangents
+    )
     return results, [
-        Zero(jax.typeof(one).to_tangent_aval()) if step.dtype == jax.dtypes.float0 else step
-        for one, step in zip(results, found, strict=True)
+        Zero(jax.typeof(result).to_tangent_aval()) if step.dtype == jax.dtypes.float0 else step
+        for result, step in zip(results, out_tangents, strict=True)
     ]
 
 
-def _pulled(slopes: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
-    which = [number for number, one in enumerate(leaves) if is_undefined_primal(one)]
+def _transpose(cotangents: Sequence[Any], *leaves: Any, **params: Any) -> list[Any]:
+    indices = [index for index, leaf in enumerate(leaves) if is_undefined_primal(leaf)]
     full = [
-        jnp.zeros(aval.shape, aval.dtype) if isinstance(slope, Zero) else slope
-        for slope, aval in zip(slopes, params["jaxpr"].out_avals, strict=True)
+        jnp.zeros(aval.shape, aval.dtype) if isinstance(cotangent, Zero) else cotangent
+        for cotangent, aval in zip(cotangents, params["jaxpr"].out_avals, strict=True)
     ]
     pulls = params["operator"].linear(params["static"])
     if pulls is not None:
-        there = [
-            jnp.zeros(one.aval.shape, one.aval.dtype) if at in which else one
-            for at, one in enumerate(leaves[:-1])
+        operands = [
+            jnp.zeros(leaf.aval.shape, leaf.aval.dtype) if at in indices else leaf
+            for at, leaf in enumerate(leaves[:-1])
         ]
-        functions = [pull if at in which else None for at, pull in enumerate(pulls)]
-        return [*(pull and pull(*full, *there) for pull in functions), None]  # none of the stamp
-    run = _whole_of(which, leaves, params)
-    found = jax.linear_transpose(run, *(leaves[number].aval for number in which))(full)
-    given = dict(zip(which, found, strict=True))
-    return [given.get(number) for number in range(len(leaves))]
+        functions = [pull if at in indices else None for at, pull in enumerate(pulls)]
+        return [*(pull and pull(*full, *operands) for pull in functions), None]  # none of the stamp
+    run = _unsplit_function(indices, leaves, params)
+    in_cotangents = jax.linear_transpose(run, *(leaves[index].aval for index in indices))(full)
+    by_index = dict(zip(indices, in_cotangents, strict=True))
+    return [by_index.get(index) for index in range(len(leaves))]
 
 
 def _batched(leaves: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
-    own = [at is not None for at in axes]
+    mapped_leaves = [at is not None for at in axes]
     first = [
-        jnp.moveaxis(leaf, at, 0) if there else leaf
-        for leaf, at, there in zip(leaves, axes, own, strict=True)
+        jnp.moveaxis(leaf, at, 0) if is_mapped else leaf
+        for leaf, at, is_mapped in zip(leaves, axes, mapped_leaves, strict=True)
     ]
     (operands, _), (mapped, _) = (
-        jax.tree.unflatten(params["structure"], some) for some in (first, own)
+        jax.tree.unflatten(params["structure"], some) for some in (first, mapped_leaves)
     )
     static = Mapped(params["static"], tuple(mapped))
     results = jax.tree.leaves(params["operator"].mapped()(static, *operands))
@@ -176,8 +185,8 @@ _split_operator = new_primitive(
     _run,
     _results,
     lowering=_lowered,
-    transpose=_pulled,
-    jvp=_moved,
+    transpose=_transpose,
+    jvp=_jvp,
     batch=_batched,
     several=True,
 )

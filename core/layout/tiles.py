@@ -1,8 +1,7 @@
-"""Tiles: the one form that every sharding notation passes through.
+"""Tiles: the intermediate form between all sharding notations.
 
-A sharding says which device holds which block of a tensor. `Tiles` says it with an integer array
-and nothing else: `grid[i, j, .., r]` is the device that holds block `(i, j, ..)`, and `r` counts
-its replicas.
+A sharding assigns blocks of a tensor to devices. `Tiles` is that assignment as an integer array:
+`grid[i, j, .., r]` is the device of block `(i, j, ..)`, and `r` counts its replicas.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((2, 4), ("x", "y"))
@@ -14,12 +13,12 @@ array([[[0, 1, 2, 3],
         [4, 5, 6, 7]]])
 >>> tiles.to_spec(mesh)
 P(None, 'x')
->>> tiles.slices((6, 8))[5]                              # what device 5 holds
+>>> tiles.slices((6, 8))[5]                              # the slice of device 5
 (slice(0, 6, None), slice(4, 8, None))
 
-Device numbers are positions in the flattened mesh, never `Device.id`: a layout made on eight TPUs
-loads on eight CPUs. What a `PartitionSpec` cannot say (devices in an order that no mesh axis has)
-raises `UnrepresentableError`.
+Device numbers are positions in the flattened mesh, never `Device.id`: a sharding saved on eight
+TPUs loads on eight CPUs. One that a `PartitionSpec` cannot express (devices in an order that no
+mesh axis has) raises `UnrepresentableError`.
 
 Source: GSPMD, arXiv 2105.04663, section 3.1 (tiled, replicated, partially tiled).
 """
@@ -37,19 +36,19 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import ShardingError, UnrepresentableError
 
 from .mesh import as_mesh, describe_mesh
-from .partial_sums import refuse
+from .partial_sums import check_no_sums
 from .spec import axis_names, normalize_spec, register_spelling
 from .spec_entries import entries_of
 
 
 class Tiles:
-    """Which device holds which block. Immutable; equal to another if every device agrees.
+    """The devices of each block of a tensor. Immutable; equal up to the order of replicas.
 
     Args:
         grid: int array of logical device numbers, shape `(n_0, .., n_{rank-1}, replicas)`: `n_d`
-            blocks along tensor axis `d`, and the devices that hold copies of each block.
-        num_devices: devices in all; those that `grid` does not name hold nothing. By default
-            `grid` names every one.
+            blocks along tensor axis `d`, and the devices of each block's replicas.
+        num_devices: the number of all devices; those that are not in `grid` have no data. By
+            default all are in `grid`.
 
     Raises:
         ShardingError: `grid` has no replica axis, or does not name distinct devices.
@@ -79,12 +78,12 @@ class Tiles:
 
     @classmethod
     def from_spec(cls, spec: Any, mesh: Mesh, ndim: int) -> Tiles:
-        """Lay a spec out over a mesh.
+        """The tiles of a spec over a mesh.
 
         Args:
             spec: any spelling that `normalize_spec` takes.
             mesh: the mesh.
-            ndim: rank of the tensor; axes past the spec's entries are whole.
+            ndim: rank of the tensor; axes past the spec's entries are not split.
 
         Returns:
             The tiles over `mesh.size` devices.
@@ -93,11 +92,11 @@ class Tiles:
             SpecError: the spec does not fit.
         """
         mesh = as_mesh(mesh, abstract=True)
-        return cls._lay_out(normalize_spec(spec, mesh, ndim), mesh, ndim)
+        return cls._of_canonical(normalize_spec(spec, mesh, ndim), mesh, ndim)
 
     @classmethod
     def from_sharding(cls, sharding: Sharding, ndim: int) -> Tiles:
-        """Read a JAX sharding.
+        """The tiles of a JAX sharding.
 
         Args:
             sharding: a NamedSharding, or the sharding of an array on one device.
@@ -108,7 +107,7 @@ class Tiles:
 
         Raises:
             UnrepresentableError: another kind of sharding, which has no mesh to number devices by;
-                or sums are still to be taken.
+                or there are unreduced axes.
 
         Example:
             >>> from isoshard.core.layout.mesh import make_mesh
@@ -117,22 +116,22 @@ class Tiles:
             [[0, 4], [1, 5], [2, 6], [3, 7]]
         """
         if isinstance(sharding, NamedSharding):
-            refuse(sharding, "tiles say which block each device holds")
-            return cls._lay_out(sharding.spec, sharding.mesh, ndim)
+            check_no_sums(sharding, "tiles have no terms")
+            return cls._of_canonical(sharding.spec, sharding.mesh, ndim)
         if isinstance(sharding, SingleDeviceSharding):
             return cls.replicated(ndim, 1)
         raise UnrepresentableError(
-            f"a {type(sharding).__name__} has no mesh to number its devices by; lay the array out "
+            f"a {type(sharding).__name__} has no mesh to number its devices by; shard the array "
             "with iso.reshard(x, spec, mesh) first"
         )
 
     @classmethod
     def replicated(cls, ndim: int, num_devices: int) -> Tiles:
-        """Every device holds the whole tensor."""
+        """The tiles of a tensor that is replicated on every device."""
         return cls(np.arange(num_devices).reshape((1,) * ndim + (num_devices,)))
 
     @classmethod
-    def _lay_out(cls, spec: P, mesh: Any, ndim: int) -> Tiles:
+    def _of_canonical(cls, spec: P, mesh: Any, ndim: int) -> Tiles:
         entries = [axis_names(entry) for entry in entries_of(spec)] + [()] * (ndim - len(spec))
         used = [name for names in entries for name in names]
         spare = [name for name in mesh.axis_names if name not in used]
@@ -154,11 +153,11 @@ class Tiles:
 
     @property
     def replicas(self) -> int:
-        """Number of devices that hold each block."""
+        """Number of devices with each block."""
         return self.grid.shape[-1]
 
     def block_of(self) -> dict[int, tuple[int, ...]]:
-        """The block that each device holds, by device number."""
+        """The block of each device, by device number."""
         return {
             int(device): block
             for block in np.ndindex(*self.blocks)
@@ -166,7 +165,7 @@ class Tiles:
         }
 
     def slices(self, shape: Sequence[int]) -> dict[int, tuple[slice, ...]]:
-        """The slice of a tensor that each device holds.
+        """The slice of a tensor on each device.
 
         Args:
             shape: global shape of the tensor; each axis a multiple of its number of blocks.
@@ -193,9 +192,9 @@ class Tiles:
         }
 
     def to_spec(self, mesh: Mesh) -> P:
-        """Find the spec that lays these tiles out over a mesh.
+        """The spec of these tiles over a mesh.
 
-        Nothing is searched: the step along each mesh axis tells the tensor axis it splits and its
+        No search is needed: one step along a mesh axis shows which tensor axis it splits and its
         stride there; the spec is rebuilt from those and compared.
 
         Args:
@@ -205,7 +204,7 @@ class Tiles:
             The canonical spec; mesh axes of size 1 do not appear.
 
         Raises:
-            UnrepresentableError: no spec over this mesh does.
+            UnrepresentableError: no spec over this mesh has these tiles.
 
         Example:
             >>> from isoshard.core.layout.mesh import make_mesh
@@ -217,7 +216,7 @@ class Tiles:
         mesh = as_mesh(mesh, abstract=True)
         if self.grid.size == self.num_devices == mesh.size:
             spec = self._guess_spec(mesh)
-            if spec is not None and Tiles._lay_out(spec, mesh, self.ndim) == self:
+            if spec is not None and Tiles._of_canonical(spec, mesh, self.ndim) == self:
                 return spec
         on = "" if self.num_devices == mesh.size else f" of {self.num_devices}"
         raise UnrepresentableError(
@@ -226,7 +225,7 @@ class Tiles:
         )
 
     def _guess_spec(self, mesh: Mesh) -> P | None:
-        """The only spec that can be right, or None if an axis would serve twice."""
+        """The only possible spec, or None if a mesh axis would split two tensor axes."""
         block_of = np.empty((self.grid.size, self.ndim), np.int64)
         for device, block in self.block_of().items():
             block_of[device] = block
@@ -236,23 +235,23 @@ class Tiles:
             if mesh.shape[name] == 1:
                 continue
             # One step along a mesh axis moves at most one tensor axis, by a constant stride.
-            here = block_of[(0,) * axis + (1,) + (0,) * (len(mesh.axis_names) - axis - 1)]
-            moved = np.flatnonzero(here)
+            stride = block_of[(0,) * axis + (1,) + (0,) * (len(mesh.axis_names) - axis - 1)]
+            moved = np.flatnonzero(stride)
             if len(moved) > 1:
                 return None
             for dim in moved:
-                steps[dim].append((int(here[dim]), name))
+                steps[dim].append((int(stride[dim]), name))
         entries = [tuple(name for _, name in sorted(moves, reverse=True)) for moves in steps]
         while entries and not entries[-1]:
             entries.pop()
         return P(*(names[0] if len(names) == 1 else names or None for names in entries))
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse: layouts do not change."""
-        raise AttributeError(f"Tiles are immutable; make new ones to change {name}")
+        """Raise: tiles are immutable."""
+        raise AttributeError(f"Tiles are immutable; create new ones to change {name}")
 
     def __eq__(self, other: object) -> bool:
-        """Whether every device holds the same block of the same grid."""
+        """Whether every device has the same block of the same grid."""
         return self._key == other._key if isinstance(other, Tiles) else NotImplemented
 
     def __hash__(self) -> int:
@@ -266,19 +265,19 @@ class Tiles:
 
 
 def _check_grid(grid: np.ndarray, count: int) -> None:
-    """Collect everything wrong with a grid into one error."""
+    """Raise one error with all faults of a grid."""
     if grid.ndim < 1 or grid.size == 0 or not np.issubdtype(grid.dtype, np.integer):
         raise ShardingError(
-            f"a grid is an array of device numbers whose last axis counts replicas; given was "
+            f"a grid is an array of device numbers whose last axis counts replicas, not "
             f"{grid.tolist()} of shape {grid.shape} and dtype {grid.dtype}"
         )
-    found, times = np.unique(grid, return_counts=True)
+    devices, times = np.unique(grid, return_counts=True)
     wrong = [
         f"device {device} is named {n} times"
-        for device, n in zip(found.tolist(), times.tolist(), strict=True)
+        for device, n in zip(devices.tolist(), times.tolist(), strict=True)
         if n > 1
     ]
-    wrong += [f"there is no device {d}" for d in found.tolist() if not 0 <= d < count]
+    wrong += [f"there is no device {d}" for d in devices.tolist() if not 0 <= d < count]
     if wrong:
         raise ShardingError(
             f"the grid {grid.tolist()} is no layout over {count} devices: {'; '.join(wrong)}. "

@@ -1,43 +1,42 @@
-"""The one mesh that the arrays of a tree are on; if there are several, which is on which.
+"""The common mesh of the arrays of a tree; if there are several, an error that lists them.
 
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> rows, grid = make_mesh((8,), ("x",)), jax.make_mesh((2, 4), ("x", "y"))
 >>> w, b = shard(jax.numpy.ones((8, 8)), grid, ("x", "y")), shard(jax.numpy.ones(8), grid, ("y",))
->>> one_mesh({"w": w, "b": b}) == grid
+>>> common_mesh({"w": w, "b": b}) == grid
 True
->>> one_mesh({"w": w, "b": b, "table": shard(jax.numpy.ones(8), rows, ("x",))})    # doctest: +ELLIPSIS
+>>> common_mesh({"w": w, "b": b, "table": shard(jax.numpy.ones(8), rows, ("x",))})    # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-isoshard.core.errors.ShardingError: the arrays lie on 2 different meshes: b, w on 'x' (2), 'y' (4) (Explicit) of devices 0, 1, ...; table on 'x' (8) (Auto) of devices ... Say which one to lay them out on: iso.reshard(x, spec, mesh)
+isoshard.core.errors.ShardingError: the arrays are on 2 different meshes: b, w on 'x' (2), 'y' (4) (Explicit) of devices 0, 1, ...; table on 'x' (8) (Auto) of devices ... Choose one: iso.reshard(x, spec, mesh)
 """  # noqa: E501
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
-from jax.sharding import AbstractMesh, NamedSharding
-
 from isoshard.core.errors import ShardingError
+from .leaf_paths import path_name
+from .mesh import ambient_mesh
+from .mesh import describe_mesh
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.formatting import listed
+from jax.sharding import AbstractMesh
+from jax.sharding import NamedSharding
+from typing import Any
 
-from .leaf_paths import path_name
-from .mesh import ambient_mesh, describe_mesh
 
-
-def one_mesh(x: Any) -> Any:
+def common_mesh(x: Any) -> Any:
     """The mesh that the arrays of a tree are on.
 
     Args:
         x: the tree; its arrays also traced, or structs.
 
     Returns:
-        Their mesh; if they are on none, what `jax.set_mesh` has set.
+        Their mesh; if they are on none, the one that `jax.set_mesh` has set.
 
     Raises:
-        ShardingError: they are on several, or on none and none is set.
+        ShardingError: they are on several meshes, or on none and none is set.
     """
     meshes: dict[Any, list[str]] = {}
     for path, leaf in jax.tree.leaves_with_path(x):
@@ -50,19 +49,21 @@ def one_mesh(x: Any) -> Any:
     if not meshes:
         return ambient_mesh("iso.reshard(x, spec, mesh)")
     if len(meshes) > 1:
-        told = "; ".join(f"{listed(names, 4)} on {_typed(mesh)}" for mesh, names in meshes.items())
+        meshes_text = "; ".join(
+            f"{listed(names, 4)} on {_mesh_text(mesh)}" for mesh, names in meshes.items()
+        )
         raise ShardingError(
-            f"the arrays lie on {len(meshes)} different meshes: {told}. Say which one to lay them "
-            "out on: iso.reshard(x, spec, mesh)"
+            f"the arrays are on {len(meshes)} different meshes: {listed}. Choose one: "
+            "iso.reshard(x, spec, mesh)"
         )
     return next(iter(meshes))
 
 
-def _typed(mesh: Any) -> str:
-    """A mesh in words: its axes, their types, and its devices where these may tell it apart."""
+def _mesh_text(mesh: Any) -> str:
+    """A mesh as text: its axes, their types, and its devices unless abstract."""
     kinds = ", ".join(dict.fromkeys(kind.name for kind in mesh.axis_types))
-    told = f"{describe_mesh(mesh)} ({kinds})"
+    text = f"{describe_mesh(mesh)} ({kinds})"
     if isinstance(mesh, AbstractMesh):
-        return told
+        return text
     ids = [device.id for device in mesh.devices.flat]
-    return f"{told} of devices {', '.join(map(str, ids[:8]))}{', ..' if len(ids) > 8 else ''}"
+    return f"{text} of devices {', '.join(map(str, ids[:8]))}{', ..' if len(ids) > 8 else ''}"

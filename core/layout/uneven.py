@@ -1,13 +1,13 @@
-"""Arrays whose axes do not divide: a padded JAX array, and what of it is data.
+"""Unevenly sharded arrays: a padded JAX array with the valid size of each block.
 
-JAX has buffers of equal blocks only. DTensor has blocks as `torch.chunk` makes them: 5 rows over 4
-devices are 2, 2, 1 and 0. Such a tensor is here an array of 8 rows, 2 per device, together
-with its true shape and the number of valid rows in each block:
+JAX has buffers of equal blocks only. DTensor has blocks as `torch.chunk` splits: 5 rows over 4
+devices are 2, 2, 1 and 0. Such a tensor is represented by an array of 8 rows, 2 per device, with
+its true shape and the number of valid rows in each block:
 
 >>> import jax
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> rows = np.array([0, 1, 2, 3, 4, -1, -1, -1], np.float32)
 >>> padded = shard(rows, make_mesh((4,), ("x",)), ("x",))
 >>> uneven = UnevenArray(padded, (5,), ((2, 2, 1, 0),))
@@ -16,8 +16,8 @@ UnevenArray(float32[5] in float32[8], axis 0 in blocks of 2: 2, 2, 1, 0 valid; P
 >>> jax.jit(lambda u: u.array.sum(where=u.mask()))(uneven).item()
 10.0
 
-Valid elements stand first in their block, and block follows block. What the others hold is not
-said: mask them before anything that mixes elements.
+Valid elements are first in their block, and blocks are in order. The padding's values are
+unspecified: mask them before anything that mixes elements.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from isoshard.core.runtime._jax_internals.tracers import Tracer
 from .axis_types import constrain, is_typed
 from .partial_sums import stored
 
-_WAY_OUT = (
-    "compute with it in iso.domain.lift(f), where f is written for whole arrays, or gather it "
+_FIX = (
+    "compute with it in iso.domain.lift(f), where f is written for global arrays, or gather it "
     "first: iso.full(u)"
 )
 Sizes = tuple[tuple[int, ...] | None, ...]
@@ -55,11 +55,11 @@ class UnevenArray:
         array: of the padded shape: along an axis that does not divide, as many blocks of one size
             as `sizes` has entries.
         shape: the true global shape.
-        sizes: per axis None (nothing is padded), or how many elements of each block are valid.
-        layout: of the padded array, for where it is traced and tells none; by default its own.
+        sizes: per axis None (not padded), or the number of valid elements of each block.
+        layout: the sharding of the padded array, for traced arrays; by default its own.
 
     Raises:
-        ShardingError: the three do not belong together; all faults in one message.
+        ShardingError: the three do not match; all errors in one message.
 
     Example:
         >>> UnevenArray(jnp.zeros(8), (6,), ((2, 2, 1, 0),))
@@ -82,7 +82,7 @@ class UnevenArray:
         sizes: Sequence[Sequence[int] | None],
         layout: NamedSharding | None = None,
     ) -> None:
-        """Check that the three belong together."""
+        """Check that shapes and sizes match."""
         self.array = array
         self.layout = layout or layout_of(array)
         self.shape = tuple(map(int, shape))
@@ -106,12 +106,12 @@ class UnevenArray:
 
     @property
     def sharding(self) -> Any:
-        """The layout of the padded array; of a traced one that with which it was made, or None."""
+        """The sharding of the padded array; of a traced one that it was created with, or None."""
         return self.layout if isinstance(self.array, Tracer) else self.array.sharding
 
     def _refuse(self, *_: Any) -> Any:
-        """Refuse what would compute with the padding."""
-        raise TypeError(f"an UnevenArray has padding in its blocks, so {_WAY_OUT}")
+        """Raise for operators that would compute with the padding."""
+        raise TypeError(f"an UnevenArray has padding in its blocks, so {_FIX}")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__ = __rpow__ = _refuse
     __truediv__ = __rtruediv__ = __floordiv__ = __mod__ = __matmul__ = __rmatmul__ = _refuse
@@ -119,15 +119,15 @@ class UnevenArray:
     __array__ = __jax_array__ = _refuse
 
     def __getattr__(self, name: str) -> Any:
-        """Say how to do what an array does."""
-        hint = "" if name.startswith("_") else f": it has padding in its blocks, so {_WAY_OUT}"
+        """Raise, with how to do what an array does."""
+        hint = "" if name.startswith("_") else f": it has padding in its blocks, so {_FIX}"
         raise AttributeError(f"an UnevenArray has no {name!r}{hint}")
 
     def mask(self) -> jax.Array:
-        """Which elements are valid.
+        """The mask of valid elements.
 
         Returns:
-            Booleans of the padded shape, laid out as the array; inside `jax.jit` a traced value.
+            Booleans of the padded shape, sharded as the array; inside `jax.jit` a traced value.
 
         Example:
             >>> UnevenArray(jnp.zeros((2, 4)), (2, 3), (None, (2, 1))).mask()
@@ -135,20 +135,20 @@ class UnevenArray:
                    [ True,  True,  True, False]], dtype=bool)
         """
         padded = tuple(self.array.shape)
-        lines: list[Any] = [
+        axis_masks: list[Any] = [
             _valid(extent, size).reshape((1,) * axis + (-1,) + (1,) * (self.ndim - axis - 1))
             for axis, (extent, size) in enumerate(zip(padded, self.sizes, strict=True))
             if size is not None
         ]
         array = self.array
-        held = array.to_concrete_value() if isinstance(array, Tracer) else array
-        if held is None:
-            mask = jnp.broadcast_to(functools.reduce(jnp.logical_and, lines, True), padded)
-            told = jax.typeof(array).sharding
-            return constrain(mask, stored(told)) if is_typed(told.mesh) else mask
-        whole = np.broadcast_to(functools.reduce(np.logical_and, lines, np.True_), padded)
-        layout = stored(held.sharding)
-        return jax.make_array_from_callback(padded, layout, lambda index: whole[index])
+        concrete = array.to_concrete_value() if isinstance(array, Tracer) else array
+        if concrete is None:
+            mask = jnp.broadcast_to(functools.reduce(jnp.logical_and, axis_masks, True), padded)
+            sharding = jax.typeof(array).sharding
+            return constrain(mask, stored(sharding)) if is_typed(sharding.mesh) else mask
+        host_mask = np.broadcast_to(functools.reduce(np.logical_and, axis_masks, np.True_), padded)
+        layout = stored(concrete.sharding)
+        return jax.make_array_from_callback(padded, layout, lambda index: host_mask[index])
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
         """The array, and the rest as static data."""
@@ -156,14 +156,14 @@ class UnevenArray:
 
     @classmethod
     def tree_unflatten(cls, static: tuple[Any, ...], leaves: Sequence[Any]) -> UnevenArray:
-        """The same around another leaf, of whatever kind."""
-        made = object.__new__(cls)
-        (made.array,) = leaves
-        made.shape, made.sizes, made.layout = static
-        own = layout_of(made.array)
-        if own is not None and made.layout is not None and _elsewhere(own, made.layout):
-            made.layout = own  # on the same devices trees of one kind stay alike
-        return made
+        """The same around another leaf, of any type."""
+        result = object.__new__(cls)
+        (result.array,) = leaves
+        result.shape, result.sizes, result.layout = static
+        layout = layout_of(result.array)
+        if layout is not None and result.layout is not None and _has_moved(layout, result.layout):
+            result.layout = layout  # on the same devices it is kept, so that treedefs are equal
+        return result
 
     def __repr__(self) -> str:
         """Shapes, block sizes and layout; no elements."""
@@ -171,15 +171,15 @@ class UnevenArray:
         if dtype is None:  # a tree of something else
             return f"UnevenArray({self.array!r}, {self.shape}, {self.sizes})"
         padded = self.array.shape
-        parts = [f"{_type(dtype, self.shape)} in {_type(dtype, padded)}"]
-        parts += [
+        fields = [f"{_type(dtype, self.shape)} in {_type(dtype, padded)}"]
+        fields += [
             f"axis {axis} in blocks of {extent // len(size)}: {', '.join(map(str, size))} valid"
             for axis, (extent, size) in enumerate(zip(padded, self.sizes, strict=True))
             if size is not None
         ]
         sharding = None if isinstance(self.array, Tracer) else self.array.sharding
         spec = f"; {sharding.spec}" if isinstance(sharding, NamedSharding) else ""
-        return f"UnevenArray({', '.join(parts)}{spec})"
+        return f"UnevenArray({', '.join(fields)}{spec})"
 
 
 def is_uneven(x: Any) -> bool:
@@ -192,16 +192,16 @@ def padded_of(x: Any) -> Any:
     return x.array if isinstance(x, UnevenArray) else x
 
 
-def runs_of(place: slice, extent: int, sizes: tuple[int, ...] | None) -> list[tuple[slice, slice]]:
-    """Where the valid elements of a buffer are, along one axis.
+def runs_of(range_: slice, extent: int, sizes: tuple[int, ...] | None) -> list[tuple[slice, slice]]:
+    """The runs of valid elements of a buffer, along one axis.
 
     Args:
-        place: the buffer's place in the padded axis.
+        range_: the buffer's slice of the padded axis.
         extent: of the padded axis.
-        sizes: valid elements of each block; None where nothing is padded.
+        sizes: valid elements of each block; None without padding.
 
     Returns:
-        Slices in the buffer and in the axis of the true size, as few as can be; an empty pair where
+        Slices in the buffer and in the axis of the true size, as few as possible; an empty pair if
         nothing is valid.
 
     Example:
@@ -212,26 +212,26 @@ def runs_of(place: slice, extent: int, sizes: tuple[int, ...] | None) -> list[tu
         >>> runs_of(slice(4, 6), 8, (2, 1, 0, 1))
         [(slice(0, 0, None), slice(3, 3, None))]
     """
-    start, stop, _ = place.indices(extent)
+    start, stop, _ = range_.indices(extent)
     if sizes is None:
         return [(slice(0, stop - start), slice(start, stop))]
     block = extent // len(sizes)
     begins = [0, *itertools.accumulate(sizes)]
-    found: list[tuple[int, int, int]] = []  # in the buffer, in the axis, how many
-    for number in range(start // block, -(-stop // block)) if block else ():
-        low, high = max(start, number * block), min(stop, number * block + sizes[number])
+    runs: list[tuple[int, int, int]] = []  # in the buffer, in the axis, how many
+    for index in range(start // block, -(-stop // block)) if block else ():
+        low, high = max(start, index * block), min(stop, index * block + sizes[index])
         if low >= high:
             continue
-        at, first, count = low - start, begins[number] + low - number * block, high - low
-        if found and found[-1][0] + found[-1][2] == at:
-            at, first, count = *found[-1][:2], found.pop()[2] + count
-        found.append((at, first, count))
+        at, first, count = low - start, begins[index] + low - index * block, high - low
+        if runs and runs[-1][0] + runs[-1][2] == at:
+            at, first, count = *runs[-1][:2], runs.pop()[2] + count
+        runs.append((at, first, count))
     none = (0, begins[start // block] if block else 0, 0)
-    return [(slice(at, at + n), slice(first, first + n)) for at, first, n in found or [none]]
+    return [(slice(at, at + n), slice(first, first + n)) for at, first, n in runs or [none]]
 
 
 def layout_of(array: Any) -> NamedSharding | None:
-    """The layout of a concrete array over a mesh, its spec in the one form; otherwise None.
+    """The sharding of a concrete array over a mesh, its spec canonical; otherwise None.
 
     Example:
         >>> layout_of(jnp.zeros(3)) is None
@@ -248,47 +248,47 @@ def layout_of(array: Any) -> NamedSharding | None:
     return NamedSharding(sharding.mesh, P(*(entry or None for entry in entries)))
 
 
-def _elsewhere(own: NamedSharding, said: NamedSharding) -> bool:
-    """Whether an array has moved, or it was not known to which devices a mesh's axes belong."""
-    return isinstance(said.mesh, AbstractMesh) or own.device_set != said.device_set
+def _has_moved(current: NamedSharding, recorded: NamedSharding) -> bool:
+    """Whether an array is on other devices than recorded, or the recorded mesh was abstract."""
+    return isinstance(recorded.mesh, AbstractMesh) or current.device_set != recorded.device_set
 
 
 def _check(padded: tuple[int, ...], shape: tuple[int, ...], sizes: Sizes) -> None:
     if not len(padded) == len(shape) == len(sizes):
-        faults = [f"they are of ranks {len(padded)}, {len(shape)} and {len(sizes)}"]
+        errors = [f"they are of ranks {len(padded)}, {len(shape)} and {len(sizes)}"]
     else:
-        faults = [
-            fault
+        errors = [
+            error
             for axis, (have, want, size) in enumerate(zip(padded, shape, sizes, strict=True))
-            for fault in _faults(axis, have, want, size)
+            for error in _axis_errors(axis, have, want, size)
         ]
-    if faults:
+    if errors:
         raise ShardingError(
             f"an array of shape {padded} is no padded form of shape {shape} with sizes {sizes}: "
-            f"{'; '.join(faults)}. Give the sizes that add up to the shape, each at most the size "
+            f"{'; '.join(errors)}. Give the sizes that add up to the shape, each at most the size "
             "of a block."
         )
 
 
-def _faults(axis: int, have: int, want: int, size: tuple[int, ...] | None) -> list[str]:
+def _axis_errors(axis: int, have: int, want: int, size: tuple[int, ...] | None) -> list[str]:
     if size is None:
         same = have == want
         return [] if same else [f"axis {axis} is not padded, and has {have} elements for {want}"]
     if not size or have % len(size):
         return [f"axis {axis} has {have} elements, which are no {len(size)} equal blocks"]
     block = have // len(size)
-    faults = []
+    errors = []
     if sum(size) != want:
-        faults.append(
+        errors.append(
             f"axis {axis} has {sum(size)} valid elements in its blocks, and {want} in the shape"
         )
-    if wrong := [number for number in size if not 0 <= number <= block]:
-        faults.append(f"axis {axis} has blocks of {block} elements, of which {wrong} are valid")
-    return faults
+    if wrong := [count for count in size if not 0 <= count <= block]:
+        errors.append(f"axis {axis} has blocks of {block} elements, of which {wrong} are valid")
+    return errors
 
 
 def _valid(extent: int, size: tuple[int, ...]) -> np.ndarray:
-    """Which places along one axis are valid."""
+    """The mask of valid elements along one axis."""
     block = extent // len(size)
     return (np.arange(block) < np.array(size)[:, None]).reshape(-1)
 

@@ -1,12 +1,12 @@
-"""What devices hold of an array, padding left out: where it is in a buffer, and in the array.
+"""Valid elements of an array's shards: their slices in the buffer, and in the true array.
 
-Checkpoints hold arrays of their true shape. What is written of an `UnevenArray` are the valid
-elements of each block, and what is read goes to the places where they belong:
+Checkpoints contain arrays of their true shape. Of an `UnevenArray` only the valid elements of each
+block are written, and reading puts them back at their indices:
 
->>> (part,) = parts_of((slice(7, 14), slice(None)), (28, 3), ((5, 2, 7, 4), None))  # the second
+>>> (part,) = valid_slices((slice(7, 14), slice(None)), (28, 3), ((5, 2, 7, 4), None))  # the second
 >>> part.inside, part.index
 ((slice(0, 2, None), slice(0, 3, None)), (slice(5, 7, None), slice(0, 3, None)))
->>> parts_of((slice(0, 3),), (12,), ((0, 3, 1, 2),))                         # an empty one
+>>> valid_slices((slice(0, 3),), (12,), ((0, 3, 1, 2),))                         # an empty one
 []
 """
 
@@ -25,11 +25,11 @@ from isoshard.core.layout.virtual_devices import Device
 
 @dataclasses.dataclass(frozen=True)
 class ValidSlice:
-    """Valid elements that lie together.
+    """A contiguous run of valid elements.
 
     Attributes:
-        inside: where they are in a device's buffer, per axis a slice with start and stop.
-        index: where they are in the array of the true shape.
+        inside: its slice of a device's buffer, per axis with start and stop.
+        index: its slice of the array of the true shape.
     """
 
     inside: tuple[slice, ...]
@@ -41,32 +41,32 @@ class ShardElements:
     """Valid elements of an array in the buffer of a device.
 
     Attributes:
-        buffer: all that the device holds.
-        part: which elements of it, and of the array.
-        device: that device.
+        buffer: the device's buffer, with padding.
+        valid: the elements, in the buffer and in the array.
+        device: the buffer's device.
         replica_id: 0 for the first device with these elements, 1 for the next.
     """
 
     buffer: jax.Array
-    part: ValidSlice
+    valid: ValidSlice
     device: Device
     replica_id: int
 
 
-def parts_of(index: Sequence[slice], padded: Sequence[int], sizes: Sizes) -> list[ValidSlice]:
+def valid_slices(index: Sequence[slice], padded: Sequence[int], sizes: Sizes) -> list[ValidSlice]:
     """The valid elements in a device's buffer.
 
     Args:
         index: of the buffer in the padded array.
         padded: shape of the padded array.
-        sizes: per axis the valid elements of each block, or None where nothing is padded.
+        sizes: per axis the valid elements of each block, or None without padding.
 
     Returns:
-        As few as can be, mostly one; none for empty blocks.
+        As few slices as possible, mostly one; none for empty blocks.
     """
     axes = [
-        [run for run in runs_of(place, extent, size) if size is None or run[0] != slice(0, 0)]
-        for place, extent, size in zip(index, padded, sizes, strict=True)
+        [run for run in runs_of(range_, extent, size) if size is None or run[0] != slice(0, 0)]
+        for range_, extent, size in zip(index, padded, sizes, strict=True)
     ]
     return [
         ValidSlice(tuple(inside for inside, _ in pairs), tuple(index for _, index in pairs))
@@ -74,29 +74,23 @@ def parts_of(index: Sequence[slice], padded: Sequence[int], sizes: Sizes) -> lis
     ]
 
 
-def held_here(array: jax.Array | UnevenArray) -> list[ShardElements]:
-    """What the devices of this process hold of an array.
-
-    Args:
-        array: on any devices, not traced.
-
-    Returns:
-        The parts in mesh order, replicas too; nothing is copied.
+def local_elements(array: jax.Array | UnevenArray) -> list[ShardElements]:
+    """The valid elements of an array's local shards, in mesh order, replicas too; without copies.
 
     Example:
         >>> import numpy as np
         >>> from isoshard.core.layout.mesh import make_mesh
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> rows = np.arange(6, dtype=np.float32)
         >>> mesh = make_mesh((4,), ("x",))
         >>> u = shard(rows, mesh, ("x",), uneven="pad", sizes=(1, 2, 0, 3))
-        >>> [(one.device.id, one.part.index[0].start) for one in held_here(u)]
+        >>> [(one.device.id, one.valid.index[0].start) for one in local_elements(u)]
         [(0, 0), (1, 1), (3, 3)]
     """
     inner = padded_of(array)
     sizes = array.sizes if isinstance(array, UnevenArray) else (None,) * array.ndim
     return [
-        ShardElements(shard.data, part, shard.device, shard.replica_id)
+        ShardElements(shard.data, valid, shard.device, shard.replica_id)
         for shard in local_shards(inner)
-        for part in parts_of(shard.index, inner.shape, sizes)
+        for valid in valid_slices(shard.index, inner.shape, sizes)
     ]

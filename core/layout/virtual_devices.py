@@ -1,12 +1,12 @@
-"""Virtual devices: try a mesh of many on a machine with one.
+"""Virtual devices: a mesh of many CPU devices on a machine with one.
 
 `simulate_devices` splits the CPU into virtual devices. The number is fixed when JAX's backend
-starts, which its first array or `jax.devices()` call does, so ask before anything else:
+starts, which its first array or `jax.devices()` call does, so call this before anything else:
 
     import isoshard as iso
     iso.simulate_devices(8)
 
-Asking again for the number that is running changes nothing:
+Calling it again with the same number changes nothing:
 
 >>> len(simulate_devices(8))
 8
@@ -24,12 +24,12 @@ Device = Any  # jax.Device, which type checkers take for a variable
 
 
 def simulate_devices(n: int = 8) -> list[Device]:
-    """Run on `n` virtual CPU devices; they share the cores and the memory of the machine.
+    """Run on `n` virtual CPU devices, which share the cores and the memory of the machine.
 
-    Accelerators, if there are any, are left out of this process.
+    This process then does not use accelerators.
 
     Args:
-        n: how many, at least 1.
+        n: the number of devices, at least 1.
 
     Returns:
         The devices. Listing them starts the backend.
@@ -41,10 +41,10 @@ def simulate_devices(n: int = 8) -> list[Device]:
         >>> simulate_devices(3)
         Traceback (most recent call last):
             ...
-        isoshard.core.errors.DeviceError: cannot simulate 3 devices: JAX is already running on 8 cpu devices. Call iso.simulate_devices(3) first in a new process, before any array is made or jax.devices() is called; or use the devices there are: make_mesh takes the first of them.
+        isoshard.core.errors.DeviceError: cannot simulate 3 devices: JAX is already running on 8 cpu devices. Call iso.simulate_devices(3) first in a new process, before any array is created or jax.devices() is called; or use the available devices: make_mesh takes the first of them.
     """  # noqa: E501
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise DeviceError(f"cannot simulate {n!r} devices: give a whole number, 1 or more")
+        raise DeviceError(f"cannot simulate {n!r} devices: pass an integer, 1 or more")
     try:
         jax.config.update("jax_num_cpu_devices", n)
     except RuntimeError:
@@ -56,7 +56,7 @@ def simulate_devices(n: int = 8) -> list[Device]:
         raise DeviceError(
             f"cannot simulate {n} devices: JAX is already running on {len(devices)} "
             f"{devices[0].platform} devices. Call iso.simulate_devices({n}) first in a new "
-            "process, before any array is made or jax.devices() is called; or use the devices "
-            "there are: make_mesh takes the first of them."
+            "process, before any array is created or jax.devices() is called; or use the available "
+            "devices: make_mesh takes the first of them."
         )
     return devices

@@ -4,7 +4,7 @@
 >>> from isoshard.core.lifting.lifting import lift
 >>> from isoshard.domain.windows.running_scan import cumsum
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> running = in_blocks(jnp.cumsum, lambda u: cumsum(u, 0))
 >>> running(jnp.arange(4)).tolist()                      # as `jnp.cumsum`
 [0, 1, 3, 6]

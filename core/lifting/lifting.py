@@ -2,7 +2,7 @@
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((4,), ("x",))
 >>> u = shard(np.arange(18.0, dtype=np.float32), mesh, ("x",), uneven="pad", sizes=(5, 2, 7, 4))
 >>> round(lift(lambda x: x.var())(u).item(), 3)

@@ -73,7 +73,7 @@ from isoshard.core.layout.tiles import Tiles
 from isoshard.core.layout.uneven import Sizes, UnevenArray, is_uneven
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.transfer.place import sharding_of
+from isoshard.core.transfer.device_put import sharding_of
 
 from .box_drawing import Cell
 from .device_bytes import device_bytes

@@ -1,4 +1,4 @@
-"""Activations: what a plan says of the values around a module, by the module's name.
+"""Activation rules: the shardings of a module's inputs and output, by the module's name.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
@@ -7,17 +7,17 @@
 ...     "layers.*.mlp": P("dp", None, "tp"),               # one spec: the module's output
 ...     "layers.*.attn": Activation(input=P("dp"), output={"0": P("dp")}),
 ... })
->>> said = plan.activation_for("layers.3.mlp")
->>> said.says("output"), said.says("input"), plan.activation_for("layers.3")
+>>> activation = plan.activation_for("layers.3.mlp")
+>>> activation.says("output"), activation.says("input"), plan.activation_for("layers.3")
 (True, False, None)
->>> said.resolve("output", {"": (8, 16, 64)}, mesh)[""].spec
+>>> activation.resolve("output", {"": (8, 16, 64)}, mesh)[""].spec
 P('dp', None, 'tp')
 
-A bridge asks once per module, and resolves when it sees the values, traced or not. Arrays go by
-their paths: "" for a lone one, "0", "1" in a tuple (for inputs: positions and keywords), keys in a
-dictionary. A spec given alone is for the first array; a mapping of paths and specs is for those it
-names; the others are left to the compiler. `P.UNCONSTRAINED` leaves one axis to it, `...` all
-those that are not named:
+A bridge looks a module up once, and resolves when it has the values, traced or not. Arrays are
+named by path: "" for a single array, "0", "1" in a tuple (for inputs: positions and keywords), keys
+in a dictionary. A single spec applies to the first array; a mapping of paths to specs to those it
+names; the other arrays are left to the compiler. `P.UNCONSTRAINED` leaves one axis to it, `...` all
+axes that are not named:
 
 >>> plan = Plan(activations={"norm": (P.UNCONSTRAINED, "tp", ...)})
 >>> plan.activation_for("norm").resolve("output", {"0": (8, 16, 64), "1": (8,)}, mesh)["0"].spec
@@ -39,7 +39,7 @@ from isoshard.core.layout.spec import check_even
 from isoshard.core.layout.spec_entries import entries_of
 
 from ..errors import ShardingError
-from .freezing import UNSAID, Pairs, Unsaid, frozen, frozen_pairs
+from .freezing import UNSET, Pairs, Unset, frozen, frozen_pairs
 from .layout_rules import LayoutRule, PlanError
 from .logical import AxisTable
 from .merging import merged
@@ -50,7 +50,7 @@ Side = Literal["input", "output"]
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Activation:
-    """The layouts of what goes into a module, and of what comes out.
+    """The shardings of a module's inputs and of its output.
 
     Args:
         output: a spec for the output (of several arrays, for the first), or a mapping of paths and
@@ -66,34 +66,34 @@ class Activation:
         Activation(output={'0': P('dp',)}, input=('dp', None))
     """
 
-    output: Any = UNSAID
-    input: Any = UNSAID
+    output: Any = UNSET
+    input: Any = UNSET
 
     def __post_init__(self) -> None:
-        """Freeze the specs, and check that something is said."""
+        """Freeze the specs, and check that at least one is set."""
         for side in ("output", "input"):
             object.__setattr__(self, side, _frozen_side(getattr(self, side)))
-        if self.output is UNSAID and self.input is UNSAID:
-            raise PlanError("an Activation says something of the output or of the input")
+        if self.output is UNSET and self.input is UNSET:
+            raise PlanError("an Activation needs a spec for the output or for the input")
 
     def __repr__(self) -> str:
         """The constructor's call."""
-        parts = [
-            f"{side}={dict(said) if isinstance(said, Pairs) else said!r}"
+        fields = [
+            f"{side}={dict(spec) if isinstance(spec, Pairs) else spec!r}"
             for side in ("output", "input")
-            if (said := getattr(self, side)) is not UNSAID
+            if (spec := getattr(self, side)) is not UNSET
         ]
-        return f"Activation({', '.join(parts)})"
+        return f"Activation({', '.join(fields)})"
 
 
 @dataclasses.dataclass(frozen=True)
 class ModuleActivations:
-    """What a plan says of the values around one module; hashable.
+    """A plan's rules for the inputs and the output of one module; hashable.
 
     Attributes:
         module: its name.
-        parts: for each factor of the plan that speaks of it: the pattern, what it says, and the
-            table of logical axes.
+        parts: for each factor of the plan with a rule for it: the pattern, the rule, and the table
+            of logical axes.
     """
 
     module: str
@@ -105,20 +105,22 @@ class ModuleActivations:
         return " * ".join(label(pattern) for pattern, *_ in self.parts)
 
     def says(self, side: Side) -> bool:
-        """Whether there is anything to do for the inputs, or for the output."""
-        return any(getattr(said, side) is not UNSAID for _, said, _ in self.parts)
+        """Whether there is a spec for the inputs, or for the output."""
+        return any(getattr(activation, side) is not UNSET for _, activation, _ in self.parts)
 
     def text(self, side: Side) -> str:
-        """What is asked for, as the plan has it, for tables."""
-        asked = [getattr(said, side) for _, said, _ in self.parts]
+        """The specs as the plan spells them, for tables."""
+        specs = [getattr(activation, side) for _, activation, _ in self.parts]
         return " * ".join(
-            repr(dict(one) if isinstance(one, Pairs) else one) for one in asked if one is not UNSAID
+            repr(dict(spec) if isinstance(spec, Pairs) else spec)
+            for spec in specs
+            if spec is not UNSET
         )
 
     def resolve(
         self, side: Side, shapes: Mapping[str, tuple[int, ...]], mesh: Mesh
     ) -> dict[str, NamedSharding]:
-        """Look up the layouts of the arrays that go in or come out.
+        """Look up the shardings of the inputs or of the output.
 
         Args:
             side: "input" or "output".
@@ -126,51 +128,52 @@ class ModuleActivations:
             mesh: the mesh, or what `as_mesh` takes.
 
         Returns:
-            The layouts of the arrays that the plan speaks of, by path, for `constrain` of
-            `axis_types.py`. Where one leaves axes open (`P.UNCONSTRAINED`) it is over the same
-            grid with Auto axes, along which the compiler can choose.
+            The shardings of the arrays that have a spec, by path, for `constrain` of
+            `axis_types.py`. One with unconstrained axes (`P.UNCONSTRAINED`) is over the same grid
+            with Auto axes, so that the compiler can choose.
 
         Raises:
-            PlanError: listing every array whose spec does not fit, and every path that is not
-                there.
+            PlanError: listing every array whose spec does not fit, and every missing path.
         """
         mesh = as_mesh(mesh, abstract=True)
-        faults: list[str] = []
-        found: dict[str, list[P]] = {}
-        for pattern, said, table in self.parts:
-            for path, spec in _asked(getattr(said, side), shapes, faults, label(pattern)):
+        errors: list[str] = []
+        specs_by_path: dict[str, list[P]] = {}
+        for pattern, activation, table in self.parts:
+            for path, spec in _spec_by_path(
+                getattr(activation, side), shapes, errors, label(pattern)
+            ):
                 try:
-                    fitted = table.fit_open(spec, shapes[path], mesh, self._called(side, path))
+                    fitted = table.fit_open(spec, shapes[path], mesh, self._label(side, path))
                 except ShardingError as error:
-                    faults.append(f"{error} [rule {label(pattern)!r}]")
+                    errors.append(f"{error} [rule {label(pattern)!r}]")
                     continue
-                found.setdefault(path, []).append(fitted)
+                specs_by_path.setdefault(path, []).append(fitted)
         result = {}
-        for path, specs in found.items():
-            name, shape = self._called(side, path), shapes[path]
+        for path, specs in specs_by_path.items():
+            name, shape = self._label(side, path), shapes[path]
             try:
                 spec = merged(specs, len(shape), name)
                 check_even(_closed(spec), mesh, shape, name=name)
             except ShardingError as error:
-                faults.append(f"{error} [rule {self.rule!r}]")
+                errors.append(f"{error} [rule {self.rule!r}]")
                 continue
             is_open = P.UNCONSTRAINED in entries_of(spec)
             result[path] = NamedSharding(auto(mesh) if is_open else mesh, spec)
-        if faults:
+        if errors:
             raise PlanError(
-                "\n  ".join([f"the {side} of module {self.module!r} cannot be laid out:", *faults])
+                "\n  ".join([f"the {side} of module {self.module!r} cannot be sharded:", *errors])
             )
         return result
 
-    def _called(self, side: Side, path: str) -> str:
+    def _label(self, side: Side, path: str) -> str:
         return f"{self.module}, {side} {path}".rstrip()
 
 
-def activation_rules(given: Any) -> tuple[tuple[str, Activation], ...]:
+def activation_rules(rules: Any) -> tuple[tuple[str, Activation], ...]:
     """Freeze the activations of a plan.
 
     Args:
-        given: a mapping, or pairs, of pattern and `Activation`, spec or mapping of paths and specs
+        rules: a mapping, or pairs, of pattern and `Activation`, spec or mapping of paths and specs
             (of the output).
 
     Returns:
@@ -183,66 +186,58 @@ def activation_rules(given: Any) -> tuple[tuple[str, Activation], ...]:
         >>> activation_rules({"mlp": P("x")})
         (('mlp', Activation(output=P('x',))),)
     """
-    pairs = list(given.items() if isinstance(given, Mapping) else given)
+    pairs = list(rules.items() if isinstance(rules, Mapping) else rules)
     check_patterns(pattern for pattern, _ in pairs)
     return tuple(
-        (pattern, said if isinstance(said, Activation) else Activation(output=said))
-        for pattern, said in pairs
+        (pattern, spec if isinstance(spec, Activation) else Activation(output=spec))
+        for pattern, spec in pairs
     )
 
 
 def activation_for(
-    module: str, parts: Iterable[tuple[tuple[tuple[str, Activation], ...], AxisTable]]
+    module: str, factors: Iterable[tuple[tuple[tuple[str, Activation], ...], AxisTable]]
 ) -> ModuleActivations | None:
-    """Find what the factors of a plan say of one module: in each, the first pattern that matches.
-
-    Args:
-        module: its name.
-        parts: the rules and the table of each factor.
-
-    Returns:
-        What they say, or None if no pattern matches.
-    """
-    found = []
-    for rules, table in parts:
-        said = next(((p, said) for p, said in rules if matches(p, module)), None)
-        if said is not None:
-            found.append((*said, table))
-    return ModuleActivations(module, tuple(found)) if found else None
+    """The first rule that matches a module in each factor of a plan; None if no pattern matches."""
+    matching = []
+    for rules, table in factors:
+        match = next(((p, match) for p, match in rules if matches(p, module)), None)
+        if match is not None:
+            matching.append((*match, table))
+    return ModuleActivations(module, tuple(matching)) if matching else None
 
 
-def _frozen_side(said: Any) -> Any:
-    if isinstance(said, Unsaid | Pairs):
-        return said
-    specs = said.values() if isinstance(said, Mapping) else [said]
+def _frozen_side(side: Any) -> Any:
+    if isinstance(side, Unset | Pairs):
+        return side
+    specs = side.values() if isinstance(side, Mapping) else [side]
     rules = [spec for spec in specs if isinstance(spec, LayoutRule)]
     if rules:
         raise PlanError(
             f"{rules[0]!r} is a rule for parameters; give an activation a spec, such as "
             "P('dp', None, 'tp')"
         )
-    if isinstance(said, Mapping):
-        return frozen_pairs(said)
-    return frozen(said)
+    if isinstance(side, Mapping):
+        return frozen_pairs(side)
+    return frozen(side)
 
 
-def _asked(
-    said: Any, shapes: Mapping[str, tuple[int, ...]], faults: list[str], rule: str
+def _spec_by_path(
+    side: Any, shapes: Mapping[str, tuple[int, ...]], errors: list[str], rule: str
 ) -> list[tuple[str, Any]]:
-    """The arrays spoken of, each with its spec."""
-    if said is UNSAID:
+    """Pairs of path and spec of the arrays that have one."""
+    if side is UNSET:
         return []
-    if not isinstance(said, Pairs):
+    if not isinstance(side, Pairs):
         if not shapes:
-            faults.append(f"there is no array to lay out as {said!r} [rule {rule!r}]")
-        return [(path, said) for path in list(shapes)[:1]]
-    missing = [path for path, _ in said if path not in shapes]
+            errors.append(f"there is no array to shard as {side!r} [rule {rule!r}]")
+        return [(path, side) for path in list(shapes)[:1]]
+    missing = [path for path, _ in side if path not in shapes]
     if missing:
-        faults.append(
+        errors.append(
             f"there is no array at {', '.join(map(repr, missing))}; the arrays are at "
             f"{', '.join(map(repr, shapes)) or 'no path'} [rule {rule!r}]"
         )
-    return [(path, spec) for path, spec in said if path in shapes]
+    return [(path, spec) for path, spec in side if path in shapes]
 
 
 def _closed(spec: P) -> P:

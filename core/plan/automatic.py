@@ -1,7 +1,7 @@
-"""`Plan.auto`: a plan that is found, not written.
+"""`Plan.auto`: a plan that the planner searches for.
 
-Finding one needs the planner, which is a room of its own and imports this one. So whoever puts both
-together notes here how to load it; the facade does.
+The planner imports this package, so it cannot be imported here: the top-level package registers a
+loader for it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from ..errors import ShardingError
 if TYPE_CHECKING:
     from typing import Self
 
-Finder = Callable[..., Any]
+Search = Callable[..., Any]
 
-_loaders: list[Callable[[], Finder]] = []
+_loaders: list[Callable[[], Search]] = []
 
 
-def found_by(loader: Callable[[], Finder]) -> None:
-    """Note how to load the function that finds plans.
-
-    Args:
-        loader: gives a function `(step, args, mesh, **options) -> Plan`.
-    """
+def register_search(loader: Callable[[], Search]) -> None:
+    """Register a loader of the function `(step, args, mesh, **options) -> Plan` that searches."""
     _loaders[:] = [loader]
 
 
@@ -41,25 +37,25 @@ class Automatic:
         memory: int | None = None,
         fixed: Any = None,
     ) -> Self:
-        """Find the plan under which a step is fastest, and fits in memory.
+        """Search for the plan under which a step is fastest and fits in memory.
 
-        Nothing runs and no weights are made: arguments may be shapes, and the devices of the mesh
-        may be described (`iso.planner.topology`). `iso.planner.search` also says what the plan
-        costs and which others were near, and finds the shape of the mesh.
+        Nothing runs and no weights are created: arguments may be shapes, and the devices of the
+        mesh may be described (`iso.planner.topology`). `iso.planner.search` also returns the plan's
+        cost and the runners-up, and searches for the shape of the mesh.
 
         Args:
             step: a training step or another function: of JAX, or of a framework with a bridge.
             args: its arguments, or `jax.ShapeDtypeStruct`s; None of a `TracedStep`.
             mesh: the mesh.
             memory: bytes that one device has; by default what the chip has.
-            fixed: a plan whose rules stay; the rest is found.
+            fixed: a plan whose rules are kept; the search decides the rest.
 
         Returns:
             A plan with a rule for every parameter, and one for the batch.
 
         Raises:
-            ShardingError: no plan fits; the message says by how much, and what would help.
-            PlanError: `fixed` names an axis that the mesh has not.
+            ShardingError: no plan fits; the message has the excess, and how to fix it.
+            PlanError: `fixed` names an axis that is not on the mesh.
 
         Example:
             >>> import isoshard as iso
@@ -75,5 +71,5 @@ class Automatic:
             False
         """  # noqa: E501
         if not _loaders:
-            raise ShardingError("nothing is there to find a plan: import isoshard")
+            raise ShardingError("no planner is registered to search for a plan: import isoshard")
         return _loaders[0]()(step, args, mesh, memory=memory, fixed=fixed)

@@ -1,10 +1,9 @@
-"""How long a regular expression may take, told from its text.
+"""An upper bound, from its text, on the time that a regular expression can take.
 
-Python's `re` tries one way after the other, and has no limit of time. Ways multiply: `.*` may end
-in as many places as the name is long, `(?:a|b)` has two ways, `a?` too. A repetition without bound
-of something that itself has several ways doubles them with each character: `(a+)+$` needs longer
-than anybody waits for 40 letters. So such repetitions are refused, and of the others the ways are
-counted:
+Python's `re` backtracks, and has no time limit. Alternatives multiply: `.*` may end at any position
+of the name, `(?:a|b)` has two ways to match, `a?` too. An unbounded repetition of something that
+itself has several ways doubles them with each character: `(a+)+$` takes hours on 40 letters. So
+such repetitions raise, and the ways of all other expressions are counted:
 
 >>> ways("(?:.*[.])?(?:up|down)[.]weight").most(100)
 204
@@ -20,7 +19,7 @@ isoshard.core.plan.backtracking.TooManyWays: '(?:a|b)*' repeats without bound wh
 several ways itself
 
 The count is an upper bound: repetitions of single characters share the name among them, in
-(n + k over k) ways for k of them and n characters; lookarounds count as if each stood alone.
+(n + k over k) ways for k of them and n characters; lookarounds count as if each were on its own.
 """
 
 from __future__ import annotations
@@ -35,12 +34,13 @@ from isoshard.core.runtime.caches import cached
 from .layout_rules import PlanError
 
 MOST_WAYS = 10**9
-"""What is tried for one name at most: some seconds."""
+"""The most ways tried for one name: some seconds."""
 
-# What is too much for every name, so that larger numbers are all the same.
-_TIMES = 40  # of two ways, one after the other
-_MANY = 8  # repetitions without bound
-_CAP = 10**12  # ways
+# Beyond these an expression exceeds `MOST_WAYS` on any name of 200 characters (2**40 > 10**12;
+# 208 over 8 > 10**13), so larger counts need not be told apart and terms stay few.
+_MAX_REPEATS = 40  # of two ways, one after the other
+_MAX_UNBOUNDED = 8  # unbounded repetitions
+_MAX_WAYS = 10**12
 
 
 class TooManyWays(PlanError):
@@ -48,34 +48,34 @@ class TooManyWays(PlanError):
 
 
 class Ways:
-    """In how many ways an expression can be tried, as a sum of terms.
+    """The number of ways an expression can match, as a polynomial in the length of the name.
 
     Args:
-        terms: what does not grow with the name, by the number of repetitions without bound that
-            follow each other, and of those inside of lookarounds.
+        terms: the coefficients, by the number of unbounded repetitions in sequence and the number
+            inside of lookarounds.
     """
 
     def __init__(self, terms: Mapping[tuple[int, int], int]):
-        """Keep the terms; of what is too much anyway, as little as shows it."""
-        kept: Counter[tuple[int, int]] = Counter()
+        """Cap exponents and coefficients, so that the number of terms is bounded."""
+        capped: Counter[tuple[int, int]] = Counter()
         for (repeats, looked), factor in terms.items():
-            kept[min(_MANY, repeats), min(_MANY, looked)] += factor
-        self.terms = {powers: min(_CAP, factor) for powers, factor in kept.items()}
+            capped[min(_MAX_UNBOUNDED, repeats), min(_MAX_UNBOUNDED, looked)] += factor
+        self.terms = {powers: min(_MAX_WAYS, factor) for powers, factor in capped.items()}
 
     @property
-    def is_one(self) -> bool:
+    def is_single(self) -> bool:
         """Whether there is one way only, for a name of any length."""
         return self.terms == {(0, 0): 1}
 
     def most(self, characters: int) -> int:
-        """The ways for a name of so many characters, at most."""
+        """An upper bound on the ways for a name of so many characters."""
         return sum(
             factor * math.comb(characters + repeats, repeats) * (characters + 1) ** looked
             for (repeats, looked), factor in self.terms.items()
         )
 
     def longest(self) -> int:
-        """How long a name may be for `MOST_WAYS`; -1 if not even the empty one may."""
+        """The longest name within `MOST_WAYS`; -1 if even the empty name exceeds it."""
         if self.most(0) > MOST_WAYS:
             return -1
         longest, step = 0, 1 << 20
@@ -86,26 +86,26 @@ class Ways:
         return longest
 
     def then(self, other: Ways) -> Ways:
-        """Of this, and another after it."""
+        """The ways of this expression followed by another."""
         terms: Counter[tuple[int, int]] = Counter()
-        for (a, b), one in self.terms.items():
-            for (c, d), two in other.terms.items():
-                terms[a + c, b + d] += one * two
+        for (a, b), factor in self.terms.items():
+            for (c, d), other_factor in other.terms.items():
+                terms[a + c, b + d] += factor * other_factor
         return Ways(terms)
 
     def either(self, other: Ways) -> Ways:
-        """Of this, or another in its place."""
+        """The ways of this expression or another."""
         return Ways(Counter(self.terms) + Counter(other.terms))
 
     def looked_at(self) -> Ways:
-        """Of a lookaround around this."""
+        """The ways of a lookaround that contains this expression."""
         terms: Counter[tuple[int, int]] = Counter()
         for (repeats, looked), factor in self.terms.items():
             terms[0, repeats + looked] += factor
         return Ways(terms)
 
 
-_ONE = Ways({(0, 0): 1})
+_SINGLE = Ways({(0, 0): 1})
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _BOUNDS = re.compile(r"\{(\d*)(?:(,)(\d*))?\}")
 _OPENING = re.compile(
@@ -116,57 +116,51 @@ _OPENING = re.compile(
 
 @cached(4096)
 def ways(expression: str) -> Ways:
-    """Count the ways of an expression.
-
-    Args:
-        expression: one that `re.compile` takes.
-
-    Returns:
-        The ways.
+    """Count the ways of an expression that `re.compile` takes.
 
     Raises:
-        TooManyWays: it has a repetition without bound of what has several ways, or is verbose.
+        TooManyWays: it has an unbounded repetition of something with several ways, or is verbose.
     """
     if re.compile(expression).flags & re.VERBOSE:
-        raise TooManyWays("the flag x (spaces and comments in the expression) is not read here")
-    found, end = _alternatives(expression, 0)
+        raise TooManyWays("the flag x (spaces and comments in the expression) is not supported")
+    total, end = _alternatives(expression, 0)
     if end < len(expression):
         raise TooManyWays(f"{expression[end:]!r} is not understood")
-    return found
+    return total
 
 
 def _alternatives(text: str, at: int) -> tuple[Ways, int]:
-    """Up to a closing parenthesis or the end."""
-    found = None
+    """The ways up to a closing parenthesis or the end, and where that is."""
+    total = None
     while True:
         branch, at = _sequence(text, at)
-        found = branch if found is None else found.either(branch)
+        total = branch if total is None else total.either(branch)
         if text[at : at + 1] != "|":
-            return found, at
+            return total, at
         at += 1
 
 
 def _sequence(text: str, at: int) -> tuple[Ways, int]:
-    found = _ONE
+    total = _SINGLE
     while at < len(text) and text[at] not in "|)":
         begin = at
         item, at = _item(text, at)
         item, at = _repeated(text, begin, item, at)
-        found = found if item is _ONE else found.then(item)
-    return found, at
+        total = total if item is _SINGLE else total.then(item)
+    return total, at
 
 
 def _item(text: str, at: int) -> tuple[Ways, int]:
     if text[at] == "\\":
-        return _ONE, at + 2
-    if text[at] == "[" and (found := _CLASS.match(text, at)):
-        return _ONE, found.end()
+        return _SINGLE, at + 2
+    if text[at] == "[" and (match := _CLASS.match(text, at)):
+        return _SINGLE, match.end()
     if text[at] != "(":
-        return _ONE, at + 1
+        return _SINGLE, at + 1
     opening = _OPENING.match(text, at)
     assert opening is not None
     if opening["comment"] or opening["back"] or opening["flags"]:
-        return _ONE, opening.end()
+        return _SINGLE, opening.end()
     inside, at = _alternatives(text, opening.end())
     if opening["look"]:
         inside = inside.looked_at()
@@ -174,7 +168,7 @@ def _item(text: str, at: int) -> tuple[Ways, int]:
 
 
 def _repeated(text: str, begin: int, item: Ways, at: int) -> tuple[Ways, int]:
-    """With what stands behind an item: `*`, `+`, `?`, `{2,3}`, each lazy or possessive."""
+    """The ways of an item with its quantifier: `*`, `+`, `?`, `{2,3}`, each lazy or possessive."""
     bounds = _BOUNDS.match(text, at) if text[at : at + 1] == "{" else None
     if text[at : at + 1] in ("*", "+", "?"):
         least, most = ("*+?".index(text[at]) == 1, 1 if text[at] == "?" else None)
@@ -187,15 +181,15 @@ def _repeated(text: str, begin: int, item: Ways, at: int) -> tuple[Ways, int]:
         return item, at
     if text[at : at + 1] in ("?", "+"):
         at += 1
-    if item.is_one:
+    if item.is_single:
         return Ways({(1, 0): 1} if most is None else {(0, 0): most - int(least) + 1}), at
     if most is None:
         raise TooManyWays(
             f"{text[begin:at]!r} repeats without bound what can match in several ways itself"
         )
-    total, power = Ways({(0, 0): int(not least)}), _ONE
-    for times in range(1, min(most, _TIMES) + 1):
+    total, power = Ways({(0, 0): int(not least)}), _SINGLE
+    for times in range(1, min(most, _MAX_REPEATS) + 1):
         power = power.then(item)
-        if times >= min(least, _TIMES):
+        if times >= min(least, _MAX_REPEATS):
             total = total.either(power)
     return total, at

@@ -1,4 +1,4 @@
-"""Differences of two layouts of one model: which leaves, how many bytes, by which rules.
+"""Differences between two resolved plans of one model: leaves, bytes per device, rules.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
@@ -29,8 +29,8 @@ class LeafChange:
 
     Attributes:
         name: of the leaf.
-        before: what the first plan says, or None if the leaf is new.
-        after: what the second plan says, or None if the leaf is gone.
+        before: the leaf under the first plan, or None if it is new.
+        after: the leaf under the second plan, or None if it is gone.
     """
 
     name: str
@@ -42,11 +42,11 @@ class LeafChange:
         if self.before is None or self.after is None:
             return f"{self.name}: {'only after' if self.before is None else 'only before'}"
         return f"{self.name}: " + ", ".join(
-            f"{what} {_arrow(a, b)}"
-            for what, a, b in zip(
+            f"{field} {_arrow(a, b)}"
+            for field, a, b in zip(
                 ("shape", "dtype", "spec", "bytes", "rule"),
-                _facts(self.before),
-                _facts(self.after),
+                _fields(self.before),
+                _fields(self.after),
                 strict=True,
             )
             if a != b
@@ -68,23 +68,23 @@ class PlanDiff:
     @property
     def changed(self) -> tuple[LeafChange, ...]:
         """The leaves whose shape, dtype, spec or bytes differ, or that only one has."""
-        return tuple(change for change in self._all if _moves(change))
+        return tuple(change for change in self._all if _is_resharded(change))
 
     @property
     def renamed_rules(self) -> tuple[LeafChange, ...]:
-        """The leaves that lie as before, by another rule."""
+        """The leaves with the same sharding as before, by another rule."""
         return tuple(
             change
             for change in self._all
             if change.before is not None
             and change.after is not None
-            and not _moves(change)
+            and not _is_resharded(change)
             and change.before.rule != change.after.rule
         )
 
     @property
     def bytes_per_device(self) -> tuple[int, int]:
-        """Bytes that one device holds, before and after."""
+        """Bytes per device, before and after."""
         return self.before.bytes_per_device, self.after.bytes_per_device
 
     def __bool__(self) -> bool:
@@ -110,28 +110,28 @@ class PlanDiff:
             lines.append(f"mesh {_axes(self.before)} -> {_axes(self.after)}")
         if self.renamed_rules:
             names = ", ".join(str(change) for change in self.renamed_rules)
-            lines.append(f"laid out as before by another rule: {names}")
+            lines.append(f"same sharding by another rule: {names}")
         return "\n".join(lines)
 
 
 _HEADER = ("name", "spec", "bytes/device", "rule")
 
 
-def _moves(change: LeafChange) -> bool:
+def _is_resharded(change: LeafChange) -> bool:
     if change.before is None or change.after is None:
         return True
-    return _facts(change.before)[:-1] != _facts(change.after)[:-1]
+    return _fields(change.before)[:-1] != _fields(change.after)[:-1]
 
 
-def _facts(leaf: ResolvedLeaf) -> tuple[str, ...]:
+def _fields(leaf: ResolvedLeaf) -> tuple[str, ...]:
     size = human_bytes(leaf.bytes_per_device)
     return str(leaf.shape), leaf.dtype or "?", leaf.layout, size, leaf.rule
 
 
 def _row(change: LeafChange) -> tuple[str, ...]:
     empty = ("", "", "(no such leaf)", "0 B", "-")
-    before = _facts(change.before) if change.before else empty
-    after = _facts(change.after) if change.after else empty
+    before = _fields(change.before) if change.before else empty
+    after = _fields(change.after) if change.after else empty
     return (
         change.name,
         *(_arrow(a, b) for a, b in zip(before[2:], after[2:], strict=True)),

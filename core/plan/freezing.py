@@ -1,4 +1,4 @@
-"""What a plan keeps of what it was given: values that can be compared and hashed.
+"""Specs as immutable values, which can be compared and hashed.
 
 >>> frozen(["x", ["y", None]])
 ('x', ('y', None))
@@ -10,31 +10,31 @@ import enum
 from typing import Any
 
 
-class Unsaid(enum.Enum):
-    """Marks what was not given, as None means replicate."""
+class Unset(enum.Enum):
+    """The default of arguments for which None means replicate."""
 
-    UNSAID = "not given"
+    UNSET = "not given"
 
 
-UNSAID = Unsaid.UNSAID
+UNSET = Unset.UNSET
 
 
 def frozen(spec: Any) -> Any:
-    """Turn the lists of a spec into tuples, all the way down; other spellings stay."""
+    """Turn the lists of a spec into tuples, recursively; other spellings are returned."""
     if isinstance(spec, list) or type(spec) is tuple:
         return tuple(map(frozen, spec))
     return spec
 
 
 class Pairs(tuple):
-    """A mapping as a tuple of pairs, which is no spec."""
+    """A mapping as a tuple of pairs; a class of its own, since a plain tuple is a spec."""
 
 
-def frozen_pairs(given: Any) -> Pairs:
+def frozen_pairs(mapping: Any) -> Pairs:
     """Freeze a mapping of specs.
 
     Example:
         >>> frozen_pairs({"a": ["x", None]})
         (('a', ('x', None)),)
     """
-    return Pairs((str(key), frozen(spec)) for key, spec in given.items())
+    return Pairs((str(key), frozen(spec)) for key, spec in mapping.items())

@@ -1,4 +1,4 @@
-"""Golden files: a layout as JSON, one leaf a line, so that a change shows as a diff of lines.
+"""Golden files: a resolved plan as JSON, one leaf a line, so that a change is a diff of lines.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 def to_json(resolved: ResolvedPlan) -> str:
     """Write a layout; see `ResolvedPlan.to_json`."""
-    parts = {
+    fields = {
         "mesh": json.dumps(dict(resolved.mesh.shape)),
         "leaves": _lines([_leaf_json(leaf) for leaf in resolved.leaves]),
         "activations": _lines([vars(row) for row in resolved.activations]),
         "unused": json.dumps(list(resolved.unused)),
     }
-    body = ",\n".join(f"  {json.dumps(key)}: {text}" for key, text in parts.items())
+    body = ",\n".join(f"  {json.dumps(key)}: {text}" for key, text in fields.items())
     return f"{{\n{body}\n}}\n"
 
 
@@ -51,7 +51,7 @@ def fields_of(text: str) -> tuple[Any, ...]:
     try:
         read = json.loads(text)
         sizes = tuple(read["mesh"].values())
-        # said, since abstract meshes are Explicit by default from JAX 0.11 on
+        # explicitly, since abstract meshes are Explicit by default from JAX 0.11 on
         mesh = AbstractMesh(sizes, tuple(read["mesh"]), axis_types=(AxisType.Auto,) * len(sizes))
         return (
             tuple(_leaf(entry, mesh) for entry in read["leaves"]),
@@ -61,12 +61,12 @@ def fields_of(text: str) -> tuple[Any, ...]:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError(
-            f"this is no layout that ResolvedPlan.to_json wrote: {type(error).__name__}: {error}"
+            f"this is not JSON that ResolvedPlan.to_json wrote: {type(error).__name__}: {error}"
         ) from None
 
 
 def text_of(golden: Any) -> tuple[str, str]:
-    """The JSON of a golden file, and what messages call it.
+    """The JSON of a golden file, and its name in messages.
 
     Args:
         golden: a path, or the JSON itself as text that starts with "{".
@@ -81,28 +81,28 @@ def text_of(golden: Any) -> tuple[str, str]:
     return Path(golden).read_text(), str(golden)
 
 
-def check(kept: ResolvedPlan, resolved: ResolvedPlan, where: str) -> None:
-    """Compare a layout with the one that was kept; see `ResolvedPlan.check_golden`."""
-    diff = kept.diff(resolved)
+def check(golden: ResolvedPlan, resolved: ResolvedPlan, where: str) -> None:
+    """Compare a resolved plan with its golden; see `ResolvedPlan.check_golden`."""
+    diff = golden.diff(resolved)
     lines = [f"  {change}" for change in (*diff.changed, *diff.renamed_rules)]
-    for what, a, b in (
-        ("mesh", dict(kept.mesh.shape), dict(resolved.mesh.shape)),
-        ("unused rules", kept.unused, resolved.unused),
+    for field, a, b in (
+        ("mesh", dict(golden.mesh.shape), dict(resolved.mesh.shape)),
+        ("unused rules", golden.unused, resolved.unused),
     ):
         if a != b or list(a) != list(b):
-            lines.append(f"  {what}: {a} -> {b}")
-    lines += _activation_lines(kept, resolved)
+            lines.append(f"  {field}: {a} -> {b}")
+    lines += _activation_lines(golden, resolved)
     if lines:
         raise PlanError("\n".join([f"the layout is not that of {where}:", *lines, _HOW]))
 
 
-_HOW = "if it is as it should be, write it: path.write_text(resolved.to_json())"
+_HOW = "if the change is intended, write it: path.write_text(resolved.to_json())"
 
 
-def _activation_lines(kept: ResolvedPlan, resolved: ResolvedPlan) -> list[str]:
+def _activation_lines(golden: ResolvedPlan, resolved: ResolvedPlan) -> list[str]:
     before, after = (
-        {(row.module, row.side): f"{row.spec} [rule {row.rule!r}]" for row in one.activations}
-        for one in (kept, resolved)
+        {(row.module, row.side): f"{row.spec} [rule {row.rule!r}]" for row in plan.activations}
+        for plan in (golden, resolved)
     )
     return [
         f"  {side} of module {module!r}: "
@@ -114,7 +114,7 @@ def _activation_lines(kept: ResolvedPlan, resolved: ResolvedPlan) -> list[str]:
 
 def _leaf_json(leaf: ResolvedLeaf) -> dict[str, Any]:
     entries = [list(e) if isinstance(e, tuple) else e for e in leaf.sharding.spec]
-    found = {
+    fields = {
         "name": leaf.name,
         "shape": leaf.shape,
         "dtype": leaf.dtype,
@@ -123,8 +123,8 @@ def _leaf_json(leaf: ResolvedLeaf) -> dict[str, Any]:
         "rule": leaf.rule,
     }
     if is_offloaded(leaf.sharding):
-        found["memory"] = leaf.sharding.memory_kind
-    return {**found, "notes": leaf.notes} if leaf.notes else found
+        fields["memory"] = leaf.sharding.memory_kind
+    return {**fields, "notes": leaf.notes} if leaf.notes else fields
 
 
 def _leaf(entry: dict[str, Any], mesh: AbstractMesh) -> ResolvedLeaf:

@@ -13,10 +13,10 @@ P('model', None)
 >>> HfStyle("rowwise", "model").spec("layers.0.mlp.down_proj.weight", 2)
 P(None, 'model')
 
-Weights are read in torch's order: `weight[out, in]`, and `[expert, out, in]` for stacked experts.
-The packed styles split fused weights (gate and up in one tensor) into plain contiguous blocks,
-where `transformers` splits each of the fused parts: the values are the same, and XLA moves what
-has to meet.
+Weights are in torch's order: `weight[out, in]`, and `[expert, out, in]` for stacked experts. The
+packed styles split fused weights (gate and up in one tensor) into contiguous blocks, where
+`transformers` splits each of the fused weights: the values are the same, and XLA inserts the
+collectives.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 
 from .layout_rules import Axes, LayoutRule, PlanError
 
-_OUT, _INTO, _FIRST, _SECOND, _WHOLE = "out", "into", "first", "second", "whole"
+_OUT, _INTO, _FIRST, _SECOND, _REPLICATED = "out", "into", "first", "second", "whole"
 
 STYLES = {
     # The output features: the last axis but one; a bias is split as well.
@@ -40,7 +40,7 @@ STYLES = {
     "packed_colwise": _OUT,
     "local_colwise": _OUT,
     "local_packed_colwise": _OUT,
-    # The input features: the last axis; a bias is whole.
+    # The input features: the last axis; a bias is replicated.
     "rowwise": _INTO,
     "rowwise_rep": _INTO,
     "rowwise_split_input": _INTO,
@@ -51,26 +51,26 @@ STYLES = {
     "embedding_rowwise": _FIRST,
     "embedding_colwise": _SECOND,
     "grouped_gemm": _FIRST,
-    # Styles that only move activations or gradients, which the partitioner does by itself.
-    "replicate": _WHOLE,
-    "replicated_with_grad_allreduce": _WHOLE,
-    "sequence_parallel": _WHOLE,
-    "all_reduce": _WHOLE,
-    "gather": _WHOLE,
-    "local": _WHOLE,
-    "local_params": _WHOLE,
-    "mla_kv_a_proj": _WHOLE,
-    "moe_tp_experts": _WHOLE,
-    "moe_identity_expert": _WHOLE,
-    "ep_dispatch_experts": _WHOLE,
-    "ep_router": _WHOLE,
+    # Styles of activations or gradients only, which the partitioner derives by itself.
+    "replicate": _REPLICATED,
+    "replicated_with_grad_allreduce": _REPLICATED,
+    "sequence_parallel": _REPLICATED,
+    "all_reduce": _REPLICATED,
+    "gather": _REPLICATED,
+    "local": _REPLICATED,
+    "local_params": _REPLICATED,
+    "mla_kv_a_proj": _REPLICATED,
+    "moe_tp_experts": _REPLICATED,
+    "moe_identity_expert": _REPLICATED,
+    "ep_dispatch_experts": _REPLICATED,
+    "ep_router": _REPLICATED,
 }
 """The styles of transformers 4.50 to 5.23, and the axis of a weight that each one splits."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class HfStyle(LayoutRule):
-    """The layout that a Hugging Face style gives to a parameter.
+    """The spec that a Hugging Face style gives to a parameter.
 
     Attributes:
         style: one of `STYLES`.
@@ -92,7 +92,7 @@ class HfStyle(LayoutRule):
         """Give the spec of the parameter `name` of rank `ndim`, or raise PlanError."""
         where = STYLES[self.style]
         is_vector_of_rows = where == _INTO and ndim == 1
-        if where == _WHOLE or is_vector_of_rows or ndim == 0:  # Gemma's factor of embeddings
+        if where == _REPLICATED or is_vector_of_rows or ndim == 0:  # Gemma's factor of embeddings
             return P()
         split = {_OUT: max(ndim - 2, 0), _INTO: ndim - 1, _FIRST: 0, _SECOND: 1}[where]
         if not split < ndim:
@@ -169,5 +169,5 @@ def _check_names(source: Any, patterns: list[str], prefix: str) -> None:
 
 
 def _pattern(name: str) -> str:
-    parts = ("[0-9]+" if part == "*" else re.escape(part) for part in name.split("."))
-    return f"re:{'[.]'.join(parts)}(?:[.][^.]+)?"
+    segments = ("[0-9]+" if segment == "*" else re.escape(segment) for segment in name.split("."))
+    return f"re:{'[.]'.join(segments)}(?:[.][^.]+)?"

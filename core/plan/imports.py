@@ -1,4 +1,4 @@
-"""Plans that others have written: Hugging Face's styles, the axis rules of Flax, T5X, MaxText."""
+"""Plans of other libraries: Hugging Face's styles, the axis rules of Flax, T5X, MaxText."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Imports:
-    """The constructors of `Plan` that translate; `Plan` inherits them."""
+    """The constructors of `Plan` that translate other libraries' rules; `Plan` inherits them."""
 
     if TYPE_CHECKING:
 
@@ -24,7 +24,7 @@ class Imports:
     def from_hf_tp_plan(
         cls, source: Any, axis: Axes = "model", *, prefix: str = "", default: Any = None
     ) -> Self:
-        """Take over the tensor-parallel plan of a Hugging Face model.
+        """Translate the tensor-parallel plan of a Hugging Face model.
 
         Args:
             source: a mapping from names to styles, or what carries one as `tp_plan`, `_tp_plan`
@@ -59,19 +59,19 @@ class Imports:
     def from_logical_axis_rules(
         cls, rules: Sequence[tuple[str, Axes]], *, default: Any = None, **more: Any
     ) -> Self:
-        """Take over the axis rules of a Flax, T5X or MaxText model.
+        """Translate the axis rules of a Flax, T5X or MaxText model.
 
-        The plan lays out leaves by the axis names that they carry themselves: boxes of
+        The plan shards leaves by the axis names in their metadata: boxes of
         `nn.with_logical_partitioning` or `nn.with_partitioning`, variables of NNX with
         `out_sharding` or `sharding_names`.
 
         Args:
             rules: pairs of logical axis and mesh axis, a tuple of mesh axes, or None; the order and
                 repeated names mean what they mean to Flax's `logical_to_mesh_axes`. Differences:
-                mesh axes that the mesh has not are passed over; a choice that does not divide the
-                axis gives way to the next, and is an error without one; a name without a rule is
-                an error, where Flax replicates; and so is a large leaf of which nothing is split
-                because its mesh axes are not there.
+                axes that are not on the mesh are skipped; where a choice does not divide the axis
+                the next is tried, and it is an error if there is none; a name without a rule is an
+                error, where Flax replicates; and so is a large leaf that stays replicated because
+                its axes are not on the mesh.
             default: the spec of leaves without names; None replicates them, as Flax does. Rules for
                 them go into `more`.
             **more: further arguments of `Plan`.

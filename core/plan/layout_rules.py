@@ -1,8 +1,8 @@
-"""Layout rules: what a plan may say instead of a spec, when the spec depends on the leaf.
+"""Layout rules: in place of a spec in a plan, where the spec depends on the leaf.
 
-A spec such as `P("model", None)` fits one order of axes. A rule knows the leaf's name and rank, and
-gives the spec: `Linear(out="model")` splits the output features of a torch `weight[out, in]` and of
-a Flax `kernel[in, out]` alike.
+A spec such as `P("model", None)` fits one order of axes. A rule computes the spec from the leaf's
+name and rank: `Linear(out="model")` splits the output features of a torch `weight[out, in]` and of
+a Flax `kernel[in, out]`.
 
 >>> Linear(out="model").spec("head.weight", 2), Linear(out="model").spec("head.kernel", 2)
 (P('model', None), P(None, 'model'))
@@ -24,7 +24,7 @@ Order = Literal["out_in", "in_out"]
 
 
 class PlanError(ShardingError, code="ISO006"):
-    """A plan is malformed, or says nothing or nonsense about some leaves.
+    """A plan is malformed, or has no rule or a wrong spec for some leaves.
 
     Example:
         >>> Linear(out="x").spec("w", 3)
@@ -35,7 +35,7 @@ class PlanError(ShardingError, code="ISO006"):
 
 
 class LayoutRule(abc.ABC):
-    """Something that gives a leaf its spec."""
+    """A function from a leaf's name and rank to its spec."""
 
     @abc.abstractmethod
     def spec(self, name: str, ndim: int) -> P:
@@ -44,7 +44,7 @@ class LayoutRule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Linear(LayoutRule):
-    """The layout of a linear layer in words, for both orders of its weight.
+    """The sharding of a linear layer by features, for both orders of its weight.
 
     Torch keeps a linear layer as `weight[out, in]`, Flax as `kernel[in, out]`. This rule gives
     `P(out, into)` to a leaf called `weight`, `P(into, out)` to one called `kernel` and `P(out)` to
@@ -86,7 +86,7 @@ class Linear(LayoutRule):
 
 @dataclasses.dataclass(frozen=True)
 class Conv(Linear):
-    """The layout of a convolution in words, as `Linear` for `weight[out, in, ..]`.
+    """The sharding of a convolution by channels, as `Linear` for `weight[out, in, ..]`.
 
     Torch keeps the window last, Flax first: `kernel[.., in, out]`.
 
@@ -107,10 +107,10 @@ class Conv(Linear):
 
 @dataclasses.dataclass(frozen=True)
 class Heads(Linear):
-    """The layout of an attention projection in words, heads as an axis of their own or not.
+    """The sharding of an attention projection, whether heads are an axis of their own or not.
 
-    As `Linear`; and Flax's attention keeps the heads apart: `query.kernel[in, heads, dim]` and its
-    `bias[heads, dim]`, `out.kernel[heads, dim, out]`. There the heads are split.
+    As `Linear`; and in Flax's attention heads are a separate axis: `query.kernel[in, heads, dim]`
+    and its `bias[heads, dim]`, `out.kernel[heads, dim, out]`. There the heads are split.
 
     Attributes:
         out: mesh axis or axes over the heads of a query, key or value.
@@ -153,7 +153,7 @@ class Experts(LayoutRule):
 
     Attributes:
         axis: mesh axis or axes.
-        module: what the module that holds the experts is called.
+        module: the name of the module that contains the experts.
 
     Example:
         >>> Experts("ep").spec("moe.experts.up", 3)
@@ -180,11 +180,11 @@ class Experts(LayoutRule):
 
 
 def kind_of(name: str) -> str | None:
-    """Which part of a layer a leaf is: "weight", "kernel", "bias", or None.
+    """The role of a leaf in its layer: "weight", "kernel", "bias", or None.
 
     Example:
         >>> kind_of("mlp.up.kernel"), kind_of("attn.in_proj_weight"), kind_of("tok.embedding")
         ('kernel', 'weight', None)
     """
-    found = re.fullmatch(r"(?:.*[._])?(weight|kernel|bias)", name)
-    return found and found[1]
+    match = re.fullmatch(r"(?:.*[._])?(weight|kernel|bias)", name)
+    return match and match[1]

@@ -1,4 +1,4 @@
-"""Which memory leaves rest in: a plan's rules for optimizer state, or parameters, on the host.
+"""Memory rules: a plan's memory kinds for optimizer state or parameters, such as on the host.
 
 Patterns are matched with names of parameters, and with those of an optimizer's slots:
 `0.mu.dense.kernel` of optax, `state.dense.weight.exp_avg` of torch.
@@ -18,20 +18,20 @@ from .layout_rules import PlanError
 from .rule_patterns import check_patterns, label, matches
 
 
-def memory_rules(given: Any) -> Pairs:
+def memory_rules(mapping: Any) -> Pairs:
     """Check and freeze a mapping, or pairs, of pattern and memory kind.
 
     Raises:
-        PlanError: a pattern is malformed or there twice, or a kind is no name.
+        PlanError: a pattern is malformed or repeated, or a kind is not a string.
     """
-    pairs = given.items() if isinstance(given, Mapping) else given
+    pairs = mapping.items() if isinstance(mapping, Mapping) else mapping
     rules = Pairs((pattern, kind) for pattern, kind in pairs)
     check_patterns([pattern for pattern, _ in rules])
     wrong = [f"{label(pattern)!r}: {kind!r}" for pattern, kind in rules if type(kind) is not str]
     if wrong:
         raise PlanError(
-            f"memory= takes patterns and names of memory, {', '.join(wrong)} is none. Write "
-            'memory={"*.mu.*": "pinned_host"}; "device" leaves a leaf where it is computed.'
+            f"memory= takes patterns and names of memory kinds, not {', '.join(wrong)}. Write "
+            'memory={"*.mu.*": "pinned_host"}; "device" keeps a leaf in device memory.'
         )
     return rules
 

@@ -1,4 +1,4 @@
-"""Products: what several plans say of one tensor, merged axis by axis.
+"""Products of plans: the specs of one tensor, merged axis by axis.
 
 >>> merged([P("tp"), P("fsdp", "ep")], 2, "w")
 P(('tp', 'fsdp'), 'ep')
@@ -32,7 +32,7 @@ def merged(specs: Sequence[P], ndim: int, name: str) -> P:
         name: of the tensor, for messages.
 
     Returns:
-        The spec, canonical. An axis that one leaves open is as the others say.
+        The spec, canonical. An axis that one spec leaves unconstrained is as the others have it.
 
     Raises:
         PlanError: a mesh axis splits different axes of the tensor.
@@ -40,26 +40,26 @@ def merged(specs: Sequence[P], ndim: int, name: str) -> P:
     if len(specs) == 1:
         return specs[0]
     homes: dict[str, tuple[int, P]] = {}
-    faults: list[str] = []
+    errors: list[str] = []
     entries: list[Any] = []
     for axis in range(ndim):
-        said = [spec[axis] if axis < len(spec) else None for spec in specs]
+        axis_entries = [spec[axis] if axis < len(spec) else None for spec in specs]
         split: list[str] = []
-        for spec, entry in zip(specs, said, strict=True):
+        for spec, entry in zip(specs, axis_entries, strict=True):
             for mesh_axis in () if entry is P.UNCONSTRAINED else axis_names(entry):
                 home, first = homes.setdefault(mesh_axis, (axis, spec))
                 if home != axis:
-                    faults.append(
+                    errors.append(
                         f"mesh axis {mesh_axis!r} splits axis {home} in {first} and axis {axis} "
                         f"in {spec}"
                     )
                 elif mesh_axis not in split:
                     split.append(mesh_axis)
-        is_open = not split and all(entry is P.UNCONSTRAINED for entry in said)
+        is_open = not split and all(entry is P.UNCONSTRAINED for entry in axis_entries)
         entries.append(P.UNCONSTRAINED if is_open else _entry(split))
-    if faults:
+    if errors:
         raise PlanError(
-            f"{name}: the factors of the plan disagree: {'; '.join(faults)}. Give each factor "
+            f"{name}: the factors of the plan disagree: {'; '.join(errors)}. Give each factor "
             "mesh axes of its own."
         )
     while entries and entries[-1] is None:

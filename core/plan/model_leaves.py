@@ -1,4 +1,4 @@
-"""What a plan reads of a model: names, shapes, dtypes, and what the leaves say of their axes.
+"""The leaves of a model: names, shapes, dtypes, and axis names from their metadata.
 
 >>> leaves_of({"w": (8, 4)})
 [ModelLeaf(name='w', shape=(8, 4), dtype=None, names=None, itemsize=4)]
@@ -26,13 +26,13 @@ _NAMES_OF_NNX = ("out_sharding", "sharding_names", "sharding")
 
 
 class ModelLeaf(NamedTuple):
-    """One array, as a plan sees it.
+    """One array of a model.
 
     Attributes:
         name: its path, joined by dots.
         shape: global shape.
         dtype: name of its dtype, the same for every framework; None if only the shape is known.
-        names: what the leaf itself says of its axes, or None.
+        names: the axis names in the leaf's metadata, or None.
         itemsize: bytes of an element; 4 if the dtype is unknown.
     """
 
@@ -44,7 +44,7 @@ class ModelLeaf(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole leaf."""
+        """Bytes of the unsharded leaf."""
         return math.prod(self.shape) * self.itemsize
 
 
@@ -55,26 +55,24 @@ def leaves_of(tree: Any) -> list[ModelLeaf]:
         tree: a mapping from names to shapes; a module of a framework with a bridge; or a pytree
             whose leaves have a shape. Numbers count as rank 0.
 
-    Returns:
-        The leaves, in the order of the tree.
-
     Raises:
-        PlanError: naming each leaf that is no array and no number.
+        PlanError: naming each leaf that is neither an array nor a number.
     """
     if isinstance(tree, Mapping) and all(map(_is_shape, tree.values())):
         return [ModelLeaf(name, tuple(shape)) for name, shape in tree.items()]
     named = _named(tree)
-    wrong = [f"  {n}: {type(x).__name__}" for n, x in named if not hasattr(x, "shape") and _odd(x)]
+    wrong = [
+        f"  {n}: {type(x).__name__}"
+        for n, x in named
+        if not hasattr(x, "shape") and _is_unsupported(x)
+    ]
     if wrong:
-        raise PlanError("\n".join(["a plan lays out arrays and numbers, not:", *wrong]))
+        raise PlanError("\n".join(["a plan shards arrays and numbers, not:", *wrong]))
     return [_leaf(name, _array(x), names_of(x)) for name, x in named]
 
 
 def boxed_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """List the leaves of a pytree by name; one that says something of its axes stays in its box.
-
-    Args:
-        tree: any pytree.
+    """List the leaves of a pytree by name; one with axis names in its metadata remains boxed.
 
     Returns:
         Pairs of name and array, or box or variable of Flax; what `Plan.resolve` takes as a mapping.
@@ -88,48 +86,45 @@ def boxed_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 
 def modules_of(tree: Any) -> list[str] | None:
-    """List the names of a model's modules; None for what is no module."""
+    """List the names of a model's modules; None if it is not a module."""
     framework = None if hasattr(tree, "shape") else framework_of(tree)
     return None if framework is None else framework.named_modules(tree)
 
 
 def names_in(tree: Any) -> list[str] | None:
-    """The names by which a plan is asked, of all arrays of a tree and of the modules in it.
+    """The names that a plan's patterns are matched with, of all arrays and modules of a tree.
 
     Args:
         tree: as `isoshard.shard` takes it.
 
     Returns:
-        The names; none of a lone array, which need not have one. None if something has no names
-        that are known, such as an optimizer.
+        The names; none for a single array, which need not have one. None if something has no
+        known names, such as an optimizer.
 
     Example:
         >>> names_in({"a": [jax.numpy.ones(2), 1.0]}), names_in(jax.numpy.ones(2))
         (['a.0'], [])
     """
-    found: list[str] = []
-    whole = not hasattr(tree, "shape") and framework_of(tree) is not None
-    for name, leaf in [("", tree)] if whole else boxed_leaves(tree):
+    names: list[str] = []
+    is_framework_object = not hasattr(tree, "shape") and framework_of(tree) is not None
+    for name, leaf in [("", tree)] if is_framework_object else boxed_leaves(tree):
         framework = None if hasattr(leaf, "shape") else framework_of(leaf)
         if framework is not None:
             try:
-                found += framework.named_arrays(leaf)
+                names += framework.named_arrays(leaf)
             except TypeError:
                 return None
         elif leaf is not tree and hasattr(_array(leaf), "shape"):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def names_of(leaf: Any) -> tuple[Any, ...] | None:
     """Read the axis names that a leaf carries: Flax boxes and variables do.
 
-    Linen's `Partitioned` and `LogicallyPartitioned` keep them as `names`; a variable of NNX in its
+    Linen's `Partitioned` and `LogicallyPartitioned` have them as `names`; a variable of NNX in its
     metadata, as `out_sharding` (`sharding_names` and `sharding` in older versions). Flax itself is
-    not needed, and rules that a leaf carries beside its names are not read: the plan's hold.
-
-    Args:
-        leaf: anything.
+    not needed, and rules in the metadata alongside the names are ignored: the plan's apply.
 
     Returns:
         One entry per axis, logical names or mesh axes; None if there are no names.
@@ -140,14 +135,14 @@ def names_of(leaf: Any) -> tuple[Any, ...] | None:
     """
     metadata = getattr(type(leaf), "get_metadata", None)
     if metadata is not None:
-        held = metadata(leaf)
-        found = next((held[key] for key in _NAMES_OF_NNX if held.get(key)), None)
+        values = metadata(leaf)
+        names = next((values[key] for key in _NAMES_OF_NNX if values.get(key)), None)
     elif hasattr(type(leaf), "unbox"):
-        found = getattr(leaf, "names", None)
+        names = getattr(leaf, "names", None)
     else:
         return None
-    found = getattr(found, "spec", found)  # a NamedSharding
-    return tuple(map(frozen, found)) if isinstance(found, P | tuple | list) else None
+    names = getattr(names, "spec", names)  # a NamedSharding
+    return tuple(map(frozen, names)) if isinstance(names, P | tuple | list) else None
 
 
 def _leaf(name: str, array: Any, names: tuple[Any, ...] | None) -> ModelLeaf:
@@ -166,7 +161,7 @@ def _named(tree: Any) -> list[tuple[str, Any]]:
 
 
 def _array(leaf: Any) -> Any:
-    """What a box of Linen holds; anything else is its own array."""
+    """The array in a box of Linen; anything else is returned as it is."""
     return leaf if hasattr(leaf, "shape") else getattr(leaf, "value", leaf)
 
 
@@ -174,5 +169,5 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, tuple) and all(isinstance(size, int) for size in value)
 
 
-def _odd(leaf: Any) -> bool:
+def _is_unsupported(leaf: Any) -> bool:
     return names_of(leaf) is None and not isinstance(leaf, int | float | complex)

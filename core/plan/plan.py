@@ -22,8 +22,8 @@ blocks.0.qkv.bias  (96,)      ?      P('model',)          96 B  *.qkv.*
 total 8.1 KiB on each of 8 devices, mesh (data=2, model=4)
 rules that decided nothing: '*.norm?.*'
 
-Nothing large is replicated without a word: a leaf that no rule matches is replicated only if it is
-small, unless the plan gives a default.
+Nothing large is replicated silently: a leaf that no rule matches is replicated only if it is small,
+unless the plan has a default.
 
 >>> plan.spec_for("head.weight", (4096, 512), mesh)
 Traceback (most recent call last):
@@ -32,8 +32,8 @@ isoshard.core.plan.layout_rules.PlanError: 1 leaf larger than 1.0 MiB matches no
   head.weight: shape (4096, 512), 8.0 MiB if float32
 Add a rule for it (None replicates on purpose), or give the plan a default: Plan(.., default=P()).
 
-Specs may speak of *logical* axes, which a table maps to the mesh; so one plan serves many meshes
-(`logical`). Common layouts are ready, and a product of plans merges what each says of a tensor:
+Specs may name *logical* axes, which a table maps to the mesh; so one plan serves many meshes
+(`logical`). Common plans are built in, and a product of plans merges their specs of each tensor:
 
 >>> plan = Plan({"*.up.*": Linear(out="mlp", into="embed")}, axes={"mlp": "model", "embed": "data"})
 >>> plan.spec_for("0.up.kernel", (32, 128), mesh)
@@ -42,7 +42,7 @@ P('data', 'model')
 >>> plan.spec_for("layers.0.mlp.up_proj.weight", (128, 32), mesh)
 P('model', 'data')
 
-A plan also speaks of the batch (`inputs`), of values inside the model (`activations`), and of the
+A plan also covers the batch (`inputs`), values inside the model (`activations`), and the
 optimizer's state (`for_state`).
 """
 
@@ -62,7 +62,7 @@ from isoshard.core.runtime.shown_text import preformatted
 from .activations import ModuleActivations, activation_for, activation_rules
 from .automatic import Automatic
 from .difference import PlanDiff
-from .freezing import UNSAID, Pairs, frozen, frozen_pairs
+from .freezing import UNSET, Pairs, frozen, frozen_pairs
 from .imports import Imports
 from .layout_rules import Linear as Linear
 from .layout_rules import PlanError
@@ -92,23 +92,23 @@ class Plan(Presets, Imports, Automatic):
         replicate_below: bytes, 1 MiB unless given. A leaf of unknown dtype counts 4 bytes an
             element.
         axes: a mapping, or pairs, of logical axis name and mesh axis (a tuple of them, None for
-            whole). A name in a spec that stands here is a logical one. Pairs may repeat a name: the
-            first that fits decides. Leaves that carry axis names of their own (Flax metadata)
-            follow them where no rule matches.
+            unsplit). A name in a spec that is a key here is a logical one. Pairs may repeat a name:
+            the first that fits decides. Leaves with axis names of their own (Flax metadata) follow
+            them where no rule matches.
         activations: a mapping, or pairs, of a pattern for module names and the spec of the
             module's output, or an `Activation`.
         inputs: the spec of every array of the batch, or a mapping of patterns and specs.
-        memory: a mapping, or pairs, of a pattern and the memory in which what it matches rests,
-            parameters or slots of an optimizer: `{"*.mu.*": "pinned_host"}`. A step brings in what
-            rests on the host, and puts it back.
+        memory: a mapping, or pairs, of a pattern and the memory kind in which matching parameters
+            or slots of an optimizer are stored: `{"*.mu.*": "pinned_host"}`. A step copies them
+            from the host to the device, and back.
         dcn: a mapping, or pairs, of a mesh axis and the kinds of collectives, as HLO names them,
-            that may go from slice to slice along it: `{"replica": "all-reduce"}`.
-            `iso.planner.check_crossings` compares a program with it; layouts do not follow it.
-        product: the plans of a product; `a * b` makes them.
+            that may cross slices over it: `{"replica": "all-reduce"}`.
+            `iso.planner.check_crossings` compares a program with it; shardings do not depend on it.
+        product: the plans of a product, as `a * b` creates them.
 
     Raises:
-        PlanError: `rules` are no rules; a pattern is given twice, is no string or no regular
-            expression; or `axes`, `activations`, `memory` or `dcn` are malformed.
+        PlanError: `rules` are neither a mapping nor pairs; a pattern is repeated, not a string or
+            not a regular expression; or `axes`, `activations`, `memory` or `dcn` are malformed.
 
     Example:
         >>> Plan([("*.weight", ("x", None)), ("re:.*[.]bias", None)], default=P())
@@ -117,21 +117,21 @@ class Plan(Presets, Imports, Automatic):
 
     rules: Any = ()
     _: dataclasses.KW_ONLY
-    default: Any = UNSAID
+    default: Any = UNSET
     replicate_below: int = REPLICATE_BELOW
     axes: Any = ()
     activations: Any = ()
-    inputs: Any = UNSAID
+    inputs: Any = UNSET
     memory: Any = ()
     dcn: Any = ()
     product: tuple[Plan, ...] = ()
 
     def __post_init__(self) -> None:
-        """Freeze what was given, and check the patterns."""
+        """Freeze the arguments, and check the patterns."""
         rules = tuple((pattern, frozen(spec)) for pattern, spec in pairs_of(self.rules))
         check_patterns([pattern for pattern, _ in rules])
         inputs = {"*": self.inputs} if not isinstance(self.inputs, Mapping) else self.inputs
-        if self.inputs is UNSAID or isinstance(self.inputs, Pairs):
+        if self.inputs is UNSET or isinstance(self.inputs, Pairs):
             frozen_inputs = self.inputs
         else:
             check_patterns(inputs)
@@ -152,43 +152,44 @@ class Plan(Presets, Imports, Automatic):
         """The constructor's call, or the product of them."""
         if self.product:
             return " * ".join(map(repr, self.product))
-        parts = ["{" + ", ".join(f"{p!r}: {spec!r}" for p, spec in self.rules) + "}"]
-        if self.default is not UNSAID:
-            parts.append(f"default={self.default!r}")
+        args = ["{" + ", ".join(f"{p!r}: {spec!r}" for p, spec in self.rules) + "}"]
+        if self.default is not UNSET:
+            args.append(f"default={self.default!r}")
         if self.replicate_below != REPLICATE_BELOW:
-            parts.append(f"replicate_below={self.replicate_below}")
+            args.append(f"replicate_below={self.replicate_below}")
         if self.axes:
-            parts.append(f"axes={list(self.axes.pairs)!r}")
+            args.append(f"axes={list(self.axes.pairs)!r}")
         if self.activations:
-            parts.append(f"activations={dict(self.activations)!r}")
-        if self.inputs is not UNSAID:
-            parts.append(f"inputs={dict(self.inputs)!r}")
+            args.append(f"activations={dict(self.activations)!r}")
+        if self.inputs is not UNSET:
+            args.append(f"inputs={dict(self.inputs)!r}")
         if self.memory:
-            parts.append(f"memory={dict(self.memory)!r}")
+            args.append(f"memory={dict(self.memory)!r}")
         if self.dcn:
-            parts.append(f"dcn={dict(self.dcn)!r}")
-        return f"Plan({', '.join(parts)})"
+            args.append(f"dcn={dict(self.dcn)!r}")
+        return f"Plan({', '.join(args)})"
 
     def _repr_html_(self) -> str:
         return preformatted(" *\n".join(map(repr, self.factors)))
 
     @property
     def factors(self) -> tuple[Plan, ...]:
-        """The plans whose product this is; a plan that is none is its own one factor."""
+        """The plans whose product this is; a plan that is no product is its own only factor."""
         return self.product or (self,)
 
     def __mul__(self, other: Plan) -> Plan:
-        """Merge two plans: each axis of a tensor is split as either says.
+        """Merge two plans: each axis of a tensor is split as in either.
 
         Args:
             other: a plan over other mesh axes. What both split, `other` splits inside; `Largest`
-                (of `Plan.fsdp`) chooses last, among axes that are still whole if it can.
+                (of `Plan.fsdp`) chooses last, among unsplit axes if it can.
 
         Returns:
             The product. A leaf needs a rule in one factor only; factors' defaults count for a leaf
-            without a rule if all that lay leaves out have one. None in a factor leaves the leaf to
-            the others: to keep one whole, put the rule before all: `Plan({name: None}).otherwise(a
-            * b)`. `resolve` raises where one mesh axis would split two axes of a tensor.
+            without a rule if all factors that shard leaves have one. None in a factor leaves the
+            leaf to the others: to replicate it, put the rule before all: `Plan({name:
+            None}).otherwise(a * b)`. `resolve` raises where one mesh axis would split two axes of a
+            tensor.
 
         Example:
             >>> from isoshard.core.layout.mesh import make_mesh
@@ -211,30 +212,30 @@ class Plan(Presets, Imports, Automatic):
             A plan in which a leaf that this one has a rule for follows it alone.
 
         Raises:
-            PlanError: this plan is a product, whose rules have no one order.
+            PlanError: this plan is a product, whose rules have no single order.
 
         Example:
             >>> Plan({"head.*": None}).otherwise(Plan({"head.*": P("x"), "*": P("y")}))
             Plan({'head.*': None, '*': P('y',)})
         """
         if self.product:
-            raise PlanError("a product has no one list of rules; write a.otherwise(c) * b")
+            raise PlanError("a product has no single list of rules; write a.otherwise(c) * b")
         if other.product:
             factors = tuple(self.otherwise(factor) for factor in other.product)
             return dataclasses.replace(other, product=factors)
         return dataclasses.replace(
             other,
-            rules=_before(self.rules, other.rules),
-            default=other.default if self.default is UNSAID else self.default,
+            rules=_prepended(self.rules, other.rules),
+            default=other.default if self.default is UNSET else self.default,
             axes=AxisTable(list(dict.fromkeys(self.axes.pairs + other.axes.pairs))),
-            activations=_before(self.activations, other.activations),
-            inputs=other.inputs if self.inputs is UNSAID else self.inputs,
-            memory=_before(self.memory, other.memory),
+            activations=_prepended(self.activations, other.activations),
+            inputs=other.inputs if self.inputs is UNSET else self.inputs,
+            memory=_prepended(self.memory, other.memory),
             dcn=over_dcn((self.dcn, other.dcn)).items(),
         )
 
     def memory_for(self, name: str) -> str | None:
-        """The memory in which a parameter, or a slot of an optimizer, rests; None: no rule says.
+        """The memory kind of a parameter, or of a slot of an optimizer; None without a rule.
 
         Example:
             >>> Plan(memory={"*.mu.*": "pinned_host"}).memory_for("0.mu.kernel")
@@ -243,7 +244,7 @@ class Plan(Presets, Imports, Automatic):
         return memory_for((factor.memory for factor in self.factors), name)
 
     def over_dcn(self) -> dict[str, tuple[str, ...]]:
-        """The kinds of collectives that may go from slice to slice, by mesh axis.
+        """The kinds of collectives that may cross slices, by mesh axis.
 
         Example:
             >>> (Plan.fsdp("data") * Plan(dcn={"replica": "all-reduce"})).over_dcn()
@@ -271,7 +272,7 @@ class Plan(Presets, Imports, Automatic):
     def resolve(
         self, tree: Any, mesh: AnyMesh | None = None, *, strict: bool = False
     ) -> ResolvedPlan:
-        """Look up every leaf, and say everything that is wrong at once.
+        """Look up every leaf, and report all errors at once.
 
         Args:
             tree: a mapping from names to shapes; a module of torch or Flax; or a pytree whose
@@ -283,28 +284,28 @@ class Plan(Presets, Imports, Automatic):
                 small, has no rule.
 
         Returns:
-            The layout of each leaf, in order; `str` of it is a table.
+            The sharding of each leaf, in order; `str` of it is a table.
 
         Raises:
             PlanError: naming each leaf that is large and matched by no rule, and each whose spec
-                does not fit (axis names, rank, uneven split); under `strict` each rule and leaf
-                that is left.
+                does not fit (axis names, rank, uneven split); under `strict` each unused rule and
+                unmatched leaf.
         """
         return resolve(self, tree, mesh, strict=strict)
 
     def activation_for(self, module: str) -> ModuleActivations | None:
-        """What the plan says of the values around a module; see `isoshard.core.plan.activations`.
+        """The rules for a module's inputs and output; see `isoshard.core.plan.activations`.
 
         Args:
-            module: its name, joined by dots; "" is the whole model.
+            module: its name, joined by dots; "" is the model itself.
 
         Returns:
-            What to do with its inputs and its output, or None if no pattern matches.
+            The specs of its inputs and its output, or None if no pattern matches.
 
         Example:
             >>> from isoshard.core.layout.mesh import make_mesh
-            >>> said = Plan(activations={"*.mlp": P("x")}).activation_for("layers.0.mlp")
-            >>> said.resolve("output", {"": (8, 4)}, make_mesh((8,), ("x",)))[""].spec
+            >>> activation = Plan(activations={"*.mlp": P("x")}).activation_for("layers.0.mlp")
+            >>> activation.resolve("output", {"": (8, 4)}, make_mesh((8,), ("x",)))[""].spec
             P('x',)
         """
         return activation_for(module, ((f.activations, f.axes) for f in self.factors))
@@ -313,10 +314,10 @@ class Plan(Presets, Imports, Automatic):
         """Make the plan of a batch: its rules are this plan's `inputs`.
 
         Returns:
-            A plan for `resolve` or `isoshard.shard`; the arrays go by their paths in the batch.
+            A plan for `resolve` or `isoshard.shard`; arrays are named by their paths in the batch.
 
         Raises:
-            PlanError: the plan says nothing of inputs.
+            PlanError: the plan has no rule for inputs.
 
         Example:
             >>> plan = Plan.data_parallel("dp") * Plan.fsdp("fsdp")
@@ -325,14 +326,14 @@ class Plan(Presets, Imports, Automatic):
             >>> plan.for_inputs().resolve({"tokens": (16, 128)}, mesh).specs
             {'tokens': P(('dp', 'fsdp'),)}
         """
-        found = [
+        plans = [
             Plan(f.inputs, axes=f.axes, replicate_below=f.replicate_below)
             for f in self.factors
-            if f.inputs is not UNSAID
+            if f.inputs is not UNSET
         ]
-        if not found:
-            raise PlanError("the plan says nothing of inputs; give it some: Plan(.., inputs=P(..))")
-        return functools.reduce(Plan.__mul__, found)
+        if not plans:
+            raise PlanError("the plan has no rule for inputs; give it one: Plan(.., inputs=P(..))")
+        return functools.reduce(Plan.__mul__, plans)
 
     def for_state(self, params: Any) -> Plan:
         """Make the plan of an optimizer's state, in which each slot follows its parameter.
@@ -360,12 +361,12 @@ class Plan(Presets, Imports, Automatic):
             for decision in decide(self, leaf, None):
                 spec = decision.spec
                 spec = spec.settled(leaf.size) if isinstance(spec, Largest) else spec
-                called = leaf.name.replace(")", "]")
-                rules[f"re:(?#{called})(?:.*[.])?{re.escape(leaf.name)}"] = spec
+                label = leaf.name.replace(")", "]")
+                rules[f"re:(?#{label})(?:.*[.])?{re.escape(leaf.name)}"] = spec
         return dataclasses.replace(self, rules=rules)
 
     def diff(self, other: Plan, tree: Any, mesh: AnyMesh | None = None) -> PlanDiff:
-        """Compare what two plans make of a model.
+        """Compare the shardings of a model under two plans.
 
         Args:
             other: the plan after the change; this one is the plan before.
@@ -391,7 +392,7 @@ class Plan(Presets, Imports, Automatic):
         return self.resolve(tree, mesh).diff(other.resolve(tree, mesh))
 
 
-def _before(first: tuple[Any, ...], then: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Two lists of rules as one; a pattern that both have counts where it comes first."""
-    known = {pattern for pattern, _ in first}
-    return first + tuple(pair for pair in then if pair[0] not in known)
+def _prepended(first: tuple[Any, ...], then: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Two lists of rules as one; of a pattern in both the first rule counts."""
+    patterns = {pattern for pattern, _ in first}
+    return first + tuple(pair for pair in then if pair[0] not in patterns)

@@ -1,4 +1,4 @@
-"""Resolved plans: the layout of every leaf by name, and a table of it to read.
+"""Resolved plans: the sharding of every leaf by name, and a table of it.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
@@ -40,7 +40,7 @@ class ResolvedPlan:
         leaves: one entry per leaf, in the order given.
         mesh: the mesh it was resolved for.
         unused: patterns that decided for no leaf.
-        activations: the values that the plan speaks of, if a module was resolved.
+        activations: the inputs and outputs of modules with a rule, if a module was resolved.
     """
 
     leaves: tuple[ResolvedLeaf, ...]
@@ -50,7 +50,7 @@ class ResolvedPlan:
 
     @property
     def shardings(self) -> dict[str, NamedSharding]:
-        """The layout of each leaf, by name."""
+        """The sharding of each leaf, by name."""
         return {leaf.name: leaf.sharding for leaf in self.leaves}
 
     @property
@@ -65,11 +65,11 @@ class ResolvedPlan:
 
     @property
     def bytes_per_device(self) -> int:
-        """Bytes that one device holds; leaves of unknown dtype count 4 bytes an element."""
+        """Bytes per device; leaves of unknown dtype count 4 bytes an element."""
         return sum(leaf.bytes_per_device for leaf in self.leaves)
 
     def shardings_like(self, tree: Any) -> Any:
-        """Arrange the layouts as `tree` is, e.g. for `jax.jit(.., out_shardings=..)`.
+        """The shardings in the structure of `tree`, e.g. for `jax.jit(.., out_shardings=..)`.
 
         Args:
             tree: a pytree with the leaves that were resolved.
@@ -77,14 +77,14 @@ class ResolvedPlan:
         Returns:
             The same tree with a NamedSharding in place of each leaf.
         """
-        found = self.shardings
-        return jax.tree.map_with_path(lambda path, _: found[path_name(path)], tree)
+        shardings = self.shardings
+        return jax.tree.map_with_path(lambda path, _: shardings[path_name(path)], tree)
 
     def diff(self, other: ResolvedPlan) -> PlanDiff:
-        """Compare with another layout of the same model.
+        """Compare with another resolved plan of the same model.
 
         Args:
-            other: the layout after the change; this one is the layout before.
+            other: the resolved plan after the change; this one is before.
 
         Returns:
             The leaves that differ, and the bytes of both; `str` of it is a table.
@@ -92,7 +92,7 @@ class ResolvedPlan:
         return PlanDiff(self, other)
 
     def to_json(self) -> str:
-        """Write the layout as JSON, one leaf a line, to be kept as a golden file.
+        """The resolved plan as JSON, one leaf a line, for a golden file.
 
         Returns:
             The text; `from_json` reads it, `check_golden` compares with it.
@@ -107,10 +107,10 @@ class ResolvedPlan:
             text: the JSON.
 
         Returns:
-            The layout, over an `AbstractMesh`: it needs no devices.
+            The resolved plan, over an `AbstractMesh`: it needs no devices.
 
         Raises:
-            PlanError: the text is no such JSON.
+            PlanError: the text is not such JSON.
         """
         return cls(*goldens.fields_of(text))
 
@@ -121,8 +121,8 @@ class ResolvedPlan:
             golden: a path, or the JSON itself as text that starts with "{".
 
         Raises:
-            PlanError: something differs, or there is no such file; the message says how to write
-                it.
+            PlanError: something differs, or there is no such file; the message has the call that
+                writes it.
 
         Example:
             >>> from isoshard.core.layout.mesh import make_mesh
@@ -135,7 +135,7 @@ class ResolvedPlan:
         goldens.check(self.from_json(text), self, where)
 
     def __str__(self) -> str:
-        """A table of the leaves, the bytes on each device, and what was left unmatched."""
+        """A table of the leaves, the bytes on each device, and the unmatched leaves."""
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
         lines = table([_HEADER, *(_row(leaf) for leaf in self.leaves)], right=4)
         lines.append(

@@ -1,4 +1,4 @@
-"""What a plan says of one leaf, or of the values around one module.
+"""The rows of a resolved plan: one leaf, or the input or output of one module.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
@@ -18,17 +18,17 @@ from isoshard.core.layout.offload import is_offloaded
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedLeaf:
-    """What a plan says about one leaf.
+    """The sharding of one leaf by a plan.
 
     Attributes:
         name: its path, joined by dots.
         shape: global shape.
         dtype: name of its dtype, or None if only the shape is known.
-        sharding: its layout, canonical.
+        sharding: its sharding, canonical.
         bytes_per_device: bytes of one shard; 4 an element if the dtype is unknown.
         rule: the pattern that decided, "(default)", "(small)" or "(its own axis names)"; of a
             product, those that decided, joined by " * ".
-        notes: axes that are whole because no choice of mesh axes was left for them.
+        notes: axes that are not split because no choice of mesh axes was left for them.
     """
 
     name: str
@@ -41,19 +41,19 @@ class ResolvedLeaf:
 
     @property
     def layout(self) -> str:
-        """The spec, and the memory if it is another than the one computed in, as text."""
+        """The spec, and the memory kind if offloaded, as text."""
         spec = repr(self.sharding.spec)
         return f"{spec} in {self.sharding.memory_kind}" if is_offloaded(self.sharding) else spec
 
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedActivation:
-    """What a plan says about the values around one module.
+    """The spec of one module's input or output by a plan.
 
     Attributes:
         module: its name.
         side: "input" or "output".
-        spec: what is asked for, as text; shapes are known when the module runs.
+        spec: as the plan has it, as text; shapes are known when the module runs.
         rule: the pattern that decided.
     """
 

@@ -1,15 +1,15 @@
-"""Resolution: which rule decides for a leaf, what the factors of a product make together, faults.
+"""Resolution of a plan: the deciding rule of each leaf, merged over factors, with all errors.
 
-For one leaf, in one plan: the first rule whose pattern matches; else what the leaf says of itself
-(`names_of`); else the plan's default. In a product each factor decides so, and what they say is
-merged. If no factor has more than a default to say, every factor must have one; else a small leaf
-is replicated, and a large one is a fault.
+For one leaf, in one plan: the first rule whose pattern matches; else the axis names in the leaf's
+metadata (`names_of`); else the plan's default. In a product each factor decides so, and their specs
+are merged. If no factor has more than a default, every factor must have one; else a small leaf is
+replicated, and a large one is an error.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
 >>> plan = Plan({"*.up.*": P("tp")}) * Plan.fsdp("fsdp", min_bytes=0)
->>> found = resolve(plan, {"a.up.weight": (8, 4)}, make_mesh((2, 4), ("fsdp", "tp")))
->>> found.leaves[0].sharding.spec, found.leaves[0].rule
+>>> resolved = resolve(plan, {"a.up.weight": (8, 4)}, make_mesh((2, 4), ("fsdp", "tp")))
+>>> resolved.leaves[0].sharding.spec, resolved.leaves[0].rule
 (P('tp', 'fsdp'), '*.up.* * fsdp')
 """
 
@@ -29,7 +29,7 @@ from isoshard.core.layout.spec import axis_names, check_even, normalize_spec
 from isoshard.core.runtime.formatting import human_bytes
 
 from ..errors import ShardingError
-from .freezing import UNSAID, Pairs
+from .freezing import UNSET, Pairs
 from .layout_rules import LayoutRule, PlanError
 from .logical import AxisTable
 from .memory_rules import memory_for
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """What one factor of a plan says of a leaf.
+    """The rule by which one factor of a plan decides for a leaf.
 
     Attributes:
         rule: the pattern, or `BY_DEFAULT`, `BY_NAMES`, `BY_SIZE`.
@@ -68,13 +68,10 @@ def resolve(plan: Plan, tree: Any, mesh: Any, *, strict: bool = False) -> Resolv
         tree: as `Plan.resolve` takes it.
         mesh: the mesh, or what `as_mesh` takes; it may be abstract. None for the one that
             `jax.set_mesh` has set.
-        strict: whether rules that decide nothing and leaves without a rule are faults.
-
-    Returns:
-        The layouts.
+        strict: whether rules that decide nothing and leaves without a rule are errors.
 
     Raises:
-        PlanError: naming every leaf at fault.
+        PlanError: naming every leaf with an error.
     """
     return resolve_leaves(plan, leaves_of(tree), mesh, modules_of(tree), strict=strict)
 
@@ -87,7 +84,7 @@ def resolve_leaves(
     *,
     strict: bool = False,
 ) -> ResolvedPlan:
-    """Look up leaves that somebody has named already; see `resolve`.
+    """Look up named leaves; see `resolve`.
 
     Args:
         plan: the plan.
@@ -96,21 +93,18 @@ def resolve_leaves(
         modules: the names of the model's modules, whose activations count too.
         strict: as for `resolve`.
 
-    Returns:
-        The layouts.
-
     Raises:
-        PlanError: naming every leaf at fault.
+        PlanError: naming every leaf with an error.
     """
     if not isinstance(mesh, Mesh):
-        given = ambient_mesh("plan.resolve(tree, mesh)") if mesh is None else mesh
-        mesh = as_mesh(given, abstract=True)
+        mesh_arg = ambient_mesh("plan.resolve(tree, mesh)") if mesh is None else mesh
+        mesh = as_mesh(mesh_arg, abstract=True)
     factors = plan.product or (plan,)
     memory = [factor.memory for factor in factors if factor.memory]
     resolved: list[ResolvedLeaf] = []
     used: set[str] = set()
-    faults: list[str] = []
-    lacking: list[str] = []
+    errors: list[str] = []
+    axis_errors: list[str] = []
     large: list[ModelLeaf] = []
     for leaf in leaves:
         decisions = decide(plan, leaf, mesh)
@@ -118,77 +112,73 @@ def resolve_leaves(
             large.append(leaf)
             continue
         used.update(decision.rule for decision in decisions)
-        rule = _joined(decisions)
+        rule = _joined_rules(decisions)
         try:
-            resolved.append(_lay_out(leaf, decisions, rule, mesh, plan.replicate_below, memory))
+            resolved.append(
+                _resolve_leaf(leaf, decisions, rule, mesh, plan.replicate_below, memory)
+            )
         except ShardingError as error:
-            faults.append(f"{error} [rule {rule!r}]")
+            errors.append(f"{error} [rule {rule!r}]")
     unused = [p for factor in factors for p, _ in factor.rules if p not in used]
-    of_name = {leaf.name: leaf for leaf in leaves}
+    leaf_by_name = {leaf.name: leaf for leaf in leaves}
     for factor in factors if unused else ():
-        silent = [(pattern, spec) for pattern, spec in factor.rules if pattern not in used]
-        wrong = [unknown_axes(*rule, factor.axes.names, mesh) for rule in silent]
-        lacking += [fault for fault in wrong if fault is not None]
+        inactive = [(pattern, spec) for pattern, spec in factor.rules if pattern not in used]
+        wrong = [unknown_axes(*rule, factor.axes.names, mesh) for rule in inactive]
+        axis_errors += [message for message in wrong if message is not None]
 
         def decides(name: str, factor: Plan = factor) -> str | None:
-            found = decision_of(factor, of_name[name], mesh)
-            return None if found is None else found.rule
+            decision = decision_of(factor, leaf_by_name[name], mesh)
+            return None if decision is None else decision.rule
 
-        check_orders(factor.rules, tuple(of_name), used, decides)
-    if faults or large or lacking:
-        raise PlanError(_complaint(faults, large, lacking, plan.replicate_below)) from None
-    rows, silent = _activations(plan, modules)
-    found = ResolvedPlan(
-        tuple(resolved), mesh, tuple(map(label, dict.fromkeys(unused))) + silent, rows
+        check_orders(factor.rules, tuple(leaf_by_name), used, decides)
+    if errors or large or axis_errors:
+        raise PlanError(_error_text(errors, large, axis_errors, plan.replicate_below)) from None
+    rows, inactive = _activations(plan, modules)
+    result = ResolvedPlan(
+        tuple(resolved), mesh, tuple(map(label, dict.fromkeys(unused))) + inactive, rows
     )
-    if strict and (found.unused or found.unmatched):
-        raise PlanError(_strict_complaint(found))
-    return found
+    if strict and (result.unused or result.unmatched):
+        raise PlanError(_strict_error_text(result))
+    return result
 
 
 def decide(plan: Plan, leaf: ModelLeaf, mesh: Mesh | None) -> list[Decision]:
-    """Find what the factors of a plan say of one leaf.
+    """The decisions of a plan's factors for one leaf; none if it is large and has no rule.
 
-    Args:
-        plan: the plan.
-        leaf: the leaf.
-        mesh: the mesh, if it is known: names that a leaf carries may be its axes.
-
-    Returns:
-        Their decisions; none if the leaf is large and nobody speaks of it.
+    With a mesh, axis names in the leaf's metadata may be axes of the mesh.
     """
     factors = plan.product or (plan,)
-    speaking = [factor for factor in factors if _lays_out(factor)] or factors
-    found = [decision_of(factor, leaf, mesh) for factor in speaking]
-    spoken = list(dict.fromkeys(one for one in found if one is not None))
-    if any(one.rule != BY_DEFAULT for one in spoken) or all(found):
-        return spoken
+    factors_with_layouts = [factor for factor in factors if _has_layouts(factor)] or factors
+    decisions = [decision_of(factor, leaf, mesh) for factor in factors_with_layouts]
+    distinct = list(dict.fromkeys(decision for decision in decisions if decision is not None))
+    if any(decision.rule != BY_DEFAULT for decision in distinct) or all(decisions):
+        return distinct
     if leaf.size <= plan.replicate_below:
         return [Decision(BY_SIZE, None, AxisTable())]
     return []
 
 
-def _lays_out(factor: Plan) -> bool:
-    """Whether a factor speaks of layouts at all, and not of memory, activations or slices alone."""
-    return bool(factor.rules or factor.axes) or factor.default is not UNSAID
+def _has_layouts(factor: Plan) -> bool:
+    """Whether a factor shards leaves at all: it may have memory, activation or slice rules only."""
+    return bool(factor.rules or factor.axes) or factor.default is not UNSET
 
 
 def decision_of(factor: Plan, leaf: ModelLeaf, mesh: Any) -> Decision | None:
-    """Find what a plan that is no product says of one leaf; see `decide`."""
+    """The decision of a plan that is no product for one leaf; see `decide`."""
     for pattern, spec in factor.rules:
         if matcher(pattern)(leaf.name):
             return Decision(pattern, spec, factor.axes)
-    if leaf.names is not None and _speaks(factor, leaf.names, mesh):
+    if leaf.names is not None and _uses_names(factor, leaf.names, mesh):
         return Decision(BY_NAMES, leaf.names, factor.axes)
-    return None if factor.default is UNSAID else Decision(BY_DEFAULT, factor.default, factor.axes)
+    return None if factor.default is UNSET else Decision(BY_DEFAULT, factor.default, factor.axes)
 
 
-def _speaks(factor: Plan, names: Sequence[Any], mesh: Mesh | None) -> bool:
-    """Names of a leaf count if the factor has a table, or if they are those of the mesh."""
-    return bool(factor.axes) or (mesh is not None and factor.axes.knows(names, mesh))
+def _uses_names(factor: Plan, names: Sequence[Any], mesh: Mesh | None) -> bool:
+    """Axis names of a leaf count if the factor has a table, or if the mesh has them."""
+    return bool(factor.axes) or (mesh is not None and factor.axes.contains(names, mesh))
 
 
-def _lay_out(
+def _resolve_leaf(
     leaf: ModelLeaf,
     decisions: list[Decision],
     rule: str,
@@ -197,13 +187,13 @@ def _lay_out(
     memory: Sequence[Pairs],
 ) -> ResolvedLeaf:
     notes: list[str] = []
-    fixed = [one for one in decisions if not isinstance(one.spec, Largest)]
-    specs = [_spec(one, leaf, mesh, notes) for one in fixed]
+    fixed = [decision for decision in decisions if not isinstance(decision.spec, Largest)]
+    specs = [_spec(decision, leaf, mesh, notes) for decision in fixed]
     ndim = len(leaf.shape)
-    for one in decisions:
-        if isinstance(one.spec, Largest):  # last, and inside: it goes by what is split already
+    for decision in decisions:
+        if isinstance(decision.spec, Largest):  # last: it chooses among axes that are not split yet
             before = merged(specs, ndim, leaf.name) if specs else P()
-            specs.append(one.spec.fit(leaf, mesh, _taken(before, ndim)))
+            specs.append(decision.spec.fit(leaf, mesh, _taken(before, ndim)))
     spec = specs[0] if len(specs) == 1 else merged(specs, ndim, leaf.name)
     check_even(spec, mesh, leaf.shape, name=leaf.name)
     if notes and mesh.size > 1 and leaf.size > limit and _shards(spec, ndim, mesh) == 1:
@@ -235,57 +225,65 @@ def _shards(spec: P, ndim: int, mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axes in _taken(spec, ndim) for axis in axes)
 
 
-def _joined(decisions: list[Decision]) -> str:
-    """The rules that decided, without defaults that only replicate where another rule speaks."""
-    spoken = [one for one in decisions if one.rule != BY_DEFAULT or one.spec is not None]
-    return " * ".join(dict.fromkeys(label(one.rule) for one in spoken or decisions[:1]))
+def _joined_rules(decisions: list[Decision]) -> str:
+    """The rules that decided, without replicating defaults where another rule splits."""
+    splitting = [
+        decision
+        for decision in decisions
+        if decision.rule != BY_DEFAULT or decision.spec is not None
+    ]
+    return " * ".join(
+        dict.fromkeys(label(decision.rule) for decision in splitting or decisions[:1])
+    )
 
 
 def _activations(
     plan: Plan, modules: Sequence[str] | None
 ) -> tuple[tuple[ResolvedActivation, ...], tuple[str, ...]]:
-    """The activations that a plan speaks of, and the rules for them that decide nothing."""
+    """Modules' inputs and outputs with a rule, and the activation rules that match no module."""
     if modules is None:
         return (), ()
     rows, used = [], set()
     for module in modules:
-        found = plan.activation_for(module)
-        if found is not None:
-            used.update(pattern for pattern, *_ in found.parts)
+        activation = plan.activation_for(module)
+        if activation is not None:
+            used.update(pattern for pattern, *_ in activation.parts)
             rows += [
-                ResolvedActivation(module, side, found.text(side), found.rule)
+                ResolvedActivation(module, side, activation.text(side), activation.rule)
                 for side in ("input", "output")
-                if found.says(side)
+                if activation.says(side)
             ]
     rules = [pattern for factor in plan.factors for pattern, _ in factor.activations]
-    silent = [f"{label(p)} (activation)" for p in dict.fromkeys(rules) if p not in used]
-    return tuple(rows), tuple(silent)
+    unused = [f"{label(p)} (activation)" for p in dict.fromkeys(rules) if p not in used]
+    return tuple(rows), tuple(unused)
 
 
-def _complaint(faults: list[str], large: list[ModelLeaf], lacking: list[str], limit: int) -> str:
+def _error_text(
+    errors: list[str], large: list[ModelLeaf], axis_errors: list[str], limit: int
+) -> str:
     lines = []
-    if faults:
-        lines.append(f"the specs of {_leaves(len(faults))} do not fit:")
-        lines += [f"  {fault}" for fault in faults]
-    if lacking:
+    if errors:
+        lines.append(f"the specs of {_leaves(len(errors))} do not fit:")
+        lines += [f"  {message}" for message in errors]
+    if axis_errors:
         lines.append("rules that decide for no leaf name axes that the mesh lacks:")
-        lines += [f"  {fault}" for fault in lacking]
+        lines += [f"  {message}" for message in axis_errors]
     if large:
         verb = "matches" if len(large) == 1 else "match"
         lines.append(f"{_leaves(len(large))} larger than {human_bytes(limit)} {verb} no rule:")
         lines += [_large_line(leaf) for leaf in large]
-        what = "it" if len(large) == 1 else "each"
+        object_ = "it" if len(large) == 1 else "each"
         lines.append(
-            f"Add a rule for {what} (None replicates on purpose), or give the plan a default: "
+            f"Add a rule for {object_} (None replicates on purpose), or give the plan a default: "
             "Plan(.., default=P())."
         )
     return "\n".join(lines)
 
 
-def _strict_complaint(found: ResolvedPlan) -> str:
-    lines = ["the plan and the model do not cover each other, as strict=True asks:"]
-    lines += [f"  rule {rule!r} decides nothing" for rule in found.unused]
-    lines += [f"  {name}: no rule matches" for name in found.unmatched]
+def _strict_error_text(resolved: ResolvedPlan) -> str:
+    lines = ["the plan and the model do not cover each other, as strict=True requires:"]
+    lines += [f"  rule {rule!r} decides nothing" for rule in resolved.unused]
+    lines += [f"  {name}: no rule matches" for name in resolved.unmatched]
     return "\n".join(lines)
 
 
@@ -296,5 +294,5 @@ def _leaves(count: int) -> str:
 def _large_line(leaf: ModelLeaf) -> str:
     size = human_bytes(leaf.size)
     of = f"{size} if float32" if leaf.dtype is None else f"{leaf.dtype}, {size}"
-    names = "" if leaf.names is None else f"; it says of its axes {leaf.names}, and axes= is empty"
+    names = "" if leaf.names is None else f"; its axis names are {leaf.names}, and axes= is empty"
     return f"  {leaf.name}: shape {leaf.shape}, {of}{names}"

@@ -1,8 +1,8 @@
 """Patterns: how a plan's rules name leaves and modules.
 
 A pattern is a glob over the whole name (`*` also crosses dots, `?`, `[..]`), or a regular
-expression over the whole name after `re:`, of those that end in time (`backtracking`). One that
-starts with a comment goes by it in tables:
+expression over the whole name after `re:`, if its time is bounded (`backtracking`). One that starts
+with a comment is called by it in tables:
 
 >>> matches("blocks.*.weight", "blocks.0.mlp.weight"), matches("re:.*[.][qkv]", "a.o")
 (True, False)
@@ -25,25 +25,27 @@ from .backtracking import MOST_WAYS, TooManyWays, ways
 from .layout_rules import PlanError
 
 SHORTEST = 200
-"""Characters of a name that every pattern has to take."""
+"""Every pattern must be safe on names of up to this many characters."""
 
-_WAY_OUT = "write a glob, [ab]* for (?:a|b)*, and .* for what lies between, at most four of them"
+_FIX = "write a glob, [ab]* for (?:a|b)*, and .* for what is between, at most four of them"
 
 
 def matches(pattern: str, name: str) -> bool:
     """Whether a pattern fits a whole name.
 
     Raises:
-        PlanError: the name is so long that trying could take for ever.
+        PlanError: the name is so long that matching could take forever.
     """
     return matcher(pattern)(name) is not None
 
 
 @cached(4096)
 def matcher(pattern: str) -> Callable[[str], re.Match[str] | None]:
-    """What a whole name is matched by; it raises as `matches`."""
+    """A compiled pattern; calling it raises as `matches` does."""
     if not pattern.startswith("re:"):
-        return re.compile(fnmatch.translate(pattern)).fullmatch  # never goes back
+        return re.compile(
+            fnmatch.translate(pattern)
+        ).fullmatch  # globs never backtrack exponentially
     compiled = re.compile(pattern[3:])
     longest = ways(pattern[3:]).longest()
     if longest < SHORTEST:
@@ -56,7 +58,7 @@ def matcher(pattern: str) -> Callable[[str], re.Match[str] | None]:
             raise PlanError(
                 f"{pattern!r} could be tried in more than {MOST_WAYS:,} ways on a name of "
                 f"{len(name)} characters ({name[:40]!r}..), and is for names of up to {longest}; "
-                f"{_WAY_OUT}"
+                f"{_FIX}"
             )
         return compiled.fullmatch(name)
 
@@ -65,16 +67,16 @@ def matcher(pattern: str) -> Callable[[str], re.Match[str] | None]:
 
 @cached(4096)
 def label(pattern: str) -> str:
-    """What a pattern is called in tables: its leading comment, or itself."""
-    found = re.match(r"re:\(\?#([^)]*)\)", pattern)
-    return found[1] if found else pattern
+    """The name of a pattern in tables: its leading comment, or itself."""
+    match = re.match(r"re:\(\?#([^)]*)\)", pattern)
+    return match[1] if match else pattern
 
 
 def pairs_of(rules: Any) -> list[tuple[Any, Any]]:
     """The pairs of a list of rules.
 
     Args:
-        rules: a mapping, or pairs, of pattern and what it says.
+        rules: a mapping, or pairs, of pattern and spec.
 
     Raises:
         PlanError: it is neither.
@@ -89,15 +91,17 @@ def pairs_of(rules: Any) -> list[tuple[Any, Any]]:
     """  # noqa: E501
     if isinstance(rules, Mapping):
         return list(rules.items())
-    is_one = isinstance(rules, str | P) or not isinstance(rules, Iterable)
-    pairs = () if is_one else tuple(rules)
-    if is_one or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        one = rules if isinstance(rules, str | P) else P("x")
+    is_single_spec = isinstance(rules, str | P) or not isinstance(rules, Iterable)
+    pairs = () if is_single_spec else tuple(rules)
+    if is_single_spec or not all(
+        isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs
+    ):
+        spec = rules if isinstance(rules, str | P) else P("x")
         raise PlanError(
             f"rules are a mapping, or pairs, of name patterns and specs, not {rules!r}; one spec "
-            f"for every leaf is Plan({{'*': {one!r}}})"
+            f"for every leaf is Plan({{'*': {spec!r}}})"
         )
-    return [(pattern, said) for pattern, said in pairs]
+    return [(pattern, spec) for pattern, spec in pairs]
 
 
 def check_patterns(patterns: Iterable[Any]) -> None:
@@ -107,22 +111,22 @@ def check_patterns(patterns: Iterable[Any]) -> None:
         patterns: in order.
 
     Raises:
-        PlanError: one is given twice, is no string, no regular expression, or one that could take
-            for ever; all in one message.
+        PlanError: one is repeated, not a string, not a regular expression, or could take forever;
+            all in one message.
 
     Example:
         >>> check_patterns(["a.*", "re:a[.].*"])
     """
     patterns = list(patterns)
-    wrong = [f"{p!r} is no string" for p in patterns if not isinstance(p, str)]
+    wrong = [f"{p!r} is not a string" for p in patterns if not isinstance(p, str)]
     texts = [p for p in patterns if isinstance(p, str)]
-    wrong += [f"{p!r} is given twice" for p in dict.fromkeys(texts) if texts.count(p) > 1]
+    wrong += [f"{p!r} is repeated" for p in dict.fromkeys(texts) if texts.count(p) > 1]
     for pattern in dict.fromkeys(texts):
         try:
             matcher(pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            wrong.append(f"{pattern!r} is no regular expression: {error}")
+            wrong.append(f"{pattern!r} is not a regular expression: {error}")
         except TooManyWays as error:
-            wrong.append(f"{pattern!r} could take for ever: {error}; {_WAY_OUT}")
+            wrong.append(f"{pattern!r} could take forever: {error}; {_FIX}")
     if wrong:
         raise PlanError(f"the patterns of a plan are names, globs or 're:..': {'; '.join(wrong)}")

@@ -1,4 +1,4 @@
-"""Rules that look at sizes: which axis of a tensor is split so that all devices share it.
+"""Rules by size: split the largest axis of a tensor that the mesh axes divide.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan.model_leaves import ModelLeaf
@@ -26,6 +26,7 @@ from isoshard.core.runtime.formatting import human_bytes
 from .layout_rules import Axes, PlanError, kind_of
 from .model_leaves import ModelLeaf
 
+# 1 MiB: below it are norms and biases, which save little memory and cost a collective a step.
 REPLICATE_BELOW = 1 << 20
 
 
@@ -33,13 +34,13 @@ REPLICATE_BELOW = 1 << 20
 class Largest:
     """Split the largest axis that the mesh axes divide, if the leaf is worth it.
 
-    In a product of plans, an axis that no other factor splits comes first. Of axes alike, it is
-    the output features' one, then the input features', so that torch's `weight[out, in, ..]` and
-    Flax's `kernel[.., in, out]` of one layer are split alike.
+    In a product of plans, an axis that no other factor splits comes first. Of axes of equal size,
+    the output features come first, then the input features, so that torch's `weight[out, in, ..]`
+    and Flax's `kernel[.., in, out]` of one layer are split over the same features.
 
     Attributes:
         axis: mesh axis or axes to split over.
-        min_bytes: leaves of fewer bytes stay whole.
+        min_bytes: leaves of fewer bytes are replicated.
         stacked: the first axis counts the members of a stack (experts), and comes before larger
             ones.
 
@@ -94,7 +95,7 @@ class Largest:
         return normalize_spec(split, mesh, ndim, name=leaf.name)
 
     def settled(self, size: int) -> Largest | None:
-        """The rule for whatever follows a leaf of `size` bytes: it splits, or it does not."""
+        """The rule for slots of a parameter of `size` bytes, which are split if it is."""
         return None if size < self.min_bytes else dataclasses.replace(self, min_bytes=0)
 
 

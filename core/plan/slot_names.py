@@ -1,4 +1,4 @@
-"""Which rules of a plan name slots of an optimizer, and no parameter; see `slot_rules`."""
+"""The rules of a plan that match slots of an optimizer but no parameter; see `slot_rules`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 _ANY = "\0"
-"""A component that no pattern names."""
+"""A path component that no pattern names."""
 
 _AROUND = [(f"{_ANY}." * depth, "") for depth in range(5)] + [(f"{_ANY}.", f".{_ANY}")]
-"""What stands before and after a parameter's name in a slot's: of optax, and of torch."""
+"""Prefixes and suffixes of a parameter's name in a slot's: up to four components before it in optax
+(`0.mu.NAME`; wrappers add more), and one on both sides in torch (`state.NAME.exp_avg`)."""
 
 
 def slot_rules(factor: Plan, parameters: Sequence[str]) -> list[tuple[str, Any]]:
-    """The rules of a plan that match no parameter, and so are for slots if they match some.
-
-    Args:
-        factor: a plan that is no product.
-        parameters: names.
+    """The rules of a factor that match no parameter, and so are for slots if they match any.
 
     Example:
         >>> from isoshard.core.plan import Plan
@@ -35,5 +32,5 @@ def slot_rules(factor: Plan, parameters: Sequence[str]) -> list[tuple[str, Any]]
 
 
 def deciding_rule(rules: Sequence[tuple[str, Any]], slot: str) -> tuple[str, Any] | None:
-    """The first of some rules that matches a slot."""
+    """The first rule that matches a slot."""
     return next((rule for rule in rules if matches(rule[0], slot)), None)

@@ -1,9 +1,8 @@
-"""Rules for the slots of an optimizer: its moments split, say, though parameters are replicated.
+"""Rules for the slots of an optimizer, such as moments sharded while parameters are replicated.
 
 A slot (`0.mu.dense.kernel` of optax, `state.dense.weight.exp_avg` of torch) is sharded as its
-parameter, unless a rule names slots: one that matches no parameter, whatever stands before and
-after the parameter's name. Of those, the first that matches the slot decides, wherever in the plan
-it stands.
+parameter, unless a rule is for slots: one that matches no parameter, with any prefix and suffix of
+the parameter's name. Of those, the first that matches the slot decides, wherever it is in the plan.
 
 >>> from jax.sharding import PartitionSpec as P
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -44,7 +43,7 @@ def slot_layouts(
     parameters: Sequence[ModelLeaf],
     mesh: AnyMesh,
 ) -> dict[str, NamedSharding]:
-    """The layouts of the slots that a rule of the plan is for.
+    """The shardings of the slots that have a rule of their own.
 
     Args:
         plan: the plan. In a product, factors without a rule for a slot split it as its parameter.
@@ -61,30 +60,30 @@ def slot_layouts(
     names = [leaf.name for leaf in parameters]
     rules = [slot_rules(factor, names) for factor in plan.factors]
     decided = {
-        slot: own
+        slot: slot_decisions
         for slot in slots
-        if any(own := [deciding_rule(of_factor, slot.name) for of_factor in rules])
+        if any(slot_decisions := [deciding_rule(of_factor, slot.name) for of_factor in rules])
     }
     if not decided:
         return {}
     factors = []
-    for number, factor in enumerate(plan.factors):
+    for index, factor in enumerate(plan.factors):
         exact = {}
-        for slot, own in decided.items():
-            rule = own[number] or _as_its_parameter(factor, slots[slot], mesh)
+        for slot, slot_decisions in decided.items():
+            rule = slot_decisions[index] or _parameter_rule(factor, slots[slot], mesh)
             if rule is not None:
-                called = label(rule[0]).replace(")", "]")
-                exact[f"re:(?#{called}){re.escape(slot.name)}"] = rule[1]
+                rule_label = label(rule[0]).replace(")", "]")
+                exact[f"re:(?#{rule_label}){re.escape(slot.name)}"] = rule[1]
         factors.append(type(plan)(exact, axes=factor.axes))
-    whole = factors[0] if len(factors) == 1 else type(plan)(product=tuple(factors))
-    return resolve_leaves(whole, list(decided), mesh).shardings
+    slot_plan = factors[0] if len(factors) == 1 else type(plan)(product=tuple(factors))
+    return resolve_leaves(slot_plan, list(decided), mesh).shardings
 
 
-def _as_its_parameter(
+def _parameter_rule(
     factor: Plan, parameter: ModelLeaf | None, mesh: AnyMesh
 ) -> tuple[str, Any] | None:
-    found = None if parameter is None else decision_of(factor, parameter, mesh)
-    if parameter is None or found is None:
+    decision = None if parameter is None else decision_of(factor, parameter, mesh)
+    if parameter is None or decision is None:
         return None
-    spec = found.spec
-    return found.rule, spec.settled(parameter.size) if isinstance(spec, Largest) else spec
+    spec = decision.spec
+    return decision.rule, spec.settled(parameter.size) if isinstance(spec, Largest) else spec

@@ -1,4 +1,4 @@
-"""Layouts that are used everywhere, ready to take and to multiply.
+"""Common plans, by mesh axes: data, tensor, sequence and expert parallelism, FSDP.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.plan import Plan
@@ -13,8 +13,8 @@ wte.weight           (256, 32)  ?      P('tp', 'fsdp')          4.0 KiB  fsdp * 
 total 6.1 KiB on each of 8 devices, mesh (fsdp=2, tp=4)
 rules that decided nothing: 'row', 'experts', 'whole'
 
-The names that `tensor_parallel` and the others know are those of GPT-2, Llama and its kin, BERT,
-and Flax's own attention. A model that uses others needs rules of its own, put before:
+The names that `tensor_parallel` and the others match are those of GPT-2, Llama and its relatives,
+BERT, and Flax's own attention. A model with other names needs rules of its own, put before:
 `Plan({"*.widen.*": Linear(out="tp")}).otherwise(Plan.tensor_parallel("tp"))`.
 """  # noqa: E501
 
@@ -76,15 +76,15 @@ class Presets:
         """Split the batch, and every parameter too: each device keeps its share of both.
 
         The compiler gathers a parameter where it is used and scatters its gradient. With another
-        split of the same parameters (`tensor_parallel`), say with `batch_activations` that the
-        batch stays split in between; otherwise it may choose to move activations instead.
+        split of the same parameters (`tensor_parallel`), add `batch_activations` to keep the batch
+        split in between; otherwise it may choose to gather activations instead.
 
         Args:
             axis: mesh axis or axes.
-            min_bytes: parameters of fewer bytes stay whole.
+            min_bytes: parameters of fewer bytes are replicated.
 
         Returns:
-            A plan that splits each parameter along its largest axis that divides (`Largest`).
+            A plan that splits each parameter along its largest divisible axis (`Largest`).
 
         Example:
             >>> from isoshard.core.layout.mesh import make_mesh
@@ -101,9 +101,9 @@ class Presets:
     def tensor_parallel(cls, axis: Axes = "tp", *, weights: Order = "out_in") -> Self:
         """Split each layer of a transformer, as Megatron does.
 
-        Layers that widen (query, key, value, the first of an MLP, the head) split their outputs,
-        layers that narrow their inputs, so that a block talks twice; embeddings split the
-        vocabulary; norms and positions are whole. Parameters of stacked experts (`experts.up`,
+        Column-parallel layers (query, key, value, the first of an MLP, the head) split their
+        outputs, row-parallel layers their inputs, so that a block has two all-reduces; embeddings
+        split the vocabulary; norms and positions are replicated. Stacked experts (`experts.up`,
         `[expert, ..]`) are split along the stack, or along their largest axis that divides where
         the number of experts does not, or `expert_parallel` splits the stack.
 
@@ -113,8 +113,8 @@ class Presets:
                 the `Conv1D` of GPT-2 in transformers. A `kernel` is always in before out.
 
         Returns:
-            The plan. It knows names, so look at the table: a large leaf that it does not know is
-            an error, unless another factor splits it.
+            The plan. It goes by names, so read the table: a large leaf with another name is an
+            error, unless another factor splits it.
 
         Raises:
             PlanError: `weights` is something else.
@@ -134,22 +134,22 @@ class Presets:
                 _named("row", _ROW, _LEAF): Heads(into=axis, weights=weights),
                 _named("embedding", _EMBEDDING, "(?:weight|embedding)"): P(axis),
                 _named("experts", "experts", "[^.]+"): Largest(axis, 0, stacked=True),
-                _WHOLE: None,
+                _UNSPLIT: None,
             }
         )
 
     @classmethod
     def batch_activations(cls, axis: Axes = "fsdp", *, modules: str | None = None) -> Self:
-        """Keep what flows between the layers split along the batch.
+        """Keep activations between layers split along the batch.
 
-        Speaks of activations only: the first axis of what embeddings, linear layers and norms put
-        out; the other axes are left to the compiler, or to other factors. Without it the compiler
-        may follow the split of a parameter rather than that of the batch.
+        Rules for activations only: the first axis of the outputs of embeddings, linear layers and
+        norms; the other axes are left to the compiler, or to other factors. Without it the compiler
+        may propagate the sharding of a parameter rather than that of the batch.
 
         Args:
             axis: mesh axis or axes; the one that splits the batch.
             modules: a pattern for the names of other modules; by default those that
-                `tensor_parallel` knows, without positions.
+                `tensor_parallel` matches, without positions.
 
         Returns:
             The plan, to be multiplied with the others.
@@ -158,20 +158,20 @@ class Presets:
             >>> from isoshard.core.layout.mesh import make_mesh
             >>> from isoshard.core.plan import Plan
             >>> plan = Plan.batch_activations("fsdp") * Plan.sequence_parallel("tp")
-            >>> said = plan.activation_for("h.0.ln_1")
-            >>> said.resolve("output", {"": (8, 64, 32)}, make_mesh((2, 4), ("fsdp", "tp")))[""].spec
+            >>> norm = plan.activation_for("h.0.ln_1")
+            >>> norm.resolve("output", {"": (8, 64, 32)}, make_mesh((2, 4), ("fsdp", "tp")))[""].spec
             P('fsdp', 'tp', UNCONSTRAINED)
         """  # noqa: E501
-        known = f"re:(?#batch)(?:.*[.])?(?:{_EMBEDDING}|{_COLUMN}|{_ROW}|{_NORM})"
-        return cls(activations={modules or known: (axis, ...)})
+        pattern = f"re:(?#batch)(?:.*[.])?(?:{_EMBEDDING}|{_COLUMN}|{_ROW}|{_NORM})"
+        return cls(activations={modules or pattern: (axis, ...)})
 
     @classmethod
     def sequence_parallel(cls, axis: Axes = "tp", *, sequence: int = 1) -> Self:
-        """Split what flows between the layers along the sequence.
+        """Split activations between layers along the sequence.
 
-        Speaks of activations only. What stands between two tensor-parallel layers (the output of
-        embeddings, norms and layers that narrow) lies split along the sequence, and so is held
-        once, not once per device of `axis`; what layers that widen put out is split along the
+        Rules for activations only. Values between tensor-parallel blocks (the outputs of
+        embeddings, norms and row-parallel layers) are split along the sequence, instead of
+        replicated on each device of `axis`; outputs of column-parallel layers are split along the
         features. The batch is left to the compiler, or to `batch_activations`.
 
         Args:
@@ -184,8 +184,8 @@ class Presets:
         Example:
             >>> from isoshard.core.layout.mesh import make_mesh
             >>> from isoshard.core.plan import Plan
-            >>> said = Plan.sequence_parallel("tp").activation_for("h.0.ln_1")
-            >>> said.resolve("output", {"": (8, 64, 32)}, make_mesh((2, 4), ("dp", "tp")))[""].spec
+            >>> norm = Plan.sequence_parallel("tp").activation_for("h.0.ln_1")
+            >>> norm.resolve("output", {"": (8, 64, 32)}, make_mesh((2, 4), ("dp", "tp")))[""].spec
             P(UNCONSTRAINED, 'tp', UNCONSTRAINED)
 
         Source: Korthikanti et al., Reducing Activation Recomputation (arXiv:2205.05198), section 4.
@@ -204,11 +204,11 @@ class Presets:
 
         Args:
             axis: mesh axis or axes.
-            experts: what the module that holds the experts is called. Its parameters are stacked:
+            experts: the name of the module that contains the experts. Its parameters are stacked:
                 `[expert, ..]`.
 
         Returns:
-            A plan that splits the first axis of each; routers are whole.
+            A plan that splits the first axis of each; routers are replicated.
 
         Example:
             >>> from isoshard.core.layout.mesh import make_mesh
@@ -229,4 +229,4 @@ def _named(role: str, modules: str, leaves: str) -> str:
     return f"re:(?#{role})(?:.*[.])?(?:{modules})[.]{leaves}"
 
 
-_WHOLE = f"re:(?#whole)(?:.*[.])?(?:(?:{_NORM}|{_POSITIONS})(?:[.][^.]+)?)"
+_UNSPLIT = f"re:(?#whole)(?:.*[.])?(?:(?:{_NORM}|{_POSITIONS})(?:[.][^.]+)?)"

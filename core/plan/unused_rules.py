@@ -1,12 +1,12 @@
-"""Rules that decide nothing: said by name, with the leaves that may have been meant.
+"""Warnings of rules that decide nothing, with the leaves that may have been meant.
 
 >>> from isoshard.core.plan import Plan
 >>> print("\\n".join(unused_rules(Plan({"wieght": P("x"), "*.bias": P("x")}), ["weight", "bias"])))
 'wieght': no leaf is called so; the nearest is 'weight'
 '*.bias': no leaf is called so, as nothing stands before its dot; '*bias' takes 'bias'
 
-A rule behind one that takes all of its leaves decides nothing either; one that keeps leaves whole
-and meets none does no harm:
+A rule behind one that matches all of its leaves decides nothing either; one that replicates leaves
+and matches none is harmless:
 
 >>> unused_rules(Plan({"*": None, "bias": P("x")}), ["bias"])
 ["'bias': an earlier rule, '*', is wider; put it first"]
@@ -15,25 +15,25 @@ and meets none does no harm:
 >>> unused_rules(Plan({"*norm*": None, "*": P("x")}), ["bias"])
 []
 
-A rule for another framework's name of a leaf, or for a bias that is not there, is no fault where
-another decides for the same layer:
+A rule for another framework's name of a leaf, or for a missing bias, is no error where another
+decides for the same layer:
 
 >>> unused_rules(Plan({"*up.kernel": P(None, "x"), "*up.weight": P("x")}), ["0.up.kernel"])
 []
 
-Nor is one for another model, where others split this one. A name that is almost a leaf's is told:
+Nor is one for another model, where others split this one. A near miss of a leaf's name is reported:
 
 >>> unused_rules(Plan({"*up.*": P("x"), "*down.*": P("x"), "*": None}), ["0.up.weight"])
 []
 >>> unused_rules(Plan({"*up.*": P("x"), "*dwn.bias": P("x")}), ["0.up.bias", "0.down.bias"])
 ["'*dwn.bias': no leaf is called so; the nearest is '0.down.bias'"]
 
-A rule behind a wider one splits nothing, so it does not speak for the others:
+A rule behind a wider one splits nothing, so it does not excuse the others:
 
 >>> len(unused_rules(Plan({"b*": None, "bias": P("x"), "v": P("x")}), ["bias", "w"]))
 2
 
-Ready-made plans know many names, of which a model has some; one that knows none of them is told.
+Presets match many names, of which a model has some; one that matches none of them is reported.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 _SHOWN = 3
-_SEARCHED = 2000
-_LIKE, _ALMOST = 0.5, 0.8
-_OF_A_LAYER = re.compile(r"(.*?)(weight|kernel|bias|embedding|scale)")
+_SEARCHED = 2000  # names that difflib compares: it is quadratic
+# difflib's ratios: "dwn" and "down" have 0.86, "wieght" and "weight" 0.83; unrelated names less
+# than 0.5. The strict one is for rules that may be for another model.
+_CUTOFF, _STRICT_CUTOFF = 0.5, 0.8
+_LAYER_LEAF = re.compile(r"(.*?)(weight|kernel|bias|embedding|scale)")
 
 
 class UnusedRuleWarning(CodedWarning, code="ISO013"):
@@ -74,7 +76,7 @@ class UnusedRuleWarning(CodedWarning, code="ISO013"):
         >>> import warnings, numpy as np
         >>> from isoshard.core.layout.mesh import make_mesh
         >>> from isoshard.core.plan import Plan
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> with warnings.catch_warnings():
         ...     warnings.simplefilter("error", UnusedRuleWarning)
         ...     shard({"w": np.ones(8)}, make_mesh((8,), ("x",)), Plan({"v": P("x"), "*": None}))
@@ -91,8 +93,8 @@ def warn_unused(plan: Any, *trees: Any, slots: Sequence[str] = ()) -> None:
 
     Args:
         plan: a Plan; anything else, such as a spec, has no rules.
-        *trees: what is laid out by it, together: modules, or pytrees. A lone array is looked up by
-            a name that it need not have, so it is passed over.
+        *trees: the modules or pytrees that it shards, together. A single array is looked up by a
+            name that it need not have, so it is skipped.
         slots: names of the slots of an optimizer; see `slot_rules`.
     """
     names: list[str] = []
@@ -112,14 +114,10 @@ def warn_unused(plan: Any, *trees: Any, slots: Sequence[str] = ()) -> None:
 
 
 def warn_unused_activations(plan: Plan, modules: Sequence[str]) -> None:
-    """Warn of the rules for activations that lay out nothing of a model, of whose modules some are.
+    """Warn of the rules for activations that match no module of a model.
 
-    One for a module that is not there does no harm, as the plan may be for several models; a name
-    that is almost a module's, and a rule behind a wider one, are told.
-
-    Args:
-        plan: the plan.
-        modules: the names of the modules.
+    One for a missing module is harmless, as the plan may be for several models; a near miss of a
+    module's name, and a rule behind a wider one, are reported.
 
     Example:
         >>> import warnings
@@ -131,14 +129,16 @@ def warn_unused_activations(plan: Plan, modules: Sequence[str]) -> None:
         >>> print(str(heard[0].message).splitlines()[1])
           'dwn': no module is called so; the nearest is 'down'
     """
-    deciding = {name: said.rule for name in modules if (said := plan.activation_for(name))}
+    deciding = {
+        name: activation.rule for name in modules if (activation := plan.activation_for(name))
+    }
     deciding = {name: deciding.get(name) for name in modules}
     lines = []
     for factor in plan.factors:
         for pattern, _ in factor.activations:
             if pattern not in deciding.values() and label(pattern) == pattern:
-                fault = _fault(pattern, False, modules, deciding, "module")
-                lines += [] if fault is None else [f"\n  {pattern!r}: {fault}"]
+                message = _reason(pattern, False, modules, deciding, "module")
+                lines += [] if message is None else [f"\n  {pattern!r}: {message}"]
     if lines:
         warn_user(
             f"the plan has rules for activations that decide nothing here:{''.join(lines)}\n"
@@ -148,41 +148,35 @@ def warn_unused_activations(plan: Plan, modules: Sequence[str]) -> None:
 
 
 def unused_rules(plan: Plan, names: Sequence[str], slots: Sequence[str] = ()) -> list[str]:
-    """The rules of a plan that decide for none of some leaves, each with what may be wrong.
-
-    Args:
-        plan: the plan.
-        names: of the leaves.
-        slots: names of the slots of an optimizer.
-    """
+    """The rules of a plan that decide for no leaf and no slot, each with a likely reason."""
     decided = [_deciding(factor, names, slots) for factor in plan.factors]
     names = [*names, *slots]
-    alone = not any(
+    is_unsplit = not any(
         any(names_of_axes(spec)) and pattern in deciding.values()
         for factor, deciding in zip(plan.factors, decided, strict=True)
         for pattern, spec in factor.rules
     )
-    found = []
+    messages = []
     for factor, deciding in zip(plan.factors, decided, strict=True):
         patterns = [pattern for pattern, _ in factor.rules]
         used = {pattern for pattern in deciding.values() if pattern is not None}
         unused = [rule for rule in factor.rules if rule[0] not in used]
-        ready_made = [pattern for pattern, spec in unused if _is_ready_made(pattern, spec)]
+        preset = [pattern for pattern, spec in unused if _is_preset(pattern, spec)]
         for pattern, spec in unused:
-            if pattern not in ready_made and not _is_for_others(pattern, used, names):
-                fault = _fault(pattern, any(names_of_axes(spec)) and alone, names, deciding)
-                found += [] if fault is None else [f"{pattern!r}: {fault}"]
-        if ready_made and ready_made == patterns:
-            labels = ", ".join(map(label, ready_made[:_SHOWN]))
-            found.append(f"{labels}: these know no leaf by its name; {_leaves(names)}")
-    return found
+            if pattern not in preset and not _is_for_others(pattern, used, names):
+                message = _reason(pattern, any(names_of_axes(spec)) and is_unsplit, names, deciding)
+                messages += [] if message is None else [f"{pattern!r}: {message}"]
+        if preset and preset == patterns:
+            labels = ", ".join(map(label, preset[:_SHOWN]))
+            messages.append(f"{labels}: these match no leaf by its name; {_leaves(names)}")
+    return messages
 
 
 def _deciding(factor: Plan, names: Sequence[str], slots: Sequence[str]) -> dict[str, str | None]:
-    """Which pattern decides for each leaf and each slot; None if none does."""
-    own = slot_rules(factor, names) if slots else []
+    """The pattern that decides for each leaf and each slot, or None."""
+    rules = slot_rules(factor, names) if slots else []
     return {name: _pattern(deciding_rule(factor.rules, name)) for name in names} | {
-        name: _pattern(deciding_rule(own, name)) for name in slots
+        name: _pattern(deciding_rule(rules, name)) for name in slots
     }
 
 
@@ -190,40 +184,42 @@ def _pattern(rule: tuple[str, Any] | None) -> str | None:
     return None if rule is None else rule[0]
 
 
-def _is_ready_made(pattern: str, spec: Any) -> bool:
-    """Whether a rule knows names that many models have, and any one need not."""
+def _is_preset(pattern: str, spec: Any) -> bool:
+    """Whether a rule is a preset, for names that many models have and not every model needs."""
     return label(pattern) != pattern or isinstance(spec, HfStyle)
 
 
 def _is_for_others(pattern: str, used: Collection[str], names: Sequence[str]) -> bool:
     """Whether a rule is for another framework's name of a leaf, or a bias that a layer lacks.
 
-    So it is where another rule decides for the same layer, or no leaf of the model is called so.
+    That is so if another rule decides for the same layer, or no leaf of the model has that name.
     """
-    own = _OF_A_LAYER.fullmatch(pattern)
-    others = [found for found in map(_OF_A_LAYER.fullmatch, used) if found is not None]
-    if own is None or not others:
+    match = _LAYER_LEAF.fullmatch(pattern)
+    others = [other for other in map(_LAYER_LEAF.fullmatch, used) if other is not None]
+    if match is None or not others:
         return False
-    return any(found[1] == own[1] for found in others) or not any(
-        name.endswith(own[2]) for name in names
+    return any(other[1] == match[1] for other in others) or not any(
+        name.endswith(match[2]) for name in names
     )
 
 
-def _fault(
+def _reason(
     pattern: str,
-    alone: bool,
+    is_unsplit: bool,
     names: Sequence[str],
     deciding: dict[str, str | None],
     kind: str = "leaf",
 ) -> str | None:
-    """Why a rule decides nothing; None if it does no harm.
+    """Why a rule decides nothing; None if that is harmless.
 
-    A rule for what is not there does none where it keeps leaves whole, and where others split some:
-    the plan may be for several models. A name that is almost a leaf's is told always.
+    A rule for missing leaves is harmless if it replicates, or if other rules split some leaves: the
+    plan may be for several models. A near miss of a leaf's name is always reported.
     """
     before = {deciding[name] for name in names if matches(pattern, name)} - {None}
     if before:
-        wider = [repr(label(one)) for one in before if one is not None and matches(one, pattern)]
+        wider = [
+            repr(label(other)) for other in before if other is not None and matches(other, pattern)
+        ]
         return f"an earlier rule, {', '.join(wider)}, is wider; put it first" if wider else None
     wider = f"*{pattern[2:]}" if pattern.startswith("*.") else pattern
     meant = next((name for name in names if matches(wider, name)), None)
@@ -231,11 +227,11 @@ def _fault(
         return (
             f"no {kind} is called so, as nothing stands before its dot; {wider!r} takes {meant!r}"
         )
-    words = re.sub(r"[^\w.]", "", pattern.removeprefix("re:"))
-    like = _LIKE if alone else _ALMOST
-    near = difflib.get_close_matches(words, names[:_SEARCHED], _SHOWN, like)
+    text = re.sub(r"[^\w.]", "", pattern.removeprefix("re:"))
+    cutoff = _CUTOFF if is_unsplit else _STRICT_CUTOFF
+    near = difflib.get_close_matches(text, names[:_SEARCHED], _SHOWN, cutoff)
     if not near:
-        return f"no {kind} is called so; {_leaves(names)}" if alone else None
+        return f"no {kind} is called so; {_leaves(names)}" if is_unsplit else None
     verb = "is" if len(near) == 1 else "are"
     return f"no {kind} is called so; the nearest {verb} {', '.join(map(repr, near))}"
 
@@ -246,19 +242,9 @@ def _leaves(names: Sequence[str]) -> str:
 
 
 def unknown_axes(pattern: str, spec: Any, logical: Sequence[str], mesh: AnyMesh) -> str | None:
-    """What is wrong with a rule that no leaf has shown to be wrong: it names no axis of the mesh.
-
-    Args:
-        pattern: of the rule.
-        spec: of the rule.
-        logical: the names that the plan's own table maps to the mesh.
-        mesh: the mesh.
-
-    Returns:
-        The fault, or None.
-    """
-    known = {*mesh.axis_names, *logical}
-    wrong = [repr(name) for name in dict.fromkeys(names_of_axes(spec)) if name not in known]
+    """The message for an unused rule whose axes are not on the mesh, or None."""
+    axes = {*mesh.axis_names, *logical}
+    wrong = [repr(name) for name in dict.fromkeys(names_of_axes(spec)) if name not in axes]
     if not wrong:
         return None
     return (
@@ -268,14 +254,10 @@ def unknown_axes(pattern: str, spec: Any, logical: Sequence[str], mesh: AnyMesh)
 
 
 def check_activation_axes(plan: Plan, mesh: AnyMesh) -> None:
-    """Refuse rules for activations that name axes the mesh lacks, before a module is called.
-
-    Args:
-        plan: the plan.
-        mesh: the mesh.
+    """Raise for activation rules that name axes the mesh lacks, before a module is called.
 
     Raises:
-        PlanError: naming each.
+        PlanError: naming each rule.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
@@ -284,24 +266,24 @@ def check_activation_axes(plan: Plan, mesh: AnyMesh) -> None:
     """
     wrong = []
     for factor in plan.factors:
-        for pattern, said in factor.activations:
-            for side in (said.output, said.input):
+        for pattern, activation in factor.activations:
+            for side in (activation.output, activation.input):
                 specs = [spec for _, spec in side] if isinstance(side, Pairs) else [side]
                 wrong += [unknown_axes(pattern, spec, factor.axes.names, mesh) for spec in specs]
-    lines = [fault for fault in wrong if fault is not None]
+    lines = [message for message in wrong if message is not None]
     if lines:
-        raise PlanError("\n  ".join(["activations cannot be laid out on this mesh:", *lines]))
+        raise PlanError("\n  ".join(["activations cannot be sharded on this mesh:", *lines]))
 
 
 def names_of_axes(spec: Any) -> Iterator[str]:
-    """The names of axes in a spec or a rule; what has other spellings is looked at with a leaf."""
+    """The names of axes in a spec or a rule; other spellings are checked with a leaf."""
     if isinstance(spec, str | P | tuple):
         entries = entries_of(spec) if isinstance(spec, P) else spec
         for entry in (entries,) if isinstance(entries, str) else entries:
             if isinstance(entry, str):
                 yield entry
             elif isinstance(entry, tuple):
-                yield from (one for one in entry if isinstance(one, str))
+                yield from (name for name in entry if isinstance(name, str))
         return
     for field in ("out", "into", "axis"):
         axes = getattr(spec, field, None)

@@ -7,7 +7,7 @@ loading go on meanwhile, so nothing is lost.
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> wait()
 >>> total = jnp.sum(shard(jnp.ones((8, 4)), make_mesh((8,), ("x",)), ("x",)))
 >>> note([total])

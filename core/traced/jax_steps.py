@@ -38,7 +38,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto, is_typed
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan
-from isoshard.core.plan.freezing import UNSAID
+from isoshard.core.plan.freezing import UNSET
 from isoshard.core.plan.model_leaves import ModelLeaf
 from isoshard.core.plan.resolving import resolve_leaves
 from isoshard.core.plan.slot_rules import slot_layouts
@@ -165,7 +165,7 @@ def layouts_of(
     ]
     found: dict[str, NamedSharding] = resolve_leaves(plan, model, mesh).shardings
     batch = [_model_leaf(leaf) for leaf in leaves if leaf.role == "input"]
-    said = any(factor.inputs is not UNSAID for factor in plan.factors)
+    said = any(factor.inputs is not UNSET for factor in plan.factors)
     inputs: dict[str, NamedSharding] = {}
     if said and batch:
         inputs = resolve_leaves(plan.for_inputs(), batch, mesh).shardings

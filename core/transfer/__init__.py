@@ -1,4 +1,4 @@
-"""Transfer: arrays and host memory into a layout, out of it, and from one layout to another."""
+"""Transfer: arrays and host memory onto devices, off them, and from one sharding to another."""
 
 if __name__ != "isoshard.core.transfer":
     raise ImportError(f"import isoshard.core.transfer, not {__name__}: pip install -e . first")

@@ -1,8 +1,8 @@
-"""Array-like: what is taken for an array, and what stays what it is.
+"""Array-like values: what counts as an array, alone and inside a tree.
 
-Where one array is wanted, a number or a plain list or tuple of numbers is one, as `jnp.asarray`
-sees it. Inside a tree, arrays are laid out and all else stays: a step number, a name, a function, a
-list of numbers too, which is a tree of numbers there.
+Where an array is expected, a number or a plain list or tuple of numbers is one, as for
+`jnp.asarray`. Inside a tree only arrays are sharded; other leaves are returned unchanged: a step
+number, a name, a function, and a list of numbers, which is a tree of numbers there.
 
 >>> is_literal(2.5), is_literal([[1, 2], (3, 4)]), is_literal([np.ones(2), 1]), is_literal(["a"])
 (True, True, False, False)
@@ -36,29 +36,29 @@ def is_array(x: Any) -> bool:
 def is_literal(x: Any) -> bool:
     """Whether `x` is a Python number, or a list or tuple, also nested, of numbers only.
 
-    NamedTuples and other subclasses are trees, and so is what holds no number.
+    NamedTuples and other subclasses are trees, and so are lists without a number.
     """
     if type(x) not in (list, tuple):
         return isinstance(x, _NUMBERS) and not isinstance(x, np.generic)
-    found = False
+    has_number = False
     for item in x:
         if not isinstance(item, _NUMBERS) and not is_literal(item):
             return False
-        found = True
-    return found
+        has_number = True
+    return has_number
 
 
 def from_literal(x: Any, copy: bool | None = None, name: str = "array") -> np.ndarray | jax.Array:
-    """The array that a number or a list of numbers stands for.
+    """The array of a number or a list of numbers.
 
     Args:
-        x: what `is_literal` says yes to.
-        copy: as for `shard`; it has no memory to share.
-        name: of it, for messages.
+        x: a value for which `is_literal` is true.
+        copy: as for `shard`; there is no memory to share.
+        name: of the array, for messages.
 
     Returns:
-        Of a number what `jnp.asarray` gives, which adapts to the dtypes it meets; of a list an
-        array in host memory, its integers and floats of 64 bits, to be narrowed as any other.
+        Of a number what `jnp.asarray` gives, weakly typed; of a list a NumPy array with 64-bit
+        integers and floats, to be narrowed as any other.
 
     Raises:
         CopyError: copy is False, or an integer fits no dtype.
@@ -68,7 +68,7 @@ def from_literal(x: Any, copy: bool | None = None, name: str = "array") -> np.nd
         >>> from_literal([[1, 2], [3]], name="rows")
         Traceback (most recent call last):
             ...
-        TypeError: rows: a list of numbers whose rows differ in length is no array. Pad them, or give a tree of arrays.
+        TypeError: rows: a list of numbers whose rows differ in length is no array. Pad them, or pass a tree of arrays.
     """  # noqa: E501
     if copy is False:
         raise no_sharing(name, f"a {type(x).__name__} of Python has no memory of an array")
@@ -77,18 +77,18 @@ def from_literal(x: Any, copy: bool | None = None, name: str = "array") -> np.nd
     except OverflowError:
         bits = 64 if isinstance(x, list | tuple) or _has_64_bits() else 32
         raise CopyError(
-            f"{name}: holds an integer that does not fit {bits} bits. Make it a float"
+            f"{name}: an integer does not fit {bits} bits. Make it a float"
             + ("." if bits == 64 else ", or call jax.config.update('jax_enable_x64', True) first.")
         ) from None
     except ValueError:
         raise TypeError(
-            f"{name}: a list of numbers whose rows differ in length is no array. Pad them, or give "
+            f"{name}: a list of numbers whose rows differ in length is no array. Pad them, or pass "
             "a tree of arrays."
         ) from None
 
 
 def hidden_array(x: Any) -> str:
-    """Why a leaf that is no array may not be passed over, if it is or has one in disguise.
+    """The reason why a leaf may not be ignored: it is or has an array that JAX does not see.
 
     Example:
         >>> class Layer:
@@ -109,11 +109,11 @@ def hidden_array(x: Any) -> str:
 
 
 def _from_number(x: Any) -> jax.Array:
-    made = jnp.asarray(x)
+    array = jnp.asarray(x)
     if not _has_64_bits() and not isinstance(x, bool):
         metrics.count("narrowed")
-        metrics.count("narrowed_bytes", made.nbytes)
-    return made
+        metrics.count("narrowed_bytes", array.nbytes)
+    return array
 
 
 def _has_64_bits() -> bool:
@@ -121,6 +121,6 @@ def _has_64_bits() -> bool:
 
 
 def _from_list(x: Any) -> np.ndarray:
-    with jax.enable_x64(True):  # the dtype before it is narrowed
+    with jax.enable_x64(True):  # the dtype before narrowing
         dtype = jnp.result_type(*{type(item): item for item in jax.tree.leaves(x)}.values())
     return np.array(x, dtype)

@@ -1,9 +1,9 @@
-"""Device dtypes: what JAX stores host values as, and whether every value survives.
+"""Device dtypes: the dtype that JAX stores host values in, and whether every value is preserved.
 
 While `jax_enable_x64` is off, JAX has no 64-bit types. Integers become 32-bit ones if every value
-fits. Floats lose digits: where data enters by a verb for JAX they are rounded, as `jnp.asarray`
-rounds them (`jax_dtype`); where the values have to stay what they are (torch tensors, files,
-checkpoints, ONNX) they are refused (`device_dtype`).
+fits. Floats lose precision: `iso.shard` and `iso.to_jax` round them, as `jnp.asarray` does
+(`jax_dtype`); where values must be preserved (torch tensors, files, checkpoints, ONNX) they raise
+(`device_dtype`).
 
 >>> device_dtype(np.dtype("int64"))
 dtype('int32')
@@ -17,17 +17,13 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-
-from isoshard.core.errors import CopyError, no_sharing
+from isoshard.core.errors import CopyError
+from isoshard.core.errors import no_sharing
 from isoshard.core.runtime.caches import cached
 
 
 def device_dtype(dtype: np.dtype, name: str = "array") -> np.dtype:
-    """The dtype of the device buffer that holds every host value of `dtype` as it is.
-
-    Args:
-        dtype: of the host array.
-        name: of the array, for messages.
+    """The dtype of a device buffer that preserves every host value of `dtype`.
 
     Returns:
         The same dtype; for 64-bit integers while `jax_enable_x64` is off, the 32-bit one.
@@ -41,21 +37,17 @@ def device_dtype(dtype: np.dtype, name: str = "array") -> np.dtype:
             ...
         isoshard.core.errors.CopyError: weight: float64 would lose precision, as jax_enable_x64 is off. Convert it with .astype('float32'), or call jax.config.update('jax_enable_x64', True) first.
     """  # noqa: E501
-    found = jax_dtype(dtype, name)
-    if found != dtype and not np.issubdtype(dtype, np.integer):
+    stored = jax_dtype(dtype, name)
+    if stored != dtype and not np.issubdtype(dtype, np.integer):
         raise CopyError(
             f"{name}: {dtype} would lose precision, as jax_enable_x64 is off. Convert it with "
-            f".astype('{found}'), or call jax.config.update('jax_enable_x64', True) first."
+            f".astype('{stored}'), or call jax.config.update('jax_enable_x64', True) first."
         )
-    return found
+    return stored
 
 
 def jax_dtype(dtype: np.dtype, name: str = "array") -> np.dtype:
-    """The dtype of the device buffer in which `jnp.asarray` holds host values of `dtype`.
-
-    Args:
-        dtype: of the host array.
-        name: of the array, for messages.
+    """The dtype that `jnp.asarray` stores host values of `dtype` in.
 
     Returns:
         The same dtype; of 64-bit ones while `jax_enable_x64` is off, the 32-bit one.
@@ -67,18 +59,18 @@ def jax_dtype(dtype: np.dtype, name: str = "array") -> np.dtype:
         >>> jax_dtype(np.dtype("float64"))
         dtype('float32')
     """
-    found, fault = _jax_dtype(dtype, jax.dtypes.canonicalize_dtype(np.int64) == np.int64)
-    if fault:
-        raise CopyError(f"{name}: {fault}")
-    return found
+    stored, message = _jax_dtype(dtype, jax.dtypes.canonicalize_dtype(np.int64) == np.int64)
+    if message:
+        raise CopyError(f"{name}: {message}")
+    return stored
 
 
 @cached(256)
-def is_kept(dtype: np.dtype, x64: bool) -> bool:
-    """Whether JAX holds host values of `dtype` in that dtype, with 64 bits on or off.
+def is_supported(dtype: np.dtype, x64: bool) -> bool:
+    """Whether JAX stores host values of `dtype` in that dtype, with 64 bits on or off.
 
     Example:
-        >>> is_kept(np.dtype("int64"), True), is_kept(np.dtype("int64"), False)
+        >>> is_supported(np.dtype("int64"), True), is_supported(np.dtype("int64"), False)
         (True, False)
     """
     return _jax_dtype(dtype, x64) == (dtype, "")
@@ -87,10 +79,10 @@ def is_kept(dtype: np.dtype, x64: bool) -> bool:
 def check_narrowing(
     host: np.ndarray, dtype: np.dtype, copy: bool | None, name: str = "array"
 ) -> None:
-    """Raise unless 64-bit values may be stored in 32 bits; integers are looked at one by one.
+    """Raise unless 64-bit values may be stored in 32 bits; every integer is checked.
 
-    JAX itself would wrap integers that do not fit. Floats are rounded, and beyond the range
-    infinite, as in JAX.
+    JAX itself would wrap integers that do not fit. Floats are rounded, and infinite beyond the
+    range, as in JAX.
 
     Args:
         host: of a 64-bit dtype.
@@ -124,7 +116,7 @@ def _jax_dtype(dtype: np.dtype, x64: bool) -> tuple[np.dtype, str]:
     if not numeric or not dtype.isnative or dtype.type in _LONG:
         return dtype, (
             f"JAX has no dtype {dtype.str if numeric else dtype}. Convert it with .astype(..) to a "
-            "number type in this machine's byte order, or leave it out."
+            "numeric dtype in this machine's byte order, or leave it out."
         )
     with jax.enable_x64(x64):
         return np.dtype(jax.dtypes.canonicalize_dtype(dtype)), ""

@@ -1,8 +1,8 @@
-"""Exchange: host memory, JAX arrays and torch tensors, with the copies said aloud.
+"""Exchange between host memory, JAX arrays and torch tensors, with explicit copies.
 
-Every conversion takes `copy`: False shares memory or raises `CopyError`, True gives memory of its
-own, None (the default) shares where it can and copies where it must. Copies are counted in
-`metrics` ("copies", "copied_bytes").
+Every conversion takes `copy`: False shares memory or raises `CopyError`, True copies, None (the
+default) shares where it can and copies where it must. Copies are counted in `metrics` ("copies",
+"copied_bytes").
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> from isoshard.core.layout.spec import named_sharding
@@ -17,14 +17,13 @@ Traceback (most recent call last):
     ...
 isoshard.core.errors.CopyError: array: cannot share memory under copy=False: the slice [0:8, 0:2] of device 0 is not contiguous (strides (64, 4) bytes). Pass copy=None or copy=True.
 
-The rule: on CPU devices a device shares the slice it holds if that slice is C-contiguous and
-starts on a 64-byte boundary. Whoever shares sees later writes to the host memory in the JAX array,
-which the rest of JAX takes for immutable: write no more, or pass copy=True.
+The rule: a CPU device shares its slice of host memory if the slice is C-contiguous and starts on a
+64-byte boundary. Later writes to shared host memory show in the JAX array, which JAX assumes to be
+immutable: do not write to it, or pass copy=True.
 
-While `jax_enable_x64` is off, JAX holds 64 bits in 32, which is a copy, counted as "narrowed".
-`to_jax` of NumPy arrays, numbers and lists of them rounds floats as `jnp.asarray` does; integers
-that do not fit, which it would wrap, are refused. Where a tensor of torch is made, floats of 64
-bits are refused.
+While `jax_enable_x64` is off, JAX stores 64-bit values in 32 bits, which is a copy, counted as
+"narrowed". `to_jax` of NumPy arrays, numbers and lists of them rounds floats as `jnp.asarray` does;
+integers that do not fit, which it would wrap, raise. Conversions to torch raise for 64-bit floats.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
 from isoshard.core.frameworks import framework_of, require
-from isoshard.core.layout.in_shard_map import manual_axes, sharding_here
+from isoshard.core.layout.in_shard_map import manual_axes, manual_sharding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
@@ -45,9 +44,9 @@ from .device_dtypes import check_narrowing as check_narrowing
 from .device_dtypes import device_dtype as device_dtype
 from .host_memory import ALIGNMENT as ALIGNMENT
 from .host_memory import aligned_empty as aligned_empty
-from .host_memory import check_host, check_narrowed, take_host
+from .host_memory import check_host, check_narrowed, narrowed_to_jax
 from .host_memory import host_to_jax as host_to_jax
-from .relayout import lay_out as lay_out
+from .reshard import reshard_array as lay_out
 
 
 def to_jax(
@@ -59,20 +58,21 @@ def to_jax(
     dtype: Any = None,
     name: str = "array",
 ) -> Any:
-    """Give the same values as a `jax.Array`.
+    """Convert to a `jax.Array` with the same values.
 
     Args:
         x: a NumPy array, a jax.Array, an array or module of a framework with a bridge, or a
-            container of those, whose other leaves stay what they are. A number, or a list or tuple
-            of nothing but numbers, is an array, as `jnp.asarray` sees it. Of 64 bits while
+            container of those, whose other leaves are returned unchanged. A number, or a list or
+            tuple of only numbers, is an array, as for `jnp.asarray`. 64-bit values while
             `jax_enable_x64` is off: as for `shard`.
-        sharding: the layout. By default that of `x`; a host array goes to JAX's default device.
+        sharding: the target sharding. By default that of `x`; a host array goes to JAX's default
+            device.
         copy: None may share memory with `x` or copy, False shares or raises, True copies.
         reduce: of a DTensor, let torch reduce `Partial` placements first. Without it sums become
-            unreduced axes, and other partial values are refused.
-        dtype: of a torch tensor's array. By default its own; of 64 bits while `jax_enable_x64` is
-            off the one of 32, if every value is the same. `"int64"` gives the array with all its
-            bits, of which JAX uses half unless it is set to use them.
+            unreduced axes, and other partial values raise.
+        dtype: of a torch tensor's array. By default its own; a 64-bit one while `jax_enable_x64`
+            is off becomes the 32-bit one, if every value is preserved. `"int64"` keeps all bits,
+            of which JAX uses half unless it is set to use them.
         name: of the array, for messages.
 
     Returns:
@@ -80,7 +80,8 @@ def to_jax(
         constrained to `sharding`.
 
     Raises:
-        CopyError: memory cannot be shared under copy=False, or a value or dtype has no equal.
+        CopyError: memory cannot be shared under copy=False, or a value or dtype is not
+            representable.
         TypeError: `x` is none of the above.
 
     Example:
@@ -94,12 +95,15 @@ def to_jax(
     if isinstance(x, jax.Array):
         return lay_out(x, sharding, copy=copy, name=name)
     if isinstance(x, np.ndarray | np.generic):
-        return take_host(np.asarray(x), sharding, copy=copy, name=name)
+        return narrowed_to_jax(np.asarray(x), sharding, copy=copy, name=name)
     framework = framework_of(x)
     if framework is not None:
-        asked = {"reduce": reduce or None, "dtype": dtype}  # of which most frameworks know nothing
-        given = {option: value for option, value in asked.items() if value is not None}
-        return framework.to_jax(x, sharding, copy=copy, name=name, **given)
+        options = {
+            "reduce": reduce or None,
+            "dtype": dtype,
+        }  # which most frameworks do not take
+        set_options = {option: value for option, value in options.items() if value is not None}
+        return framework.to_jax(x, sharding, copy=copy, name=name, **set_options)
 
     def convert(path: str, leaf: Any) -> Any:
         if not is_array(leaf) and framework_of(leaf) is None and not hidden_array(leaf):
@@ -110,25 +114,25 @@ def to_jax(
 
 
 def to_torch(a: Any, *, copy: bool | None = None, device: Any = "jax") -> Any:
-    """Give the same values as torch tensors.
+    """Convert to torch tensors with the same values.
 
     Args:
         a: a jax.Array on any number of devices, an UnevenArray, a NumPy array, or a container of
             those.
         copy: None may share memory or copy, False shares or raises, True copies. On the CPU None
-            copies: torch would write to what JAX takes for immutable.
-        device: `"jax"`, or `"cpu"` for plain CPU tensors of the whole, such as the gradients that
-            an optimizer of CPU parameters takes.
+            copies: torch could write to buffers that JAX assumes to be immutable.
+        device: `"jax"`, or `"cpu"` for unsharded CPU tensors, such as the gradients that an
+            optimizer of CPU parameters takes.
 
     Returns:
-        Tensors with the layout of `a`, on the torch device `jax`, or the container of them. For
+        Tensors with the sharding of `a`, on the torch device `jax`, or the container of them. For
         plain CPU tensors of each shard, see `local_shards(a, framework="torch")`.
 
     Raises:
         ImportError: torch is not installed.
         CopyError: memory cannot be shared under copy=False.
         TypeError: `a` is none of the above.
-        ValueError: it is another device.
+        ValueError: `device` is another one.
 
     Example:
         >>> to_torch({"w": jax.numpy.ones(2)}, device="cpu")
@@ -137,7 +141,7 @@ def to_torch(a: Any, *, copy: bool | None = None, device: Any = "jax") -> Any:
     torch = require("torch")
     kind = str(device).partition(":")[0]
     if kind not in ("jax", "xla", "cpu"):
-        raise ValueError(f"to_torch gives tensors on 'jax' or on 'cpu', and {device!r} was asked")
+        raise ValueError(f"to_torch gives tensors on 'jax' or on 'cpu', not on {device!r}")
     if isinstance(a, np.ndarray):
         with jax.enable_x64(kind == "cpu" or jax.config.jax_enable_x64):
             a = host_to_jax(a, None, copy=copy)
@@ -155,19 +159,9 @@ def to_torch(a: Any, *, copy: bool | None = None, device: Any = "jax") -> Any:
 def check_shareable(
     x: np.ndarray | jax.Array, sharding: Sharding, *, copy: bool | None, name: str = "array"
 ) -> None:
-    """Raise what `to_jax` would raise of an array, and do nothing else.
-
-    Args:
-        x: the array.
-        sharding: the layout.
-        copy: as for `to_jax`.
-        name: of the array, for messages.
-
-    Raises:
-        CopyError: as `to_jax`.
-    """
+    """Raise what `to_jax` would raise for an array, and do nothing else."""
     if manual_axes():
-        sharding_here(x, sharding, name)
+        manual_sharding(x, sharding, name)
     elif isinstance(x, np.ndarray):
         if not check_narrowed(x, copy, name):
             check_host(x, sharding, copy=copy, name=name)
@@ -179,7 +173,7 @@ def _map_container(convert: Any, tree: Any, verb: str) -> Any:
     if jax.tree.all(jax.tree.map(lambda leaf: leaf is tree, tree)) and jax.tree.leaves(tree):
         raise TypeError(
             f"{verb} takes a NumPy array, a jax.Array, a tensor or module of a framework with a "
-            f"bridge, or a container of those; given was {type(tree).__name__}"
+            f"bridge, or a container of those, not {type(tree).__name__}"
         )
     return jax.tree.map_with_path(
         lambda path, leaf: convert(jax.tree_util.keystr(path, simple=True, separator="."), leaf),

@@ -1,10 +1,10 @@
-"""Leaves of a tree on their way to devices: what each is called, and the spec it is to have.
+"""Leaves of a tree with their names and target specs, before they are put on devices.
 
 >>> from jax.sharding import PartitionSpec as P
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((2, 4), ("x", "y"))
 >>> leaves, structure = named_arrays({"a": np.ones(2), "b": [np.ones(4)]}, "params")
->>> assign(leaves, structure, mesh, {"a": None, "b": P("y")}, "params")
+>>> set_specs(leaves, structure, mesh, {"a": None, "b": P("y")}, "params")
 >>> [(leaf.name, leaf.spec) for leaf in leaves]
 [('params.a', None), ('params.b.0', P('y',))]
 """
@@ -31,27 +31,27 @@ from isoshard.core.layout.spec import is_spec, named_sharding
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import boxed_leaves
-from isoshard.core.plan.whole_leaves import warn_whole
+from isoshard.core.plan.replication_warning import warn_replicated
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .array_like import hidden_array, is_array
 from .exchange import check_shareable
-from .host_memory import take_host
-from .relayout import lay_out
-from .remembered_moves import move_of
+from .host_memory import narrowed_to_jax
+from .reshard import reshard_array
+from .reshard_cache import resharding
 
 
 @dataclasses.dataclass
 class NamedArray:
-    """One leaf on its way.
+    """One leaf of a tree, its name and its target spec.
 
     Attributes:
         path: its path in the tree, joined by dots.
-        name: the same behind the name of the tree, for messages.
-        value: the array or module, a struct (`jax.ShapeDtypeStruct`), or what stays what it is.
-        framework: whose it is; None for NumPy and JAX arrays, structs and what is no array.
-        spec: what it is to have.
-        whole: the global shape, if `value` is only what this process has of it.
+        name: the path after the name of the tree, for messages.
+        value: the array or module, a struct (`jax.ShapeDtypeStruct`), or a leaf that is no array.
+        framework: of the value; None for NumPy and JAX arrays, structs and other leaves.
+        spec: the target spec.
+        global_shape: the global shape, if `value` is this process's local data.
     """
 
     path: str
@@ -59,18 +59,22 @@ class NamedArray:
     value: Any
     framework: Framework | None
     spec: Any = None
-    whole: tuple[int, ...] | None = None
+    global_shape: tuple[int, ...] | None = None
 
     @property
-    def stays(self) -> bool:
-        """Whether it is no array, and stays what it is."""
+    def is_passthrough(self) -> bool:
+        """Whether it is no array, and is returned unchanged."""
         return self.framework is None and not is_array(self.value)
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The global shape, or None: a module has none, and neither has what is no array."""
-        own = getattr(self.value, "shape", None)
-        return self.whole if own is None or self.whole is not None else tuple(own)
+        """The global shape; None for a module, and for a leaf that is no array."""
+        local_shape = getattr(self.value, "shape", None)
+        return (
+            self.global_shape
+            if local_shape is None or self.global_shape is not None
+            else tuple(local_shape)
+        )
 
     @property
     def dtype(self) -> Any:
@@ -78,8 +82,8 @@ class NamedArray:
         return getattr(self.value, "dtype", None)
 
     def check(self, mesh: Mesh, copy: bool | None) -> ShardingError | None:
-        """Look whether the leaf can be placed; the fault, or None."""
-        if self.stays:
+        """The error that putting the leaf on devices would raise, or None."""
+        if self.is_passthrough:
             return None
         try:
             if not isinstance(self.value, Tracer | jax.ShapeDtypeStruct):
@@ -94,23 +98,23 @@ class NamedArray:
             return error
         return None
 
-    def place(self, mesh: Mesh, copy: bool | None) -> Any:
-        """Lay the leaf out; what is no array comes back as it is."""
+    def put(self, mesh: Mesh, copy: bool | None) -> Any:
+        """Put the leaf on devices; one that is no array is returned unchanged."""
         if self.framework is not None:
             return self.framework.shard(self.value, mesh, self.spec, copy=copy, name=self.name)
-        if self.stays:
+        if self.is_passthrough:
             return self.value
         value, sharding = self.value, self._sharding(mesh)
         if isinstance(value, jax.ShapeDtypeStruct):
             return value.update(sharding=sharding)
         if isinstance(value, Tracer) or manual_axes():
-            return lay_out(value, sharding, copy=copy, name=self.name)
+            return reshard_array(value, sharding, copy=copy, name=self.name)
         mesh = as_mesh(mesh)
         if isinstance(value, np.ndarray):
-            return take_host(value, sharding, copy=copy, name=self.name)
+            return narrowed_to_jax(value, sharding, copy=copy, name=self.name)
         if copy is None:
-            sharding = move_of(value, mesh, self.spec, sharding)
-        return lay_out(value, sharding, copy=copy, name=self.name)
+            sharding = resharding(value, mesh, self.spec, sharding)
+        return reshard_array(value, sharding, copy=copy, name=self.name)
 
     def _sharding(self, mesh: Mesh) -> NamedSharding:
         shape = self.value.shape
@@ -120,13 +124,8 @@ class NamedArray:
 def named_arrays(x: Any, name: str | None) -> tuple[list[NamedArray], Any]:
     """Name every leaf of a tree.
 
-    Args:
-        x: the tree.
-        name: of the tree, for messages.
-
     Returns:
-        The leaves, and the structure to put results back into. Leaves that are no arrays are among
-        them, and stay what they are.
+        The leaves, including those that are no arrays, and the structure of the tree.
 
     Raises:
         TypeError: `x` is a single leaf that is no array, or a leaf hides arrays.
@@ -136,31 +135,31 @@ def named_arrays(x: Any, name: str | None) -> tuple[list[NamedArray], Any]:
     wrong = []
     for path, value in with_paths:
         path = path_name(path)
-        called = ".".join(part for part in (name, path) if part) or "array"
+        label = ".".join(component for component in (name, path) if component) or "array"
         value = np.asarray(value) if isinstance(value, np.generic) else value
         framework = framework_of(value)
         if framework is None and not is_array(value):
             hidden = f"is a {type(value).__name__}" if value is x else hidden_array(value)
-            wrong += [f"{called} {hidden}"] if hidden else []
-        leaves.append(NamedArray(path or called, called, value, framework))
+            wrong += [f"{label} {hidden}"] if hidden else []
+        leaves.append(NamedArray(path or label, label, value, framework))
     if wrong:
-        raise TypeError(f"only arrays can be laid out: {'; '.join(wrong)}. {_way_out(x)}")
+        raise TypeError(f"only arrays can be sharded: {'; '.join(wrong)}. {_fix(x)}")
     return leaves, structure
 
 
-def _way_out(x: Any) -> str:
-    """How what is no array becomes one."""
+def _fix(x: Any) -> str:
+    """How to fix a leaf that is no array."""
     if isinstance(x, str | os.PathLike):
         return "Read the file first: iso.load_safetensors, iso.restore or np.load."
     if hasattr(x, "init") and hasattr(x, "apply"):
-        return "It holds no arrays; lay out what its init returns: iso.shard(x.init(key, ..), ..)."
+        return "It has no arrays; shard what its init returns: iso.shard(x.init(key, ..), ..)."
     return "Make it an array with np.asarray, or register its class with jax.tree_util."
 
 
-def assign(
+def set_specs(
     leaves: list[NamedArray], structure: Any, mesh: Mesh, spec: Any, name: str | None
 ) -> None:
-    """Give each leaf its spec.
+    """Set each leaf's spec.
 
     Args:
         leaves: as `named_arrays` gives them.
@@ -173,62 +172,66 @@ def assign(
         SpecError: the tree of specs does not match, or the plan does not fit.
     """
     if isinstance(spec, Plan):
-        _ask_plan(leaves, structure, mesh, spec)
+        _assign_by_plan(leaves, structure, mesh, spec)
         return
-    specs = [spec] * len(leaves) if is_spec(spec) else _spread(spec, leaves, structure, name)
-    for leaf, own in zip(leaves, specs, strict=True):
-        leaf.spec = own
+    specs = [spec] * len(leaves) if is_spec(spec) else _broadcast(spec, leaves, structure, name)
+    for leaf, leaf_spec in zip(leaves, specs, strict=True):
+        leaf.spec = leaf_spec
 
 
-def _ask_plan(leaves: list[NamedArray], structure: Any, mesh: Mesh, plan: Plan) -> None:
-    """Look arrays up by their path; modules get the whole plan, as their parameters have names."""
-    arrays = {leaf.path: leaf for leaf in leaves if leaf.shape is not None and not leaf.stays}
-    paths = Counter(leaf.path for leaf in leaves if not leaf.stays)
-    twice = [path for path, count in paths.items() if count > 1]
-    if twice:
+def _assign_by_plan(leaves: list[NamedArray], structure: Any, mesh: Mesh, plan: Plan) -> None:
+    """Look arrays up by their path; modules get the plan itself, as their parameters have names."""
+    arrays = {
+        leaf.path: leaf for leaf in leaves if leaf.shape is not None and not leaf.is_passthrough
+    }
+    paths = Counter(leaf.path for leaf in leaves if not leaf.is_passthrough)
+    repeated = [path for path, count in paths.items() if count > 1]
+    if repeated:
         raise SpecError(
-            f"several leaves are called {', '.join(twice)}, and a Plan goes by names; rename keys "
-            "so that paths joined by dots differ, or give a tree of specs"
+            f"several leaves are called {', '.join(repeated)}, and a Plan goes by names; rename "
+            "keys so that paths joined by dots differ, or give a tree of specs"
         )
     boxed = dict(boxed_leaves(structure.unflatten(leaves)))  # boxes of Linen name their axes
     named = {path: boxed.get(path, leaf) for path, leaf in arrays.items()}
     resolved = plan.resolve(named, mesh)
-    warn_whole(plan, resolved)
+    warn_replicated(plan, resolved)
     layouts = resolved.shardings
     specs = {path: s if is_offloaded(s) else s.spec for path, s in layouts.items()}
     for leaf in leaves:
         leaf.spec = specs.get(leaf.path, plan)
 
 
-def _spread(specs: Any, leaves: list[NamedArray], structure: Any, name: str | None) -> list[Any]:
-    """One spec per leaf, from a tree of specs that may stop early; what stays needs none."""
-    given = [
+def _broadcast(specs: Any, leaves: list[NamedArray], structure: Any, name: str | None) -> list[Any]:
+    """One spec per array leaf, from a tree of specs that may be a prefix."""
+    spec_by_path = [
         (path_name(path), spec)
         for path, spec in jax.tree.leaves_with_path(specs, is_leaf=is_spec)
         if not _is_empty(spec)
     ]
     paths = [path_name(path) for path, _ in _paths_of(structure)]
-    found = [[spec for start, spec in given if _under(path, start)] for path in paths]
+    matches = [[spec for start, spec in spec_by_path if _is_below(path, start)] for path in paths]
     wrong = [
         f"no spec for {path or 'the array'}"
-        for path, specs, leaf in zip(paths, found, leaves, strict=True)
-        if not specs and not leaf.stays
+        for path, specs, leaf in zip(paths, matches, leaves, strict=True)
+        if not specs and not leaf.is_passthrough
     ]
-    stay = {path: leaf for path, leaf in zip(paths, leaves, strict=True) if leaf.stays}
+    passthrough = {
+        path: leaf for path, leaf in zip(paths, leaves, strict=True) if leaf.is_passthrough
+    }
     wrong += [
-        f"{path} is a {type(stay[path].value).__name__}, no array, and is given {spec}"
-        for path, spec in given
-        if path in stay and _splits(spec)
+        f"{path} is a {type(passthrough[path].value).__name__}, no array, and has spec {spec}"
+        for path, spec in spec_by_path
+        if path in passthrough and _splits(spec)
     ]
     wrong += [
         f"{start or 'the tree'} is a {type(spec).__name__}, not a spec"
-        for start, spec in given
+        for start, spec in spec_by_path
         if not is_spec(spec)
     ]
     wrong += [
-        f"{start} is given a spec, and there is no such leaf"
-        for start, spec in given
-        if spec is not None and not any(_under(path, start) for path in paths)
+        f"{start} has a spec, and there is no such leaf"
+        for start, spec in spec_by_path
+        if spec is not None and not any(_is_below(path, start) for path in paths)
     ]
     if wrong:
         raise SpecError(
@@ -236,11 +239,11 @@ def _spread(specs: Any, leaves: list[NamedArray], structure: Any, name: str | No
             f"are {', '.join(filter(None, paths)) or 'none'}; give one spec each, or a Plan of "
             "name patterns."
         )
-    return [specs[0] if specs else None for specs in found]
+    return [specs[0] if specs else None for specs in matches]
 
 
 def _splits(spec: Any) -> bool:
-    """Whether a spec names an axis."""
+    """Whether a spec splits any axis."""
     spec = spec.spec if isinstance(spec, NamedSharding) else spec
     entries = entries_of(spec) if isinstance(spec, P) else spec
     return isinstance(entries, tuple | list) and any(entry is not None for entry in entries)
@@ -250,7 +253,7 @@ def _paths_of(structure: Any) -> list[tuple[Any, Any]]:
     return jax.tree.leaves_with_path(jax.tree.unflatten(structure, range(structure.num_leaves)))
 
 
-def _under(path: str, start: str) -> bool:
+def _is_below(path: str, start: str) -> bool:
     return not start or path == start or path.startswith(start + ".")
 
 

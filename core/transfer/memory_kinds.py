@@ -1,4 +1,4 @@
-"""`memory=` of the verbs: any spelling of a layout, with the memory in which data is to rest.
+"""The `memory=` option: any spelling of a spec, with a memory kind.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((2, 4), ("x", "y"))
@@ -22,18 +22,18 @@ from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 
 def in_kind(spec: Any, mesh: Any, ndim: int | None, kind: str | None, name: str = "array") -> Any:
-    """A spec, or a Plan, that says the memory too.
+    """Add a memory kind to a spec or a Plan.
 
     Args:
         spec: any spelling of a spec, or a Plan.
         mesh: the mesh.
         ndim: rank of the array; None for a module.
-        kind: the memory, as JAX names it; None says nothing.
+        kind: the memory kind, as JAX names it; None leaves `spec` as it is.
         name: of the array, for messages.
 
     Returns:
-        A NamedSharding for an array, a Plan for a module or where a Plan was given; `spec` itself
-        without a memory.
+        A NamedSharding for an array, a Plan for a module or of a Plan; `spec` itself without a
+        memory kind.
 
     Raises:
         ShardingError: the spec does not fit, or the devices have no such memory.
@@ -42,7 +42,7 @@ def in_kind(spec: Any, mesh: Any, ndim: int | None, kind: str | None, name: str 
         return spec
     check_memory(mesh, kind, name=name)
     if isinstance(spec, Plan):
-        factors = tuple(dataclasses.replace(one, memory={"*": kind}) for one in spec.factors)
+        factors = tuple(dataclasses.replace(factor, memory={"*": kind}) for factor in spec.factors)
         return dataclasses.replace(spec, product=factors) if spec.product else factors[0]
     if ndim is None:
         return Plan({"*": spec}, memory={"*": kind})
@@ -50,7 +50,7 @@ def in_kind(spec: Any, mesh: Any, ndim: int | None, kind: str | None, name: str 
 
 
 def kind_of(x: Any) -> str | None:
-    """The memory of an array or a layout that rests in another one than it is computed in."""
+    """The memory kind of an offloaded array or sharding, else None."""
     if isinstance(x, Tracer):
         return None
     sharding: Any = x if isinstance(x, NamedSharding) else getattr(x, "sharding", None)

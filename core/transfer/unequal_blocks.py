@@ -1,35 +1,35 @@
-"""Core's verbs on arrays in blocks of unequal sizes, which `iso.domain` knows how to do.
+"""Verbs on arrays in blocks of unequal sizes, which `core/domain` implements.
 
-`domain` comes after this room. The facade says where its verbs are, and they are loaded when
-the first such array is met.
+`domain` imports this package, so it cannot be imported here: the top-level package registers a
+loader, which runs at the first such array.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
-
-from jax.sharding import Mesh, NamedSharding
-
 from isoshard.core.layout.uneven import UnevenArray
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from typing import Any
+from typing import Protocol
 
 
 class BlockVerbs(Protocol):
-    """What `core.blocks.verbs_of_core` has."""
+    """The interface of `core.blocks.verbs_of_core`."""
 
     def shard_padded(
         self, x: Any, mesh: Mesh, spec: Any, sizes: Any, copy: bool | None, name: str | None
     ) -> Any:
-        """Lay out with padding; every leaf is checked before one is placed."""
+        """Shard with padding; every leaf is checked before any is put on devices."""
         ...
 
     def reshard_uneven(self, u: UnevenArray, spec: Any, mesh: Mesh | None) -> Any:
-        """Blocks where they are wanted, of the sizes they have where there are as many."""
+        """Reshard; block sizes are kept where the number of blocks is."""
         ...
 
     def gather(self, u: UnevenArray, sharding: NamedSharding) -> Any:
-        """The array of the true shape, whole on every device."""
+        """The array of the true shape, replicated."""
         ...
 
 
@@ -38,7 +38,7 @@ def _not_wired() -> BlockVerbs:
 
 
 class _Wiring:
-    """How the verbs are loaded; set once, by the facade."""
+    """The loader of the verbs; set once, by the top-level package."""
 
     def __init__(self) -> None:
         self.load: Callable[[], Any] = _not_wired
@@ -48,12 +48,12 @@ _WIRING = _Wiring()
 
 
 def wire(load: Callable[[], Any]) -> None:
-    """Load the verbs so, once they are needed."""
+    """Register the loader of the verbs."""
     _WIRING.load = load
     block_verbs.cache_clear()
 
 
 @functools.cache
 def block_verbs() -> BlockVerbs:
-    """The verbs."""
+    """The verbs, loaded at the first call."""
     return _WIRING.load()

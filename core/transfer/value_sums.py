@@ -1,7 +1,7 @@
-"""Sums over the bits of an array: what processes compare in place of its values.
+"""Checksums of an array's values, which processes compare in place of the values.
 
-Equal values in equal places give equal sums, in whatever memory, strides or layout they are; other
-values, or the same ones in another order, give others but for one in 2**64.
+Equal arrays have equal checksums, whatever their memory, strides or sharding; arrays with other
+values, or in another order, have others except with probability 2**-64.
 
 >>> a = np.arange(6, dtype=np.float32).reshape(2, 3)
 >>> value_sum(a) == value_sum(jax.numpy.asarray(a)) == value_sum(np.asfortranarray(a))
@@ -9,11 +9,11 @@ True
 >>> value_sum(a) == value_sum(a[::-1])
 False
 
-An array in host memory, or on one CPU device, is read where it is, by pieces of 1 MiB. On other
-devices, or where several hold parts of it, a program on them makes the sums, and 8 bytes come to
-the host. An element is as many words of 32 bits as it needs; the word `i` counts
-`_mix(i // _ROW) + _mix(i % _ROW, ..)` times, modulo 2**32, so that sums of rows and of columns are
-all that the host has to make.
+An array in host memory, or on one CPU device, is read in place, in chunks of 1 MiB. On other
+devices, or where it is sharded, a program on them computes the checksum, and 8 bytes are copied to
+the host. An element is as many words of 32 bits as it needs; the word `i` has weight
+`_mix(i // _ROW) + _mix(i % _ROW, ..)`, modulo 2**32, so that the host needs only the sums of rows
+and of columns, which NumPy computes at memory speed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,13 @@ import jax.numpy as jnp
 import numpy as np
 
 _ROW = 4096
-_PIECE = 64 * _ROW
-_COLUMN_SEED = 0x9E3779B9
+_CHUNK = 64 * _ROW  # words: 1 MiB, which stays in a core's cache
+_COLUMN_SEED = 0x9E3779B9  # 2**32 / golden ratio: columns get other weights than rows
 _SMALL = ("int2", "uint2", "int4", "uint4")  # of less than a byte on devices
 
 
 def value_sum(x: np.ndarray | jax.Array) -> str:
-    """Sum up an array that this process has whole.
-
-    Args:
-        x: of any shape, strides and dtype, on devices of this process or in its memory.
-
-    Returns:
-        16 hexadecimal digits.
+    """The checksum of a fully addressable array of any shape, strides and dtype.
 
     Example:
         >>> value_sum(np.zeros(0)), value_sum(np.ones(1, np.int8))[:8]
@@ -65,43 +59,43 @@ def _sum_on_host(host: np.ndarray) -> str:
     for words in _rows_of_words(host):
         rows = np.add.reduce(words, 1, dtype=np.uint32)
         columns += np.add.reduce(words, 0, dtype=np.uint32)
-        numbers = np.arange(first, first + len(rows), dtype=np.uint64).astype(np.uint32)
+        row_indices = np.arange(first, first + len(rows), dtype=np.uint64).astype(np.uint32)
         plain = np.add.reduce(rows, initial=plain, dtype=np.uint32)
-        weighted = np.add.reduce(rows * _mix(numbers), initial=weighted, dtype=np.uint32)
+        weighted = np.add.reduce(rows * _mix(row_indices), initial=weighted, dtype=np.uint32)
         first += len(rows)
-    along = columns * _mix(np.arange(_ROW, dtype=np.uint32) ^ np.uint32(_COLUMN_SEED))
-    weighted = np.add.reduce(along, initial=weighted, dtype=np.uint32)
+    weighted_columns = columns * _mix(np.arange(_ROW, dtype=np.uint32) ^ np.uint32(_COLUMN_SEED))
+    weighted = np.add.reduce(weighted_columns, initial=weighted, dtype=np.uint32)
     return f"{int(plain):08x}{int(weighted):08x}"
 
 
 def _rows_of_words(host: np.ndarray) -> Iterator[np.ndarray]:
-    """The words of an array in its logical order, by rows; zeros after the last."""
+    """The words of an array in its logical order, by rows, padded with zeros."""
     left = np.zeros(0, np.uint32)
-    for piece in _pieces(host):
-        words = _words(piece)
+    for chunk in _chunks(host):
+        words = _words(chunk)
         if len(left):
             words = np.concatenate([left, words])
-        whole = len(words) // _ROW * _ROW
-        if whole:
-            yield words[:whole].reshape(-1, _ROW)
-        left = words[whole:]
+        complete = len(words) // _ROW * _ROW
+        if complete:
+            yield words[:complete].reshape(-1, _ROW)
+        left = words[complete:]
     if len(left):
         last = np.zeros((1, _ROW), left.dtype)
         last[0, : len(left)] = left
         yield last
 
 
-def _pieces(host: np.ndarray) -> Iterator[np.ndarray]:
-    """Consecutive elements, flat; copied piece by piece where they are not contiguous."""
+def _chunks(host: np.ndarray) -> Iterator[np.ndarray]:
+    """Consecutive elements, flat; copied chunk by chunk where they are not contiguous."""
     if host.flags.c_contiguous:
         flat = host.reshape(-1)
-        for start in range(0, flat.size, _PIECE):
-            yield flat[start : start + _PIECE]
-    elif host[0].size > _PIECE:
-        for part in host:
-            yield from _pieces(part)
+        for start in range(0, flat.size, _CHUNK):
+            yield flat[start : start + _CHUNK]
+    elif host[0].size > _CHUNK:
+        for row in host:
+            yield from _chunks(row)
     else:
-        step = max(1, _PIECE // max(1, host[0].size))
+        step = max(1, _CHUNK // max(1, host[0].size))
         for start in range(0, len(host), step):
             yield np.ascontiguousarray(host[start : start + step]).reshape(-1)
 
@@ -115,17 +109,17 @@ def _words(flat: np.ndarray) -> np.ndarray:
 @functools.partial(jax.jit, inline=False)
 def _sums_on_devices(x: jax.Array) -> jax.Array:
     words = _device_words(x)
-    at, inner = jnp.zeros(words.shape, jnp.uint32), 1
+    index, inner = jnp.zeros(words.shape, jnp.uint32), 1
     for axis in reversed(range(words.ndim)):
-        along = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-        at, inner = at + along * jnp.uint32(inner % 2**32), inner * words.shape[axis]
-    weights = _mix(at // _ROW) + _mix((at % _ROW) ^ jnp.uint32(_COLUMN_SEED))
+        iota = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+        index, inner = index + iota * jnp.uint32(inner % 2**32), inner * words.shape[axis]
+    weights = _mix(index // _ROW) + _mix((index % _ROW) ^ jnp.uint32(_COLUMN_SEED))
     plain = jnp.sum(words, dtype=jnp.uint32)
     return jnp.stack([plain, jnp.sum(words * weights, dtype=jnp.uint32)])
 
 
 def _device_words(x: jax.Array) -> jax.Array:
-    """The words of an array, those of one element along a last axis of their own."""
+    """The words of an array; those of one element are a trailing axis."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([x.real, x.imag], -1)
     if x.dtype == bool or x.dtype.name in _SMALL:
@@ -135,8 +129,8 @@ def _device_words(x: jax.Array) -> jax.Array:
     return words.reshape(math.prod(words.shape)) if words.ndim == 0 else words
 
 
-def _mix(number: Any) -> Any:
-    """Scatter the bits of numbers of 32 bits (the finalizer of MurmurHash3)."""
-    number = (number ^ (number >> 16)) * number.dtype.type(0x85EBCA6B)
-    number = (number ^ (number >> 13)) * number.dtype.type(0xC2B2AE35)
-    return number ^ (number >> 16)
+def _mix(bits: Any) -> Any:
+    """Mix the bits of 32-bit integers (fmix32, the finalizer of MurmurHash3)."""
+    bits = (bits ^ (bits >> 16)) * bits.dtype.type(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * bits.dtype.type(0xC2B2AE35)
+    return bits ^ (bits >> 16)

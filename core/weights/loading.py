@@ -44,7 +44,7 @@ from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.transfer.device_dtypes import device_dtype
-from isoshard.core.transfer.host_memory import ALIGNMENT, aligned_empty, cuts_of
+from isoshard.core.transfer.host_memory import ALIGNMENT, aligned_empty, host_slices
 
 from .file_format import Stored
 from .folder import open_weights
@@ -153,7 +153,7 @@ class _Target:
 
     def _wishes(self, sharding: NamedSharding) -> Any:
         """Memory for each block that devices of this process hold, and what fills it."""
-        starts = list(dict.fromkeys(cut.start for cut in cuts_of(sharding, self.shape)))
+        starts = list(dict.fromkeys(cut.start for cut in host_slices(sharding, self.shape)))
         shape = sharding.shard_shape(self.shape)
         blocks = dict(zip(starts, _aligned(len(starts), shape, self.dtype), strict=True))
         wishes: dict[Stored, list[Any]] = {}

@@ -22,7 +22,7 @@ import numpy as np
 
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.uneven import UnevenArray, is_uneven, padded_of
-from isoshard.core.layout.valid_elements import ShardElements, held_here
+from isoshard.core.layout.valid_elements import ShardElements, local_elements
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .file_format import pack_header
@@ -162,7 +162,7 @@ def _blocks(array: Any) -> Iterator[np.ndarray]:
     if inner is array and (inner.is_fully_replicated or not inner.ndim):
         yield np.asarray(inner.addressable_shards[0].data)
         return
-    held = held_here(array)
+    held = local_elements(array)
     once = [one for one in held if one.replica_id == 0]
     shards = [o for o in held if o.device == held[0].device] if inner.is_fully_replicated else once
     row = max(math.prod(array.shape[1:]) * array.dtype.itemsize, 1)
@@ -177,9 +177,9 @@ def _blocks(array: Any) -> Iterator[np.ndarray]:
             start, stop = _rows(shard)
             if start <= low and high <= stop:
                 if number not in on_host:
-                    on_host[number] = np.asarray(shard.buffer)[shard.part.inside]
+                    on_host[number] = np.asarray(shard.buffer)[shard.valid.inside]
                 rows = on_host[number][low - start : high - start]
-                block[(slice(None), *shard.part.index[1:])] = rows
+                block[(slice(None), *shard.valid.index[1:])] = rows
             elif stop <= low:
                 on_host.pop(number, None)
         yield block
@@ -194,7 +194,7 @@ def _is_here(array: Any) -> bool:
 
 
 def _rows(held: ShardElements) -> tuple[int, int]:
-    return held.part.index[0].start, held.part.index[0].stop
+    return held.valid.index[0].start, held.valid.index[0].stop
 
 
 def _ties(weights: Mapping[str, Any]) -> dict[str, str]:

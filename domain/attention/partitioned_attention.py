@@ -14,7 +14,7 @@ Under a causal mask queries and keys of a ring are brought in zigzag order and t
 where twice the devices divide both lengths and the mask has no rows.
 
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> x = shard(jax.random.normal(jax.random.key(0), (1, 2, 64, 8)), make_mesh((4,), ("x",)),
 ...           (None, None, "x"))
 >>> attend = Attention(False, 1.0)

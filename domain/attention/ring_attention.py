@@ -5,7 +5,7 @@ full sequence, nor more scores than those of one tile: memory per device is that
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((2, 4), ("data", "seq"))
 >>> x = np.random.default_rng(0).normal(size=(2, 64, 8, 16)).astype(np.float32)
 >>> x = shard(x, mesh, ("data", "seq"))

@@ -2,7 +2,7 @@
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((4,), ("seq",))
 >>> x = np.random.default_rng(0).normal(size=(1, 32, 8, 16)).astype(np.float32)
 >>> x = shard(x, mesh, (None, "seq"))

@@ -6,7 +6,7 @@ it returns NotImplemented.
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> x = np.ones((1, 2, 18, 8), np.float32)
 >>> sizes = (None, None, (5, 2, 7, 4), None)
 >>> u = shard(x, make_mesh((4,), ("x",)), (None, None, "x"), uneven="pad", sizes=sizes)

@@ -2,7 +2,7 @@
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> rows = shard(np.eye(4, dtype=np.float32), make_mesh((4,), ("x",)), ("x",))
 >>> spectra = jax.jit(fft)(rows)                         # also without `jax.jit`
 >>> print(spectra[1], spectra.sharding.spec)

@@ -7,19 +7,17 @@ arguments, by its keyword, or by the block itself as the handler got it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
-
+from collections.abc import Sequence
 from isoshard.core.blocks.array_layout import ArrayLayout
 from isoshard.core.errors import ShardingError
-
 from .results import ResultLayout
 from .verbs import Verbs
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from typing import Any
+
 
 Which = Any  # a position, a keyword, a path of these into a nested argument, or the block itself
 
@@ -38,7 +36,7 @@ class Shards(Verbs):
     Example:
         >>> import jax
         >>> from isoshard.domain import register_function_handler
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> def handler(shards, x):                     # `shards` is a Shards, `x` a block of two
         ...     names = shards.axes(x, 0)
         ...     return shards.all_reduce(x.max(), names, "max"), P()

@@ -4,7 +4,7 @@
 >>> import numpy as np
 >>> from jax.sharding import PartitionSpec as P
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> def handler(shards, a, b):                   # runs on every device, with its blocks
 ...     return shards.all_reduce(jnp.dot(a, b), shards.axes(a, 0)), P()
 >>> dot = register_function_handler(jnp.dot, handler)
@@ -168,7 +168,7 @@ def register_function_handler(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> def handler(shards, x):                     # each block alone, laid out as it was
         ...     return jnp.square(x), shards.like(x, 0)
         >>> square = register_function_handler(jnp.square, handler)

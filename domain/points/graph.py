@@ -5,7 +5,7 @@ node needs nothing from other devices; before it, each device fetches the rows o
 other shards, its ghosts, each of them once.
 
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((4,), ("x",))
 >>> nodes = shard(jnp.arange(8.0)[:, None], mesh, ("x",))
 >>> graph = partition_graph([0, 2, 7, 6], [1, 1, 0, 7], nodes)
@@ -37,7 +37,7 @@ from isoshard.core.blocks.known_shardings import sharding_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import UnevenArray, padded_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 
 from .edges import SortedEdges, sort_edges
 from .row_splits import RowSplit, read_rows

@@ -1,7 +1,7 @@
 """Neighbours in a cloud of points: the nearest, or those within a radius.
 
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((4,), ("x",))
 >>> points = shard(np.arange(8, dtype=np.float32)[:, None] ** 2, mesh, ("x",))  # 0, 1, .. 49
 >>> queries = shard(np.float32([[3], [10], [20], [48]]), mesh, ("x",))

@@ -3,7 +3,7 @@
 Where an array has no sharding (`isoshard.core.blocks.known_shardings`), the caller passes it.
 
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((2, 4), ("x", "y"))
 >>> faults = []
 >>> points = shard(np.zeros((8, 3), np.float32), mesh, P(("y", "x")))

@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((4,), ("x",))
 >>> image = shard(jnp.ones((1, 1, 8, 6)), mesh, (None, None, "x"))
 >>> kernel = jnp.ones((1, 1, 3, 3))

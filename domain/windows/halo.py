@@ -4,7 +4,7 @@
 >>> import numpy as np
 >>> from jax.sharding import PartitionSpec as P
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> mesh = make_mesh((4,), ("x",))
 >>> x = shard(np.arange(8), mesh, ("x",))
 >>> halo_exchange(x, 1, 0, "wrap").reshape(4, 4)             # one line per shard
@@ -78,7 +78,7 @@ def halo_exchange(
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> x = shard(np.zeros((8, 3), np.float32), make_mesh((4,), ("x",)), ("x", None))
         >>> halo_exchange(x, 1, 1)
         Traceback (most recent call last):
@@ -139,7 +139,7 @@ def halo(
         ShardingError: an argument does not fit.
 
     Example:
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> x = shard(jnp.arange(8), jax.make_mesh((4,), ("x",)), jax.P("x"))
         >>> def change(block):                     # each row less the one before it
         ...     return block - halo(block, (1, 0), 0, "x", mode="wrap")[:-1]

@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> rows = shard(jnp.arange(8), make_mesh((4,), ("x",)), ("x",))
 >>> pad(rows, {0: (2, 2)}, "reflect").tolist()
 [2, 1, 0, 1, 2, 3, 4, 5, 6, 7, 6, 5]
@@ -104,7 +104,7 @@ def pad(
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> rows = shard(np.arange(4), make_mesh((4,), ("x",)), ("x",))
         >>> pad(rows, [(1, 3)], "edge").tolist()
         [0, 0, 1, 2, 3, 3, 3, 3]
@@ -150,7 +150,7 @@ def roll(x: Any, shift: int, axis: int, *, mesh: Any = None, spec: Any = None) -
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> roll(shard(np.arange(4), make_mesh((4,), ("x",)), ("x",)), -1, 0).tolist()
         [1, 2, 3, 0]
     """

@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> rows = shard(jnp.arange(8.0)[None, None], make_mesh((4,), ("x",)), (None, None, "x"))
 >>> max_pool(rows, 3, stride=2, padding=1).tolist()
 [[[1.0, 3.0, 5.0, 7.0]]]
@@ -146,7 +146,7 @@ def max_pool(
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> rows = np.array([[[3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0]]], np.float32)
         >>> max_pool(shard(rows, make_mesh((4,), ("x",)), (None, None, "x")), 2).tolist()
         [[[3.0, 4.0, 9.0, 6.0]]]

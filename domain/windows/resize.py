@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> rows = shard(jnp.arange(4.0)[None, None], make_mesh((4,), ("x",)), (None, None, "x"))
 >>> interpolate(rows, scale=2, mode="linear").tolist()
 [[[0.0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3.0]]]

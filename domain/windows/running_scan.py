@@ -2,7 +2,7 @@
 
 >>> import numpy as np
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> rows = shard(np.arange(1, 9), make_mesh((4,), ("x",)), ("x",))
 >>> cumsum(rows, 0).tolist()
 [1, 3, 6, 10, 15, 21, 28, 36]

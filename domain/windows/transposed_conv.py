@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> rows = shard(jnp.ones((1, 1, 8)), make_mesh((4,), ("x",)), (None, None, "x"))
 >>> conv_transpose(rows, jnp.ones((1, 1, 4)), stride=2, padding=1).sum().item()
 30.0

@@ -18,25 +18,31 @@ find their values in the graph.
 from __future__ import annotations
 
 import ast
-import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any
-
 import jax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-
+import warnings
+from collections.abc import Iterable
+from collections.abc import Mapping
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.partial_sums import refuse, stored
+from isoshard.core.layout.partial_sums import check_no_sums
+from isoshard.core.layout.partial_sums import stored
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import Side
-from isoshard.core.plan.freezing import UNSAID
-from isoshard.core.plan.resolved import BY_DEFAULT, BY_SIZE, ResolvedLeaf, ResolvedPlan
+from isoshard.core.plan.freezing import UNSET
+from isoshard.core.plan.resolved import BY_DEFAULT
+from isoshard.core.plan.resolved import BY_SIZE
+from isoshard.core.plan.resolved import ResolvedLeaf
+from isoshard.core.plan.resolved import ResolvedPlan
+from isoshard.onnx_bridge.errors import AnnotationWarning
+from isoshard.onnx_bridge.errors import ModelError
+from isoshard.onnx_bridge.reading.graph import Graph
+from isoshard.onnx_bridge.reading.graph import Node
+from isoshard.onnx_bridge.reading.parameter_record import Origin
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from typing import Any
 
-from ..errors import AnnotationWarning, ModelError
-from ..reading.graph import Graph, Node
-from ..reading.parameter_record import Origin
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 
@@ -73,7 +79,7 @@ def spec_over(layout: NamedSharding | P, mesh: Mesh, ndim: int) -> P:
     """Say a layout over the mesh of the export."""
     if isinstance(layout, P):
         return layout
-    refuse(layout, "a file has no words for that")
+    check_no_sums(layout, "a file has no words for that")
     plain = stored(layout)
     if dict(plain.mesh.shape) == dict(mesh.shape):
         return plain.spec
@@ -100,7 +106,7 @@ def of_parameters(
 
 def of_inputs(plan: Plan, graph: Graph, mesh: Mesh) -> dict[str, P]:
     """Find the specs that a plan gives the inputs of a graph."""
-    if all(factor.inputs is UNSAID for factor in plan.factors):
+    if all(factor.inputs is UNSET for factor in plan.factors):
         return {}
     shapes = {name: _sizes(graph, name, mesh) for name in graph.inputs}
     known = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}

@@ -32,7 +32,7 @@ from jax.sharding import Mesh, NamedSharding
 from onnx import helper, numpy_helper
 
 from isoshard.core.transfer.device_dtypes import device_dtype
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 
 from ..errors import ModelError
 from ..layouts.shardings import Uneven

@@ -41,12 +41,12 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 
 from isoshard.core.layout.axis_types import (
-    along,
     auto,
     constrain,
     is_typed,
     on_mesh,
     same_grid,
+    spec_over,
     under_auto,
 )
 from isoshard.core.layout.partial_sums import stored, unreduced
@@ -193,7 +193,7 @@ class _Notes:
 def _alike(one: Any, other: NamedSharding, kind: AxisType) -> bool:
     if not isinstance(one, NamedSharding) or not same_grid(one.mesh, other.mesh):
         return False
-    return along(one.spec, other.mesh, kind) == along(other.spec, other.mesh, kind)
+    return spec_over(one.spec, other.mesh, kind) == spec_over(other.spec, other.mesh, kind)
 
 
 def _run(program: Any, args: Sequence[Any], notes: _Notes) -> list[Any]:

@@ -22,18 +22,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
-
 import numpy as np
-from jax.sharding import Mesh
-
+from collections.abc import Sequence
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh_slices import slice_numbers
+from isoshard.core.layout.mesh_slices import slice_ids
 from isoshard.core.runtime.caches import cached
-
-from .topologies import Topology, topology_of
+from .topologies import Topology
+from .topologies import topology_of
 from .torus_loads import busiest
+from jax.sharding import Mesh
+from typing import Any
+from typing import Literal
+
 
 LinkKind = Literal["memory", "ici", "nvlink", "network", "dcn"]
 """Copies in one host's memory; links of a torus; a switch; the hosts' network; that of slices."""
@@ -244,7 +244,7 @@ def _places(mesh: Mesh) -> _DevicePlaces:
     coords = [device.coords if torus else (0, 0, 0) for device in flat]
     return _DevicePlaces(
         np.array(hosts).reshape(shape),
-        slice_numbers(mesh),
+        slice_ids(mesh),
         np.array(coords).reshape(*shape, -1),
     )
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.plan import Plan, PlanError
-from isoshard.core.plan.freezing import UNSAID
+from isoshard.core.plan.freezing import UNSET
 from isoshard.core.plan.model_leaves import ModelLeaf
 from isoshard.core.plan.resolving import resolve_leaves
 from isoshard.core.traced.traced_step import TracedStep
@@ -39,7 +39,7 @@ def fixed_layouts(fixed: Plan | None, step: TracedStep, mesh: Mesh) -> dict[str,
         resolved = resolve_leaves(open_ended, leaves, mesh)
         undecided = set(resolved.unmatched)
         found |= {n: one for n, one in resolved.shardings.items() if n not in undecided}
-        if any(one.inputs is not UNSAID for one in fixed.factors):
+        if any(one.inputs is not UNSET for one in fixed.factors):
             inputs = resolve_leaves(fixed.for_inputs(), _leaves(step, ("input",)), mesh)
             undecided = set(inputs.unmatched)
             found |= {n: one for n, one in inputs.shardings.items() if n not in undecided}
@@ -87,8 +87,8 @@ def joined(fixed: Plan | None, found: Plan) -> Plan:
             activations=tuple(pair for one in fixed.factors for pair in one.activations),
             memory=tuple(pair for one in fixed.factors for pair in one.memory),
         )
-    both = _without_default(fixed, UNSAID).otherwise(found)
-    if fixed.inputs is UNSAID or found.inputs is UNSAID:
+    both = _without_default(fixed, UNSET).otherwise(found)
+    if fixed.inputs is UNSET or found.inputs is UNSET:
         return both
     mine = dict(fixed.inputs)
     more = {pattern: spec for pattern, spec in found.inputs if pattern not in mine}

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from jax.sharding import Mesh
 
 from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.mesh_slices import slice_axes, slices_along
+from isoshard.core.layout.mesh_slices import slice_axes, slices_over
 from isoshard.core.plan.layout_rules import PlanError
 from isoshard.core.plan.plan import Plan
 from isoshard.core.runtime.formatting import human_bytes
@@ -58,7 +58,7 @@ def counted(
     counts: dict[tuple[Any, ...], int] = {}
     for op in ops:
         if op.is_collective:
-            among = op.slices or slices_along(mesh, op.axes, slices)
+            among = op.slices or slices_over(mesh, op.axes, slices)
             key = (op.name, op.axes, op.sent, op.line, op.dtype, among)
             counts[key] = counts.get(key, 0) + op.times
     return tuple(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from isoshard.core.layout.mesh_slices import slice_numbers
+from isoshard.core.layout.mesh_slices import slice_ids
 from isoshard.core.runtime.hlo_collectives import Groups
 from isoshard.core.runtime.hlo_slice_transfers import transfer
 from isoshard.core.runtime.hlo_text import HloModule
@@ -45,7 +45,7 @@ class SlicedProgram:
     def __init__(self, module: HloModule, mesh: Mesh, slices: int | None = None):
         """See the class."""
         self.mesh = mesh
-        self.numbers = slice_numbers(mesh, slices)
+        self.numbers = slice_ids(mesh, slices)
         flat = self.numbers.ravel()
         found = _PARTITIONS.search(module.header)
         self.first: list[int] | None = None

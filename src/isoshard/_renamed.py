@@ -28,7 +28,7 @@ RENAMED = {
     "isoshard.core.mesh": "isoshard.core.layout.mesh",
     "isoshard.core.metrics": "isoshard.core.runtime.metrics",
     "isoshard.core.op_sharding": "isoshard.core.layout.op_sharding",
-    "isoshard.core.place": "isoshard.core.transfer.place",
+    "isoshard.core.place": "isoshard.core.transfer.device_put",
     "isoshard.core.shards": "isoshard.core.layout.shards",
     "isoshard.core.spec": "isoshard.core.layout.spec",
     "isoshard.core.tiles": "isoshard.core.layout.tiles",

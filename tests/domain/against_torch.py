@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 
 from .blocks import grown, in_blocks, out_of_blocks
 

@@ -115,7 +115,7 @@ class TestCreated:
 
     def test_no_mesh_and_no_plan(self):
         with pytest.raises(
-            iso.ShardingError, match=r"set_mesh has set none; give one: iso\.create"
+            iso.ShardingError, match=r"set_mesh has set none; pass one: iso\.create"
         ):
             iso.create_sharded(orthogonal, PLAN)
         with pytest.raises(TypeError, match=r"Give a plan, or one spec for all: iso\.create_shard"):
@@ -128,7 +128,7 @@ class TestCreated:
 
     def test_what_begins_with_a_mesh(self, mesh):
         for plan in (PLAN, P("data")):
-            with pytest.raises(TypeError, match=r"a mesh is a jax\.sharding\.Mesh.*given was str"):
+            with pytest.raises(TypeError, match=r"a mesh is a jax\.sharding\.Mesh.*not a str"):
                 iso.create_sharded(orthogonal, "data", plan)
         assert mesh_first("f", mesh, PLAN, 1) == (mesh, PLAN, 1)
         layout = NamedSharding(mesh, P("data"))
@@ -152,7 +152,7 @@ class TestLaidOut:
         with pytest.raises(iso.ShardingError, match="abstract mesh, which has no devices"):
             iso.shard(model, mesh.abstract_mesh, PLAN)
         for module in (Plain(nnx.Rngs(0)), make_equinox(jax.random.key(0))):
-            with pytest.raises(iso.ShardingError, match="set_mesh has set none; give one"):
+            with pytest.raises(iso.ShardingError, match="set_mesh has set none; pass one"):
                 iso.reshard(module, iso.Plan({"*": None}))
             with jax.set_mesh(mesh):
                 assert meshes(iso.reshard(module, iso.Plan({"*": None}))) == {mesh}

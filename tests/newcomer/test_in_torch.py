@@ -132,7 +132,7 @@ MISTAKES = [
     (TypeError, lambda at: xs.mark_sharding(at.mesh, ones(8, 4), P("x")),
      "takes the tensor first", "mark_sharding(t, mesh, spec)"),
     (TypeError, lambda at: xs.mark_sharding(ones(8, 4), P("x"), at.mesh),
-     "given was P: P('x',)", "stands before the spec"),
+     "not a P: P('x',)", "comes before the spec"),
     (iso.ShardingError, lambda at: xs.mark_sharding(torch.ones(8, 4), at.mesh, ("x", None)),
      "cpu", ".to("),
     (iso.ShardingError, lay_out_what_was_computed, "require grad", "x.detach()"),
@@ -172,7 +172,7 @@ MISTAKES = [
      "Linear got tensors on several devices: jax:0", "move them to one, such as with .to('jax')"),
     (TypeError, lambda at: iso.torch_module(linen.Dense(3)), "variables", "init="),
     (iso.ShardingError, lambda at: jax.jit(lambda x: iso.shard(x, P("x")))(np.ones(8, np.float32)),
-     "no mesh is given", "iso.shard(x, mesh, P('x'))"),
+     "there is no mesh argument", "iso.shard(x, mesh, P('x'))"),
 ]  # fmt: skip
 
 

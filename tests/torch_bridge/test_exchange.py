@@ -273,7 +273,7 @@ def test_to_torch_on_the_cpu(line, counted):
     assert iso.to_torch(uneven, device="cpu").tolist() == list(range(10))
     with pytest.raises(iso.CopyError, match=r"does not lie on one CPU device .*; pass copy=None"):
         iso.to_torch(a, device="cpu", copy=False)
-    with pytest.raises(ValueError, match="on 'jax' or on 'cpu', and 'cuda:0' was asked"):
+    with pytest.raises(ValueError, match="on 'jax' or on 'cpu', not on 'cuda:0'"):
         iso.to_torch(one, device="cuda:0")
 
     weight = torch.nn.Parameter(torch.ones(3))

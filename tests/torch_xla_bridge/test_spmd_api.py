@@ -253,7 +253,7 @@ def test_the_size_and_colours_of_a_picture(capsys, monkeypatch):
     assert drawn(max_width=16)[1] <= 16
     with pytest.raises(ShardingError, match=r"\(3,\) on .* has no layout to draw; mark it"):
         debugging.visualize_tensor_sharding(data(3))
-    with pytest.raises(SpecError, match="must stand in braces"):
+    with pytest.raises(SpecError, match="must be in braces"):
         debugging.visualize_sharding("nonsense")
     monkeypatch.setenv("FORCE_COLOR", "1")  # colours need a terminal that has them
     monkeypatch.setenv("TERM", "xterm-256color")

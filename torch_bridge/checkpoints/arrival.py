@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import CheckpointError
 from isoshard.core.layout.uneven import Sizes
-from isoshard.core.layout.valid_elements import parts_of
+from isoshard.core.layout.valid_elements import valid_slices
 from isoshard.torch_bridge._torch_internals.checkpoint_types import ChunkStorageMetadata
 from isoshard.torch_bridge.common.exchange import to_numpy
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -142,7 +142,7 @@ class Arrival:
         start = chunk_at(index, self._shape)
         if start.offsets not in self._buffers:
             buffer = self._buffers[start.offsets] = _Buffer(tuple(start.sizes), [])
-            for part in parts_of(index, self._shape, sizes):
+            for part in valid_slices(index, self._shape, sizes):
                 chunk = chunk_of(part)
                 self._pieces[chunk.offsets] = _ShardBuffer(chunk, part.inside, buffer)
                 self._missing[chunk.offsets] = math.prod(chunk.sizes)

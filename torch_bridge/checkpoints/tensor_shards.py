@@ -24,7 +24,7 @@ import torch
 from torch.distributed.checkpoint.metadata import TensorProperties
 
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.layout.valid_elements import ShardElements, ValidSlice, held_here
+from isoshard.core.layout.valid_elements import ShardElements, ValidSlice, local_elements
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals.checkpoint_types import ChunkStorageMetadata
 from isoshard.torch_bridge.common.exchange import from_numpy, shard_to_torch
@@ -106,16 +106,16 @@ def pieces_of(tensor: lazy_tensor.LazyTensor) -> list[StoredShard]:
         tensor: on the `jax` device.
     """
     return [
-        StoredShard(chunk_of(one.part), number)
-        for number, one in enumerate(held_here(reading.held(tensor)))
+        StoredShard(chunk_of(one.valid), number)
+        for number, one in enumerate(local_elements(reading.held(tensor)))
         if one.replica_id == 0
     ]
 
 
 def piece_at(array: jax.Array | UnevenArray, offsets: Sequence[int]) -> ShardElements:
     """What a device of this process holds of the piece that begins at `offsets`."""
-    for one in held_here(array):
-        if chunk_of(one.part).offsets == torch.Size(offsets):
+    for one in local_elements(array):
+        if chunk_of(one.valid).offsets == torch.Size(offsets):
             return one
     raise ValueError(f"no device of this process holds a piece that begins at {tuple(offsets)}")
 
@@ -134,7 +134,7 @@ def host(held: ShardElements, dtype: torch.dtype, *, copy: bool = False) -> torc
         view, mine = from_numpy(array, dtype), True
     else:
         view, mine = shard_to_torch(held.buffer), False
-    valid = view[held.part.inside]
+    valid = view[held.valid.inside]
     converted = valid.to(dtype)
     padded = valid.numel() < view.numel()
     return (
@@ -152,12 +152,12 @@ def on_host(tensor: lazy_tensor.LazyTensor) -> HostShards | torch.Tensor:
         A CPU tensor if every device holds the whole, else its pieces.
     """
     array = reading.held(tensor)
-    held = held_here(array)
+    held = local_elements(array)
     if not isinstance(array, UnevenArray) and array.sharding.is_fully_replicated:
         return host(held[0], tensor.dtype, copy=True)
     return HostShards(
         [
-            HostShard(chunk_of(one.part), number, host(one, tensor.dtype, copy=True))
+            HostShard(chunk_of(one.valid), number, host(one, tensor.dtype, copy=True))
             for number, one in enumerate(held)
             if one.replica_id == 0
         ],

@@ -38,7 +38,7 @@ from jax.sharding import NamedSharding
 
 from isoshard.core.errors import CopyError, ShardingError, raise_collected
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.partial_sums import refuse
+from isoshard.core.layout.partial_sums import check_no_sums
 from isoshard.core.layout.shards import Shard
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
@@ -139,7 +139,7 @@ def to_dtensor(
     Example:
         >>> import torch.distributed as dist
         >>> from isoshard.core.layout.mesh import make_mesh
-        >>> from isoshard.core.transfer.place import shard
+        >>> from isoshard.core.transfer.device_put import shard
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> device_mesh = dist.init_device_mesh("cpu", (1,), mesh_dim_names=("x",))
         >>> array = shard([[1.0], [2.0]], make_mesh((1,), ("x",)), ("x",))
@@ -229,7 +229,7 @@ def local_shards(x: DTensor) -> list[Shard]:
         slice(None) if size == whole else slice(start, start + size)
         for start, size, whole in zip(route.offset, route.local, route.layout.shape, strict=True)
     )
-    refuse(route.layout.sharding, "this rank holds a term (x.to_local()), no piece", _REDUCE)
+    check_no_sums(route.layout.sharding, "this rank holds a term (x.to_local()), no piece", _REDUCE)
     where = route.layout.sharding.devices_indices_map(route.layout.padded)
     order = list(mesh_of(route.layout.sharding).devices.flat)
     before = order[: order.index(route.device)]

@@ -22,10 +22,10 @@ from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.plan import Plan
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.transfer.device_put import sharding_of
 from isoshard.core.transfer.exchange import host_to_jax, lay_out
 from isoshard.core.transfer.host_memory import check_host
 from isoshard.core.transfer.memory_kinds import in_kind, kind_of
-from isoshard.core.transfer.place import sharding_of
 from isoshard.core.transfer.process_local import from_local
 from isoshard.core.weights.weight_errors import WeightError
 from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks

@@ -12,9 +12,9 @@ from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import ModelLeaf
+from isoshard.core.plan.replication_warning import warn_replicated
 from isoshard.core.plan.resolving import resolve_leaves
 from isoshard.core.plan.unused_rules import warn_unused
-from isoshard.core.plan.whole_leaves import warn_whole
 
 from ..loops.by_layer import ByLayer
 from ..loops.stacked import StackedLayers
@@ -70,7 +70,7 @@ def _decided(
     if isinstance(spec, Plan):
         resolved = resolve_leaves(spec, [_leaf(*item) for item in found.items()], mesh)
         if warn:
-            warn_whole(spec, resolved)
+            warn_replicated(spec, resolved)
         if warn and resolved.unused:
             warn_unused(spec, module)
         return {leaf.name: leaf.sharding for leaf in resolved.leaves}

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from isoshard.core.layout.spec import named_sharding
-from isoshard.core.transfer.process_local import blocks_here, whole_shape
+from isoshard.core.transfer.process_local import global_shape, local_block_indices
 from isoshard.torch_bridge.spmd.mark_errors import MinibatchError
 
 
@@ -43,7 +43,7 @@ class Split:
         self.fits = len(self.spec) == rank
         self.minibatch = bool(spec.minibatch) and self.fits
         self.sharding = named_sharding(self.spec if self.fits else (), spec.mesh, rank)
-        blocks, held = blocks_here(self.sharding, rank)
+        blocks, held = local_block_indices(self.sharding, rank)
         self._parts = [max(1, len(b)) for b in held] if self.minibatch else blocks
 
     def parts(self, axis: int) -> int:
@@ -68,4 +68,4 @@ class Split:
                     f"{name}: axis {axis} has size {size} in this process, which its {parts} "
                     f"shards of that axis (spec {self.spec}) do not divide"
                 )
-        return whole_shape(shape, self.sharding)
+        return global_shape(shape, self.sharding)

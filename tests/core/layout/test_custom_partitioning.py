@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout import custom_partitioning as partitioning
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 
 ASKED = []
 

@@ -50,7 +50,7 @@ class TestVerbs:
         with pytest.raises(
             ShardingError,
             match=r"array: inside jax\.shard_map over 'x', 'y' a value is one device's block, and "
-            "cannot be split along 'y' again: say it by in_specs and out_specs",
+            "cannot be split over 'y' again: use in_specs and out_specs",
         ):
             run(again, typed, jit=jit)
         with pytest.raises(ShardingError, match=r"no axis is left.*run over fewer axes"):
@@ -73,15 +73,19 @@ class TestVerbs:
             assert found[0].sharding.spec == P(None, "y")
 
     def test_over_some_those_may_not(self, typed, verb, jit):
-        with pytest.raises(ShardingError, match=r"over 'x' .*along 'x' again.*'y' may be asked"):
+        with pytest.raises(ShardingError, match=r"over 'x' .*over 'x' again.*'y' may be used"):
             run(lambda x: VERBS[verb](x, typed, P("x")), typed, "x", jit)
 
 
 def test_what_comes_from_outside(typed):
     for outside in (HOST, jnp.asarray(HOST), iso.shard(HOST, typed, P())):
-        with pytest.raises(ShardingError, match=r"comes from outside.*make it an argument"):
+        with pytest.raises(
+            ShardingError, match=r"from outside cannot be sharded.*make it an argument"
+        ):
             run(lambda x, o=outside: x + iso.shard(o, typed, P(None, "y"))[:4], typed, "x")
-        with pytest.raises(ShardingError, match=r"comes from outside.*make it an argument"):
+        with pytest.raises(
+            ShardingError, match=r"from outside cannot be sharded.*make it an argument"
+        ):
             run(lambda x, o=outside: iso.shard([x, o], typed, P(None, "y"))[0], typed, "x")
 
 
@@ -102,7 +106,7 @@ def test_the_same_grid_of_another_type(typed):
 def test_a_block_has_no_layout(typed):
     for verb in (iso.sharding_of, iso.full):
         with pytest.raises(
-            ShardingError, match="one device's block, which has no layout along 'x'"
+            ShardingError, match="one device's block, which has no sharding over 'x'"
         ):
             run(verb, typed)
 

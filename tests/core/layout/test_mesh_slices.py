@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import types
-
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
-
-from isoshard import DeviceError, ShardingError, hybrid_mesh, make_mesh, slice_axes
-from isoshard.core.layout.mesh_slices import slice_numbers, slices_along
+import types
+from isoshard import DeviceError
+from isoshard import ShardingError
+from isoshard import hybrid_mesh
+from isoshard import make_mesh
+from isoshard import slice_axes
+from isoshard.core.layout.mesh_slices import slice_ids
+from isoshard.core.layout.mesh_slices import slices_over
 from isoshard.planner.machine.topologies import topology
+from jax.sharding import Mesh
 
 
 def test_virtual_devices_are_grouped_as_hybrid_mesh_groups_them():
     mesh = hybrid_mesh((4, 1), (1, 2), ("model", "replica"))
-    assert slice_numbers(mesh, 2).tolist() == [[0, 1]] * 4
+    assert slice_ids(mesh, 2).tolist() == [[0, 1]] * 4
     assert slice_axes(mesh, 2) == {"replica": 2}
     assert slice_axes(mesh) == {}
 
@@ -31,8 +34,8 @@ def test_one_grid_may_stand_for_different_slices():
 def test_described_slices_are_known():
     mesh = topology("v5e:32*16x16").mesh((32, 256), ("replica", "data"))
     assert slice_axes(mesh) == {"replica": 32}
-    assert slices_along(mesh, ("data",)) == 1
-    assert slices_along(mesh, ()) == 1
+    assert slices_over(mesh, ("data",)) == 1
+    assert slices_over(mesh, ()) == 1
     wide = topology("v5e:2*4x4").mesh((32,), ("data",))
     assert slice_axes(wide) == {"data": 2}
 
@@ -55,14 +58,14 @@ def test_of_several_processes_hosts_are_slices_unless_devices_know_better(
 ):
     devices = [device(n, platform=platform, process_index=n // 4, **more) for n in range(8)]
     mesh = types.SimpleNamespace(devices=np.array(devices, object), axis_names=("x",))
-    assert slices_along(mesh, ("x",)) == crossing
+    assert slices_over(mesh, ("x",)) == crossing
 
 
 def test_slices_that_do_not_fit():
     mesh = make_mesh((8,), ("x",))
     with pytest.raises(ShardingError, match=r"slices=3 does not divide the 8 devices"):
         slice_axes(mesh, 3)
-    with pytest.raises(ShardingError, match=r"are in 2 slices, and slices=4 is given"):
+    with pytest.raises(ShardingError, match=r"are in 2 slices, not slices=4"):
         slice_axes(topology("v5e:2*2x4").mesh((16,), ("x",)), 4)
 
 
@@ -75,4 +78,4 @@ def test_a_hybrid_mesh_of_other_slices_than_the_devices_know(monkeypatch):
 
 def test_a_mesh_of_any_order_is_read_by_ids():
     turned = Mesh(np.array(jax.devices()[::-1], object), ("x",))
-    assert slice_numbers(turned, 2).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert slice_ids(turned, 2).tolist() == [1, 1, 1, 1, 0, 0, 0, 0]

@@ -11,12 +11,12 @@ from jax.sharding import PartitionSpec as P
 import isoshard as iso
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.offload import (
-    bring_in,
-    brought_in_after,
     in_memory,
     is_offloaded,
     on_device,
-    put_back,
+    to_device,
+    to_device_after,
+    to_memory_of,
 )
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.plan.resolved import ResolvedPlan
@@ -52,8 +52,8 @@ def test_a_step_brings_in_and_puts_back(mesh):
 
     @jax.jit
     def step(state, x):
-        new = brought_in_after(state, x)
-        return put_back(new * 2 + x, layout), bring_in(x)
+        new = to_device_after(state, x)
+        return to_memory_of(new * 2 + x, layout), to_device(x)
 
     found, x = step(state, jnp.ones(8))
     assert found.sharding.memory_kind == HOST and x.sharding.memory_kind == "device"

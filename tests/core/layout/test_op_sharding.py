@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isoshard.core.errors import ShardingError, SpecError, UnrepresentableError
-from isoshard.core.layout.op_sharding import MOST_DEVICES, parse_op_sharding, to_op_sharding
+from isoshard.core.layout.op_sharding import MAX_DEVICES, parse_op_sharding, to_op_sharding
 from isoshard.core.layout.tiles import Tiles
 
 
@@ -43,15 +43,15 @@ def test_missing_rank_or_devices():
     text = "{replicated}"
     with pytest.raises(SpecError, match=r"pass the tensor's rank as ndim= and the devices .*num_"):
         parse_op_sharding(text)
-    with pytest.raises(SpecError, match="pass the devices in all as num_devices="):
+    with pytest.raises(SpecError, match="pass the number of all devices as num_devices="):
         parse_op_sharding(text, 2)
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("replicated", "must stand in braces"),
-        ("", "must stand in braces"),
+        ("replicated", "must be in braces"),
+        ("", "must be in braces"),
         ("{}", "at position 0: expected 'replicated'"),
         ("{replicate}", "at position 1: expected 'replicated', .* found 'replicate'"),
         ("{devices=[2,x]0,1,2,3}", "the blocks '2,x' are no numbers"),
@@ -60,8 +60,8 @@ def test_missing_rank_or_devices():
         ("{devices=[4]<=[2,2]T(0)}", r"the order T\(0,\) does not permute the dims \[2, 2\]"),
         ("{devices=[2]0,1 sideways}", "at position 16: expected nothing .* found 'sideways'"),
         ("{devices=[2,2]0,1}", "2,2,1 blocks do not hold 2 devices"),
-        ("{devices=[2]0,0}", r"\[0, 0\] are not the numbers 0\.\.1"),
-        ("{devices=[2]1,2}", r"\[1, 2\] are not the numbers"),
+        ("{devices=[2]0,0}", r"\[0, 0\] are not 0\.\.1"),
+        ("{devices=[2]1,2}", r"\[1, 2\] are not 0"),
         ("{devices=[-2,-4]<=[8]}", r"the blocks \[-2, -4\] are not all positive"),
         ("{devices=[4]<=[-2,-2]}", r"the dims after '<=' \[-2, -2\] are not all positive"),
         ("{devices=[4]<=[4]T(-1)}", r"T\(-1,\) does not permute"),
@@ -94,7 +94,7 @@ def test_no_layout(text, what):
 
 
 def test_some_devices_but_not_all_cannot_be_printed():
-    with pytest.raises(UnrepresentableError, match=r"\[0, 2\] of 4 hold data"):
+    with pytest.raises(UnrepresentableError, match=r"\[0, 2\] of 4 have data"):
         to_op_sharding(Tiles([[0], [2]], num_devices=4))
 
 
@@ -184,6 +184,6 @@ def test_what_asks_for_much_is_refused_at_once(text, what):
 
 
 def test_more_devices_than_a_string_alone_may_say():
-    many = MOST_DEVICES * 2
+    many = MAX_DEVICES * 2
     text = f"{{devices=[{many}]<=[{many}]}}"
     assert parse_op_sharding(text, num_devices=many).num_devices == many

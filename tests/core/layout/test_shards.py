@@ -7,7 +7,7 @@ from isoshard.core import frameworks
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.layout.shards import Shard, local_shards
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 
 
 def test_pieces_share_the_array(mesh):
@@ -68,9 +68,9 @@ def test_other_frameworks(mesh, monkeypatch):
 
 
 def test_no_array(mesh):
-    with pytest.raises(TypeError, match=r"given was ndarray.*iso\.shard"):
+    with pytest.raises(TypeError, match=r"not a ndarray.*iso\.shard"):
         local_shards(np.ones(3))
-    with pytest.raises(TypeError, match=r"given was dict.*jax\.tree\.map"):
+    with pytest.raises(TypeError, match=r"not a dict.*jax\.tree\.map"):
         local_shards({"a": jax.numpy.ones(3)})
     with pytest.raises(ShardingError, match="outside jit"):
         jax.jit(local_shards)(np.ones(3, np.float32))

@@ -41,9 +41,9 @@ def test_dots_are_the_axes_that_are_left_to_the_compiler(mesh):
     assert found((..., "tp")) == P(U, U, "tp")
     assert found(P("dp", ..., "tp")) == P("dp", U, "tp")
     assert found(("dp", ..., "tp"), (4, 8)) == P("dp", "tp")
-    with pytest.raises(PlanError, match=r"speaks of 2 axes, and the shape \(4,\) has 1"):
+    with pytest.raises(PlanError, match=r"names 2 axes, and the shape \(4,\) has 1"):
         found(("dp", ..., "tp"), (4,))
-    with pytest.raises(PlanError, match=r"'...' stands more than once"):
+    with pytest.raises(PlanError, match=r"'...' is repeated"):
         found((..., "dp", ...))
 
 
@@ -98,17 +98,17 @@ def test_every_fault_is_named(mesh):
     with pytest.raises(PlanError) as caught:
         specs(Plan(activations={"m": said}), "m", "output", {"0": (6,), "1": (8,), "2": (8,)}, mesh)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "the output of module 'm' cannot be laid out:"
+    assert lines[0] == "the output of module 'm' cannot be sharded:"
     assert "there is no array at '5'; the arrays are at '0', '1', '2'" in lines[1]
     assert "m, output 1: " in lines[2] and "'modle'" in lines[2]
     assert "m, output 0: shape (6,) does not split evenly" in lines[3]
     assert len(lines) == 4
-    with pytest.raises(PlanError, match="no array to lay out"):
+    with pytest.raises(PlanError, match="no array to shard"):
         specs(Plan(activations={"m": P("dp")}), "m", "output", {}, mesh)
 
 
 def test_what_is_refused():
-    with pytest.raises(PlanError, match="says something of the output or of the input"):
+    with pytest.raises(PlanError, match="needs a spec for the output or for the input"):
         Activation()
     with pytest.raises(PlanError, match="is a rule for parameters; give an activation a spec"):
         Plan(activations={"m": Linear(out="tp")})

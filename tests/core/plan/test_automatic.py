@@ -20,11 +20,13 @@ def test_it_passes_all_on_and_gives_what_comes_back(nobody):
         asked.append((args, options))
         return Plan({"*": None})
 
-    automatic.found_by(lambda: finder)
+    automatic.register_search(lambda: finder)
     assert Plan.auto("step", ("x",), "mesh", memory=7) == Plan({"*": None})
     assert asked == [(("step", ("x",), "mesh"), {"memory": 7, "fixed": None})]
 
 
 def test_without_anybody_it_says_so(nobody):
-    with pytest.raises(ShardingError, match="nothing is there to find a plan: import isoshard"):
+    with pytest.raises(
+        ShardingError, match="no planner is registered to search for a plan: import isoshard"
+    ):
         Plan.auto("step", (), "mesh")

@@ -1,4 +1,4 @@
-"""A plan's regular expressions end: what could take for ever is refused when the plan is made."""
+"""A plan's regular expressions end: what could take forever is refused when the plan is made."""
 
 import re
 import time
@@ -51,7 +51,7 @@ def test_the_ways_are_counted(expression, characters, count):
     ],
 )  # fmt: skip
 def test_nested_repetitions_are_refused(expression):
-    with pytest.raises(PlanError, match=r"could take for ever: .* repeats without bound what can"):
+    with pytest.raises(PlanError, match=r"could take forever: .* repeats without bound what can"):
         iso.Plan({f"re:{expression}": None})
 
 
@@ -74,19 +74,19 @@ def test_every_fault_is_in_one_message():
     with pytest.raises(PlanError) as caught:
         iso.Plan({"re:(": None, "re:(a+)+": None, "re:(?x) a b": None, "re:a{99999999999}": None})
     said = str(caught.value)
-    assert "'re:(' is no regular expression" in said
-    assert "'re:(a+)+' could take for ever" in said
-    assert "the flag x (spaces and comments in the expression) is not read here" in said
-    assert "'re:a{99999999999}' is no regular expression" in said
+    assert "'re:(' is not a regular expression" in said
+    assert "'re:(a+)+' could take forever" in said
+    assert "the flag x (spaces and comments in the expression) is not supported" in said
+    assert "'re:a{99999999999}' is not a regular expression" in said
 
 
 def test_groups_inside_groups_without_end():
-    with pytest.raises(PlanError, match=r"no regular expression|could take for ever"):
+    with pytest.raises(PlanError, match=r"not a regular expression|could take forever"):
         check_patterns(["re:" + "(" * 5000 + ")" * 5000])
 
 
 def test_activations_are_checked_too():
-    with pytest.raises(PlanError, match="could take for ever"):
+    with pytest.raises(PlanError, match="could take forever"):
         iso.Plan(activations={"re:(a+)+$": None})
 
 

@@ -36,7 +36,7 @@ def test_what_changed(mesh):
         "a.weight  P('tp',) -> P('tp', 'fsdp')  2.0 KiB -> 1.0 KiB  a.*",
         "norm      P() -> P('fsdp',)            128 B -> 64 B       norm -> *",
         "2 of 3 leaves changed, 3.1 KiB -> 2.1 KiB on each device",
-        "laid out as before by another rule: b.weight: rule b.* -> *.weight",
+        "same sharding by another rule: b.weight: rule b.* -> *.weight",
     ]
 
 
@@ -101,5 +101,5 @@ def test_a_golden_names_every_difference(mesh, tmp_path):
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"mesh": {"x": 2}}', '{"mesh": [1], "leaves": []}'])
 def test_text_that_is_no_golden(text):
-    with pytest.raises(PlanError, match=r"no layout that ResolvedPlan\.to_json wrote"):
+    with pytest.raises(PlanError, match=r"not JSON that ResolvedPlan\.to_json wrote"):
         ResolvedPlan.from_json(text)

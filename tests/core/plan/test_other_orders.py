@@ -21,7 +21,7 @@ def test_rules_of_torch_on_a_flax_model_are_a_fault(rest):
     assert "'*.up.weight' decides nothing, and 0.up.kernel " in text
     assert "write '*.up.*': Linear(out='model', into='data')" in text
     assert "write 'wte.*': P('model',)" in text and "norm" not in text
-    assert ("is laid out by '*'" if rest else "has no rule") in text
+    assert ("is sharded by '*'" if rest else "has no rule") in text
 
 
 def test_and_the_other_way_round():

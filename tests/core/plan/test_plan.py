@@ -194,10 +194,10 @@ def test_a_plan_is_a_value():
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ([("a", None), ("a", P())], "'a' is given twice"),
-        ({3: None}, "3 is no string"),
-        ({"re:(": None}, r"'re:\(' is no regular expression: .*unterminated"),
-        ({"re:(": None, 3: None}, "3 is no string; 're:"),
+        ([("a", None), ("a", P())], "'a' is repeated"),
+        ({3: None}, "3 is not a string"),
+        ({"re:(": None}, r"'re:\(' is not a regular expression: .*unterminated"),
+        ({"re:(": None, 3: None}, "3 is not a string; 're:"),
     ],
 )
 def test_malformed_patterns(rules, message):

@@ -77,7 +77,7 @@ def _call_through(module_name, callee):
 
 
 @pytest.mark.parametrize(
-    "inner", ["torch.nn.modules", "jax._src.api", "isoshard.core.transfer.place"]
+    "inner", ["torch.nn.modules", "jax._src.api", "isoshard.core.transfer.device_put"]
 )
 def test_user_location_skips_the_frameworks(inner):
     line = _call_through.__code__.co_firstlineno + 4

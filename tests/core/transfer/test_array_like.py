@@ -180,7 +180,7 @@ class TestInATree:
         tree = {"w": np.ones(8, np.float32), "step": 3}
         for specs in ({"w": P("x")}, {"w": P("x"), "step": None}, {"w": P("x"), "step": P()}):
             assert iso.shard(tree, mesh, specs)["step"] == 3
-        with pytest.raises(SpecError, match=r"step is a int, no array, and is given P\('x',\)"):
+        with pytest.raises(SpecError, match=r"step is a int, no array, and has spec P\('x',\)"):
             iso.shard(tree, mesh, {"w": P("x"), "step": P("x")})
 
     def test_arrays_in_disguise_are_not_passed_over(self, mesh):

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import isoshard as iso
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.transfer import process_local
-from isoshard.core.transfer.host_memory import HostSlice, aligned_empty, cuts_to_jax
+from isoshard.core.transfer.host_memory import HostSlice, aligned_empty, slices_to_jax
 
 SPECS = [P(), P("y"), P("x", "y"), P(None, ("x", "y"))]
 
@@ -72,7 +72,7 @@ class TestTrees:
         assert placed["a"].sharding.spec == P(None, "y")
 
     def test_all_faults_at_once(self, mesh, monkeypatch):
-        monkeypatch.setattr(process_local, "cuts_to_jax", None)
+        monkeypatch.setattr(process_local, "slices_to_jax", None)
         with pytest.raises(
             iso.ShardingError, match=r"(?s)3 leaves.*in\.a: local shape.*in\.b.*'z'.*in\.c: int64"
         ):
@@ -126,7 +126,7 @@ def test_cuts_of_a_part(mesh):
         block = number % 4 // 2 * 2
         index = (slice(block, block + 2), slice(0, 16))
         cuts.append(HostSlice(device, number, (number % 4 * 2, 0), index))
-    array = cuts_to_jax(part, sharding, (8, 16), tuple(cuts), copy=None, name="part")
+    array = slices_to_jax(part, sharding, (8, 16), tuple(cuts), copy=None, name="part")
     want = np.concatenate([host[0:2], host[0:2], host[4:6], host[4:6]])
     np.testing.assert_array_equal(array, want)
     for a, b in itertools.pairwise(array.addressable_shards):

@@ -9,7 +9,7 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 from isoshard.core.weights import FileFormatError, load_safetensors, save_safetensors
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 from isoshard.core.weights import (
     Concat,
     Kernel,

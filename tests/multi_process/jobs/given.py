@@ -125,7 +125,7 @@ def shard_cases(world):
         ),
         "jax array": ("values", lambda: iso.shard(jax.numpy.asarray(of(w, w + 1)), mesh, P("x"))),
         "layout of an array on all": (
-            r"by P\(None, 'x'\), lying by",
+            r"by P\(None, 'x'\), sharded as",
             lambda: iso.reshard(stored, of(P(), P(None, "x"))),
         ),
         "tensor": ("values", lambda: iso.shard(torch.from_numpy(of(w, w + 1)), mesh, P("x"))),
@@ -182,7 +182,7 @@ def check_off(world):
     try:
         iso.shard(mine, mesh, P("x"), check="maybe")
     except iso.ShardingError as error:
-        assert "check is 'values' or 'off', given was 'maybe'" in str(error)
+        assert "check is 'values' or 'off', not 'maybe'" in str(error)
     else:
         raise AssertionError("check='maybe' was taken")
 

@@ -154,7 +154,7 @@ def test_mistakes(mesh):
     ):
         xs.constrain_activations(blocks, mesh, {"nothing": P("x")})
     with xs.constrain_activations(blocks, mesh, {"1.up": P(None, None, "x")}):
-        with pytest.raises(PlanError, match=r"the output of module '1.up' cannot be laid out"):
+        with pytest.raises(PlanError, match=r"the output of module '1.up' cannot be sharded"):
             blocks(x)
     with xs.constrain_activations(blocks, mesh, {"0": P("x")}):
         with pytest.raises(PlanError, match=r"output of module '0' .*\n.*3"):

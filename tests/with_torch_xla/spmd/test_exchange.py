@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import CopyError, DeviceError, UnevenError
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.transfer import exchange
-from isoshard.core.transfer.place import shard
+from isoshard.core.transfer.device_put import shard
 
 SPECS = [P(), P("x"), P(None, "y"), P("y", "x"), P(("x", "y")), P(None, ("y", "x"))]
 

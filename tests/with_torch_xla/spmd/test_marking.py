@@ -20,7 +20,7 @@ from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.layout.op_sharding import to_op_sharding
 from isoshard.core.layout.spec import named_sharding, same_layout
 from isoshard.core.layout.tiles import Tiles
-from isoshard.core.transfer.place import sharding_of
+from isoshard.core.transfer.device_put import sharding_of
 
 ROWS = "{devices=[2,1,4]0,1,2,3,4,5,6,7 last_tile_dim_replicate}"
 CUBE = (2, 2, 2)

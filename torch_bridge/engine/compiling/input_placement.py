@@ -18,7 +18,7 @@ from isoshard.core.layout.uneven import UnevenArray, padded_of
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.host_memory import host_to_jax
-from isoshard.core.transfer.relayout import lay_out
+from isoshard.core.transfer.reshard import reshard_array
 from isoshard.torch_bridge.engine.recording.recorder import materialize, recorder
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refine, rewrap
@@ -181,7 +181,7 @@ def _bring_as_it_is(value: Value | Taken, layout: layout_numbers.Layout | None) 
         if isinstance(array, UnevenArray):
             value.array = array if layout is None else lay_out_in_blocks(array, layout)
             return
-        move = jax.device_put if _is_here(layout) else lay_out
+        move = jax.device_put if _is_here(layout) else reshard_array
         value.array = move(array, layout)
 
 

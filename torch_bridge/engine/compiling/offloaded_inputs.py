@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from isoshard.core.layout.offload import brought_in_after, is_resting
+from isoshard.core.layout.offload import is_on_host, to_device_after
 
 
 class OffloadedInputs:
@@ -26,7 +26,7 @@ class OffloadedInputs:
 
     def note(self, slot: int) -> None:
         """An input has its value."""
-        if is_resting(self._env[slot]):
+        if is_on_host(self._env[slot]):
             self._slots.add(slot)
 
     def wake(self, operands: Sequence[int]) -> None:
@@ -38,10 +38,10 @@ class OffloadedInputs:
             return
         env = self._env
         others = [env[slot] for slot in dict.fromkeys(operands) if slot not in self._slots]
-        last = next((x for x in reversed(env) if x is not None and not is_resting(x)), None)
+        last = next((x for x in reversed(env) if x is not None and not is_on_host(x)), None)
         before = others if last is None else [*others, last]
         for slot, value in zip(
-            found, brought_in_after([env[s] for s in found], before), strict=True
+            found, to_device_after([env[s] for s in found], before), strict=True
         ):
             env[slot] = value
         self._slots.difference_update(found)

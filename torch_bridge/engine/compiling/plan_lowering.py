@@ -16,7 +16,7 @@ import numpy as np
 
 from isoshard.core.blocks.block_layout import lay_in_blocks
 from isoshard.core.layout import custom_partitioning
-from isoshard.core.layout.offload import bring_in, put_back
+from isoshard.core.layout.offload import to_device, to_memory_of
 from isoshard.core.runtime import cpu_compiler
 from isoshard.torch_bridge.engine.recording import random_state
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
@@ -78,7 +78,7 @@ def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
     ]
     marks, meshes = (
         compiling_for(even),
-        custom_partitioning.laid_out(map(layout_numbers.sharding, named)),
+        custom_partitioning.shardings_of_program(map(layout_numbers.sharding, named)),
     )
     dtypes = jax.numpy_dtype_promotion("standard")
     alone = jax.sharding.use_abstract_mesh(_NO_MESH)  # whatever mesh the caller has set
@@ -164,7 +164,7 @@ def computed(
     """
     used = needed(plan.program, plan.live)
     env = interpret(plan.program, used, leaves, scalars, keys, plan.notes)
-    results = [bring_in(env[slot]) for slot in plan.live]
+    results = [to_device(env[slot]) for slot in plan.live]
     notes = (plan.notes or Notes()).of_slots(plan.program, plan.live)
     for place, number in enumerate(plan.wanted):
         if number != layout_numbers.UNPLACED:
@@ -182,7 +182,7 @@ def laid_out(result: Any, number: int) -> Any:
     """
     number = refined(number)
     found = lay_in_blocks(result, layout_numbers.computed(number))
-    return put_back(found, layout_numbers.layout(number))
+    return to_memory_of(found, layout_numbers.layout(number))
 
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())

@@ -16,7 +16,7 @@ from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics
-from isoshard.core.transfer.relayout import lay_out
+from isoshard.core.transfer.reshard import reshard_array
 
 from . import layout_numbers
 from .value import Value
@@ -74,7 +74,7 @@ def _moved(value: Value, number: int) -> Value:
     """The same whole array on every device of another layout; the value stays as it is."""
     metrics.count("transfers.between_devices")
     whole = layout_numbers.sharding(number)
-    move = jax.device_put if whole.is_fully_addressable else lay_out
+    move = jax.device_put if whole.is_fully_addressable else reshard_array
     with jax.enable_x64(True):
         result = Value(move(value.array, whole), number)
     result.shared = value.shared = True  # JAX may keep a buffer of a device that both are on

@@ -1,22 +1,27 @@
 """Moves that are noted: the same results as without, for every way an array may lie."""
 
+import isoshard as iso
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
-from jax.sharding import PartitionSpec as P
-
-import isoshard as iso
-from isoshard.core.errors import SpecError, UnevenError
+from isoshard.core.errors import SpecError
+from isoshard.core.errors import UnevenError
 from isoshard.core.runtime.caches import Bounded
-from isoshard.core.transfer import remembered_moves
+from isoshard.core.transfer import reshard_cache
+from jax.sharding import AxisType
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.sharding import SingleDeviceSharding
+
+
 
 HOST = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    monkeypatch.setattr(remembered_moves, "_known", Bounded(64, "test"))
+    monkeypatch.setattr(reshard_cache, "_cache", Bounded(64, "test"))
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)
@@ -40,7 +45,7 @@ def test_the_second_time_is_as_the_first(typed, spec):
         assert first.sharding.mesh == typed
         assert (first is x) == (again is x) == (start == NamedSharding(typed, spec))
         np.testing.assert_array_equal(again, HOST)
-    assert len(remembered_moves._known) == len(starts(typed))
+    assert len(reshard_cache._cache) == len(starts(typed))
 
 
 def test_faults_are_found_every_time(typed):
@@ -52,7 +57,7 @@ def test_faults_are_found_every_time(typed):
             iso.shard(x[:, :3], typed, P(None, "y"), name="w")
         with pytest.raises(TypeError, match="a mesh is a"):
             iso.shard(x, [1], P("y"))
-    assert not remembered_moves._known
+    assert not reshard_cache._cache
 
 
 @pytest.mark.parametrize("spec", [P(1, None), (1, None), "{replicated}", None])
@@ -61,13 +66,13 @@ def test_only_specs_of_names_are_noted(typed, spec):
     for _ in range(2):
         got = iso.shard(x, typed, spec)
         assert got.sharding.spec == (P() if spec in ("{replicated}", None) else P("y"))
-    assert not remembered_moves._known
+    assert not reshard_cache._cache
 
 
 def test_the_other_options_go_the_long_way(typed, counted):
     x = iso.shard(HOST, typed, P("x"))
     iso.shard(x, typed, P("y"))
-    assert remembered_moves._known
+    assert reshard_cache._cache
     with pytest.raises(iso.CopyError, match="its data must move"):
         iso.shard(x, typed, P("y"), copy=False)
     own = iso.shard(x, typed, P("x"), copy=True)

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 from isoshard import Largest, Linear, Plan
-from isoshard.core.plan.whole_leaves import warn_whole, whole_by_chance
+from isoshard.core.plan.replication_warning import replication_message, warn_replicated
 
 GPT_OSS = {
     "model.embed_tokens.weight": (256, 64),
@@ -30,12 +30,12 @@ def mesh():
 
 
 def said(plan, mesh, shapes=GPT_OSS):
-    return whole_by_chance(plan, plan.resolve(shapes, mesh))
+    return replication_message(plan, plan.resolve(shapes, mesh))
 
 
 def test_the_largest_leaves_and_what_to_write(mesh):
     message = said(Plan.from_hf_tp_plan(HEAD, "model"), mesh)
-    assert message.startswith("the plan leaves 99 % of the parameters' bytes whole on every device")
+    assert message.startswith("the plan replicates 99 % of the parameters' bytes on every device")
     lines = message.splitlines()
     assert lines[1].startswith("  model.layers.0.mlp.experts.gate_up_proj: shape (8, 64, 2048)")
     assert 'Plan({"*experts*": P("model")}).otherwise(plan)' in lines[-1]
@@ -81,7 +81,7 @@ def test_once_and_where_a_model_is_laid_out(mesh):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         iso.shard(params, mesh, plan)
-        warn_whole(P(), None)
+        warn_replicated(P(), None)
 
 
 def test_tensor_parallel_splits_stacked_experts(mesh):

@@ -11,7 +11,7 @@ from isoshard.core.errors import CopyError, ShardingError, SpecError, UnevenErro
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.transfer import leaf_specs
-from isoshard.core.transfer.place import full, reshard, shard, sharding_of
+from isoshard.core.transfer.device_put import full, reshard, shard, sharding_of
 
 
 def ones(*shape):
@@ -92,14 +92,14 @@ class TestTrees:
 
     def test_the_trees_do_not_match(self, mesh):
         with pytest.raises(
-            SpecError, match=r"params: .*no spec for b; c is given a spec.*The leaves are a, b"
+            SpecError, match=r"params: .*no spec for b; c has a spec.*The leaves are a, b"
         ):
             shard({"a": ones(8), "b": ones(8)}, mesh, {"a": P(), "c": P()}, name="params")
         with pytest.raises(SpecError, match="a is a int, not a spec"):
             shard({"a": ones(8)}, mesh, {"a": 3})
 
     def test_all_faults_at_once_and_nothing_done(self, mesh, counted, monkeypatch):
-        monkeypatch.setattr(leaf_specs, "take_host", None)
+        monkeypatch.setattr(leaf_specs, "narrowed_to_jax", None)
         tree = {"a": ones(3), "b": [ones(8, 8), ones(4)], "c": np.full(8, 1 << 40)}
         wanted = {"a": P("x"), "b": [P(None, "z"), P("x")], "c": P("x")}
         with pytest.raises(
@@ -155,7 +155,7 @@ class TestReshard:
         with pytest.raises(
             ShardingError,
             match=rf"2 different meshes: a\.0 on 'x' \(2\), 'y' \(4\) \({kind}\) of devices 0, .*; "
-            r"b on 'x' \(8\) \(Auto\) of devices .*\. Say which one.*iso\.reshard\(x, spec, mesh\)",
+            r"b on 'x' \(8\) \(Auto\) of devices .*\. Choose one.*iso\.reshard\(x, spec, mesh\)",
         ):
             reshard(tree, P("x"))
         assert specs(reshard({**tree, "step": ones(8)}, P("x"), mesh))["b"] == P("x")
@@ -191,7 +191,7 @@ class TestShardingOf:
         assert sharding_of({"b": [a]})["b"][0] == sharding_of(a)
 
     def test_numpy_and_traced(self, mesh):
-        with pytest.raises(TypeError, match="sharding_of takes arrays that lie on devices"):
+        with pytest.raises(TypeError, match="sharding_of takes arrays on devices"):
             sharding_of(ones(3))
         with pytest.raises(ShardingError, match="the compiler chooses it"):
             jax.jit(sharding_of)(ones(3))

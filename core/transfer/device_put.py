@@ -1,4 +1,4 @@
-"""Place: lay arrays, trees of arrays and modules out over a mesh.
+"""Put arrays, trees of arrays and modules on the devices of a mesh: `shard`, `reshard`, `full`.
 
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> mesh = make_mesh((2, 4), ("x", "y"))
@@ -6,15 +6,15 @@
 >>> a.sharding.spec, reshard(a, (None, "y")).sharding.spec, full(a).sharding.spec
 (P('x',), P(None, 'y'), P())
 
-Trees take one spec for all leaves, a tree of specs (which may stop early: a spec stands for all
-below it), or a `Plan`:
+Trees take one spec for all leaves, a tree of specs (which may be a prefix: a spec applies to all
+leaves below it), or a `Plan`:
 
 >>> params = {"w": np.ones((8, 4), np.float32), "b": np.ones(4, np.float32)}
 >>> placed = shard(params, mesh, {"w": P("x", "y"), "b": None})
 >>> jax.tree.map(lambda leaf: leaf.sharding.spec, placed)
 {'b': P(), 'w': P('x', 'y')}
 
-Every leaf is checked before one is placed, and all faults come in one error:
+Every leaf is checked before any is put on devices, and all errors are in one message:
 
 >>> shard(params, mesh, P("z"))
 Traceback (most recent call last):
@@ -23,9 +23,9 @@ isoshard.core.errors.SpecError: 2 leaves cannot be laid out, and nothing was cha
   b: spec P('z',) does not fit: no mesh axis is called 'z'. The mesh axes are 'x' (2), 'y' (4): name them, or give their indices 0..1.
   w: spec P('z',) does not fit: no mesh axis is called 'z'. The mesh axes are 'x' (2), 'y' (4): name them, or give their indices 0..1.
 
-What `jnp.asarray` takes for an array is one: NumPy's float64, a list of numbers, a number. Inside a
-tree, what is no array stays what it is, and a `jax.ShapeDtypeStruct` gets the layout that its array
-would have:
+Arrays are what `jnp.asarray` takes: NumPy's float64, a list of numbers, a number. Inside a tree,
+leaves that are no arrays are returned unchanged, and a `jax.ShapeDtypeStruct` gets the sharding
+that its array would have:
 
 >>> state = {"step": 0, "w": np.ones((8, 4)), "ema": jax.ShapeDtypeStruct((8, 4), "float32")}
 >>> placed = shard(state, mesh, P("x", "y"))
@@ -51,7 +51,7 @@ from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.partial_sums import unreduced
 from isoshard.core.layout.spec import is_spec
-from isoshard.core.layout.tree_mesh import one_mesh
+from isoshard.core.layout.tree_mesh import common_mesh
 from isoshard.core.layout.uneven import UnevenArray, is_uneven
 from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
@@ -60,22 +60,22 @@ from isoshard.core.runtime._jax_internals import distributed_state, is_distribut
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
 from .array_like import from_literal, hidden_array, is_array, is_literal
-from .given_by_ranks import place_alike
-from .leaf_specs import NamedArray, assign, named_arrays
+from .leaf_specs import NamedArray, named_arrays, set_specs
 from .memory_kinds import in_kind, kind_of
-from .relayout import lay_out
-from .remembered_moves import known_move
-from .shard_arguments import LEFT_OUT, check_uneven, mesh_and_spec
+from .multihost_check import checked_across_hosts
+from .reshard import reshard_array
+from .reshard_cache import cached_sharding
+from .shard_arguments import MISSING, check_uneven, mesh_and_spec
 from .unequal_blocks import block_verbs
 
-_AS_IT_IS: Any = object()
+_KEEP_MEMORY: Any = object()
 Check = Literal["values", "off"]
 
 _Array = jax.Array | np.ndarray[Any, Any] | np.generic | bool | int | float | complex
 _Tree = UnevenArray | Mapping[Any, Any] | tuple[Any, ...] | list[Any] | None
-"""Whose leaves may become others."""
-_Kept = TypeVar("_Kept")
-"""A tensor, a module, a struct, and what else stays of its class."""
+"""Containers whose leaves may change their class."""
+_Same = TypeVar("_Kept")
+"""A tensor, a module, a struct, and what else keeps its class."""
 
 
 @overload
@@ -106,7 +106,7 @@ def shard(
 ) -> Any: ...
 @overload
 def shard(
-    x: _Kept,
+    x: _Same,
     mesh: Any = None,
     spec: Any = ...,
     *,
@@ -116,7 +116,7 @@ def shard(
     sizes: Any = None,
     memory: str | None = None,
     check: Check = "values",
-) -> _Kept: ...
+) -> _Same: ...
 @overload
 def shard(
     x: Any,
@@ -133,7 +133,7 @@ def shard(
 def shard(
     x: Any,
     mesh: Any = None,
-    spec: Any = LEFT_OUT,
+    spec: Any = MISSING,
     *,
     copy: bool | None = None,
     name: str | None = None,
@@ -142,14 +142,14 @@ def shard(
     memory: str | None = None,
     check: Check = "values",
 ) -> Any:
-    """Lay `x` out over a mesh.
+    """Shard `x` over a mesh.
 
     Args:
         x: a NumPy or JAX array, a pytree of arrays, or an object of a framework with a bridge.
-            Alone, a number or a list or tuple of nothing but numbers is an array. In a tree a
-            leaf that is no array (a Python number too) stays what it is. Floats of 64 bits are
-            rounded to 32 while `jax_enable_x64` is off, as `jnp.asarray` rounds them; integers
-            that do not fit are refused. Both copy, and are counted as "narrowed" in `metrics`.
+            On its own, a number or a list or tuple of only numbers is an array. In a tree a leaf
+            that is no array (a Python number too) is returned unchanged. 64-bit floats are rounded
+            to 32 bits while `jax_enable_x64` is off, as `jnp.asarray` does; integers that do not
+            fit raise. Both copy, and are counted as "narrowed" in `metrics`.
         mesh: the mesh, of any axis types, or what `as_mesh` takes. May be left out (`shard(x,
             spec)`) where `jax.set_mesh` has set one, or `spec` is a NamedSharding.
         spec: any spelling of a spec, a tree of them for a tree, or a Plan. In a tree of specs,
@@ -157,27 +157,27 @@ def shard(
         copy: None may share memory with `x` or copy (a later write to a NumPy array then shows),
             False shares or raises, True copies.
         name: of `x`, for messages; a tree's leaves are called `name.path`.
-        uneven: of axes that do not divide: "error", or "pad" for an `UnevenArray`, or a torch
-            tensor over one. What divides is laid out as ever.
+        uneven: for axes that do not divide: "error", or "pad" for an `UnevenArray`, or a torch
+            tensor over one. Axes that divide are not padded.
         sizes: with uneven="pad", of one array: the elements of each block, where one axis is split;
             or per axis None or that. By default as `torch.chunk`.
-        memory: in which memory of the devices, as JAX names it: "pinned_host" is the host's. By
-            default that of a NamedSharding or of the plan, else the one they compute in.
-        check: over several processes, "values" has those of the mesh compare what they are given,
-            by one short message: names, shapes, dtypes, layout and a sum over the values' bits,
-            so all of them call this. With "off" nobody is asked, and nobody looks.
+        memory: the memory kind, as JAX names it: "pinned_host" is the host's. By default that of
+            a NamedSharding or of the plan, else the devices' default.
+        check: over several processes, "values" has those of the mesh compare their arguments, by
+            one short message with names, shapes, dtypes, specs and a checksum of the values, so
+            all of them must call this. With "off" nothing is compared.
 
     Returns:
-        The same kind of object, on the mesh that was given: NumPy and JAX arrays give a jax.Array,
-        trees a tree of the same structure, frameworks their own, a `jax.ShapeDtypeStruct` one with
-        the layout, also over an abstract mesh. A jax.Array of that very layout is given back as it
-        is. In a JAX transformation a value is constrained; along Explicit axes its type says so
-        (`jax.typeof`).
+        The same kind of object, on this mesh: NumPy and JAX arrays give a jax.Array, trees a tree
+        of the same structure, frameworks their own, a `jax.ShapeDtypeStruct` one with the sharding,
+        also over an abstract mesh. A jax.Array with that very sharding is returned as it is. In a
+        JAX transformation a value is constrained; over Explicit axes the sharding is part of its
+        type (`jax.typeof`).
 
     Raises:
         ShardingError: a spec does not fit its leaf (SpecError, UnevenError), memory cannot be
             shared (CopyError), or `jax.shard_map` runs over the axes. Nothing has been changed.
-        DistributedError: the processes were given different things, or one did not come.
+        DistributedError: the processes passed different arguments, or one did not call this.
         TypeError: `x` is no array, nor a tree.
 
     Example:
@@ -187,16 +187,16 @@ def shard(
     """
     plain = copy is None and sizes is None and memory is None and uneven == "error"
     if plain and isinstance(x, jax.Array):
-        move = known_move(x, mesh, spec)
+        move = cached_sharding(x, mesh, spec)
         if move is not None:
             return x if move is x.sharding else jax.device_put(x, move)
     if check != "off" and (
         check != "values" or (is_distributed() and distributed_state.num_processes > 1)
     ):
         options = {"uneven": uneven, "sizes": sizes, "memory": memory, "check": check}
-        place = partial(shard, x, mesh, spec, **{**options, "check": "off"}, copy=copy, name=name)
-        return place_alike(x, mesh, spec, options, copy, name, place)
-    if spec is LEFT_OUT or not isinstance(mesh, Mesh):
+        put = partial(shard, x, mesh, spec, **{**options, "check": "off"}, copy=copy, name=name)
+        return checked_across_hosts(x, mesh, spec, options, copy, name, put)
+    if spec is MISSING or not isinstance(mesh, Mesh):
         mesh, spec = mesh_and_spec(mesh, spec)
     if uneven != "error" or sizes is not None:
         check_uneven(uneven, sizes, memory)
@@ -216,18 +216,18 @@ def shard(
     if isinstance(x, UnevenArray):
         return block_verbs().reshard_uneven(x, spec, mesh)
     if isinstance(x, np.ndarray | jax.Array) and is_spec(spec):
-        kind = kind_of(x) if memory is _AS_IT_IS else memory
+        kind = kind_of(x) if memory is _KEEP_MEMORY else memory
         spec = in_kind(spec, mesh, x.ndim, kind, name or "array")
-        return NamedArray("", name or "array", x, None, spec).place(mesh, copy)
+        return NamedArray("", name or "array", x, None, spec).put(mesh, copy)
     leaves, structure = named_arrays(x, name)
-    assign(leaves, structure, mesh, spec, name)
+    set_specs(leaves, structure, mesh, spec, name)
     for leaf in leaves:
         rank = None if leaf.shape is None else len(leaf.shape)
-        kind = kind_of(leaf.value) if memory is _AS_IT_IS else memory
+        kind = kind_of(leaf.value) if memory is _KEEP_MEMORY else memory
         leaf.spec = in_kind(leaf.spec, mesh, rank, kind, leaf.name)
-    faults = [leaf.check(mesh, copy) for leaf in leaves]
-    raise_collected([fault for fault in faults if fault is not None])
-    return jax.tree.unflatten(structure, [leaf.place(mesh, copy) for leaf in leaves])
+    errors = [leaf.check(mesh, copy) for leaf in leaves]
+    raise_collected([error for error in errors if error is not None])
+    return jax.tree.unflatten(structure, [leaf.put(mesh, copy) for leaf in leaves])
 
 
 @overload
@@ -235,24 +235,24 @@ def reshard(x: _Array, spec: Any, mesh: Any = None, *, memory: str | None = None
 @overload
 def reshard(x: _Tree, spec: Any, mesh: Any = None, *, memory: str | None = None) -> Any: ...
 @overload
-def reshard(x: _Kept, spec: Any, mesh: Any = None, *, memory: str | None = None) -> _Kept: ...
+def reshard(x: _Same, spec: Any, mesh: Any = None, *, memory: str | None = None) -> _Same: ...
 def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -> Any:
-    """Change the layout of `x`; data moves between devices as needed.
+    """Change the sharding of `x`; data moves between devices as needed.
 
     Args:
-        x: as for `shard`, laid out already unless `mesh` is given.
-        spec: as for `shard`. A NamedSharding brings its mesh along.
+        x: as for `shard`, sharded already unless `mesh` is given.
+        spec: as for `shard`. A NamedSharding includes its mesh.
         mesh: the new mesh; by default the one `x` is on, else the one that `jax.set_mesh` has set.
-            A traced value on Auto axes does not always know its own.
-        memory: as for `shard`; by default data stays in the memory it is in.
+            The mesh of a traced value on Auto axes is not always available.
+        memory: as for `shard`; by default the memory kind is kept.
 
     Returns:
-        The same kind of object; what is where it belongs is shared with `x`. An UnevenArray keeps
-        the sizes of its blocks where as many are asked for; other axes that do not divide get those
-        of `torch.chunk`; if nothing is padded any more, it is a jax.Array.
+        The same kind of object; buffers that need not move are shared with `x`. An UnevenArray
+        keeps the sizes of its blocks where their number stays the same; other axes that do not
+        divide get those of `torch.chunk`; without padding the result is a jax.Array.
 
     Raises:
-        ShardingError: a spec does not fit, or there is no mesh to stay on, or several.
+        ShardingError: a spec does not fit, or `x` has no mesh, or several.
         TypeError: `x` is no array, nor a tree.
 
     Example:
@@ -271,25 +271,25 @@ def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -
             mesh = framework.sharding_of(x).mesh if mesh is None else mesh
             spec = in_kind(spec, mesh, getattr(x, "ndim", None), memory, framework.name)
         return framework.reshard(x, spec, mesh)
-    mesh = one_mesh(x) if mesh is None else mesh
+    mesh = common_mesh(x) if mesh is None else mesh
     if memory is None and not isinstance(spec, NamedSharding | Plan):
-        memory = kind_of(x) if isinstance(x, jax.Array) else _AS_IT_IS
+        memory = kind_of(x) if isinstance(x, jax.Array) else _KEEP_MEMORY
     return shard(x, mesh, spec, memory=memory)
 
 
 @overload
 def full(x: jax.Array | UnevenArray) -> jax.Array: ...
 @overload
-def full(x: _Kept) -> _Kept: ...
+def full(x: _Same) -> _Same: ...
 def full(x: Any) -> Any:
-    """Gather `x` whole to every device of its mesh; counted as "gathers" in `metrics`.
+    """Replicate `x` on every device of its mesh; counted as "gathers" in `metrics`.
 
     Args:
-        x: a jax.Array, a pytree of them, or an object of a framework with a bridge. What is no
-            array in a tree stays what it is.
+        x: a jax.Array, a pytree of them, or an object of a framework with a bridge. Leaves of a
+            tree that are no arrays are returned unchanged.
 
     Returns:
-        The same kind of object, replicated. What is replicated already, or on one device, is
+        The same kind of object, replicated. A replicated array, or one on a single device, is
         returned as it is. An UnevenArray gives a jax.Array of its true shape.
 
     Raises:
@@ -307,10 +307,10 @@ def full(x: Any) -> Any:
 
 
 def sharding_of(x: Any) -> Any:
-    """Read the layout of `x`.
+    """The sharding of `x`.
 
     Args:
-        x: a jax.Array, a `jax.ShapeDtypeStruct` with a layout, a pytree of them, or an object of
+        x: a jax.Array, a `jax.ShapeDtypeStruct` with a sharding, a pytree of them, or an object of
             a framework with a bridge.
 
     Returns:
@@ -319,8 +319,8 @@ def sharding_of(x: Any) -> Any:
 
     Raises:
         ShardingError: the array is traced on other than Explicit axes, or is on several devices
-            without a mesh; or a struct has no layout.
-        TypeError: `x` is no array, or a leaf is in host memory, which has no layout.
+            without a mesh; or a struct has no sharding.
+        TypeError: `x` is no array, or a leaf is in host memory, which has no sharding.
 
     Example:
         >>> sharding_of(jax.numpy.ones(3)).mesh.axis_names
@@ -333,33 +333,33 @@ def sharding_of(x: Any) -> Any:
 
 
 def _map_arrays(function: Callable[[Any], Any], x: Any, verb: str) -> Any:
-    """Apply to every array of a tree, after a look at all of them."""
+    """Apply a function to every array of a tree, after checking all leaves."""
 
-    def stays(leaf: Any) -> bool:
-        alone = leaf is x or is_array(leaf) or is_uneven(leaf) or framework_of(leaf) is not None
-        return not alone and not hidden_array(leaf)
+    def is_passthrough(leaf: Any) -> bool:
+        is_value = leaf is x or is_array(leaf) or is_uneven(leaf) or framework_of(leaf) is not None
+        return not is_value and not hidden_array(leaf)
 
     wrong = []
     for path, leaf in jax.tree.leaves_with_path(x, is_leaf=is_uneven):
         if is_uneven(leaf) or isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             continue
-        if framework_of(leaf) is None and not stays(leaf):
+        if framework_of(leaf) is None and not is_passthrough(leaf):
             wrong.append(f"{path_name(path) or 'the argument'} is {type(leaf).__name__}")
     if wrong:
         raise TypeError(
-            f"{verb} takes arrays that lie on devices: {'; '.join(wrong)}. Lay it out first: "
+            f"{verb} takes arrays on devices: {'; '.join(wrong)}. Shard it first: "
             "iso.shard(x, mesh, spec)."
         )
     verbs = {"full": full, "sharding_of": sharding_of}
 
-    def one(leaf: Any) -> Any:
+    def apply(leaf: Any) -> Any:
         if is_uneven(leaf):
             return function(leaf) if verb == "full" else function(leaf.array)
-        if stays(leaf):
+        if is_passthrough(leaf):
             return leaf if verb == "full" else None
         return function(leaf) if is_array(leaf) else verbs[verb](leaf)
 
-    return jax.tree.map(one, x, is_leaf=is_uneven)
+    return jax.tree.map(apply, x, is_leaf=is_uneven)
 
 
 def _gather(x: Any) -> Any:
@@ -368,25 +368,26 @@ def _gather(x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return x.update(sharding=NamedSharding(_sharding_of(x).mesh, P()))
     if not isinstance(x, Tracer) and x.is_fully_replicated and not unreduced(x.sharding):
-        return x  # (to JAX 0.9 terms of sums are replicated)
-    whole = NamedSharding(_sharding_of(x).mesh, P())
+        return x  # unreduced() because in JAX 0.9 unreduced arrays are "fully replicated"
+    replicated = NamedSharding(_sharding_of(x).mesh, P())
     metrics.count("gathers")
-    return lay_out(x, whole)
+    return reshard_array(x, replicated)
 
 
 def _sharding_of(x: Any) -> NamedSharding:
     if isinstance(x, Tracer):
-        told = jax.typeof(x).sharding
-        if told.mesh.manual_axes:
+        sharding = jax.typeof(x).sharding
+        if sharding.mesh.manual_axes:
             raise ShardingError(
-                "inside jax.shard_map a value is one device's block, which has no layout along "
-                f"{', '.join(map(repr, told.mesh.manual_axes))}; ask outside, or read in_specs"
+                "inside jax.shard_map a value is one device's block, which has no sharding over "
+                f"{', '.join(map(repr, sharding.mesh.manual_axes))}; call this outside, or read "
+                "in_specs"
             )
-        if told.mesh.axis_names and told.mesh.are_all_axes_explicit:
-            return told
+        if sharding.mesh.axis_names and sharding.mesh.are_all_axes_explicit:
+            return sharding
         raise ShardingError(
-            "a traced value on Auto axes has no layout yet, the compiler chooses it; constrain it "
-            "with iso.shard(x, mesh, spec), or ask outside jit"
+            "a traced value on Auto axes has no sharding yet, the compiler chooses it; constrain "
+            "it with iso.shard(x, mesh, spec), or call this outside jit"
         )
     if isinstance(x.sharding, NamedSharding):
         return x.sharding
@@ -394,10 +395,10 @@ def _sharding_of(x: Any) -> NamedSharding:
         return NamedSharding(Mesh(np.array(list(x.sharding.device_set)), ("device",)), P())
     if x.sharding is None:
         raise ShardingError(
-            f"a jax.ShapeDtypeStruct of shape {x.shape} has no layout; give it one: "
+            f"a jax.ShapeDtypeStruct of shape {x.shape} has no sharding; give it one: "
             "iso.shard(x, mesh, spec)"
         )
     raise ShardingError(
-        f"an array of shape {x.shape} lies on several devices by a {type(x.sharding).__name__}, "
-        "which has no mesh; lay it out with iso.reshard(x, spec, mesh)"
+        f"an array of shape {x.shape} is on several devices by a {type(x.sharding).__name__}, "
+        "which has no mesh; shard it with iso.reshard(x, spec, mesh)"
     )
