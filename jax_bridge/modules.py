@@ -16,33 +16,26 @@ an error leaves it as it was. An `nnx.State` is a value: a new one comes back.
 
 from __future__ import annotations
 
-import jax
 from collections.abc import Mapping
-from flax import nnx
-from isoshard.core.checkpoint.source import Entry
-from isoshard.core.checkpoint.source import NamedState
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import raise_collected
-from isoshard.core.extensions import traced_flax_step
-from isoshard.core.frameworks import Framework
-from isoshard.core.frameworks import register
-from isoshard.core.layout.axis_types import AnyMesh
-from isoshard.core.layout.mesh import ambient_mesh
-from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.traced.traced_step import TracedStep
-from isoshard.core.transfer import device_put
-from isoshard.core.transfer import exchange
-from . import module_state
-from .graphs import join
-from .graphs import split
-from .layout import leaf_names
-from .layout import named_boxes
-from .layout import plan_state
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
 from typing import Any
 
+import jax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.checkpoint.source import Entry, NamedState
+from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.extensions import traced_flax_step
+from isoshard.core.frameworks import Framework, register
+from isoshard.core.layout.axis_types import AnyMesh
+from isoshard.core.layout.mesh import ambient_mesh, mesh_of
+from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.core.transfer import device_put, exchange
+
+from . import module_state
+from .graphs import join, split
+from .layout import leaf_names, named_boxes, plan_state
 
 _KINDS = (nnx.Pytree, nnx.State, nnx.Variable)
 

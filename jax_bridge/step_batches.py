@@ -10,23 +10,20 @@ P('data',)
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
-from isoshard.core.data.batch_rows import BatchRows
-from isoshard.core.data.batch_rows import assign_specs
-from isoshard.core.data.batch_rows import uneven_error
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import raise_collected
+from jax.sharding import Mesh
+
+from isoshard.core.data.batch_rows import BatchRows, assign_specs, uneven_error
+from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSET
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import PROGRAMS
-from isoshard.core.transfer.leaf_specs import NamedArray
-from isoshard.core.transfer.leaf_specs import named_arrays
-from jax.sharding import Mesh
-from typing import Any
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
+from isoshard.core.transfer.leaf_specs import NamedArray, named_arrays
 
 
 class StepBatches:

@@ -9,21 +9,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
+from jax.sharding import Mesh
+
+from isoshard.core.errors import ShardingError, no_sharing, raise_collected
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.transfer.host_memory import narrowed
+from isoshard.core.transfer.leaf_specs import named_arrays, set_specs
+
 from .chunk_sizes import plan_splits
 from .packing import gather as gather
 from .packing import pack
 from .packing import reshard_uneven as reshard_uneven
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import no_sharing
-from isoshard.core.errors import raise_collected
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.transfer.host_memory import narrowed
-from isoshard.core.transfer.leaf_specs import named_arrays
-from isoshard.core.transfer.leaf_specs import set_specs
-from jax.sharding import Mesh
-from typing import Any
 
 
 def shard_padded(

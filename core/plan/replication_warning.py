@@ -18,21 +18,19 @@ Give them rules before those of the plan, Plan({"*experts*": P("x")}).otherwise(
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
+
 from isoshard.core.errors import ReplicationWarning
 from isoshard.core.layout.spec import axis_names
-from .hf_plan import HfStyle
-from .resolved import BY_DEFAULT
-from .resolved import BY_SIZE
-from .resolved import ResolvedLeaf
-from .resolved import ResolvedPlan
-from .rule_patterns import label
-from .size_rules import Largest
-from .unused_rules import names_of_axes
 from isoshard.core.runtime.caches import Bounded
 from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.runtime.user_warnings import warn_user
-from typing import Any
-from typing import TYPE_CHECKING
+
+from .hf_plan import HfStyle
+from .resolved import BY_DEFAULT, BY_SIZE, ResolvedLeaf, ResolvedPlan
+from .rule_patterns import label
+from .size_rules import Largest
+from .unused_rules import names_of_axes
 
 if TYPE_CHECKING:
     from .plan import Plan

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-from isoshard.core.errors import CopyError
-from isoshard.core.errors import no_sharing
+
+from isoshard.core.errors import CopyError, no_sharing
 from isoshard.core.runtime.caches import cached
 
 

@@ -14,27 +14,23 @@ Each process slices for its own devices, without communication (`host_slices`).
 
 from __future__ import annotations
 
-import jax
 import math
+from typing import Any
+
+import jax
 import numpy as np
+from jax.sharding import Sharding
+
 from isoshard.core.errors import no_sharing
 from isoshard.core.layout.axis_types import constrain
-from isoshard.core.layout.partial_sums import check_no_sums
-from isoshard.core.layout.partial_sums import unreduced
+from isoshard.core.layout.partial_sums import check_no_sums, unreduced
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.caches import cached
-from .device_dtypes import check_narrowing
-from .device_dtypes import device_dtype
-from .device_dtypes import is_supported
-from .device_dtypes import jax_dtype
-from .host_slices import HostSlice
-from .host_slices import host_slices
-from .host_slices import start_of
-from jax.sharding import Sharding
-from typing import Any
 
+from .device_dtypes import check_narrowing, device_dtype, is_supported, jax_dtype
+from .host_slices import HostSlice, host_slices, start_of
 
 ALIGNMENT = 64  # bytes; XLA's CPU client copies a host buffer that starts elsewhere
 _PACKED = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")  # smaller on device than on host

@@ -12,11 +12,12 @@ The host array may be the global array, or this process's local data (see `proce
 from __future__ import annotations
 
 import dataclasses
+
+from jax.sharding import NamedSharding, Sharding
+
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime.caches import cached
-from jax.sharding import NamedSharding
-from jax.sharding import Sharding
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,38 +13,30 @@ no device of the mesh does not take part.
 from __future__ import annotations
 
 import contextvars
-import jax
-import numpy as np
 from collections.abc import Callable
 from functools import partial
-from isoshard.core.errors import CopyError
-from isoshard.core.errors import DistributedError
-from isoshard.core.errors import ShardingError
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.errors import CopyError, DistributedError, ShardingError
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
-from isoshard.core.processes.agreement import agree
-from isoshard.core.processes.agreement import fault_lines
-from isoshard.core.processes.agreement import pass_by
-from isoshard.core.processes.agreement import without_addresses
+from isoshard.core.processes.agreement import agree, fault_lines, pass_by, without_addresses
 from isoshard.core.processes.coordination import rank_and_size
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import cached
-from .array_like import from_literal
-from .array_like import is_literal
-from .leaf_specs import NamedArray
-from .leaf_specs import named_arrays
-from .leaf_specs import set_specs
+from isoshard.core.runtime.caches import Bounded, cached
+
+from .array_like import from_literal, is_literal
+from .leaf_specs import NamedArray, named_arrays, set_specs
 from .process_local import owners_of
 from .shard_arguments import mesh_and_spec
 from .value_sums import value_sum
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from typing import Any
-
 
 SUBJECT = "what iso.shard is given"
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any, Protocol
+
+from jax.sharding import Mesh, NamedSharding
+
 from isoshard.core.layout.uneven import UnevenArray
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from typing import Any
-from typing import Protocol
 
 
 class BlockVerbs(Protocol):

@@ -7,17 +7,19 @@ arguments, by its keyword, or by the block itself as the handler got it.
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-import numpy as np
 from collections.abc import Sequence
-from isoshard.core.blocks.array_layout import ArrayLayout
-from isoshard.core.errors import ShardingError
-from .results import ResultLayout
-from .verbs import Verbs
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.blocks.array_layout import ArrayLayout
+from isoshard.core.errors import ShardingError
+
+from .results import ResultLayout
+from .verbs import Verbs
 
 Which = Any  # a position, a keyword, a path of these into a nested argument, or the block itself
 

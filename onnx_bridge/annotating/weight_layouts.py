@@ -18,31 +18,24 @@ find their values in the graph.
 from __future__ import annotations
 
 import ast
-import jax
 import warnings
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.partial_sums import check_no_sums
-from isoshard.core.layout.partial_sums import stored
+from isoshard.core.layout.partial_sums import check_no_sums, stored
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import Side
 from isoshard.core.plan.freezing import UNSET
-from isoshard.core.plan.resolved import BY_DEFAULT
-from isoshard.core.plan.resolved import BY_SIZE
-from isoshard.core.plan.resolved import ResolvedLeaf
-from isoshard.core.plan.resolved import ResolvedPlan
-from isoshard.onnx_bridge.errors import AnnotationWarning
-from isoshard.onnx_bridge.errors import ModelError
-from isoshard.onnx_bridge.reading.graph import Graph
-from isoshard.onnx_bridge.reading.graph import Node
+from isoshard.core.plan.resolved import BY_DEFAULT, BY_SIZE, ResolvedLeaf, ResolvedPlan
+from isoshard.onnx_bridge.errors import AnnotationWarning, ModelError
+from isoshard.onnx_bridge.reading.graph import Graph, Node
 from isoshard.onnx_bridge.reading.parameter_record import Origin
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
-
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 

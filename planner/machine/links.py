@@ -22,18 +22,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numpy as np
 from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from jax.sharding import Mesh
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh_slices import slice_ids
 from isoshard.core.runtime.caches import cached
-from .topologies import Topology
-from .topologies import topology_of
-from .torus_loads import busiest
-from jax.sharding import Mesh
-from typing import Any
-from typing import Literal
 
+from .topologies import Topology, topology_of
+from .torus_loads import busiest
 
 LinkKind = Literal["memory", "ici", "nvlink", "network", "dcn"]
 """Copies in one host's memory; links of a torus; a switch; the hosts' network; that of slices."""

@@ -6,19 +6,19 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+
+from jax.sharding import Mesh
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSET
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.runtime.formatting import listed
+from isoshard.core.runtime.formatting import human_bytes, listed
 from isoshard.core.runtime.shown_text import preformatted
 from isoshard.core.traced.traced_step import TracedStep
-from .close_look import SeenPlan
-from .close_look import layouts_of_choice
-from .plan_cost import PlanCost
 from isoshard.planner.reports.advice import RECOMPUTE
-from jax.sharding import Mesh
 
+from .close_look import SeenPlan, layouts_of_choice
+from .plan_cost import PlanCost
 
 NAMES = 4
 """So many patterns that lie alike are printed; `plan.rules` and `plan.activations` have all."""

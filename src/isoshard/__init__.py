@@ -18,39 +18,31 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from . import _annexes
-from . import _renamed
-from . import core
-from . import metrics
-from .core import *  # noqa: F403 (the one list is that of core)
-from .core import frameworks
-from .core.plan import automatic
-from .core.transfer import unequal_blocks
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from isoshard import _annexes, _renamed, core, metrics
+from isoshard.core import *  # noqa: F403 (the one list is that of core)
+from isoshard.core import frameworks
+from isoshard.core.plan import automatic
+from isoshard.core.transfer import unequal_blocks
 
 if TYPE_CHECKING:
-    from . import data
-    from . import domain
-    from . import jax_bridge
-    from . import onnx_bridge as onnx
-    from . import planner
-    from . import torch_bridge
-    from . import weights
-    from .core.checkpoint import check_storage
-    from .core.checkpoint import latest
-    from .core.checkpoint import restore
-    from .core.checkpoint import save
-    from .core.weights import load_safetensors
-    from .core.weights import save_safetensors
-    from .jax_bridge import create_sharded
-    from .torch_bridge import jax_function
-    from .torch_bridge import torch_function
-    from .torch_bridge import torch_module
-    from .torch_bridge.dtensor.array_loading import load_arrays
-    from .torch_bridge.dtensor.dtensor_exchange import to_dtensor
+    from isoshard import data, domain, jax_bridge, planner, torch_bridge, weights
+    from isoshard import onnx_bridge as onnx
+    from isoshard.core.checkpoint import check_storage, latest, restore, save
+    from isoshard.core.weights import load_safetensors, save_safetensors
+    from isoshard.jax_bridge import create_sharded
+    from isoshard.torch_bridge import jax_function, torch_function, torch_module
+    from isoshard.torch_bridge.dtensor.array_loading import load_arrays
+    from isoshard.torch_bridge.dtensor.dtensor_exchange import to_dtensor
 
-
+__all__ = ["create_sharded", "data", "domain", "jax_bridge", "jax_function", "load_arrays"]
+__all__ += [
+    "metrics",
+    "onnx",
+    "planner",
+    "to_dtensor",
+    "torch_bridge",
     "torch_function",
     "torch_module",
 ]

@@ -1,21 +1,17 @@
 import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.blocks.row_windows import MODES
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import UnevenError
+from isoshard.core.errors import ShardingError, UnevenError
 from isoshard.core.layout.axis_types import under_auto
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.device_put import shard
-from isoshard.domain.windows.halo import halo
-from isoshard.domain.windows.halo import halo_exchange
-from jax.sharding import PartitionSpec as P
-from tests.domain.against_torch import SPLITS
-from tests.domain.against_torch import packed
+from isoshard.domain.windows.halo import halo, halo_exchange
+from tests.domain.against_torch import SPLITS, packed
 from tests.domain.blocks import out_of_blocks as whole
-
-
 
 RNG = np.random.default_rng(0)
 

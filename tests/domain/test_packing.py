@@ -1,23 +1,16 @@
 """Packing global arrays into blocks, out of them and into others; what is refused."""
 
-import isoshard as iso
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from isoshard import CopyError
-from isoshard import P
-from isoshard import ShardingError
-from isoshard import SpecError
-from isoshard import UnevenArray
-from isoshard import UnevenError
-from isoshard.core.layout.spec import same_layout
 from jax.sharding import NamedSharding
+
+import isoshard as iso
+from isoshard import CopyError, P, ShardingError, SpecError, UnevenArray, UnevenError
+from isoshard.core.layout.spec import same_layout
 from tests.domain.blocks import out_of_blocks
-from tests.domain.traffic import compiled
-from tests.domain.traffic import gathered
-
-
+from tests.domain.traffic import compiled, gathered
 
 X = np.arange(54, dtype=np.float32).reshape(18, 3)
 

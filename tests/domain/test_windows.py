@@ -8,27 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.device_put import shard
-from isoshard.domain import avg_pool
-from isoshard.domain import conv
-from isoshard.domain import conv_transpose
-from isoshard.domain import cumsum
-from isoshard.domain import interpolate
-from isoshard.domain import max_pool
-from isoshard.domain import pad
-from isoshard.domain import roll
+from isoshard.domain import avg_pool, conv, conv_transpose, cumsum, interpolate, max_pool, pad, roll
 from isoshard.domain.windows.running_scan import cummin
-from tests.domain.against_torch import SPLITS
-from tests.domain.against_torch import check
-from tests.domain.against_torch import packed
+from tests.domain.against_torch import SPLITS, check, packed
 from tests.domain.blocks import out_of_blocks as whole
-from torch.nn import functional as F
-
-
 
 RNG = np.random.default_rng(0)
 SPEC = ("x", None, "y")  # batch over "x", rows over "y"

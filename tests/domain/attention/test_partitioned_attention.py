@@ -1,23 +1,21 @@
 """Attention whose layout the compiler finds, against dense attention in float64."""
 
 import functools
-import isoshard as iso
+import math
+
 import jax
 import jax.numpy as jnp
-import math
 import numpy as np
 import pytest
 import torch
-from isoshard.core.nn.dropout import gains
-from isoshard.core.nn.dropout import words_of
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import isoshard as iso
+from isoshard.core.nn.dropout import gains, words_of
 from isoshard.core.transfer.device_put import shard
 from isoshard.domain.attention.partitioned_attention import Attention
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 from tests.domain.attention import dense
-
-
 
 # The compiler lays out such an operator, which programs of the engine have under Auto axes.
 make_mesh = functools.partial(iso.make_mesh, axis_types=AxisType.Auto)

@@ -1,24 +1,20 @@
 """Ring attention against dense attention in float64, forward and backward."""
 
 import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import SpecError
-from isoshard.core.errors import UnevenError
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import ShardingError, SpecError, UnevenError
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.transfer.device_put import shard
-from isoshard.domain.attention import ring_attention
-from isoshard.domain.attention import unzigzag
-from isoshard.domain.attention import zigzag
-from jax.sharding import PartitionSpec as P
+from isoshard.domain.attention import ring_attention, unzigzag, zigzag
 from tests.domain.attention import dense
-
-
 
 SPEC = ("data", "seq", "model")
 

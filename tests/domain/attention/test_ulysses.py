@@ -1,18 +1,18 @@
 """Attention by all-to-all against dense attention in float64, forward and backward."""
 
 import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from benchmarks import collectives
 from isoshard.core.errors import UnevenError
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.transfer.device_put import shard
 from isoshard.domain.attention import ulysses_attention
 from tests.domain.attention import dense
-
-
 
 SPEC = ("data", "seq", "model")
 AXES = {"axis": "seq", "batch": "data", "heads": "model"}

@@ -1,19 +1,18 @@
 """Zigzag order and back, along any axis, and which parts of a sequence move."""
 
 import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from benchmarks import collectives
-from isoshard.core.errors import SpecError
-from isoshard.core.errors import UnevenError
+from isoshard.core.errors import SpecError, UnevenError
 from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.transfer.device_put import shard
-from isoshard.domain.attention import unzigzag
-from isoshard.domain.attention import zigzag
+from isoshard.domain.attention import unzigzag, zigzag
 from isoshard.domain.attention.positions import Positions
-
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])

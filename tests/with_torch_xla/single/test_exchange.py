@@ -1,6 +1,7 @@
 """Without SPMD, on the CPU: one memory for both."""
 
 import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,14 +9,12 @@ import pytest
 import torch
 import torch_xla
 import torch_xla.core.xla_model as xm
-from isoshard.core.errors import CopyError
-from isoshard.core.errors import DeviceError
-from isoshard.core.errors import ShardingError
-from isoshard.core.transfer.device_put import shard
-from isoshard.torch_xla_bridge import torch_xla_backend as backend
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.errors import CopyError, DeviceError, ShardingError
+from isoshard.core.transfer.device_put import shard
+from isoshard.torch_xla_bridge import torch_xla_backend as backend
 
 
 def address(array):
