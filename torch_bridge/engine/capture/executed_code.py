@@ -41,6 +41,7 @@ from typing import Any
 
 import torch
 
+from isoshard.core.installation import source_folders
 from isoshard.core.runtime._jax_internals.compilation import record_event
 from isoshard.core.runtime.caches import cached
 
@@ -379,12 +380,15 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _WATCHED_TORCH = tuple(
     _TORCH + name for name in ("nn" + os.sep, "optim" + os.sep, "amp" + os.sep, "distributions")
 )
-_PACKAGES = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "cli", "src")
 _HOME = Path(__file__).parents[3]
-_OURS = (*(str(_HOME / room) + os.sep for room in _PACKAGES), str(_HOME / "__init__.py"))
+_OURS = (*(str(folder) + os.sep for folder in source_folders()), str(_HOME / "__init__.py"))
 _USER_FACING = tuple(  # whose objects users change
-    str(_HOME / "torch_bridge" / Path(name))
-    for name in ("interop/flax_module.py", "interop/assume_pure.py", "torch_xla/core/functions.py")
+    str(_HOME / name)
+    for name in (
+        "torch_bridge/interop/flax_module.py",
+        "torch_bridge/interop/assume_pure.py",
+        "torch_xla_bridge/torch_xla/core/functions.py",
+    )
 )
 _EVENTS = record_event.__code__.co_filename
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
