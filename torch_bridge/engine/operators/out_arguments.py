@@ -17,9 +17,11 @@ import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.signatures.cpu_validation import kernel_error
+from isoshard.torch_bridge.engine.values.metas import map_leaves
 from isoshard.torch_bridge.engine.values.value import contiguous_stride
 
-from . import out_dtypes, overlaps
+from . import overlaps
 from .functionalize import functional_overload
 
 
@@ -58,7 +60,7 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
         got = handle(functional, args, rest)
         results = [got] if isinstance(got, torch.Tensor) else list(got)
         if any(one.dtype != other.dtype for one, other in zip(targets, results, strict=True)):
-            out_dtypes.refuse(func, args, kwargs, results, targets)
+            _check_dtypes(func, args, kwargs, results, targets)
         for target, result in zip(targets, results, strict=True):
             overlaps.check_writable(func, target)
             if stays and not result.numel():
@@ -85,6 +87,33 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
         return given[0] if len(given) == 1 else tuple(given)
 
     return handled
+
+
+def _check_dtypes(
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    results: list[torch.Tensor],
+    targets: list[torch.Tensor],
+) -> None:
+    """Raise the CPU kernel's error if it does not write results to targets of these dtypes.
+
+    An error that it also has for targets of its own dtypes is one of elements, which are zeros.
+    """
+
+    def error_for(models: list[torch.Tensor]) -> Exception | None:
+        pairs = zip(results, models, strict=True)
+        metas = [torch.empty(r.shape, dtype=m.dtype, device="meta") for r, m in pairs]
+        metas = {id(target): meta for target, meta in zip(targets, metas, strict=True)}
+        outs = {
+            name: map_leaves(lambda leaf: metas.get(id(leaf), leaf), value)
+            for name, value in kwargs.items()
+        }
+        return kernel_error(func, args, outs)
+
+    error = error_for(targets)
+    if error is not None and error_for(results) is None:
+        raise type(error)(f"{func}: {error}")
 
 
 _STAYS = frozenset({"aten::native_batch_norm", "aten::_native_batch_norm_legit"})

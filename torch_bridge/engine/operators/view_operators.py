@@ -17,8 +17,11 @@ from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.signatures.kernel_checks import spelled
-from isoshard.torch_bridge.engine.signatures.shape_checks import strides_for_each, written_once
+from isoshard.torch_bridge.engine.signatures.shape_checks import (
+    check_stride_count,
+    check_written_once,
+    spelled,
+)
 from isoshard.torch_bridge.engine.values.metas import Meta
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.engine.values.views import Chain, ViewOp
@@ -220,7 +223,7 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
     if offset is None:
         offset = tensor.storage_offset()
-    strides_for_each(size, stride)
+    check_stride_count(size, stride)
     check_strides("as_strided", stride, offset)
     base_aval = tensor._storage.aval
     aval = Aval.of(Meta(size, stride, tensor._aval.meta.dtype))
@@ -327,7 +330,7 @@ def _scattered(func: OpOverload) -> dispatch.Handler:
         offset = tensor.storage_offset()
         view = lazy_tensor.new_tensor(tensor._aval, memory, tensor._chain, offset)
         part = _as_strided((view, *window), kwargs)
-        written_once("as_strided_scatter", {"size": window[0], "stride": window[1]})
+        check_written_once("as_strided_scatter", {"size": window[0], "stride": window[1]})
         if src.shape != part.shape:
             raise RuntimeError(
                 "expected src to have a size equal to the slice of self. src size = "

@@ -19,7 +19,7 @@ from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leav
 from isoshard.torch_bridge.lowerings import registry
 
 from . import checks
-from .shape_checks import as_kernels_say
+from .shape_checks import as_kernel_error
 
 
 def infer(
@@ -65,7 +65,7 @@ def infer(
             raise NotImplementedError(missing(op)) from None
         raise
     except (AssertionError, ValueError, RuntimeError) as error:
-        known = as_kernels_say(error)
+        known = as_kernel_error(error)
         if known is error:
             raise
         raise known from None
