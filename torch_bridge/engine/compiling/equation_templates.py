@@ -78,28 +78,30 @@ class TemplateWriter:
         Args:
             atom: of a jaxpr.
         """
-        number = self._numbers.setdefault(atom.aval, len(self._avals))
-        if number == len(self._avals):
+        index = self._numbers.setdefault(atom.aval, len(self._avals))
+        if index == len(self._avals):
             self._avals.append(atom.aval)
-        return Known(atom, number)
+        return Known(atom, index)
 
     def traced(
-        self, function: Callable[..., Sequence[Any]], given: Sequence[Known]
+        self, function: Callable[..., Sequence[Any]], inputs: Sequence[Known]
     ) -> EquationTemplate:
         """Trace a template.
 
         Args:
             function: gives a list.
-            given: values like those that it will be written with.
+            inputs: values like those that it will be written with.
         """
-        program = inlined(jax.make_jaxpr(function)(*[self._struct(one.aval) for one in given]))
+        program = inlined(
+            jax.make_jaxpr(function)(*[self._struct(input_.aval) for input_ in inputs])
+        )
         jaxpr = opened(program)
         names: dict[Any, Any] = {}
         for variable, value in zip(jaxpr.constvars, program.consts, strict=True):
             names[variable], _ = self._constants.setdefault(id(value), (variable, value))
-        equations = [one.replace(invars=_named(one.invars, names)) for one in jaxpr.eqns]
+        equations = [eqn.replace(invars=_named(eqn.invars, names)) for eqn in jaxpr.eqns]
         self._traced += equations
-        results = [self.known(one) for one in _named(jaxpr.outvars, names)]
+        results = [self.known(var) for var in _named(jaxpr.outvars, names)]
         return EquationTemplate(jaxpr.invars, equations, results)
 
     def write(self, template: EquationTemplate, values: Sequence[Known]) -> list[Known]:
@@ -112,14 +114,14 @@ class TemplateWriter:
         Returns:
             Its results.
         """
-        names = dict(zip(template.given, [one.atom for one in values], strict=True))
-        for one in template.equations:
-            read = _named(one.invars, names)
-            made = [Var(variable.aval) for variable in one.outvars]
-            names.update(zip(one.outvars, made, strict=True))
-            self._written.append(one.replace(invars=read, outvars=made))
-        atoms = _named([one.atom for one in template.results], names)
-        return [Known(atom, one.aval) for atom, one in zip(atoms, template.results, strict=True)]
+        names = dict(zip(template.given, [eqn.atom for eqn in values], strict=True))
+        for eqn in template.equations:
+            read = _named(eqn.invars, names)
+            outvars = [Var(variable.aval) for variable in eqn.outvars]
+            names.update(zip(eqn.outvars, outvars, strict=True))
+            self._written.append(eqn.replace(invars=read, outvars=outvars))
+        atoms = _named([eqn.atom for eqn in template.results], names)
+        return [Known(atom, eqn.aval) for atom, eqn in zip(atoms, template.results, strict=True)]
 
     def program(self, inputs: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
         """All that was written.
@@ -138,12 +140,12 @@ class TemplateWriter:
         self, inputs: Sequence[Any], results: Sequence[Any], equations: list[JaxprEqn]
     ) -> ClosedJaxpr:
         variables = [variable for variable, _ in self._constants.values()]
-        effects: Any = frozenset().union(*[one.effects for one in self._traced])
+        effects: Any = frozenset().union(*[eqn.effects for eqn in self._traced])
         jaxpr = Jaxpr(variables, inputs, results, equations, effects, _NAMES)
         return closed(jaxpr, [value for _, value in self._constants.values()])
 
-    def _struct(self, number: int) -> jax.ShapeDtypeStruct:
-        aval = self._avals[number]
+    def _struct(self, index: int) -> jax.ShapeDtypeStruct:
+        aval = self._avals[index]
         layout = getattr(aval, "sharding", None)
         if layout is not None and layout.mesh.empty:
             layout = None

@@ -83,39 +83,41 @@ class CompileRequest:
         used = needed(self.program, [*self.live, *fixed])
         if all(used):
             return self
-        kept = [slot for its, is_used in zip(slots, used, strict=True) if is_used for slot in its]
-        numbers = {slot: number for number, slot in enumerate(kept)}
+        used_slots = [
+            slot for its, is_used in zip(slots, used, strict=True) if is_used for slot in its
+        ]
+        index_of = {slot: index for index, slot in enumerate(used_slots)}
         return dataclasses.replace(
             self,
             program=tuple(
-                (entry[0], *[numbers[slot] for slot in entry[1:]])
+                (entry[0], *[index_of[slot] for slot in entry[1:]])
                 if isinstance(entry[0], int)
                 else entry
                 for entry, is_used in zip(self.program, used, strict=True)
                 if is_used
             ),
-            leaves=tuple([numbers[slot] for slot in self.leaves]),
-            live=tuple([numbers[slot] for slot in self.live]),
+            leaves=tuple([index_of[slot] for slot in self.leaves]),
+            live=tuple([index_of[slot] for slot in self.live]),
         )
 
     def key(self) -> Any:
         """Two plans with one key are the same program."""
-        made = (self.program, self.live, self.wanted, self.donated, self.placed)
-        return (*made, self.settings)
+        key = (self.program, self.live, self.wanted, self.donated, self.placed)
+        return (*key, self.settings)
 
 
 def plan_of(tape: Tape) -> CompileRequest:
     """Find the results that somebody can see, and the inputs that nobody can see any more."""
     leaves = tape.leaves
     taken = [tape.slots[slot] for slot in leaves]
-    place_of = {one.memory: position for position, one in enumerate(tape.inputs())}
-    seen = [one() for one in tape.slots if not isinstance(one, Taken)]
+    index_of = {input_.memory: position for position, input_ in enumerate(tape.inputs())}
+    seen = [slot() for slot in tape.slots if not isinstance(slot, Taken)]
     values = {value.slot: value for value in seen if value is not None and value.tape is tape}
     # JAX pairs donated inputs with results in order: put each result where the input is whose
     # memory it takes over, or XLA copies.
     last = len(leaves)
-    live = sorted(values, key=lambda slot: place_of.get(values[slot].memory, last))
-    free = [n for n, one in enumerate(taken) if isinstance(one, Taken) and one.is_free]
+    live = sorted(values, key=lambda slot: index_of.get(values[slot].memory, last))
+    free = [n for n, value in enumerate(taken) if isinstance(value, Taken) and value.is_free]
     return CompileRequest(
         tuple(tape.program),
         tuple(leaves),

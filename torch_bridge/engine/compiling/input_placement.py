@@ -48,14 +48,14 @@ def _placed(values: Sequence[Value | Taken], also: Collection[int]) -> list[jax.
             if isinstance(value.array, np.ndarray):
                 _bring(value, None)
         return [value.array for value in values]
-    asked, final = layouts_on(home, values, also)
-    for value, number, finer in zip(values, asked, final, strict=True):
-        if value.layout == number:
+    requested, final = layouts_on(home, values, also)
+    for value, layout_id, finer in zip(values, requested, final, strict=True):
+        if value.layout == layout_id:
             _settle(value)
         else:
-            value.layout = number
-            _bring(value, layout_numbers.layout(number))
-        if finer != number:
+            value.layout = layout_id
+            _bring(value, layout_numbers.layout(layout_id))
+        if finer != layout_id:
             value.layout = finer
             value.array = rewrap(value.array, finer)
     return [value.array for value in values]
@@ -82,16 +82,16 @@ def layouts_on(
         also: as for `place`.
     """
     devices = layout_numbers.devices(home)
-    numbers = [
+    layout_ids = [
         value.layout
         if value.layout != layout_numbers.UNPLACED
         and layout_numbers.devices(value.layout) == devices
         else layout_numbers.replicated_like(home)
         for value in values
     ]
-    others = {number for number in also if layout_numbers.devices(number) == devices}
-    finer = refine(set(numbers) | others)
-    return numbers, [finer.get(number, number) for number in numbers]
+    others = {layout_id for layout_id in also if layout_numbers.devices(layout_id) == devices}
+    finer = refine(set(layout_ids) | others)
+    return layout_ids, [finer.get(layout_id, layout_id) for layout_id in layout_ids]
 
 
 def settle(values: Sequence[Value]) -> None:
@@ -138,13 +138,15 @@ def may_alias(old: Any, new: Any) -> bool:
 
 def _home(values: Sequence[Value | Taken]) -> int | None:
     """A layout on the devices that the program will run on, or None for the default device."""
-    numbers = {value.layout for value in values} - {layout_numbers.UNPLACED}
+    layout_ids = {value.layout for value in values} - {layout_numbers.UNPLACED}
     best: Any = None
-    for number in numbers:
-        if best is None or len(layout_numbers.devices(number)) > len(layout_numbers.devices(best)):
-            best = number
-    for number in numbers:
-        have, want = layout_numbers.devices(number), layout_numbers.devices(best)
+    for layout_id in layout_ids:
+        if best is None or len(layout_numbers.devices(layout_id)) > len(
+            layout_numbers.devices(best)
+        ):
+            best = layout_id
+    for layout_id in layout_ids:
+        have, want = layout_numbers.devices(layout_id), layout_numbers.devices(best)
         if len(have) > 1 and have != want:
             raise ShardingError(
                 "one program cannot use meshes that number the devices differently: one tensor is "

@@ -41,21 +41,21 @@ class Uninterrupted:
         self._came: list[tuple[int, FrameType | None]] = []
         if threading.get_ident() != threading.main_thread().ident:
             return
-        for number in _SIGNALS:
-            handler = _C.getsignal(number)
+        for index in _SIGNALS:
+            handler = _C.getsignal(index)
             if callable(handler) and not isinstance(handler, Uninterrupted):
-                self._handlers.append((number, handler))
-                _C.signal(number, self)
+                self._handlers.append((index, handler))
+                _C.signal(index, self)
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, index: int, frame: FrameType | None) -> None:
         """Note that a signal came."""
-        self._came.append((number, frame))
+        self._came.append((index, frame))
 
     def __exit__(self, *exc: object) -> None:
         """Let them come."""
-        for number, handler in self._handlers:
-            _C.signal(number, handler)
+        for index, handler in self._handlers:
+            _C.signal(index, handler)
         if self._came:
             handlers = dict(self._handlers)
-            for number, frame in self._came:
-                handlers[number](number, frame)
+            for index, frame in self._came:
+                handlers[index](index, frame)

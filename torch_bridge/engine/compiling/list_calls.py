@@ -52,18 +52,20 @@ def elements_of(call: Any) -> list[Element]:
     if not isinstance(call, BoundOp) or not call.op.name().startswith(_ON_LISTS):
         return []
     count, floats = len(call.outs), len(call.ins)
-    lists = [one for one in (*call.args, *call.kwargs.values()) if _is_list(one)]
-    if not lists or call.written or call.random or any(len(one) != count for one in lists):
+    lists = [arg for arg in (*call.args, *call.kwargs.values()) if _is_list(arg)]
+    if not lists or call.written or call.random or any(len(list_) != count for list_ in lists):
         return []
-    found = []
-    for number, out in enumerate(call.outs):
-        leaves = [one[number] for one in lists]
-        tensors = tuple([one.number for one in leaves if isinstance(one, Slot)])
-        lifts = tuple([floats + one.number for one in leaves if isinstance(one, Lift)])
-        metas = tuple([call.ins[one] for one in tensors])
-        shown = tuple([type(one) if isinstance(one, Slot | Lift) else repr(one) for one in leaves])
-        found.append(Element((out, metas, shown), tensors + lifts))
-    return found
+    elements = []
+    for index, out in enumerate(call.outs):
+        leaves = [list_[index] for list_ in lists]
+        tensors = tuple([leaf.number for leaf in leaves if isinstance(leaf, Slot)])
+        lifts = tuple([floats + leaf.number for leaf in leaves if isinstance(leaf, Lift)])
+        metas = tuple([call.ins[tensor] for tensor in tensors])
+        shown = tuple(
+            [type(leaf) if isinstance(leaf, Slot | Lift) else repr(leaf) for leaf in leaves]
+        )
+        elements.append(Element((out, metas, shown), tensors + lifts))
+    return elements
 
 
 def call_of(call: BoundOp, elements: Sequence[int]) -> tuple[BoundOp, list[int]]:
@@ -79,21 +81,21 @@ def call_of(call: BoundOp, elements: Sequence[int]) -> tuple[BoundOp, list[int]]
     tensors: dict[int, int] = {}
     lifts: dict[int, int] = {}
 
-    def leaf(one: Any) -> Any:
-        if isinstance(one, Slot):
-            return Slot(tensors.setdefault(one.number, len(tensors)))
-        return Lift(lifts.setdefault(one.number, len(lifts))) if isinstance(one, Lift) else one
+    def leaf(arg: Any) -> Any:
+        if isinstance(arg, Slot):
+            return Slot(tensors.setdefault(arg.number, len(tensors)))
+        return Lift(lifts.setdefault(arg.number, len(lifts))) if isinstance(arg, Lift) else arg
 
-    def some(one: Any) -> Any:
-        return [leaf(one[number]) for number in elements] if _is_list(one) else leaf(one)
+    def some(arg: Any) -> Any:
+        return [leaf(arg[element]) for element in elements] if _is_list(arg) else leaf(arg)
 
-    args = tuple([some(one) for one in call.args])
-    kwargs = {name: some(one) for name, one in call.kwargs.items()}
-    metas: tuple[Meta, ...] = tuple([call.ins[one] for one in tensors])
-    outs = tuple([call.outs[one] for one in elements])
-    reads = [*tensors, *[len(call.ins) + one for one in lifts]]
+    args = tuple([some(arg) for arg in call.args])
+    kwargs = {name: some(kwarg) for name, kwarg in call.kwargs.items()}
+    metas: tuple[Meta, ...] = tuple([call.ins[tensor] for tensor in tensors])
+    outs = tuple([call.outs[element] for element in elements])
+    reads = [*tensors, *[len(call.ins) + lift for lift in lifts]]
     return build_call(call.op, args, kwargs, metas, outs=outs), reads
 
 
-def _is_list(one: Any) -> bool:
-    return type(one) in (list, tuple)
+def _is_list(arg: Any) -> bool:
+    return type(arg) in (list, tuple)

@@ -83,25 +83,25 @@ class LoopCopies:
 
 
 def loop_copies(
-    found: Rolled,
+    loops: Rolled,
     inputs: Container[tuple[int, ...] | None] = (),
     results: Container[tuple[int, ...] | None] = (),
 ) -> LoopCopies:
     """What a program with loops copies and computes.
 
     Args:
-        found: the program.
+        loops: the program.
         inputs: stacks that it is given as such; others are made of single arrays first.
         results: stacks that are taken as such; others are taken apart.
     """
-    program = opened(found.program)
-    copied = sum(_of_loop(one) for one in program.eqns if one.primitive.name == "scan")
-    for stack, one in zip(found.inputs, program.invars, strict=True):
+    program = opened(loops.program)
+    copied = sum(_of_loop(eqn) for eqn in program.eqns if eqn.primitive.name == "scan")
+    for stack, var in zip(loops.inputs, program.invars, strict=True):
         if stack.stacked and stack.numbers not in inputs:
-            copied += 2 * _bytes(one)
-    for stack, one in zip(found.results, program.outvars, strict=True):
+            copied += 2 * _bytes(var)
+    for stack, var in zip(loops.results, program.outvars, strict=True):
         if stack.stacked and stack.numbers not in results:
-            copied += 2 * _bytes(one)
+            copied += 2 * _bytes(var)
     return LoopCopies(copied, _flops(program))
 
 
@@ -112,9 +112,9 @@ def _of_loop(equation: Any) -> int:
     flow = _Products(set(body.invars[:constants]), body.invars[constants + carries :])
     flow.follow(body, {})
     size = 2 * sum(map(_bytes, flow.multiplied))  # read, and written beside
-    for one in body.outvars[carries:]:
-        if not isinstance(one, Literal):
-            size += _bytes(one) * (3 if one in flow.given else 1)  # filled; read and written
+    for var in body.outvars[carries:]:
+        if not isinstance(var, Literal):
+            size += _bytes(var) * (3 if var in flow.given else 1)  # filled; read and written
     return size * equation.params["length"]
 
 
@@ -126,10 +126,10 @@ class _Products:
         slices: that it is given.
     """
 
-    def __init__(self, whole: set[Any], slices: Iterable[Any]):
+    def __init__(self, stacks: set[Any], slices: Iterable[Any]):
         """See the class."""
-        self._whole = whole
-        self._slice = {one: one for one in slices}
+        self._whole = stacks
+        self._slice = {slice_: slice_ for slice_ in slices}
         self.multiplied: dict[Any, None] = {}
         self.given: set[Any] = set()
 
@@ -140,26 +140,28 @@ class _Products:
             program: the body, or one in it.
             outer: of what it is given, what that is outside.
         """
-        for variable, one in outer.items():
-            if not isinstance(one, Literal) and one in self._slice:
-                self._slice[variable] = self._slice[one]
+        for variable, inner in outer.items():
+            if not isinstance(inner, Literal) and inner in self._slice:
+                self._slice[variable] = self._slice[inner]
         for equation in program.eqns:
             name = equation.primitive.name
-            read = [one for one in equation.invars if not isinstance(one, Literal)]
+            read = [inner for inner in equation.invars if not isinstance(inner, Literal)]
             inside = list(jaxprs_inside(equation.params))
             if inside and len(inside[0].invars) == len(equation.invars):
                 self.follow(inside[0], dict(zip(inside[0].invars, equation.invars, strict=True)))
-                given = [one for one in inside[0].outvars if not isinstance(one, Literal)]
-                if not self.given.isdisjoint(given):
+                outputs = [inner for inner in inside[0].outvars if not isinstance(inner, Literal)]
+                if not self.given.isdisjoint(outputs):
                     self.given.update(equation.outvars)
             elif is_product(name):
                 self.multiplied.update(
-                    (self._slice[one], None) for one in read if one in self._slice
+                    (self._slice[inner], None) for inner in read if inner in self._slice
                 )
                 self.given.update(equation.outvars)
             elif name in _MOVED:
                 self._slice.update(
-                    (equation.outvars[0], self._slice[one]) for one in read if one in self._slice
+                    (equation.outvars[0], self._slice[inner])
+                    for inner in read
+                    if inner in self._slice
                 )
                 if not self.given.isdisjoint(read):
                     self.given.update(equation.outvars)
@@ -177,5 +179,5 @@ def _flops(program: Jaxpr) -> float:
     for equation in program.eqns:
         inside = list(jaxprs_inside(equation.params))
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        total += sum(times * _flops(one) for one in inside) if inside else flops_of(equation)
+        total += sum(times * _flops(body) for body in inside) if inside else flops_of(equation)
     return total

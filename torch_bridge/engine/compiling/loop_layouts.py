@@ -32,23 +32,23 @@ def border_layouts(plan: CompileRequest) -> Borders | None:
     Returns:
         None where nothing is laid out over several devices, or not all of it on one mesh.
     """
-    named = [_named(number) for number in layouts_in(plan)]
-    meshes = {None if one is None else one.mesh for one in named}
+    named = [_named(layout) for layout in layouts_in(plan)]
+    meshes = {None if sharding is None else sharding.mesh for sharding in named}
     mesh = meshes.pop() if len(meshes) == 1 else None
     if mesh is None or mesh.size == 1:
         return None
-    whole = NamedSharding(mesh, PartitionSpec())
-    inputs = [*map(_named, plan.placed), *[whole] * (plan.lifted + plan.draws)]
+    sharding = NamedSharding(mesh, PartitionSpec())
+    inputs = [*map(_named, plan.placed), *[sharding] * (plan.lifted + plan.draws)]
     results = [*map(_named, plan.wanted)]
     return lambda program: spread_layouts(program, mesh, inputs, results)
 
 
-def _named(number: int) -> NamedSharding | None:
+def _named(layout_id: int) -> NamedSharding | None:
     """A layout in the axes of the mesh of the program being traced."""
-    if number == layout_numbers.UNPLACED:
+    if layout_id == layout_numbers.UNPLACED:
         return None
-    found = layout_numbers.sharding(refined(number))
-    return found if isinstance(found, NamedSharding) else None
+    sharding = layout_numbers.sharding(refined(layout_id))
+    return sharding if isinstance(sharding, NamedSharding) else None
 
 
 def stacked_layout(placed: int) -> int:
@@ -57,8 +57,8 @@ def stacked_layout(placed: int) -> int:
     Args:
         placed: a number of a layout without padding, or `UNPLACED`.
     """
-    found = None if placed == layout_numbers.UNPLACED else layout_numbers.layout(placed)
-    if not isinstance(found, NamedSharding):
+    result = None if placed == layout_numbers.UNPLACED else layout_numbers.layout(placed)
+    if not isinstance(result, NamedSharding):
         return placed
-    spec = PartitionSpec(None, *found.spec)
-    return layout_numbers.intern(NamedSharding(found.mesh, spec, memory_kind=found.memory_kind))
+    spec = PartitionSpec(None, *result.spec)
+    return layout_numbers.intern(NamedSharding(result.mesh, spec, memory_kind=result.memory_kind))

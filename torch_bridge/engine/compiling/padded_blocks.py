@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .execution_plan import Blocks, CompileRequest
 
 
-def has_blocks(numbers: Iterable[int]) -> bool:
+def has_blocks(layout_ids: Iterable[int]) -> bool:
     """Whether one of these layouts is in blocks with padding."""
-    return any(layout_numbers.blocks(number) is not None for number in numbers)
+    return any(layout_numbers.blocks(layout_id) is not None for layout_id in layout_ids)
 
 
 def in_blocks(
@@ -42,8 +42,8 @@ def in_blocks(
 
     def isoshard_step(*arguments: Any) -> list[Any]:
         count = len(plan.placed)
-        given = [_entered(x, n) for x, n in zip(arguments[:count], plan.placed, strict=True)]
-        results = lifted(*given, *arguments[count:])
+        inputs = [_entered(x, n) for x, n in zip(arguments[:count], plan.placed, strict=True)]
+        results = lifted(*inputs, *arguments[count:])
         plan.blocks = tuple(
             BlockLayout.of(result) if isinstance(result, UnevenArray) else None
             for result in results
@@ -53,8 +53,8 @@ def in_blocks(
     return isoshard_step
 
 
-def _entered(array: Any, number: int) -> Any:
-    blocks = layout_numbers.blocks(refined(number))
+def _entered(array: Any, layout_id: int) -> Any:
+    blocks = layout_numbers.blocks(refined(layout_id))
     return array if blocks is None else blocks.wrap(array)
 
 
@@ -73,6 +73,6 @@ def wrapped(results: Sequence[jax.Array], blocks: Blocks) -> Sequence[Any]:
     if not any(blocks):
         return results
     return [
-        array if one is None else one.wrap(array)
-        for array, one in zip(results, blocks, strict=True)
+        array if block is None else block.wrap(array)
+        for array, block in zip(results, blocks, strict=True)
     ]

@@ -74,7 +74,9 @@ def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
     """
     named = layouts_in(plan)
     even = [
-        layout_numbers.sharding(number) for number in named if layout_numbers.blocks(number) is None
+        layout_numbers.sharding(layout_id)
+        for layout_id in named
+        if layout_numbers.blocks(layout_id) is None
     ]
     marks, meshes = (
         compiling_for(even),
@@ -108,17 +110,17 @@ def platform_of(plan: CompileRequest) -> str:
 
 def extra_inputs(plan: CompileRequest) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """The inputs of a plan's program after its leaves: lifted floats and random words."""
-    whole = plan.whole()  # said, or XLA may choose another layout than they come in
+    replicated = plan.whole()  # said, or XLA may choose another layout than they come in
     return (
-        jax.ShapeDtypeStruct((plan.lifted,), np.float64, sharding=whole),
-        jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=whole),
+        jax.ShapeDtypeStruct((plan.lifted,), np.float64, sharding=replicated),
+        jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=replicated),
     )
 
 
 def layouts_in(plan: CompileRequest) -> list[int]:
     """The layouts that a plan names: of inputs, results and constraints."""
-    numbers = {*plan.placed, *plan.wanted, *_marks(plan)} - {layout_numbers.UNPLACED}
-    return sorted(numbers)
+    layouts = {*plan.placed, *plan.wanted, *_marks(plan)} - {layout_numbers.UNPLACED}
+    return sorted(layouts)
 
 
 def _marks(plan: CompileRequest) -> set[int]:
@@ -166,23 +168,23 @@ def computed(
     env = interpret(plan.program, used, leaves, scalars, keys, plan.notes)
     results = [bring_in(env[slot]) for slot in plan.live]
     notes = (plan.notes or Notes()).of_slots(plan.program, plan.live)
-    for place, number in enumerate(plan.wanted):
-        if number != layout_numbers.UNPLACED:
-            with notes.at(place):
-                results[place] = laid_out(results[place], number)
+    for index, layout_id in enumerate(plan.wanted):
+        if layout_id != layout_numbers.UNPLACED:
+            with notes.at(index):
+                results[index] = laid_out(results[index], layout_id)
     return results
 
 
-def laid_out(result: Any, number: int) -> Any:
+def laid_out(result: Any, layout_id: int) -> Any:
     """A result in its layout, and in the memory where it rests.
 
     Args:
         result: traced.
-        number: of the layout; not `UNPLACED`.
+        layout_id: of the layout; not `UNPLACED`.
     """
-    number = refined(number)
-    found = lay_in_blocks(result, layout_numbers.computed(number))
-    return put_back(found, layout_numbers.layout(number))
+    layout_id = refined(layout_id)
+    blocks = lay_in_blocks(result, layout_numbers.computed(layout_id))
+    return put_back(blocks, layout_numbers.layout(layout_id))
 
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())

@@ -68,11 +68,11 @@ def abandon(tape: Tape, error: Exception) -> None:
         tape: before it forgets.
         error: raised when one of its results is asked for.
     """
-    held = Poisoned(error)
+    poisoned = Poisoned(error)
     for slot in range(len(tape.slots)):
         value = tape.value(slot)
         if value is not None and value.tape is tape and value.array is None:
-            value.tape = held
+            value.tape = poisoned
 
 
 def is_of_an_operation(error: Exception, arrays: Sequence[Any]) -> bool:
@@ -109,17 +109,17 @@ def poison(
     Returns:
         Whether the operation was found, and the rest of the tape can be tried.
     """
-    place = place_of(error)
-    place = _searched(plan, fails) if place is None else place
-    if place is None:
+    index = place_of(error)
+    index = _searched(plan, fails) if index is None else index
+    if index is None:
         return False
-    lost = _dependents(plan.program, place)
+    lost = _dependents(plan.program, index)
     values = [tape.value(slot) for slot in plan.live if slot in lost]
-    _explain(error, plan.program[place])
-    held = Poisoned(error)
+    _explain(error, plan.program[index])
+    poisoned = Poisoned(error)
     for value in values:
         if value is not None:
-            value.tape = held
+            value.tape = poisoned
     return any(isinstance(value, Value) for value in values)
 
 
@@ -127,46 +127,46 @@ def _searched(plan: CompileRequest, fails: Callable[[CompileRequest], bool]) -> 
     """The first entry with which a program fails; None where it fails without any, or no more."""
     used = needed(plan.program, plan.live)
     slots = _slots(plan.program)
-    places = [
-        place
-        for place, entry in enumerate(plan.program)
-        if used[place] and isinstance(entry[0], int)
+    candidates = [
+        index
+        for index, entry in enumerate(plan.program)
+        if used[index] and isinstance(entry[0], int)
     ]
 
     def first(count: int) -> bool:
-        live = [slot for place in places[:count] for slot in slots[place]]
-        part = dataclasses.replace(
+        live = [slot for index in candidates[:count] for slot in slots[index]]
+        request = dataclasses.replace(
             plan, live=tuple(live), wanted=(-1,) * len(live), donated=(), blocks=()
         )
-        return fails(part)
+        return fails(request)
 
-    low, high = 0, len(places)  # the first `low` entries do not fail, the first `high` do
+    low, high = 0, len(candidates)  # the first `low` entries do not fail, the first `high` do
     if not high or not first(high):
         return None
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if first(middle) else (middle, high)
-    return places[low]
+    return candidates[low]
 
 
 def _slots(entries: Sequence[Any]) -> list[range]:
     """The slots of each entry's results."""
-    found: list[range] = []
+    slots: list[range] = []
     slot = 0
     for entry in entries:
         count = RECIPES[entry[0]].count if isinstance(entry[0], int) else 1
-        found.append(range(slot, slot + count))
+        slots.append(range(slot, slot + count))
         slot += count
-    return found
+    return slots
 
 
-def _dependents(entries: Sequence[Any], place: int) -> set[int]:
+def _dependents(entries: Sequence[Any], index: int) -> set[int]:
     """The slots of an entry's results, and of whatever is computed from them."""
     slots = _slots(entries)
-    lost = set(slots[place])
-    for entry, made in zip(entries[place + 1 :], slots[place + 1 :], strict=True):
+    lost = set(slots[index])
+    for entry, results in zip(entries[index + 1 :], slots[index + 1 :], strict=True):
         if isinstance(entry[0], int) and not lost.isdisjoint(entry[1:]):
-            lost.update(made)
+            lost.update(results)
     return lost
 
 

@@ -89,12 +89,12 @@ def _cause(plan: Any, family: Family) -> str:
         return "a place that changed: an input from now on"
     if not _SEEN:
         return "first program"
-    alike = [earlier for earlier, its in reversed(_SEEN) if its is family]
-    if not alike:
+    similar = [earlier for earlier, its in reversed(_SEEN) if its is family]
+    if not similar:
         return "new operations"
     entries = _entries(plan)
-    same = [earlier for earlier in alike if _entries(earlier) == entries]
-    return _difference(plan, (same or alike)[0])
+    same = [earlier for earlier in similar if _entries(earlier) == entries]
+    return _difference(plan, (same or similar)[0])
 
 
 def _names(plan: Any) -> tuple[str, ...]:

@@ -49,8 +49,8 @@ def like_cpu(
         error: what it was refused with; errors of isoshard's own classes stay.
     """
     name = func.name().removeprefix("aten::").split(".")[0]
-    own = type(error).__module__ != builtins.__name__
-    if own or func.namespace != "aten" or name in _UNSAFE or "nested" in name:
+    is_own = type(error).__module__ != builtins.__name__
+    if is_own or func.namespace != "aten" or name in _UNSAFE or "nested" in name:
         return error
     leaves = _leaves((args, tuple(kwargs.values())))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -72,15 +72,15 @@ def like_cpu(
 
 
 def _leaves(value: Any) -> list[Any]:
-    found: list[Any] = []
-    map_leaves(found.append, value)
-    return found
+    leaves: list[Any] = []
+    map_leaves(leaves.append, value)
+    return leaves
 
 
-def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Any) -> Any:
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Any) -> Any:
     """Call an overload with each argument placed elsewhere."""
-    named = {name: map_leaves(place, value) for name, value in kwargs.items()}
-    return func(*(map_leaves(place, arg) for arg in args), **named)
+    named = {name: map_leaves(convert, value) for name, value in kwargs.items()}
+    return func(*(map_leaves(convert, arg) for arg in args), **named)
 
 
 def _makes_little(
@@ -88,12 +88,12 @@ def _makes_little(
 ) -> bool:
     """Whether a call makes few elements; sizes may stand in its numbers."""
     try:
-        made = _call(func, args, kwargs, _on_meta)
+        results = _call(func, args, kwargs, _on_meta)
     except NotImplementedError:  # no shape is known
         return math.prod(abs(leaf) or 1 for leaf in leaves if type(leaf) is int) < _MOST
     except Exception:
         return True
-    return sum(leaf.numel() for leaf in _leaves(made) if isinstance(leaf, torch.Tensor)) <= _MOST
+    return sum(leaf.numel() for leaf in _leaves(results) if isinstance(leaf, torch.Tensor)) <= _MOST
 
 
 def _on_meta(leaf: Any) -> Any:
@@ -116,8 +116,8 @@ def _memory(tensors: list[Any]) -> dict[int, torch.Tensor]:
 
 def _on_cpu(leaf: Any, memory: dict[int, torch.Tensor]) -> Any:
     if isinstance(leaf, lazy_tensor.LazyTensor):
-        whole = memory[id(leaf._storage)].view(leaf.dtype)
-        return whole.as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
+        memory_of = memory[id(leaf._storage)].view(leaf.dtype)
+        return memory_of.as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
     if isinstance(leaf, torch.Generator):
         return None
     return torch.device("cpu") if isinstance(leaf, torch.device) else leaf

@@ -49,9 +49,9 @@ def on_host(func: OpOverload) -> dispatch.Handler:
             *(map_leaves(down, arg) for arg in args),
             **{name: map_leaves(down, value) for name, value in kwargs.items() if name != "device"},
         )
-        whole = _whole_on_mesh(layouts)
+        replicated = _whole_on_mesh(layouts)
         return map_leaves(
-            lambda leaf: upload(leaf, whole) if isinstance(leaf, torch.Tensor) else leaf, got
+            lambda leaf: upload(leaf, replicated) if isinstance(leaf, torch.Tensor) else leaf, got
         )
 
     return handler
@@ -69,10 +69,10 @@ def _as_it_lies(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
 
 def _whole_on_mesh(layouts: list[int]) -> int:
     """The layout of a whole copy on every device of the first mesh among some layouts."""
-    for number in layouts:
-        if layout_numbers.users_mesh(number) is not None:
-            whole = layout_numbers.replicated_like(number)
-            return layout_numbers.said_on(whole, layout_numbers.typed_mesh(number))
+    for layout_id in layouts:
+        if layout_numbers.users_mesh(layout_id) is not None:
+            replicated = layout_numbers.replicated_like(layout_id)
+            return layout_numbers.said_on(replicated, layout_numbers.typed_mesh(layout_id))
     return layout_numbers.UNPLACED
 
 

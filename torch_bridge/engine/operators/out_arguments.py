@@ -42,11 +42,11 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
     quiet = schema_of(func).name in _GROW_QUIETLY or func.name() == "aten::normal.float_float_out"
     follows = func.name() in _DTYPE_OF_OUT
     as_shaped = schema_of(func).name in _AS_SHAPED
-    stays = schema_of(func).name in _STAYS
+    keeps_out = schema_of(func).name in _STAYS
 
     def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = [kwargs[name] for name in outs]
-        targets = [leaf for out in given for leaf in (out if isinstance(out, list) else [out])]
+        out_args = [kwargs[name] for name in outs]
+        targets = [leaf for out in out_args for leaf in (out if isinstance(out, list) else [out])]
         rest = {name: value for name, value in kwargs.items() if name not in outs}
         if takes_dtype or (follows and rest.get("dtype") is None):
             rest["dtype"] = targets[0].dtype
@@ -59,11 +59,11 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
                     overlaps.refuse(target, ours_read, alone)
         got = handle(functional, args, rest)
         results = [got] if isinstance(got, torch.Tensor) else list(got)
-        if any(one.dtype != other.dtype for one, other in zip(targets, results, strict=True)):
+        if any(target.dtype != other.dtype for target, other in zip(targets, results, strict=True)):
             _check_dtypes(func, args, kwargs, results, targets)
         for target, result in zip(targets, results, strict=True):
             overlaps.check_writable(func, target)
-            if stays and not result.numel():
+            if keeps_out and not result.numel():
                 continue
             if as_shaped and target.numel() == result.numel():
                 result = result.reshape(target.shape)
@@ -84,7 +84,7 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
                 torch.ops.aten.copy_.default(target, result)
         if not schema_of(func).returns:
             return None
-        return given[0] if len(given) == 1 else tuple(given)
+        return out_args[0] if len(out_args) == 1 else tuple(out_args)
 
     return handled
 

@@ -71,12 +71,12 @@ def refuse(target: Any, operands: Iterable[Any], nothing: bool) -> None:
 
 
 def _overlap(target: Any, operand: Any, nothing: bool) -> bool:
-    one, other = _range(target), _range(operand)
-    if one is None or other is None:
+    written, other = _range(target), _range(operand)
+    if written is None or other is None:
         return False
-    if one == other:
+    if written == other:
         return nothing or tuple(target.stride()) != tuple(operand.stride())
-    return one[0] < other[1] and other[0] < one[1]
+    return written[0] < other[1] and other[0] < written[1]
 
 
 def _range(tensor: Any) -> tuple[int, int] | None:

@@ -46,12 +46,12 @@ def find(op: OpOverload) -> Callable[..., Any] | None:
     """
     if registry.find(op) is not None or decompose.find(op) is not None:
         return None
-    own = {name: key for name, key in _KEYS.items() if has_kernel(op.name(), name)}
+    with_kernel = {name: key for name, key in _KEYS.items() if has_kernel(op.name(), name)}
     if op.namespace == "aten":
-        own.pop("XLA", None)  # what makes tensors there (`xla_alias`) is no operator's own
-    if not own:
+        with_kernel.pop("XLA", None)  # what makes tensors there (`xla_alias`) is no operator's own
+    if not with_kernel:
         return None
-    keys = DispatchKeySet(getattr(DispatchKey, next(iter(own.values()))))
+    keys = DispatchKeySet(getattr(DispatchKey, next(iter(with_kernel.values()))))
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _returned(op, op.redispatch(keys, *args, **kwargs))

@@ -72,9 +72,10 @@ def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
 
 def _has_whole(array: jax.Array) -> bool:
     """Whether this process has every block of an array over several processes."""
-    mine = {str(piece.index) for piece in array.addressable_shards}
+    indices = {str(shard.index) for shard in array.addressable_shards}
     return (
-        bool(mine) and len(mine) * math.prod(array.sharding.shard_shape(array.shape)) >= array.size
+        bool(indices)
+        and len(indices) * math.prod(array.sharding.shard_shape(array.shape)) >= array.size
     )
 
 
@@ -106,14 +107,14 @@ def _part_of(tensor: lazy_tensor.LazyTensor) -> jax.Array | None:
     ops = tensor._chain.ops
     if len(ops) != 1 or ops[0][0] != "index" or is_tracing():
         return None
-    whole = input_placement.held(visible(tensor._storage))
-    if isinstance(whole, Tracer | UnevenArray):
+    array = input_placement.held(visible(tensor._storage))
+    if isinstance(array, Tracer | UnevenArray):
         return None
-    _, axis, number = ops[0]
+    _, axis, index = ops[0]
     with jax.enable_x64(True):  # a number may be beyond 32 bits
-        return _part(whole, number, axis)
+        return _part(array, index, axis)
 
 
 @functools.partial(jax.jit, static_argnames="axis")
-def _part(whole: jax.Array, number: int, axis: int) -> jax.Array:
-    return jax.lax.dynamic_index_in_dim(whole, number, axis, keepdims=False)
+def _part(array: jax.Array, index: int, axis: int) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(array, index, axis, keepdims=False)

@@ -46,13 +46,13 @@ def _is_to_fill() -> bool:
     return deterministic.fill_uninitialized_memory  # pyrefly: ignore[missing-attribute]
 
 
-def fill(made: torch.Tensor) -> torch.Tensor:
+def fill(tensor: torch.Tensor) -> torch.Tensor:
     """The new tensor, with `content` in every place."""
     if torch.are_deterministic_algorithms_enabled():
-        number = content(made.dtype)
-        if number:
-            dispatch.handle(aten.fill_.Scalar, (made, number), {})
-    return made
+        value = content(tensor.dtype)
+        if value:
+            dispatch.handle(aten.fill_.Scalar, (tensor, value), {})
+    return tensor
 
 
 def filled(handler: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ def leaves_of(graphs: Sequence[Any]) -> list[torch.Tensor]:
     Args:
         graphs: nodes, or None.
     """
-    stack, seen, found = list(graphs), set(), []
+    stack, seen, leaves = list(graphs), set(), []
     while stack:
         node: Any = stack.pop()
         if node is None or node in seen:
@@ -28,5 +28,5 @@ def leaves_of(graphs: Sequence[Any]) -> list[torch.Tensor]:
         stack += [following for following, _ in node.next_functions]
         variable = getattr(node, "variable", None)
         if variable is not None:
-            found.append(variable)
-    return found
+            leaves.append(variable)
+    return leaves

@@ -108,8 +108,8 @@ def visible(storage: Storage) -> Value:
     """
     value = storage.value
     if value.array is None:
-        held = value.tape
-        before = None if held is None else held.value_before(value)
+        tape = value.tape
+        before = None if tape is None else tape.value_before(value)
         if before is not None:
             return before
     return value
@@ -118,8 +118,8 @@ def visible(storage: Storage) -> Value:
 @contextlib.contextmanager
 def noted_in(log: MemoryLog | None) -> Iterator[None]:
     """Context in which the memory that operations touch is noted in `log`; None: nowhere."""
-    here = recorder()
-    before, here.log = here.log, log
+    current = recorder()
+    before, current.log = current.log, log
     try:
         yield
     finally:

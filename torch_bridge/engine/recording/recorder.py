@@ -76,11 +76,11 @@ class Recorder:
         """Add an operation and return its results."""
         raise NotImplementedError
 
-    def view(self, whole: Value, chain: Any) -> Value | None:
+    def view(self, base: Value, chain: Any) -> Value | None:
         """The value of a view that was read before, or None."""
         raise NotImplementedError
 
-    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+    def keep_view(self, base: Value, chain: Any, view: Value) -> None:
         """Remember the value of a view."""
         raise NotImplementedError
 
@@ -155,7 +155,7 @@ class _Wiring:
         self.execute: _Execute = _not_wired
 
 
-def _not_wired(held: Any, only: Value | None) -> None:
+def _not_wired(tape: Any, only: Value | None) -> None:
     raise RuntimeError("import isoshard.torch_bridge before its engine")
 
 
@@ -191,12 +191,12 @@ def recorder() -> Recorder:
 def _of_task(task: Any) -> Recorder:
     if task is None:
         return _THREAD.recorder
-    found = _THREAD.tasks.get(task)
-    if found is None:
+    recorder = _THREAD.tasks.get(task)
+    if recorder is None:
         if _THREAD.recorder.opened:  # the loop runs inside the code that it was opened for
             return _THREAD.recorder
-        found = _THREAD.tasks[task] = _WIRING.new()
-    return found
+        recorder = _THREAD.tasks[task] = _WIRING.new()
+    return recorder
 
 
 def replace(new: Recorder) -> Recorder:
@@ -212,20 +212,20 @@ def replace(new: Recorder) -> Recorder:
     return old
 
 
-def execute(held: Recorder, only: Value | None = None) -> None:
+def execute(tape: Recorder, only: Value | None = None) -> None:
     """Compute what is recorded somewhere, or only one value of it."""
-    _WIRING.execute(held, only)
+    _WIRING.execute(tape, only)
 
 
 def materialize(values: Sequence[Value]) -> None:
     """Make sure that every value has an array, executing the tapes that hold them."""
     for value in values:
-        held = value.tape  # another thread may execute it now: it sets the array, then the tape
-        if value.array is None and held is not None and held.refusal is not None:
-            value.array = held.constant(value)
-        if value.array is None and held is not None:
-            execute(held, value if held.failed else None)
-            if value.array is None and value.tape is not held:  # poisoned
+        tape = value.tape  # another thread may execute it now: it sets the array, then the tape
+        if value.array is None and tape is not None and tape.refusal is not None:
+            value.array = tape.constant(value)
+        if value.array is None and tape is not None:
+            execute(tape, value if tape.failed else None)
+            if value.array is None and value.tape is not tape:  # poisoned
                 execute(value.tape)
 
 

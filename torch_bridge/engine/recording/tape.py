@@ -105,7 +105,7 @@ class Tape(Recorder):
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
         """Add an operation and return its (recorded) results."""
-        known, slots = self._known, self.slots
+        index_of, slots = self._known, self.slots
         entry = [recipe.number]
         self.lock.acquire()  # half the price of `with`, and this is the hottest line
         try:
@@ -114,7 +114,7 @@ class Tape(Recorder):
                 if value.tape is self:
                     entry.append(value.slot)
                     continue
-                slot = known.get(value.taken)
+                slot = index_of.get(value.taken)
                 if slot is None:
                     if value.array is None or (value.layout >= 0 and not self.joins(value.layout)):
                         break
@@ -140,8 +140,8 @@ class Tape(Recorder):
         if ended:
             return self._successor().record(recipe, inputs, scalars)
         if value.array is None:
-            given = [one if one.tape is self else _settled(one) for one in inputs]
-            return recorder().record(recipe, given, scalars)
+            inputs_here = [input_ if input_.tape is self else _settled(input_) for input_ in inputs]
+            return recorder().record(recipe, inputs_here, scalars)
         return self._on_another_mesh(recipe, inputs, scalars)
 
     def forget(self) -> None:
@@ -162,34 +162,34 @@ class Tape(Recorder):
 
     def value(self, slot: int) -> Value | None:
         """The value of a slot; None if it is dead."""
-        found = self.slots[slot]
-        return found.value() if isinstance(found, Taken) else found()
+        current = self.slots[slot]
+        return current.value() if isinstance(current, Taken) else current()
 
     def inputs(self) -> list[Value | Taken]:
         """What it takes from outside, in order."""
-        found = [self.slots[slot] for slot in self.leaves]
-        return [taken.holder() for taken in found if isinstance(taken, Taken)]
+        inputs = [self.slots[slot] for slot in self.leaves]
+        return [taken.holder() for taken in inputs if isinstance(taken, Taken)]
 
     def layouts(self) -> set[int]:
         """The layouts of its inputs, and those that its constraints ask for."""
-        return {one.layout for one in self.inputs()} | self.marks
+        return {input_.layout for input_ in self.inputs()} | self.marks
 
-    def view(self, whole: Value, chain: Any) -> Value | None:
+    def view(self, base: Value, chain: Any) -> Value | None:
         """The value of a view that was read before."""
-        whole_slot = self._slot(whole)
-        if whole_slot is None:
+        base_slot = self._slot(base)
+        if base_slot is None:
             return None
-        found = self._views.get((whole_slot, chain))
-        if found is None:
+        view = self._views.get((base_slot, chain))
+        if view is None:
             return None
         with self.lock:
-            return None if self.done else self._revived(*found)
+            return None if self.done else self._revived(*view)
 
-    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+    def keep_view(self, base: Value, chain: Any, view: Value) -> None:
         """Remember the value of a view for as long as the tape lives."""
-        whole_slot, slot = self._slot(whole), self._slot(part)
-        if whole_slot is not None and slot is not None:
-            self._views[whole_slot, chain] = slot, part.layout
+        base_slot, slot = self._slot(base), self._slot(view)
+        if base_slot is not None and slot is not None:
+            self._views[base_slot, chain] = slot, view.layout
 
     def joins(self, layout: int) -> bool:
         """Whether a layout is over the devices of this tape; the first one decides."""
@@ -208,10 +208,10 @@ class Tape(Recorder):
 
     def _revived(self, slot: int, layout: int) -> Value:
         """The value of a slot, made again if it is dead."""
-        found = self.slots[slot]
-        if isinstance(found, Taken):
-            return found.revived()
-        value = found()
+        current = self.slots[slot]
+        if isinstance(current, Taken):
+            return current.revived()
+        value = current()
         if value is None:
             value = Value(None, layout, self, slot)
             self.slots[slot] = _weakly(value)
@@ -254,7 +254,7 @@ class Tape(Recorder):
         if all(value.tape is not self for value in inputs):  # else it is known once it is computed
             inputs = on_one_mesh(recipe.name, inputs)
         elif self.capture is not None:
-            others = [layouts.devices(one.layout) for one in inputs if one.layout >= 0]
+            others = [layouts.devices(input_.layout) for input_ in inputs if input_.layout >= 0]
             raise differently_numbered(recipe.name, [*dict.fromkeys([self.home, *others])])
         execute(self)
         return recorder().record(recipe, inputs, scalars)
@@ -270,8 +270,8 @@ def _settled(value: Value) -> Value:
     What a step writes that another thread captures is not there before the capture ends: until
     then the memory holds what it held.
     """
-    held = value.tape
-    before = None if held is None else held.value_before(value)
+    tape = value.tape
+    before = None if tape is None else tape.value_before(value)
     if before is None:
         materialize([value])
         return value

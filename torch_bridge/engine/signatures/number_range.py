@@ -73,7 +73,7 @@ def _number(op: OpOverload, kind: str, dtypes: set[torch.dtype], name: str, valu
 
 def _bound(op: OpOverload, kind: str, dtypes: set[torch.dtype], name: str, value: Any) -> Any:
     if type(value) in (list, tuple):
-        return type(value)(_bound(op, kind, dtypes, name, one) for one in value)
+        return type(value)(_bound(op, kind, dtypes, name, bound) for bound in value)
     if type(value) not in (int, float) or not math.isfinite(value):
         return value
     is_lower = kind in _LOWER or (kind in _BOTH and name.startswith("min"))

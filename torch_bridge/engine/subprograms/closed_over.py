@@ -46,7 +46,7 @@ class ClosedOver:
             differentiable: whether the gradients of `originals` are asked for.
         """
         recorded = run.subtrace
-        found = cls(
+        result = cls(
             [original for original, _ in recorded.aliases] if differentiable else [],
             recorded.frozen,
             recorded.outside,
@@ -55,24 +55,24 @@ class ClosedOver:
             [storage for storage, _ in run.written],
         )
         recorded.forget()
-        return found
+        return result
 
     def is_current(self) -> bool:
         """Whether the tensors from around want gradients as they did when the code ran."""
         thawed = (tensor() for tensor in self.frozen)
-        return all(one.requires_grad for one in self.originals) and not any(
-            one is not None and one.requires_grad for one in thawed
+        return all(original.requires_grad for original in self.originals) and not any(
+            original is not None and original.requires_grad for original in thawed
         )
 
     def is_of_this_call(self) -> bool:
         """Whether a learning rate of a capture is in it, or a tensor that was computed before."""
-        return any(one.grad_fn is not None for one in self.originals) or any(
-            isinstance(number, torch.SymFloat) for number in self.scalars
+        return any(original.grad_fn is not None for original in self.originals) or any(
+            isinstance(scalar, torch.SymFloat) for scalar in self.scalars
         )
 
-    def floats(self, piece: Subprogram | None) -> list[Any]:
+    def floats(self, shard: Subprogram | None) -> list[Any]:
         """The lifted floats that a subprogram takes."""
-        return [] if piece is None else [self.scalars[number] for number in piece.scalars]
+        return [] if shard is None else [self.scalars[scalar] for scalar in shard.scalars]
 
     def tensors(self) -> list[Any]:
         """What is read: `outside` and `constants`."""

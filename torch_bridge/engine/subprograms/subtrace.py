@@ -163,13 +163,13 @@ class SubTrace(Recorder):
             self.lines.append(self.line_of_user())
         return [self._new(entry) for _ in range(recipe.count)]
 
-    def view(self, whole: Value, chain: Any) -> Value | None:
+    def view(self, base: Value, chain: Any) -> Value | None:
         """The value of a view that was read before."""
-        return self._views.get((self.slot(whole), chain))
+        return self._views.get((self.slot(base), chain))
 
-    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+    def keep_view(self, base: Value, chain: Any, view: Value) -> None:
         """Remember the value of a view."""
-        self._views[self.slot(whole), chain] = part
+        self._views[self.slot(base), chain] = view
 
     # What the code did.
 
@@ -177,14 +177,14 @@ class SubTrace(Recorder):
         """The number of a value here."""
         if value.tape is self:
             return value.slot
-        found = self._foreign.get(id(value))
-        if found is None:
+        slot = self._foreign.get(id(value))
+        if slot is None:
             if value.array is None:
                 materialize([value])
             array: Any = value.array
-            found = self._meet(value, array.shape, array.dtype)
+            slot = self._meet(value, array.shape, array.dtype)
             self.constants.append(value)
-        return found
+        return slot
 
     def slots(self, tensors: Sequence[lazy_tensor.LazyTensor]) -> list[int]:
         """The numbers of the present values of tensors; to be called inside."""
@@ -219,11 +219,11 @@ class SubTrace(Recorder):
 
     def constant_tensors(self) -> list[lazy_tensor.LazyTensor]:
         """`constants` as tensors."""
-        found = []
+        tensors = []
         for value in self.constants:
             size, dtype = self.tokens[self.slot(value)]
-            found.append(lazy_tensor.fresh(Aval.contiguous(size, logical_dtype(dtype)), value))
-        return found
+            tensors.append(lazy_tensor.fresh(Aval.contiguous(size, logical_dtype(dtype)), value))
+        return tensors
 
     def written(self) -> list[tuple[Storage, int]]:
         """Memory from before to which the code wrote, with the slot of what it holds now."""
@@ -272,7 +272,7 @@ class SubTrace(Recorder):
         if self.folded is None or self._ended or self.axes:
             return None
         around = zip(self.around_slots(), [*self._firsts, *self.constants], strict=True)
-        seen = {slot for slot, one in around if not isinstance(one.array, Tracer)}
+        seen = {slot for slot, value in around if not isinstance(value.array, Tracer)}
         stack = [value.slot]
         while stack:
             slot = stack.pop()
@@ -370,16 +370,16 @@ class _Aliasing(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def refuse_behind(self, carried: Sequence[lazy_tensor.LazyTensor], what: str) -> None:
-        self._carried, self._what = {id(one) for one in carried}, what
+        self._carried, self._what = {id(tensor) for tensor in carried}, what
 
     def _check_gradient(self, outputs: Any, inputs: Any, *_: Any, **__: Any) -> None:
-        asked = pytree.tree_leaves(inputs)
+        leaves = pytree.tree_leaves(inputs)
         aliases = [
-            alias for _, alias in self._subtrace.aliases if any(alias is one for one in asked)
+            alias for _, alias in self._subtrace.aliases if any(alias is leaf for leaf in leaves)
         ]
         if not aliases or not self._carried:
             return
-        graphs = [one.grad_fn for one in pytree.tree_leaves(outputs) if one is not None]
+        graphs = [leaf.grad_fn for leaf in pytree.tree_leaves(outputs) if leaf is not None]
         if not self._carried.isdisjoint(id(leaf) for leaf in leaves_of(graphs)):
             raise ValueError(
                 f"{self._what} takes the gradient of a tensor of shape {tuple(aliases[0].shape)} "
@@ -388,15 +388,15 @@ class _Aliasing(TorchFunctionMode):
             )
 
     def inside(self, tensor: lazy_tensor.LazyTensor) -> lazy_tensor.LazyTensor:
-        found = self._known.get(id(tensor))
-        if found is not None:
-            return found
+        cached = self._known.get(id(tensor))
+        if cached is not None:
+            return cached
         if self._is_made_inside(tensor):
             return tensor
         stand_in = self._subtrace.stand_in
-        if stand_in is not None and (made := stand_in(tensor)) is not None:
-            self._known[id(tensor)] = self._known[id(made)] = made
-            return made
+        if stand_in is not None and (replacement := stand_in(tensor)) is not None:
+            self._known[id(tensor)] = self._known[id(replacement)] = replacement
+            return replacement
         if not tensor.requires_grad:
             self._subtrace.frozen.append(weakref.ref(tensor))
             return tensor
@@ -426,10 +426,10 @@ def inside(tensors: Sequence[Any]) -> list[Any]:
 
     Operators find it by themselves; a `torch.autograd.Function` is given its arguments as they are.
     """
-    here = recorder()
-    if not isinstance(here, SubTrace) or not torch.is_grad_enabled():
+    current = recorder()
+    if not isinstance(current, SubTrace) or not torch.is_grad_enabled():
         return list(tensors)
-    return [here.alias(tensor) for tensor in tensors]
+    return [current.alias(tensor) for tensor in tensors]
 
 
 def is_recording() -> bool:

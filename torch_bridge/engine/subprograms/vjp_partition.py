@@ -41,10 +41,10 @@ class VjpPartition:
 
     def run_forward(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
         """The results and the residuals, a key among them if backward draws; while JAX traces."""
-        found = self.forward.run(arrays, scalars, key)
+        outputs = self.forward.run(arrays, scalars, key)
         if self.backward is not None and self.backward.draws:
-            found.append(jax.random.key_data(key))
-        return found
+            outputs.append(jax.random.key_data(key))
+        return outputs
 
     def run_backward(self, arrays: Sequence[Any], scalars: Any) -> list[Any]:
         """A gradient for all of `wanted`, zeros where it has none; while JAX traces."""
@@ -53,16 +53,16 @@ class VjpPartition:
         if self.backward.draws:
             *arrays, data = arrays
             key = jax.random.wrap_key_data(data)
-        found = iter(self.backward.run(arrays, scalars, key))
+        grads = iter(self.backward.run(arrays, scalars, key))
         return [
-            next(found).astype(aval.physical) if has else jnp.zeros(*aval.token)
+            next(grads).astype(aval.physical) if has else jnp.zeros(*aval.token)
             for has, aval in zip(self.has, self.avals, strict=True)
         ]
 
 
 def cut_both(
     run: TracedVjp,
-    given: Sequence[int],
+    inputs: Sequence[int],
     results: Sequence[int],
     each: Sequence[int] = (),
     *,
@@ -73,36 +73,36 @@ def cut_both(
 
     Args:
         run: code and its gradient.
-        given: slots of the inputs of forward.
+        inputs: slots of the inputs of forward.
         results: slots of its results.
-        each: those of `given` that are residuals, as they are gone when backward runs.
+        each: those of `inputs` that are residuals, as they are gone when backward runs.
         wants: whether a tensor that the code is called with wants a gradient.
         recompute: whether backward recomputes what it can, instead of having residuals kept.
     """
     if not (wants or run.subtrace.aliases) or not run.differentiable:
-        return VjpPartition(cut(run.subtrace, given, results), None, (), (), (), (), ())
-    slots, wanted, avals = [], [], []
+        return VjpPartition(cut(run.subtrace, inputs, results), None, (), (), (), (), ())
+    slots, differentiated, avals = [], [], []
     aliases = [alias for _, alias in run.subtrace.aliases]
-    for number, slot in enumerate(run.gradients):
-        if number >= len(run.inputs):
-            avals.append(aval_of(aliases[number - len(run.inputs)]))
-        elif run.wanted[number]:
-            avals.append(run.input_avals[number])
+    for index, slot in enumerate(run.gradients):
+        if index >= len(run.inputs):
+            avals.append(aval_of(aliases[index - len(run.inputs)]))
+        elif run.wanted[index]:
+            avals.append(run.input_avals[index])
         else:
             continue
-        wanted.append(number)
+        differentiated.append(index)
         slots.append(slot)
-    found = [slot for slot in slots if slot is not None]
-    border = 0 if recompute else run.border
-    taken, kept = needed_slots(run.subtrace, found, [*given, *run.given], border)
-    used = [slot for slot in taken if slot in given and slot not in each]
-    kept = [*(slot for slot in taken if slot in each), *kept]
+    grad_slots = [slot for slot in slots if slot is not None]
+    boundary = 0 if recompute else run.border
+    taken, residuals = needed_slots(run.subtrace, grad_slots, [*inputs, *run.given], boundary)
+    used = [slot for slot in taken if slot in inputs and slot not in each]
+    residuals = [*(slot for slot in taken if slot in each), *residuals]
     return VjpPartition(
-        cut(run.subtrace, given, [*results, *kept]),
-        cut(run.subtrace, [*run.given, *used, *kept], found),
+        cut(run.subtrace, inputs, [*results, *residuals]),
+        cut(run.subtrace, [*run.given, *used, *residuals], grad_slots),
         tuple(used),
-        tuple(kept),
-        tuple(wanted),
+        tuple(residuals),
+        tuple(differentiated),
         tuple([slot is not None for slot in slots]),
         tuple(avals),
     )

@@ -33,8 +33,8 @@ def on_one_mesh(name: str, values: Sequence[Value]) -> list[Value]:
         ShardingError: several meshes have one that is split over them.
     """
     placed = [value.layout for value in values if _is_on_mesh(value.layout)]
-    split = [number for number in placed if not _is_whole(number)]
-    groups = list(dict.fromkeys(layout_numbers.devices(number) for number in split))
+    split = [layout_id for layout_id in placed if not _is_whole(layout_id)]
+    groups = list(dict.fromkeys(layout_numbers.devices(layout_id) for layout_id in split))
     if len(groups) > 1:
         raise differently_numbered(name, groups)
     home = [*split, *placed][0] if placed else layout_numbers.UNPLACED
@@ -61,21 +61,21 @@ def differently_numbered(name: str, groups: Sequence[tuple[Device, ...]]) -> Sha
     )
 
 
-def _is_on_mesh(number: int) -> bool:
-    return number != layout_numbers.UNPLACED and len(layout_numbers.devices(number)) > 1
+def _is_on_mesh(layout_id: int) -> bool:
+    return layout_id != layout_numbers.UNPLACED and len(layout_numbers.devices(layout_id)) > 1
 
 
-def _is_whole(number: int) -> bool:
-    found = layout_numbers.layout(number)
-    return not isinstance(found, BlockLayout) and found.is_fully_replicated
+def _is_whole(layout_id: int) -> bool:
+    layout = layout_numbers.layout(layout_id)
+    return not isinstance(layout, BlockLayout) and layout.is_fully_replicated
 
 
-def _moved(value: Value, number: int) -> Value:
+def _moved(value: Value, layout_id: int) -> Value:
     """The same whole array on every device of another layout; the value stays as it is."""
     metrics.count("transfers.between_devices")
-    whole = layout_numbers.sharding(number)
-    move = jax.device_put if whole.is_fully_addressable else lay_out
+    replicated = layout_numbers.sharding(layout_id)
+    move = jax.device_put if replicated.is_fully_addressable else lay_out
     with jax.enable_x64(True):
-        result = Value(move(value.array, whole), number)
+        result = Value(move(value.array, replicated), layout_id)
     result.shared = value.shared = True  # JAX may keep a buffer of a device that both are on
     return result

@@ -52,8 +52,8 @@ def all_apart(ops: Sequence[ViewOp]) -> tuple[tuple[ViewOp, ...], tuple[int, ...
     >>> all_apart((("permute", (1, 0)), ("index", 0, 3)))
     ((('permute', (1, 0)), ('index_at', 0)), (3,))
     """
-    found = [apart(op) or (op, None) for op in ops]
-    return tuple([op for op, _ in found]), tuple([at for _, at in found if at is not None])
+    pairs = [apart(op) or (op, None) for op in ops]
+    return tuple([op for op, _ in pairs]), tuple([at for _, at in pairs if at is not None])
 
 
 def is_one(op: ViewOp) -> bool:
@@ -82,9 +82,9 @@ def read(ops: Sequence[ViewOp], base: Aval, x: jax.Array, starts: Sequence[Any])
 
 
 def write(
-    ops: Sequence[ViewOp], base: Aval, x: jax.Array, part: jax.Array, starts: Sequence[Any]
+    ops: Sequence[ViewOp], base: Aval, x: jax.Array, values: jax.Array, starts: Sequence[Any]
 ) -> jax.Array:
-    """The storage's value after `part` is written to a view; arguments as of `read`."""
+    """The storage's value after `values` is written to a view; arguments as of `read`."""
     left = iter(starts)
     stages = [x]
     for op in ops[:-1]:
@@ -92,22 +92,22 @@ def write(
     right = iter(reversed(starts))
     for op, stage in zip(reversed(ops), reversed(stages), strict=True):
         if op[0] in _AT:
-            part = put_at(op, stage, part, next(right))
+            values = put_at(op, stage, values, next(right))
         else:
-            part = backward(op, stage, part, base)
-    return part
+            values = backward(op, stage, values, base)
+    return values
 
 
-def put_at(op: ViewOp, x: jax.Array, part: jax.Array, start: Any) -> jax.Array:
-    """`x` with what an operation shows of it at a place replaced by `part`.
+def put_at(op: ViewOp, x: jax.Array, values: jax.Array, start: Any) -> jax.Array:
+    """`x` with what an operation shows of it at a place replaced by `values`.
 
     On a mesh only of one that `is_one`, and of a slice only without steps.
     """
     dim = op[1]
     if op[0] == "index_at":
-        part = jnp.expand_dims(part, dim)
+        values = jnp.expand_dims(values, dim)
     start = _number(start, x.shape[dim])
-    return write_slice(x, part, dim, start, start + part.shape[dim])
+    return write_slice(x, values, dim, start, start + values.shape[dim])
 
 
 def _forward(op: ViewOp, x: jax.Array, base: Aval, starts: Any) -> jax.Array:

@@ -54,10 +54,10 @@ def axes_shown(chain: Chain) -> Origins | None:
 
     None for a view of which that cannot be said.
     """
-    found = chain.recipes.get("axes shown")
-    if found is None:
-        found = chain.recipes["axes shown"] = (_followed(chain),)
-    return found[0]
+    shown = chain.recipes.get("axes shown")
+    if shown is None:
+        shown = chain.recipes["axes shown"] = (_followed(chain),)
+    return shown[0]
 
 
 def _followed(chain: Chain) -> Origins | None:
@@ -77,8 +77,8 @@ def _followed(chain: Chain) -> Origins | None:
         elif kind == "expand":
             axes = [None] * (len(op[1]) - len(size)) + axes
             pairs = zip(axes[-len(size) :] if size else [], size, op[1][-len(size) :], strict=False)
-            kept = [axis if have == want else None for axis, have, want in pairs]
-            axes, size = axes[: len(op[1]) - len(size)] + kept, op[1]
+            followed = [axis if have == want else None for axis, have, want in pairs]
+            axes, size = axes[: len(op[1]) - len(size)] + followed, op[1]
         elif kind == "reshape":
             axes, size = _reshaped(axes, size, op[1]), op[1]
         else:

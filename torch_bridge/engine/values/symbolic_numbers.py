@@ -97,9 +97,9 @@ class Table:
         self.rows.append((read, ()))
         return torch.SymFloat(SymbolicNode(self, len(self.rows) - 1, value))
 
-    def constant(self, number: Any) -> int:
+    def constant(self, index: Any) -> int:
         """The row of a number that stays."""
-        return self._row(number, (), (type(number), repr(number)))
+        return self._row(index, (), (type(index), repr(index)))
 
     def compute(
         self, function: Callable[..., float], nodes: Sequence[SymbolicNode]
@@ -158,12 +158,12 @@ class Scalars:
         where, chosen, index = self._arranged
         if where is not values.where:
             where = values.where
-            places = [where[row] for row in self._rows]
-            chosen, index = np.unique(np.array(places, np.intp), return_inverse=True)
+            indices = [where[row] for row in self._rows]
+            chosen, index = np.unique(np.array(indices, np.intp), return_inverse=True)
             chosen = chosen.tolist()
             self._arranged = (where, chosen, index)
-        numbers = values.numbers
-        return np.array([numbers[place] for place in chosen], np.float64).take(index)
+        computed = values.numbers
+        return np.array([computed[index] for index in chosen], np.float64).take(index)
 
 
 def filled(scalar: Any, values: Present) -> Any:
@@ -205,9 +205,9 @@ class SymbolicNode:
 
     maybe_as_int = constant_int = constant_float = maybe_as_float
 
-    def wrap_float(self, number: float) -> SymbolicNode:
+    def wrap_float(self, index: float) -> SymbolicNode:
         """A constant as an expression."""
-        return SymbolicNode(self.table, self.table.constant(number), number)
+        return SymbolicNode(self.table, self.table.constant(index), index)
 
     wrap_int = wrap_float
 

@@ -75,13 +75,13 @@ class Aval:
             TypeError: JAX cannot store its dtype.
             RuntimeError: it has more axes than JAX's arrays have.
         """
-        found = Aval._known.get(meta)
-        if found is None:
+        result = Aval._known.get(meta)
+        if result is None:
             with _INTERNING:
-                found = Aval._known.get(meta)
-                if found is None:
-                    found = Aval._known[meta] = Aval(meta)
-        return found
+                result = Aval._known.get(meta)
+                if result is None:
+                    result = Aval._known[meta] = Aval(meta)
+        return result
 
     @staticmethod
     def contiguous(size: tuple[int, ...], dtype: torch.dtype) -> Aval:
@@ -317,9 +317,9 @@ class Storage:
         new.shared = old.shared
         self.value = new
         del old
-        held = last()
-        if held is not None:
-            held.shared = new.shared = True
+        last_value = last()
+        if last_value is not None:
+            last_value.shared = new.shared = True
         elif taken is not None and taken.tapes:
             taken.shared = new.shared = True
         return new
@@ -339,10 +339,10 @@ class Storage:
         new.memory = value.memory
         new.origin = value.origin
         del value, taken
-        held = last()
-        if held is None:
+        last_value = last()
+        if last_value is None:
             return True
-        self.value = held
+        self.value = last_value
         return False
 
 
