@@ -95,7 +95,7 @@ def chunk_at(index: Sequence[slice], shape: Sequence[int]) -> ChunkStorageMetada
 
 def is_sharded(tensor: lazy_tensor.LazyTensor) -> bool:
     """Whether devices hold different parts of it; executes what is recorded if need be."""
-    array = reading.held(tensor)
+    array = reading.stored_array(tensor)
     return isinstance(array, UnevenArray) or not array.sharding.is_fully_replicated
 
 
@@ -107,7 +107,7 @@ def pieces_of(tensor: lazy_tensor.LazyTensor) -> list[StoredShard]:
     """
     return [
         StoredShard(chunk_of(one.part), number)
-        for number, one in enumerate(held_here(reading.held(tensor)))
+        for number, one in enumerate(held_here(reading.stored_array(tensor)))
         if one.replica_id == 0
     ]
 
@@ -151,7 +151,7 @@ def on_host(tensor: lazy_tensor.LazyTensor) -> HostShards | torch.Tensor:
     Returns:
         A CPU tensor if every device holds the whole, else its pieces.
     """
-    array = reading.held(tensor)
+    array = reading.stored_array(tensor)
     held = held_here(array)
     if not isinstance(array, UnevenArray) and array.sharding.is_fully_replicated:
         return host(held[0], tensor.dtype, copy=True)

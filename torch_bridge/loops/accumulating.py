@@ -33,7 +33,7 @@ from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.subprograms.closed_over import ClosedOver
 from isoshard.torch_bridge.engine.subprograms.scan_loop import strong
-from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, cut
+from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, extract
 from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput, TracedVjp, aval_of
 from isoshard.torch_bridge.engine.values.value import Aval
 
@@ -201,7 +201,7 @@ def _loop_of(run: TracedVjp, batches: int, count: int, mine: Sequence[int]) -> _
         count,
         (batches, len(run.inputs) - batches),
         written,
-        cut(subtrace, [*given, *run.given], ends),
+        extract(subtrace, [*given, *run.given], ends),
         tuple(run.avals),
         tuple([aval_of(subtrace.aliases[number][0]) for number in mine]),
     )

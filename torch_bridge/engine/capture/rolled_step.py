@@ -85,7 +85,7 @@ def rolled_step(
         return None
     metrics.record_repeat(where, arrangement.text)
     stacks = {
-        one.inputs: StackedMemory([sources[n] for n in one.inputs], one.placed, one.whole)
+        one.inputs: StackedMemory([sources[n] for n in one.inputs], one.placed, one.stack_layout)
         for one in arrangement.inputs
         if isinstance(one, EqualMemory)
     }

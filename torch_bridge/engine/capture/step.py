@@ -38,7 +38,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.ambient import ambient
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.recorder import recorder
-from isoshard.torch_bridge.engine.values.moving_views import all_apart
+from isoshard.torch_bridge.engine.values.dynamic_views import split_starts
 
 from .assemble import Assembly, line_of
 from .guards import Change, is_plain
@@ -248,7 +248,7 @@ class CompiledStep:
 
     def _note_places(self, arguments: list[lazy_tensor.LazyTensor]) -> None:
         """Warn of arguments that view their memory at another place in each call."""
-        views = [all_apart(argument._chain.ops) for argument in arguments]
+        views = [split_starts(argument._chain.ops) for argument in arguments]
         starts = tuple([start for _, places in views for start in places])
         if not starts:
             return

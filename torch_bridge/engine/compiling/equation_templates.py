@@ -1,7 +1,7 @@
 """A jaxpr written of templates, each of which is traced once and written as often as it is needed.
 
 >>> writer = TemplateWriter()
->>> x, y = [writer.known(one) for one in jax.make_jaxpr(lambda x, y: x)(1.0, 2.0).jaxpr.invars]
+>>> x, y = [writer.typed(one) for one in jax.make_jaxpr(lambda x, y: x)(1.0, 2.0).jaxpr.invars]
 >>> template = writer.traced(lambda a, b: [jax.numpy.sin(a) * b], [x, y])
 >>> [z] = writer.write(template, [x, y])
 >>> [z] = writer.write(template, [z, x])
@@ -35,7 +35,7 @@ from isoshard.core.runtime.jaxprs import closed, opened
 _NAMES = DebugInfo("isoshard_step", "traced", None, None)
 
 
-class Known(NamedTuple):
+class TracedAtom(NamedTuple):
     """A value of the program that is written.
 
     Attributes:
@@ -51,14 +51,14 @@ class EquationTemplate(NamedTuple):
     """Equations, traced once.
 
     Attributes:
-        given: variables.
+        inputs: variables.
         equations: in order.
         results: in terms of its variables.
     """
 
-    given: Sequence[Any]
+    inputs: Sequence[Any]
     equations: Sequence[JaxprEqn]
-    results: Sequence[Known]
+    results: Sequence[TracedAtom]
 
 
 class TemplateWriter:
@@ -72,7 +72,7 @@ class TemplateWriter:
         self._traced: list[JaxprEqn] = []
         self._constants: dict[int, tuple[Var, Any]] = {}
 
-    def known(self, atom: Any) -> Known:
+    def typed(self, atom: Any) -> TracedAtom:
         """What is known of an atom.
 
         Args:
@@ -81,10 +81,10 @@ class TemplateWriter:
         index = self._numbers.setdefault(atom.aval, len(self._avals))
         if index == len(self._avals):
             self._avals.append(atom.aval)
-        return Known(atom, index)
+        return TracedAtom(atom, index)
 
     def traced(
-        self, function: Callable[..., Sequence[Any]], inputs: Sequence[Known]
+        self, function: Callable[..., Sequence[Any]], inputs: Sequence[TracedAtom]
     ) -> EquationTemplate:
         """Trace a template.
 
@@ -101,10 +101,10 @@ class TemplateWriter:
             names[variable], _ = self._constants.setdefault(id(value), (variable, value))
         equations = [eqn.replace(invars=_named(eqn.invars, names)) for eqn in jaxpr.eqns]
         self._traced += equations
-        results = [self.known(var) for var in _named(jaxpr.outvars, names)]
+        results = [self.typed(var) for var in _named(jaxpr.outvars, names)]
         return EquationTemplate(jaxpr.invars, equations, results)
 
-    def write(self, template: EquationTemplate, values: Sequence[Known]) -> list[Known]:
+    def write(self, template: EquationTemplate, values: Sequence[TracedAtom]) -> list[TracedAtom]:
         """Write the equations of a template once more.
 
         Args:
@@ -114,14 +114,17 @@ class TemplateWriter:
         Returns:
             Its results.
         """
-        names = dict(zip(template.given, [eqn.atom for eqn in values], strict=True))
+        names = dict(zip(template.inputs, [value.atom for value in values], strict=True))
         for eqn in template.equations:
             read = _named(eqn.invars, names)
             outvars = [Var(variable.aval) for variable in eqn.outvars]
             names.update(zip(eqn.outvars, outvars, strict=True))
             self._written.append(eqn.replace(invars=read, outvars=outvars))
-        atoms = _named([eqn.atom for eqn in template.results], names)
-        return [Known(atom, eqn.aval) for atom, eqn in zip(atoms, template.results, strict=True)]
+        atoms = _named([result.atom for result in template.results], names)
+        return [
+            TracedAtom(atom, result.aval)
+            for atom, result in zip(atoms, template.results, strict=True)
+        ]
 
     def program(self, inputs: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
         """All that was written.

@@ -194,9 +194,9 @@ def _is_here(sharding: jax.sharding.Sharding | None) -> bool:
 def array_of(value: Value) -> jax.Array:
     """The placed array of a value, computing it if need be.
 
-    One in a `BlockLayout` is gathered along its padded axes, which is counted; see `held`.
+    One in a `BlockLayout` is gathered along its padded axes, which is counted; see `stored_array`.
     """
-    array = held(value)
+    array = stored_array(value)
     if isinstance(array, UnevenArray):
         metrics.count("gathers")
         with jax.enable_x64(True):
@@ -204,7 +204,7 @@ def array_of(value: Value) -> jax.Array:
     return array
 
 
-def held(value: Value) -> Any:
+def stored_array(value: Value) -> Any:
     """The placed `jax.Array` or `UnevenArray` of a value, computing it if need be.
 
     Whatever leaves the engine leaves it here.
@@ -217,7 +217,7 @@ def held(value: Value) -> Any:
 
 
 def placed(value: Value) -> Any:
-    """As `held`, for who asks for nothing but how it lies."""
+    """As `stored_array`, for who asks for nothing but how it lies."""
     if value.array is None:
         materialize([value])
     if not isinstance(value.array, Tracer):

@@ -18,7 +18,7 @@ from isoshard.torch_bridge.lowerings.cse import one_program
 
 from .image_layout import Env, Images
 from .offloaded_inputs import OffloadedInputs
-from .peephole import Rewriter
+from .rewrites import Rewriter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +117,7 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, n
             resting.note(len(env) - 1)
             continue
         recipe = RECIPES[entry[0]]
-        with at(index), notes.at(index):
+        with at_entry(index), notes.at(index):
             floats = [scalars[taken + i] for i in range(recipe.lifted)]
             taken += recipe.lifted
             key = next(keys) if recipe.random else None
@@ -184,13 +184,13 @@ def needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
     return is_needed
 
 
-def place_of(error: Exception) -> int | None:
+def entry_index(error: Exception) -> int | None:
     """The entry at which a program raised an error while it was traced; None of any other error."""
     return getattr(error, _PLACE, None)
 
 
 @contextlib.contextmanager
-def at(index: int) -> Iterator[None]:
+def at_entry(index: int) -> Iterator[None]:
     """Context of an entry's computation: errors tell its place."""
     try:
         yield

@@ -114,7 +114,7 @@ def _of_loop(equation: Any) -> int:
     size = 2 * sum(map(_bytes, flow.multiplied))  # read, and written beside
     for var in body.outvars[carries:]:
         if not isinstance(var, Literal):
-            size += _bytes(var) * (3 if var in flow.given else 1)  # filled; read and written
+            size += _bytes(var) * (3 if var in flow.inputs else 1)  # filled; read and written
     return size * equation.params["length"]
 
 
@@ -122,7 +122,7 @@ class _Products:
     """Which slices a body multiplies, and what its products give.
 
     Args:
-        whole: arrays of which the body takes slices.
+        stacks: arrays of which the body takes slices.
         slices: that it is given.
     """
 
@@ -131,7 +131,7 @@ class _Products:
         self._whole = stacks
         self._slice = {slice_: slice_ for slice_ in slices}
         self.multiplied: dict[Any, None] = {}
-        self.given: set[Any] = set()
+        self.inputs: set[Any] = set()
 
     def follow(self, program: Jaxpr, outer: Mapping[Any, Any]) -> None:
         """Look at equations, and at the programs in them that are called with their operands.
@@ -150,21 +150,21 @@ class _Products:
             if inside and len(inside[0].invars) == len(equation.invars):
                 self.follow(inside[0], dict(zip(inside[0].invars, equation.invars, strict=True)))
                 outputs = [inner for inner in inside[0].outvars if not isinstance(inner, Literal)]
-                if not self.given.isdisjoint(outputs):
-                    self.given.update(equation.outvars)
+                if not self.inputs.isdisjoint(outputs):
+                    self.inputs.update(equation.outvars)
             elif is_product(name):
                 self.multiplied.update(
                     (self._slice[inner], None) for inner in read if inner in self._slice
                 )
-                self.given.update(equation.outvars)
+                self.inputs.update(equation.outvars)
             elif name in _MOVED:
                 self._slice.update(
                     (equation.outvars[0], self._slice[inner])
                     for inner in read
                     if inner in self._slice
                 )
-                if not self.given.isdisjoint(read):
-                    self.given.update(equation.outvars)
+                if not self.inputs.isdisjoint(read):
+                    self.inputs.update(equation.outvars)
             elif name == "dynamic_slice" and read and read[0] in self._whole:
                 self._slice[equation.outvars[0]] = equation.outvars[0]
 

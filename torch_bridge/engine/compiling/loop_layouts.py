@@ -16,14 +16,14 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 
-from .execution_plan import CompileRequest
+from .liveness import CompileRequest
 from .plan_lowering import layouts_in
 
 Borders = Callable[[ClosedJaxpr], dict[Var, NamedSharding]]
 """Gives layouts of the variables of a program that computes what a plan does."""
 
 
-def border_layouts(plan: CompileRequest) -> Borders | None:
+def boundary_layouts(plan: CompileRequest) -> Borders | None:
     """How the values of a plan lie as it is written.
 
     Args:

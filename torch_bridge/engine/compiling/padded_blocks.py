@@ -18,7 +18,7 @@ from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 
 if TYPE_CHECKING:
-    from .execution_plan import Blocks, CompileRequest
+    from .liveness import Blocks, CompileRequest
 
 
 def has_blocks(layout_ids: Iterable[int]) -> bool:

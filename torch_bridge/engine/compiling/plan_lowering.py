@@ -25,10 +25,10 @@ from isoshard.torch_bridge.engine.values.common_mesh import refined, refining
 from isoshard.torch_bridge.lowerings.program_partition import compiling_for
 from isoshard.torch_bridge.lowerings.sequence_split import splitting
 
-from .execution_plan import CompileRequest
+from .failed_ops import calls_host
 from .interpreting import Notes, interpret, needed
+from .liveness import CompileRequest
 from .padded_blocks import has_blocks, in_blocks
-from .poisoned import calls_host
 
 
 def lowered(
@@ -110,7 +110,7 @@ def platform_of(plan: CompileRequest) -> str:
 
 def extra_inputs(plan: CompileRequest) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """The inputs of a plan's program after its leaves: lifted floats and random words."""
-    replicated = plan.whole()  # said, or XLA may choose another layout than they come in
+    replicated = plan.replicated()  # said, or XLA may choose another layout than they come in
     return (
         jax.ShapeDtypeStruct((plan.lifted,), np.float64, sharding=replicated),
         jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=replicated),
@@ -171,11 +171,11 @@ def computed(
     for index, layout_id in enumerate(plan.wanted):
         if layout_id != layout_numbers.UNPLACED:
             with notes.at(index):
-                results[index] = laid_out(results[index], layout_id)
+                results[index] = constrained(results[index], layout_id)
     return results
 
 
-def laid_out(result: Any, layout_id: int) -> Any:
+def constrained(result: Any, layout_id: int) -> Any:
     """A result in its layout, and in the memory where it rests.
 
     Args:

@@ -14,6 +14,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,18 +27,22 @@ from isoshard.torch_bridge.engine.recording import random_state, regions
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder, replace, wire_execute
 from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import donated
 from isoshard.torch_bridge.engine.values import layout_numbers as layouts
-from isoshard.torch_bridge.engine.values.value import Value, placed_layout
+from isoshard.torch_bridge.engine.values.value import (
+    Value,
+    donated_error,
+    first_donated,
+    placed_layout,
+)
 
-from . import mmap_pressure, recompile_reasons
-from .execution_plan import Blocks, CompileRequest, plan_of
+from . import recompile_reasons
+from .dynamic_indices import with_dynamic_indices
+from .failed_ops import is_of_an_operation, mark_failed
 from .input_placement import place
 from .interrupts import Uninterrupted
-from .moving_places import with_moving_places
+from .liveness import Blocks, CompileRequest, plan_of
 from .padded_blocks import padded, wrapped
 from .plan_lowering import lowered
-from .poisoned import is_of_an_operation, poison
 from .result_meshes import named_part, result_layouts
 
 
@@ -51,7 +56,7 @@ class Program:
         donated_bytes: per execution, over all devices.
         blocks: the layout of each output that comes in blocks with padding; empty if none does.
         recipes: what it was made of; held, so that the same code leads to this program again.
-        whole: the layout of lifted floats and random words, if an input says which.
+        replicated: the layout of lifted floats and random words, if an input says which.
         several: whether it runs on several devices.
         calls_host: whether it calls Python while it runs.
         unnamed: the results whose layout no `NamedSharding` says: JAX 0.9's XLA splits by parts of
@@ -64,7 +69,7 @@ class Program:
     donated_bytes: int = 0
     blocks: Blocks = ()
     recipes: frozenset[Recipe] = frozenset()
-    whole: jax.sharding.Sharding | None = None
+    replicated: jax.sharding.Sharding | None = None
     several: bool = False
     calls_host: bool = False
     unnamed: tuple[int, ...] = ()
@@ -90,9 +95,9 @@ class Program:
         if cached is not None and same and isinstance(cached[1], jax.Array):
             return cached[1]
         started = time.perf_counter()
-        moves = cached is not None and not same and self.whole is None
+        moves = cached is not None and not same and self.replicated is None
         with jax.enable_x64(True):
-            array = values if moves else jax.device_put(values, self.whole)
+            array = values if moves else jax.device_put(values, self.replicated)
         if values.size:
             seconds = None if moves else time.perf_counter() - started
             where = f"(changing {name})"
@@ -153,8 +158,8 @@ def forget_unseen() -> None:
 def execute(tape: Tape, only: Value | None = None) -> None:
     """Run a tape; afterwards each value still in use has its array.
 
-    Values that depend on an operation which fails are poisoned, and the others computed; see
-    `poisoned`. Where no operation is found at fault, such as where memory does not suffice, the
+    Values that depend on an operation which fails have failed, the others are computed; see
+    `failed_ops`. Where no operation is found at fault, such as where memory does not suffice, the
     error is raised and the tape is kept: values are then computed one at a time, when they are
     asked for.
 
@@ -203,28 +208,28 @@ def _computed(tape: Tape, only: Value | None) -> bool:
     recorder().check_process()
     requested, scalars = plan, tape.scalars
     try:
-        program = _kept_before(plan.key())
+        program = _cached_before(plan.key())
         if program is None:
             lean = plan.lean()
             cached = _LEAN.get(lean.key())  # one that differs in entries of no use
             if cached is not None:
-                program = kept(plan.key(), lambda cached=cached: cached)
+                program = cached_program(plan.key(), lambda cached=cached: cached)
             else:
                 if not again:
-                    requested, scalars = with_moving_places(plan, lean, scalars)
+                    requested, scalars = with_dynamic_indices(plan, lean, scalars)
                 program = program_of(requested, arrays, lean if requested is plan else None)
         with Uninterrupted():  # from here on, donated inputs are gone
             results = run(program, requested, arrays, scalars, tape.words)
             _hand_out(tape, plan, results, program)
     except Exception as error:
-        lost = donated.gone(arrays)
+        lost = first_donated(arrays)
         if lost is not None:
-            raise donated.error(tuple(lost.shape)) from error
+            raise donated_error(tuple(lost.shape)) from error
         if only is not None or not is_of_an_operation(error, arrays):
             raise
         if requested is not plan:  # what fails is found in the program as it was recorded
             return False
-        if not poison(tape, plan, error, lambda request: _fails(request, arrays, tape)):
+        if not mark_failed(tape, plan, error, lambda request: _fails(request, arrays, tape)):
             raise
         tape.fault = tape.fault or error
         return False
@@ -274,10 +279,10 @@ def program_of(
             recompile_reasons.report(plan, time.perf_counter() - started)
         return program
 
-    return kept(plan.key(), compiled)
+    return cached_program(plan.key(), compiled)
 
 
-def kept(key: Any, compiled: Callable[[], Program]) -> Program:
+def cached_program(key: Any, compiled: Callable[[], Program]) -> Program:
     """The program of a key, made the first time.
 
     Args:
@@ -285,7 +290,7 @@ def kept(key: Any, compiled: Callable[[], Program]) -> Program:
         compiled: makes it.
     """
     with _EXECUTING:
-        program = _kept_before(key)
+        program = _cached_before(key)
         if program is None:
             program = compiled()
             _make_room()
@@ -293,7 +298,7 @@ def kept(key: Any, compiled: Callable[[], Program]) -> Program:
     return program
 
 
-def _kept_before(key: Any) -> Program | None:
+def _cached_before(key: Any) -> Program | None:
     """The program of a key, if it is kept."""
     with _EXECUTING:
         program = _PROGRAMS.pop(key, None)
@@ -309,10 +314,30 @@ def compiled_count() -> int:
 
 def _make_room() -> None:
     """Drop the programs not used for longest, where there are too many for us or for the system."""
-    count = len(_PROGRAMS) // 2 if mmap_pressure.crowded() else KEPT - 1
+    count = len(_PROGRAMS) // 2 if _is_crowded() else KEPT - 1
     while len(_PROGRAMS) > count:
         del _PROGRAMS[next(iter(_PROGRAMS))]
         metrics.count("evictions")
+
+
+_MAPS = Path("/proc/self/maps")
+_MAP_LIMIT = Path("/proc/sys/vm/max_map_count")
+MAP_SHARE = 0.5
+"""Of the memory mappings that Linux allows a process: above it programs are dropped.
+
+XLA on CPUs keeps each program in mappings of its own, hundreds for a training step, and ends the
+process when it gets no more; 65,530 are allowed by default.
+"""
+
+
+def _is_crowded() -> bool:
+    """Whether programs should be dropped; never on systems that do not report mappings."""
+    try:
+        allowed = int(_MAP_LIMIT.read_text())
+        used = _MAPS.read_bytes().count(b"\n")
+    except OSError:
+        return False
+    return used > MAP_SHARE * allowed
 
 
 def build(
@@ -347,7 +372,7 @@ def build(
         donated_bytes=donated,
         blocks=plan.blocks,
         recipes=plan.recipes,
-        whole=plan.whole(),
+        replicated=plan.replicated(),
         several=any(len(sharding.device_set) > 1 for sharding in taken),
         calls_host=plan.calls_host,
         unnamed=tuple(n for n, sharding in shardings if not isinstance(sharding, plain)),
@@ -388,8 +413,8 @@ def run(
         if program.calls_host:  # what Python raises is to be known now
             jax.block_until_ready(computed)
         note(computed)
-    if program.unnamed and isinstance(program.whole, jax.sharding.NamedSharding):
-        computed, mesh = [*computed], mesh_of(program.whole)
+    if program.unnamed and isinstance(program.replicated, jax.sharding.NamedSharding):
+        computed, mesh = [*computed], mesh_of(program.replicated)
         for n in program.unnamed:
             layout = named_part(computed[n].sharding, computed[n].shape, mesh)
             computed[n] = jax.device_put(computed[n], layout)

@@ -17,7 +17,7 @@ from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge.engine.recording import regions
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 
-from .moving_places import is_only_moved
+from .dynamic_indices import is_only_moved
 
 _SEEN: list[tuple[Any, Family]] = []
 _KEPT = 64  # plans remembered for comparison

@@ -22,8 +22,8 @@ from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Value
 
-from .execution_plan import CompileRequest
 from .interpreting import needed
+from .liveness import CompileRequest
 
 
 def result_layouts(plan: CompileRequest, layout_ids: Sequence[int]) -> list[int]:
@@ -42,7 +42,7 @@ def result_layouts(plan: CompileRequest, layout_ids: Sequence[int]) -> list[int]
         for mesh, _ in sorted(
             meshes, key=lambda candidate: (not is_typed(candidate[0]), not candidate[1])
         ):
-            restated = layout_numbers.said_on(layout_id, mesh)
+            restated = layout_numbers.restated_on(layout_id, mesh)
             if layout_numbers.users_mesh(restated) == mesh:
                 layout_id = restated
                 break

@@ -27,9 +27,9 @@ from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 
 from . import program, recompile_reasons
-from .execution_plan import CompileRequest
+from .liveness import CompileRequest
 from .loop_copies import loop_copies
-from .loop_layouts import border_layouts, stacked_layout
+from .loop_layouts import boundary_layouts, stacked_layout
 from .padded_blocks import has_blocks
 from .plan_lowering import (
     extra_inputs,
@@ -50,13 +50,13 @@ class EqualMemory:
         inputs: of the layers in order, numbers of the plan's inputs.
         results: of the plan's results that replace them; None: the program only reads them.
         placed: the layout of each.
-        whole: the layout of all as one array.
+        stack_layout: the layout of all as one array.
     """
 
     inputs: tuple[int, ...]
     results: tuple[int, ...] | None
     placed: int
-    whole: int
+    stack_layout: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ def rolled_program(
         return entry
 
     try:
-        entry = program.kept(key, compiled)
+        entry = program.cached_program(key, compiled)
     except NotRolled as error:
         _REASONS[key] = str(error)
         raise
@@ -143,7 +143,7 @@ def _compiled(
             traced,
             labels=labels,
             replaces=replaces,
-            layouts=border_layouts(plan),
+            layouts=boundary_layouts(plan),
             updates=platform_of(plan) == "cpu",
         )
     if not rolled_step.loops:
@@ -268,11 +268,11 @@ def _arrangement(
     run = dataclasses.replace(
         plan,
         placed=tuple(
-            input_.whole if isinstance(input_, EqualMemory) else plan.placed[input_]
+            input_.stack_layout if isinstance(input_, EqualMemory) else plan.placed[input_]
             for input_ in inputs
         ),
         wanted=tuple(
-            input_.whole if isinstance(input_, EqualMemory) else plan.wanted[input_]
+            input_.stack_layout if isinstance(input_, EqualMemory) else plan.wanted[input_]
             for input_ in results
         ),
         live=tuple(range(len(results))),
@@ -284,10 +284,10 @@ def _arrangement(
             )
         ),
     )
-    return Arrangement(run, tuple(inputs), tuple(results), said(rolled_step))
+    return Arrangement(run, tuple(inputs), tuple(results), describe_loops(rolled_step))
 
 
-def said(rolled_step: Rolled) -> str:
+def describe_loops(rolled_step: Rolled) -> str:
     """How many layers are how many loops.
 
     Args:
@@ -303,7 +303,7 @@ def _struct(leaf: int | EqualMemory, arrays: Sequence[jax.Array]) -> Any:
     if not isinstance(leaf, EqualMemory):
         return arrays[leaf]
     member = arrays[leaf.inputs[0]]
-    index = leaf.whole
+    index = leaf.stack_layout
     layout: Any = None if index == layout_numbers.UNPLACED else layout_numbers.sharding(index)
     return jax.ShapeDtypeStruct((len(leaf.inputs), *member.shape), member.dtype, sharding=layout)
 
@@ -331,16 +331,16 @@ def _joined(
             else:
                 single.update((index, value[n]) for n, index in enumerate(stack.numbers))
         return [
-            _laid_out(stacks[result.results or ()], result.whole)
+            _constrained(stacks[result.results or ()], result.stack_layout)
             if isinstance(result, EqualMemory)
-            else _laid_out(single[result], plan.wanted[result])
+            else _constrained(single[result], plan.wanted[result])
             for result in arrangement.results
         ]
 
     return isoshard_step
 
 
-def _laid_out(value: Any, layout_id: int) -> Any:
+def _constrained(value: Any, layout_id: int) -> Any:
     if layout_id == layout_numbers.UNPLACED:
         return value
     return jax.lax.with_sharding_constraint(value, layout_numbers.sharding(refined(layout_id)))

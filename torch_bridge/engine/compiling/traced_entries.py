@@ -3,7 +3,7 @@
 Tracing a layer takes as long as tracing the first one did, though nothing new is found. Here an
 entry is traced by itself, as a function of what it reads, and its equations are written again for
 each entry like it, with other variables. Entries are alike if their recipe is the same, what they
-read has equal shapes and dtypes, and what a rewrite (`peephole.py`, `image_layout.py`) may look at
+read has equal shapes and dtypes, and what a rewrite (`rewrites.py`, `image_layout.py`) may look at
 is of the same make. Of an operator on lists each kind of element is traced once.
 
 The program is the one that `plan_lowering.computed` gives, but for what several entries have in
@@ -25,15 +25,15 @@ from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.lowerings.cse import one_program
 
-from .equation_templates import EquationTemplate, Known, TemplateWriter
-from .execution_plan import CompileRequest
+from .equation_templates import EquationTemplate, TemplateWriter, TracedAtom
 from .image_layout import Env
-from .interpreting import EntryValues, at, needed
-from .peephole import looked_through
-from .plan_lowering import laid_out
+from .interpreting import EntryValues, at_entry, needed
+from .liveness import CompileRequest
+from .plan_lowering import constrained
+from .rewrites import looked_through
 from .traced_lists import TracedLists
 
-Forms = tuple[Known | None, Known | None, Known | None]
+Forms = tuple[TracedAtom | None, TracedAtom | None, TracedAtom | None]
 """A slot's value as torch has it, with channels last, and before its axes were merged."""
 _NOTHING: Forms = (None, None, None)
 
@@ -54,7 +54,7 @@ def traced_entries(
     """
     entries = _Entries()
     inputs = opened(jax.make_jaxpr(lambda *xs: xs)(*arguments)).invars
-    results = entries.results(plan, [entries.writer.known(input_) for input_ in inputs])
+    results = entries.results(plan, [entries.writer.typed(input_) for input_ in inputs])
     return entries.writer.program(inputs, results), entries.writer.kinds()
 
 
@@ -68,7 +68,7 @@ class _Entries:
         self._slots: list[Forms] = []
         self._makers: list[Any] = []
 
-    def results(self, plan: CompileRequest, given_inputs: Sequence[Known]) -> list[Any]:
+    def results(self, plan: CompileRequest, given_inputs: Sequence[TracedAtom]) -> list[Any]:
         """Write a plan; gives what it returns."""
         inputs, floats = len(plan.leaves), len(plan.leaves) + plan.lifted
         self._write_all(
@@ -85,9 +85,9 @@ class _Entries:
     def _write_all(
         self,
         plan: CompileRequest,
-        leaves: Iterator[Known],
-        floats: Iterator[Known],
-        words: Iterator[Known],
+        leaves: Iterator[TracedAtom],
+        floats: Iterator[TracedAtom],
+        words: Iterator[TracedAtom],
     ) -> None:
         used = needed(plan.program, plan.live)
         for index, (entry, is_needed) in enumerate(zip(plan.program, used, strict=True)):
@@ -99,13 +99,15 @@ class _Entries:
             taken = [next(floats) for _ in range(recipe.lifted)]
             taken += [next(words)] if recipe.random else []
             if is_needed:
-                with at(index):
+                with at_entry(index):
                     self._write_entry(recipe, entry, taken)
             else:
                 self._slots += [_NOTHING] * recipe.count
             self._makers += [(recipe, entry)] * recipe.count
 
-    def _write_entry(self, recipe: Recipe, entry: Sequence[int], taken: Sequence[Known]) -> None:
+    def _write_entry(
+        self, recipe: Recipe, entry: Sequence[int], taken: Sequence[TracedAtom]
+    ) -> None:
         """Write an entry that takes lifted floats, or a random word."""
         forms = [self._slots[slot] for slot in entry[1:]]
         tensors = [plain for plain, last, _ in forms if plain is not None and last is None]
@@ -154,7 +156,7 @@ class _Entries:
         entry: Sequence[int],
         makers: Sequence[Any],
         forms: Sequence[Forms],
-        taken: Sequence[Known],
+        taken: Sequence[TracedAtom],
     ) -> tuple[EquationTemplate, list[tuple[int, int]]]:
         """Trace an entry as a function of the forms of the slots it looks at, floats and words.
 
@@ -202,7 +204,7 @@ class _Entries:
             env = Env()
             env.append(None if plain is None else values[0])
             env.last.update({} if forms[1] is None else {0: values[-1]})
-            return [laid_out(env[0], layout_id)]
+            return [constrained(env[0], layout_id)]
 
         if key not in self._kinds:
             self._kinds[key] = self.writer.traced(isoshard_result, atoms), []
@@ -210,5 +212,5 @@ class _Entries:
         return result.atom
 
 
-def _avals(atoms: Sequence[Known | None]) -> tuple[int | None, ...]:
+def _avals(atoms: Sequence[TracedAtom | None]) -> tuple[int | None, ...]:
     return tuple([None if atom is None else atom.aval for atom in atoms])

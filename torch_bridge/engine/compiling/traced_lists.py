@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
 from isoshard.torch_bridge.engine.signatures.bound_op import BoundOp
 
-from .equation_templates import EquationTemplate, Known, TemplateWriter
+from .equation_templates import EquationTemplate, TemplateWriter, TracedAtom
 from .list_calls import Element, call_of, elements_of
 
 
@@ -36,7 +36,9 @@ class TracedLists:
         self._writer = writer
         self._found: dict[Any, _Lists | None] = {}
 
-    def write(self, recipe: int, call: Any, inputs: Sequence[Known]) -> list[Known] | None:
+    def write(
+        self, recipe: int, call: Any, inputs: Sequence[TracedAtom]
+    ) -> list[TracedAtom] | None:
         """Write a call.
 
         Args:
@@ -77,7 +79,7 @@ class TracedLists:
         elements: Sequence[Element],
         first: Mapping[Any, int],
         rest: Sequence[int],
-        inputs: Sequence[Known],
+        inputs: Sequence[TracedAtom],
     ) -> _Lists | None:
         some, reads = call_of(call, [*first.values()])
         tensors = len(some.ins)
@@ -86,14 +88,14 @@ class TracedLists:
             return some(arguments[:tensors], arguments[tensors:])
 
         template = self._writer.traced(isoshard_lists, [inputs[read] for read in reads])
-        variables = dict(zip(reads, template.given, strict=True))
+        variables = dict(zip(reads, template.inputs, strict=True))
         operands = {
             kind: [variables[read] for read in elements[index].reads]
             for kind, index in first.items()
         }
-        return self._apart(template, [variables[index] for index in rest], operands)
+        return self._split_template(template, [variables[index] for index in rest], operands)
 
-    def _apart(
+    def _split_template(
         self, template: EquationTemplate, rest: Sequence[Any], operands: Mapping[Any, Sequence[Any]]
     ) -> _Lists | None:
         """A template as what is shared and what belongs to each element, if it can be told apart.
@@ -128,7 +130,7 @@ class TracedLists:
                 return None
             read.update(variables)
         available = [*rest, *[var for equation in alone for var in equation.outvars]]
-        shared = [self._writer.known(var) for var in available if var in read]
+        shared = [self._writer.typed(var) for var in available if var in read]
         passed = [atom.atom for atom in shared]
         return _Lists(
             EquationTemplate(rest, alone, shared),

@@ -33,9 +33,9 @@ from isoshard.torch_bridge.engine.signatures.bound_op import build_call
 from isoshard.torch_bridge.engine.signatures.shape_inference import infer
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.metas import Meta
-from isoshard.torch_bridge.engine.values.shown_axes import spec_shown
 from isoshard.torch_bridge.engine.values.symbolic_numbers import present
 from isoshard.torch_bridge.engine.values.value import Aval, Value
+from isoshard.torch_bridge.engine.values.view_dims import view_spec
 from isoshard.torch_bridge.lowerings import registry
 
 from . import (
@@ -341,7 +341,7 @@ def _follow(tensor: lazy_tensor.LazyTensor, like: lazy_tensor.LazyTensor, copy: 
         sharding = layout_numbers.as_named(layout_id)
         if copy or not isinstance(sharding, NamedSharding):
             return
-        spec = spec_shown(chain, sharding.spec, gathered=True)
+        spec = view_spec(chain, sharding.spec, gathered=True)
         shown = NamedSharding(sharding.mesh, spec)
         layout_id, annotation = layout_numbers.intern(shown), annotation and shown
     tensor._storage.value.layout = layout_id
@@ -385,7 +385,7 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
         if alone is not None and len(tensors) > 1 and not many:
             storage = target._storage
             if [tensor._storage for tensor in tensors].count(storage) > 1:
-                overlaps.refuse(target, tensors[:position] + tensors[position + 1 :], alone)
+                overlaps.check_overlap(target, tensors[:position] + tensors[position + 1 :], alone)
         signature = signatures.get(key)
         if signature is None:
             signature = signatures.again(key)

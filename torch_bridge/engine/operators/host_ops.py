@@ -45,7 +45,7 @@ def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         host = reading.to_host(tensor)
         format = kwargs.get("memory_format") or torch.preserve_format
         if format is torch.preserve_format:
-            host = _lying_as(tensor, host)
+            host = _with_strides_of(tensor, host)
         copy = host.to(device=device, dtype=dtype, memory_format=format)
         if naming.is_torch_xla() and getattr(tensor, "mesh", None) is not None:
             global_tensors.note(copy)
@@ -54,7 +54,7 @@ def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     return _cast(args, rest)
 
 
-def _lying_as(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+def _with_strides_of(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
     """A packed CPU tensor with the axes in memory in the order that those of another have."""
     meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     stride = torch.empty_like(meta).stride()
@@ -77,7 +77,7 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     if not isinstance(source, torch.Tensor):
         return aten.fill_.Scalar(target, source)
     if isinstance(source, lazy_tensor.LazyTensor):
-        overlaps.refuse(target, (source,), nothing=False)
+        overlaps.check_overlap(target, (source,), nothing=False)
         same = source._aval.token == target._aval.token and source.dtype == target.dtype
         if same:
             lazy_tensor.write(target, lazy_tensor.read(source))

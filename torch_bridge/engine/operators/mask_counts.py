@@ -62,11 +62,11 @@ def check_put(tensor: torch.Tensor, indices: Sequence[Any], values: torch.Tensor
     before, after = tuple(tensor.shape[:lead]), tuple(tensor.shape[lead + mask.dim() :])
     count = values.shape[-1 - len(after)] if values.dim() > len(after) else 1
     if count != 1:
-        fault = functools.partial(_put_fault, tuple(values.shape), before, count, after)
+        fault = functools.partial(_put_error, tuple(values.shape), before, count, after)
         _check(mask, 1, fault, count <= mask.numel())
 
 
-def _put_fault(
+def _put_error(
     values: tuple[int, ...],
     before: tuple[int, ...],
     count: int,
@@ -91,11 +91,11 @@ def check_scatter(tensor: torch.Tensor, mask: torch.Tensor, source: torch.Tensor
     elements = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
     if source.numel() >= elements or mask.dtype not in MASKS:
         return
-    fault = functools.partial(_scatter_fault, source.numel())
+    fault = functools.partial(_scatter_error, source.numel())
     _check(mask, elements // mask.numel(), fault, True)
 
 
-def _scatter_fault(count: int, selected: int | None) -> str | None:
+def _scatter_error(count: int, selected: int | None) -> str | None:
     if selected is None or selected <= count:
         return None
     return (

@@ -56,7 +56,7 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
             ours_read = [leaf for leaf in read if isinstance(leaf, lazy_tensor.LazyTensor)]
             for target in targets:
                 if isinstance(target, lazy_tensor.LazyTensor):
-                    overlaps.refuse(target, ours_read, alone)
+                    overlaps.check_overlap(target, ours_read, alone)
         got = handle(functional, args, rest)
         results = [got] if isinstance(got, torch.Tensor) else list(got)
         if any(target.dtype != other.dtype for target, other in zip(targets, results, strict=True)):

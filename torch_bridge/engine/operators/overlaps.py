@@ -47,7 +47,7 @@ def rule(func: OpOverload) -> bool | None:
     return False if name in _PLACE_BY_PLACE or torch.Tag.pointwise in func.tags else None
 
 
-def refuse(target: Any, operands: Iterable[Any], nothing: bool) -> None:
+def check_overlap(target: Any, operands: Iterable[Any], nothing: bool) -> None:
     """Refuse operands that share memory with a tensor that is written to.
 
     Args:

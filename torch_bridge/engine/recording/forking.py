@@ -30,7 +30,7 @@ class Forked(Recorder):
         Raises:
             RuntimeError: always.
         """
-        _refuse()
+        _raise_forked()
 
     def record(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse.
@@ -38,7 +38,7 @@ class Forked(Recorder):
         Raises:
             RuntimeError: always.
         """
-        _refuse()
+        _raise_forked()
 
     def check_process(self) -> None:
         """Refuse.
@@ -46,12 +46,12 @@ class Forked(Recorder):
         Raises:
             RuntimeError: always.
         """
-        _refuse()
+        _raise_forked()
 
     view = keep_view = refuse = record
 
 
-def _refuse() -> NoReturn:
+def _raise_forked() -> NoReturn:
     raise RuntimeError(
         f"a tensor on the {naming.current().type} device is used in a process that was forked "
         "after JAX had started, "

@@ -116,7 +116,7 @@ def visible(storage: Storage) -> Value:
 
 
 @contextlib.contextmanager
-def noted_in(log: MemoryLog | None) -> Iterator[None]:
+def logged_to(log: MemoryLog | None) -> Iterator[None]:
     """Context in which the memory that operations touch is noted in `log`; None: nowhere."""
     current = recorder()
     before, current.log = current.log, log

@@ -225,7 +225,7 @@ def materialize(values: Sequence[Value]) -> None:
             value.array = tape.constant(value)
         if value.array is None and tape is not None:
             execute(tape, value if tape.failed else None)
-            if value.array is None and value.tape is not tape:  # poisoned
+            if value.array is None and value.tape is not tape:  # failed
                 execute(value.tape)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.torch_bridge.engine.values import layout_numbers as layouts
-from isoshard.torch_bridge.engine.values.meeting import differently_numbered, on_one_mesh
+from isoshard.torch_bridge.engine.values.unify_meshes import differently_numbered, unified
 from isoshard.torch_bridge.engine.values.value import Taken, Value
 
 from . import random_state
@@ -61,7 +61,7 @@ class Tape(Recorder):
         recipes: what its numbers of recipes stand for.
         done: it was executed (perhaps by another thread), and takes nothing more.
         failed: it could not be executed as a whole.
-        fault: what the first of its operations that failed has raised; see `poisoned`.
+        fault: what the first of its operations that failed has raised; see `failed_ops`.
         home: the devices of the mesh that its inputs are on, in order; empty while none is.
         lock: held while an entry is added, and while it is decided what is computed.
     """
@@ -252,7 +252,7 @@ class Tape(Recorder):
                 is captured, one that is computed in it.
         """
         if all(value.tape is not self for value in inputs):  # else it is known once it is computed
-            inputs = on_one_mesh(recipe.name, inputs)
+            inputs = unified(recipe.name, inputs)
         elif self.capture is not None:
             others = [layouts.devices(input_.layout) for input_ in inputs if input_.layout >= 0]
             raise differently_numbered(recipe.name, [*dict.fromkeys([self.home, *others])])

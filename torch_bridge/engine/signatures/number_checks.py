@@ -53,9 +53,9 @@ def find(
     if name in _PARAMETERS:
         parameter = _PARAMETERS[name]
         lift = named.get(parameter.argument)
-        return _in_place(parameter, lift.number) if isinstance(lift, Lift) else None
-    indices = tuple(_places([named.get(argument) for argument in _CONVERTED[name].arguments]))
-    return _holding(indices, _converted_to(name, named, metas)) if indices else None
+        return _parameter_check(parameter, lift.number) if isinstance(lift, Lift) else None
+    indices = tuple(_lift_indices([named.get(argument) for argument in _CONVERTED[name].arguments]))
+    return _range_check(indices, _converted_to(name, named, metas)) if indices else None
 
 
 class _Parameter(NamedTuple):
@@ -90,7 +90,7 @@ _PARAMETERS = {
 }
 
 
-def _in_place(parameter: _Parameter, index: int) -> Check:
+def _parameter_check(parameter: _Parameter, index: int) -> Check:
     def check(scalars: Sequence[Any]) -> None:
         value = present(scalars[index])
         if not parameter.allows(value):
@@ -163,14 +163,14 @@ _CONVERTED = {
 }
 
 
-def _places(values: Any) -> list[int]:
+def _lift_indices(values: Any) -> list[int]:
     """The numbers of the lifted floats among arguments, also inside lists."""
     indices: list[int] = []
     for value in values:
         if isinstance(value, Lift):
             indices.append(value.number)
         elif type(value) in (list, tuple):
-            indices += _places(value)
+            indices += _lift_indices(value)
     return indices
 
 
@@ -201,7 +201,7 @@ def _converted_to(name: str, named: dict[str, Any], metas: tuple[Meta, ...]) -> 
     return dtype
 
 
-def _holding(indices: tuple[int, ...], dtype: torch.dtype | None) -> Check | None:
+def _range_check(indices: tuple[int, ...], dtype: torch.dtype | None) -> Check | None:
     """A check that a dtype holds numbers; None for one that holds all."""
     if dtype is None or dtype in (torch.bool, torch.float64, torch.complex128):
         return None

@@ -39,7 +39,7 @@ def infer(
         lifted: the present value of each lifted float (torch checks some).
     """
     if op.name().startswith("aten::_foreach_"):
-        firsts = _alike([*args, *kwargs.values()], metas, lifted)
+        firsts = _first_equal([*args, *kwargs.values()], metas, lifted)
         if len(chosen := sorted(set(firsts))) < len(firsts):  # a model's parameters: a few shapes
             few_args = tuple(_only(chosen, arg) for arg in args)
             few_kwargs = {name: _only(chosen, value) for name, value in kwargs.items()}
@@ -75,7 +75,9 @@ def infer(
     return tuple(None if value is None else Meta.of(value) for value in flat)
 
 
-def _alike(values: Sequence[Any], metas: tuple[Meta, ...], lifted: Sequence[float]) -> list[int]:
+def _first_equal(
+    values: Sequence[Any], metas: tuple[Meta, ...], lifted: Sequence[float]
+) -> list[int]:
     """Of an operation on each item of lists, the first one that is done alike; [] if unclear."""
 
     def kind(item: Any) -> Any:

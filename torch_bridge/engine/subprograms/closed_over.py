@@ -76,14 +76,14 @@ class ClosedOver:
 
     def tensors(self) -> list[Any]:
         """What is read: `outside` and `constants`."""
-        return [*map(whole, self.outside), *self.constants]
+        return [*map(storage_tensor, self.outside), *self.constants]
 
     def write(self, values: Iterable[Any]) -> None:
         """Give the memory that is `written` its new values."""
         for storage, new in zip(self.written, values, strict=True):
-            lazy_tensor.write(whole(storage), new)
+            lazy_tensor.write(storage_tensor(storage), new)
 
 
-def whole(storage: Storage) -> lazy_tensor.LazyTensor:
+def storage_tensor(storage: Storage) -> lazy_tensor.LazyTensor:
     """All of a storage, as a tensor."""
     return lazy_tensor.new_tensor(storage.aval, storage, Chain.root(storage.aval))

@@ -11,8 +11,8 @@ import jax
 from isoshard.core.runtime.bounded import PROGRAMS, Interned
 
 from .traced_vjp import TracedVjp
-from .vjp_entries import EntriesKey, VjpEntries, saved_numbers
-from .vjp_partition import cut_both
+from .vjp_entries import EntriesKey, VjpEntries, saved_indices
+from .vjp_partition import partition_vjp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,13 +45,13 @@ def call_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> Recorded
     around = subtrace.around_slots()
     slots = [*run.inputs, *around]
     written = [*(slot for _, slot in run.written), *(slot for _, slot in run.changed)]
-    partition = cut_both(run, slots, [*run.results, *written], wants=wants)
+    partition = partition_vjp(run, slots, [*run.results, *written], wants=wants)
     avals = [storage.aval for storage, _ in run.written]
     avals += [run.input_avals[index] for index, _ in run.changed]
     key = _CallKey(
         partition,
         (*run.avals, *avals),
-        saved_numbers(run, partition, around),
+        saved_indices(run, partition, around),
         tuple(run.differentiable) if partition.backward else (),
         seeded,
     )

@@ -14,8 +14,8 @@ from isoshard.core.runtime.shard_map_axes import alike
 from isoshard.torch_bridge.engine.values.value import Aval
 
 from .traced_vjp import TracedVjp
-from .vjp_entries import EntriesKey, VjpEntries, saved_numbers
-from .vjp_partition import cut_both
+from .vjp_entries import EntriesKey, VjpEntries, saved_indices
+from .vjp_partition import partition_vjp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,14 +127,14 @@ def loop_of(
     rest = [slot for n, slot in enumerate(around) if n not in carried]
     each = [*run.inputs[:carries], *(around[n] for n in carried)]
     ends = [*run.results, *(slot for _, slot in run.written)]
-    partition = cut_both(
+    partition = partition_vjp(
         run, [*each, *run.inputs[carries:], *rest], ends, each, wants=wants, recompute=recompute
     )
     written = [storage.aval for storage, _ in run.written]
     key = _ScanKey(
         partition,
         (*run.avals, *written),
-        saved_numbers(run, partition, around),
+        saved_indices(run, partition, around),
         tuple(run.differentiable) if partition.backward else (),
         length,
         carries,

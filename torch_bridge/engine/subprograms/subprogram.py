@@ -62,7 +62,7 @@ class Subprogram:
                 yield jax.random.fold_in(key, draw)
 
 
-def cut(subtrace: SubTrace, inputs: Sequence[int], outputs: Sequence[int]) -> Subprogram:
+def extract(subtrace: SubTrace, inputs: Sequence[int], outputs: Sequence[int]) -> Subprogram:
     """The function that computes some slots from others.
 
     Args:

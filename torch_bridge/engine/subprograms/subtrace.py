@@ -35,8 +35,7 @@ from isoshard.torch_bridge._torch_internals.higher_order_ops import is_control_f
 from isoshard.torch_bridge._torch_internals.tensor_fields import HOOK_FIELDS, sequence_number
 from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
-from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
-from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, note_constant, noted_in
+from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, logged_to, note_constant
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES as recipes
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import (
@@ -99,7 +98,7 @@ class SubTrace(Recorder):
 
     def input(self, aval: Aval, *, requires_grad: bool = False) -> lazy_tensor.LazyTensor:
         """A placeholder tensor, for a value to come."""
-        with noted_in(None):
+        with logged_to(None):
             tensor = lazy_tensor.fresh(aval, self._leaf(*aval.token))
         self._touched.created[id(tensor._storage)] = -1
         self._given[id(tensor)] = (tensor, tensor._storage.value)
@@ -462,3 +461,23 @@ _OUTLIVES_A_TRACE = (
     "a tensor that was made while JAX traced torch code outlives the trace: it was kept in an "
     "attribute, a list or a variable, and has no value. Return the tensor from that code instead."
 )
+
+
+def leaves_of(graphs: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors that autograd graphs end in; a graph is a node or None.
+
+    >>> x, y = torch.ones(2, requires_grad=True), torch.ones(2)
+    >>> [leaf is x for leaf in leaves_of([(2 * x + y).grad_fn])]
+    [True]
+    """
+    stack, seen, leaves = list(graphs), set(), []
+    while stack:
+        node: Any = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        stack += [following for following, _ in node.next_functions]
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves.append(variable)
+    return leaves

@@ -16,10 +16,9 @@ import torch
 from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.undocumented import is_autocast_enabled
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
 from isoshard.torch_bridge.engine.values.value import Aval
 
-from .subtrace import SubTrace
+from .subtrace import SubTrace, leaves_of
 
 Code = Callable[[list[Any]], Sequence[lazy_tensor.LazyTensor]]
 

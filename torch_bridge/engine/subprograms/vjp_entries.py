@@ -179,7 +179,7 @@ class VjpNode(torch.autograd.Function):
         return (None, None, None, *result)
 
 
-def saved_numbers(
+def saved_indices(
     run: TracedVjp, partition: VjpPartition, around: Sequence[int]
 ) -> tuple[int, ...]:
     """Numbers of the tensors that backward needs; see `EntriesKey`.

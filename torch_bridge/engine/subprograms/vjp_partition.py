@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from isoshard.torch_bridge.engine.values.value import Aval
 
-from .subprogram import Subprogram, cut, needed_slots
+from .subprogram import Subprogram, extract, needed_slots
 from .traced_vjp import TracedVjp, aval_of
 
 
@@ -25,7 +25,7 @@ class VjpPartition:
             residuals; gives the gradients of what is `wanted`, where it `has` one. None if no
             gradient is wanted.
         used: slots of the inputs that backward takes.
-        kept: slots of the residuals.
+        residuals: slots of the residuals.
         wanted: what has a gradient: numbers of inputs, and of aliases after them.
         has: whether the code's results depend on each of those.
         avals: of the gradients wanted.
@@ -34,7 +34,7 @@ class VjpPartition:
     forward: Subprogram
     backward: Subprogram | None
     used: tuple[int, ...] = dataclasses.field(compare=False)
-    kept: tuple[int, ...] = dataclasses.field(compare=False)
+    residuals: tuple[int, ...] = dataclasses.field(compare=False)
     wanted: tuple[int, ...]
     has: tuple[bool, ...]
     avals: tuple[Aval, ...]
@@ -60,7 +60,7 @@ class VjpPartition:
         ]
 
 
-def cut_both(
+def partition_vjp(
     run: TracedVjp,
     inputs: Sequence[int],
     results: Sequence[int],
@@ -80,7 +80,7 @@ def cut_both(
         recompute: whether backward recomputes what it can, instead of having residuals kept.
     """
     if not (wants or run.subtrace.aliases) or not run.differentiable:
-        return VjpPartition(cut(run.subtrace, inputs, results), None, (), (), (), (), ())
+        return VjpPartition(extract(run.subtrace, inputs, results), None, (), (), (), (), ())
     slots, differentiated, avals = [], [], []
     aliases = [alias for _, alias in run.subtrace.aliases]
     for index, slot in enumerate(run.gradients):
@@ -98,8 +98,8 @@ def cut_both(
     used = [slot for slot in taken if slot in inputs and slot not in each]
     residuals = [*(slot for slot in taken if slot in each), *residuals]
     return VjpPartition(
-        cut(run.subtrace, inputs, [*results, *residuals]),
-        cut(run.subtrace, [*run.given, *used, *residuals], grad_slots),
+        extract(run.subtrace, inputs, [*results, *residuals]),
+        extract(run.subtrace, [*run.given, *used, *residuals], grad_slots),
         tuple(used),
         tuple(residuals),
         tuple(differentiated),

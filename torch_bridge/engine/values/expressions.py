@@ -75,7 +75,7 @@ class Rows:
     def __init__(self, rows: Sequence[tuple[Any, tuple[int, ...]]]):
         """Read the symbols once, to see which are equal."""
         self.count = len(rows)
-        self._read = _together([what for what, taken in rows if not taken and callable(what)])
+        self._read = _joint_reader([what for what, taken in rows if not taken and callable(what)])
         firsts: dict[Any, int] = {}
         read = self._read()
         like = [firsts.setdefault((type(value), repr(value)), n) for n, value in enumerate(read)]
@@ -92,11 +92,11 @@ class Rows:
         read = self._read()
         last, present = self._last
         if not all(map(operator.is_, read, last)):
-            present = (self._folded if self._are_alike(read) else self._every).values(read)
+            present = (self._folded if self._are_equal(read) else self._every).values(read)
             self._last = read, present
         return present
 
-    def _are_alike(self, read: list[Any]) -> bool:
+    def _are_equal(self, read: list[Any]) -> bool:
         """Whether the symbols that were equal are still so, to the last bit."""
         if self._select is not None:  # as the step counts of an optimizer: one look in C
             first, others = read[self._firsts[0]], self._select(read)
@@ -108,7 +108,7 @@ class Rows:
         return same and list(map(type, others)) == list(map(type, firsts))
 
 
-def _together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
+def _joint_reader(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
     """A function that reads all symbols: those of one list at once, if they follow the others."""
     listed = [read for read in reads if isinstance(read, Listed)]
     first = len(reads) - len(listed)

@@ -16,7 +16,7 @@ P('x',)
 Programs are compiled under Auto axes: `layout` and `sharding` are over them, and so are the arrays
 that values hold. A layout over a mesh with Explicit axes has a number of its own, which `as_named`
 knows by: that is what users see, and what results are handed out in. So has one whose program ran
-over a finer mesh, as it read tensors on other meshes as well (`common_mesh`): `said_on` makes it.
+over a finer mesh, as it read tensors on other meshes as well (`common_mesh`): see `restated_on`.
 
 >>> typed = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
 >>> intern(typed) == number, untyped(intern(typed)) == number
@@ -74,9 +74,9 @@ def _numbered(computed: Layout, named: Layout) -> int:
     return layout_id
 
 
-def layout(number: int) -> Layout:
+def layout(layout_id: int) -> Layout:
     """The layout behind a number, under Auto axes: a sharding, or blocks with padding."""
-    return _LAYOUTS[number]
+    return _LAYOUTS[layout_id]
 
 
 def as_named(layout_id: int) -> Layout:
@@ -101,7 +101,7 @@ def computed_as(layout: Layout, layout_id: int) -> int:
     return _numbered(layout, _NAMED[layout_id])
 
 
-def said_on(layout_id: int, mesh: Mesh | None) -> int:
+def restated_on(layout_id: int, mesh: Mesh | None) -> int:
     """The number of the same layout as users see it on another mesh of the same devices.
 
     Args:
@@ -111,8 +111,8 @@ def said_on(layout_id: int, mesh: Mesh | None) -> int:
     >>> from isoshard import P, make_mesh
     >>> mesh, fine = make_mesh((8,), ("x",)), make_mesh((2, 4), ("axis0", "axis1"))
     >>> number = intern(jax.sharding.NamedSharding(fine, P(("axis0", "axis1"))))
-    >>> seen = said_on(number, mesh)
-    >>> as_named(seen).spec, sharding(seen).spec, said_on(seen, fine) == number
+    >>> seen = restated_on(number, mesh)
+    >>> as_named(seen).spec, sharding(seen).spec, restated_on(seen, fine) == number
     (P('x',), P(('axis0', 'axis1'),), True)
     """
     layout = None if layout_id == UNPLACED else sharding(layout_id)
@@ -178,9 +178,9 @@ def blocks(layout_id: int) -> BlockLayout | None:
     return layout if isinstance(layout, BlockLayout) else None
 
 
-def devices(number: int) -> tuple[Device, ...]:
+def devices(layout_id: int) -> tuple[Device, ...]:
     """The devices of a layout, in the order in which programs number them."""
-    return _GROUPS[number]
+    return _GROUPS[layout_id]
 
 
 def replicated_like(layout_id: int) -> int:
@@ -191,7 +191,7 @@ def replicated_like(layout_id: int) -> int:
         if isinstance(like, jax.sharding.NamedSharding):
             like = jax.sharding.NamedSharding(like.mesh, jax.sharding.PartitionSpec())
         mesh, replicated = users_mesh(layout_id), intern(like)
-        replicated_id = replicated if mesh is None else said_on(replicated, auto(mesh))
+        replicated_id = replicated if mesh is None else restated_on(replicated, auto(mesh))
         _REPLICATED[layout_id] = replicated_id
     return replicated_id
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import jax
@@ -353,3 +354,26 @@ def contiguous_stride(size: tuple[int, ...]) -> tuple[int, ...]:
         stride.append(step)
         step *= max(extent, 1)
     return tuple(reversed(stride))
+
+
+def donated_error(shape: tuple[int, ...]) -> RuntimeError:
+    """The error of reading a tensor whose array was donated.
+
+    >>> import torch, isoshard as iso, isoshard.torch_bridge
+    >>> t = torch.ones(8, device="jax")
+    >>> _ = jax.jit(lambda x: x + 1, donate_argnums=0)(iso.to_jax(t))
+    >>> t + 1
+    Traceback (most recent call last):
+        ...
+    RuntimeError: the array behind a tensor of shape (8,) was donated: a jax.jit(.., donate_argnums=..) was given iso.to_jax(tensor), and has written over it. Go on with what that call returned, or donate a copy: iso.to_jax(tensor, copy=True)
+    """  # noqa: E501
+    return RuntimeError(
+        f"the array behind a tensor of shape {shape} was donated: a jax.jit(.., donate_argnums=..) "
+        "was given iso.to_jax(tensor), and has written over it. Go on with what that call "
+        "returned, or donate a copy: iso.to_jax(tensor, copy=True)"
+    )
+
+
+def first_donated(arrays: Iterable[Any]) -> jax.Array | None:
+    """The first of some arrays that was donated."""
+    return next((x for x in arrays if isinstance(x, jax.Array) and x.is_deleted()), None)

@@ -28,11 +28,11 @@ from isoshard.torch_bridge._torch_internals import schema_of
 from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording.lazy_tensor import WrittenView, reading
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
-from isoshard.torch_bridge.engine.values import layout_numbers, moving_views
+from isoshard.torch_bridge.engine.values import dynamic_views, layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.engine.values.views import Chain, ViewOp
 
-from .execution_plan import CompileRequest
+from .liveness import CompileRequest
 from .plan_lowering import layouts_in
 
 Axes = tuple[bool, ...]
@@ -55,7 +55,7 @@ class _Mover:
 
 
 @dataclasses.dataclass
-class _SeenPlaces:
+class _SeenIndices:
     """Programs that are one but for the places of views.
 
     Attributes:
@@ -67,12 +67,12 @@ class _SeenPlaces:
     moved: set[int] = dataclasses.field(default_factory=set[int])
 
 
-_SEEN_PLACES: Bounded[Any, _SeenPlaces] = Bounded(PROGRAMS)
+_SEEN_INDICES: Bounded[Any, _SeenIndices] = Bounded(PROGRAMS)
 _RECIPES: Interned[Any, Recipe] = Interned(CALLS)
 _NOTING = threading.Lock()
 
 
-def with_moving_places(
+def with_dynamic_indices(
     plan: CompileRequest, lean: CompileRequest, scalars: Sequence[Any]
 ) -> tuple[CompileRequest, Sequence[Any]]:
     """A plan whose moving places are inputs, if there are any.
@@ -94,9 +94,9 @@ def with_moving_places(
         entries[index] = (mover.form, *entries[index][1:])
     key = dataclasses.replace(lean, program=tuple(entries)).key()
     with _NOTING:
-        seen = _SEEN_PLACES.get(key)
+        seen = _SEEN_INDICES.get(key)
         if seen is None:
-            seen = _SEEN_PLACES[key] = _SeenPlaces(starts)
+            seen = _SEEN_INDICES[key] = _SeenIndices(starts)
         first = seen.starts
         seen.moved.update(n for n in range(len(first)) if starts[n] != first[n])
         moved = set(seen.moved)
@@ -166,7 +166,7 @@ def _movers(plan: CompileRequest) -> dict[int, _Mover]:
     placed = iter(plan.placed)
     for index, entry in enumerate(plan.program):
         if not isinstance(entry[0], int):
-            axes.append(_whole_axes(next(placed), len(entry[0])))
+            axes.append(_unsharded_axes(next(placed), len(entry[0])))
             continue
         recipe = RECIPES[entry[0]]
         its = axes[entry[1]] if len(entry) > 1 else None
@@ -178,7 +178,7 @@ def _movers(plan: CompileRequest) -> dict[int, _Mover]:
     return movers
 
 
-def _whole_axes(index: int, rank: int) -> Axes:
+def _unsharded_axes(index: int, rank: int) -> Axes:
     """Of each axis of an input whether its layout has it whole on every device."""
     sharding = None if index == layout_numbers.UNPLACED else layout_numbers.sharding(index)
     if sharding is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
@@ -199,7 +199,7 @@ def _mover(recipe: Recipe, axes: Axes | None, *, alone: bool) -> _Mover | None:
     detail = recipe.detail
     if isinstance(detail, Chain):
         return _read(detail, _free(detail.ops, axes, alone))
-    if isinstance(detail, WrittenView) and moving_views.can_write(detail.chain.ops):
+    if isinstance(detail, WrittenView) and dynamic_views.can_write(detail.chain.ops):
         ops = detail.chain.ops
         last = len(ops) - 1  # is written to, and not read
         indices = [*_free(ops[:last], axes, alone), last]
@@ -212,7 +212,7 @@ def _mover(recipe: Recipe, axes: Axes | None, *, alone: bool) -> _Mover | None:
 def _free(ops: Sequence[ViewOp], axes: Axes | None, alone: bool) -> list[int]:
     """The operations of a view that may have their places anywhere."""
     if alone or (axes is not None and all(axes)):
-        return [index for index, op in enumerate(ops) if moving_views.apart(op) is not None]
+        return [index for index, op in enumerate(ops) if dynamic_views.split_start(op) is not None]
     result: list[int] = []
     left = list(axes or ())
     for index, op in enumerate(ops):
@@ -221,7 +221,7 @@ def _free(ops: Sequence[ViewOp], axes: Axes | None, alone: bool) -> list[int]:
         if op[0] == "permute":
             left = [left[axis] for axis in op[1]]
             continue
-        if left[op[1]] and moving_views.apart(op) is not None:
+        if left[op[1]] and dynamic_views.split_start(op) is not None:
             result.append(index)
         if op[0] == "index":
             del left[op[1]]
@@ -230,17 +230,19 @@ def _free(ops: Sequence[ViewOp], axes: Axes | None, alone: bool) -> list[int]:
 
 def _puts(op: ViewOp, alone: bool) -> bool:
     """Whether something can be put to a place of an operation that is not known."""
-    split = moving_views.apart(op)
+    split = dynamic_views.split_start(op)
     if split is None:
         return False
-    return moving_views.is_one(split[0]) or (alone and split[0][-1] == 1)
+    return dynamic_views.is_single(split[0]) or (alone and split[0][-1] == 1)
 
 
-def _apart(ops: Sequence[ViewOp], indices: Sequence[int]) -> tuple[tuple[ViewOp, ...], list[int]]:
+def _split_starts(
+    ops: Sequence[ViewOp], indices: Sequence[int]
+) -> tuple[tuple[ViewOp, ...], list[int]]:
     """The operations of a view, some without their places; and these places."""
     new, starts = list(ops), list[int]()
     for index in indices:
-        split = moving_views.apart(ops[index])
+        split = dynamic_views.split_start(ops[index])
         assert split is not None
         new[index] = split[0]
         starts.append(split[1])
@@ -258,23 +260,23 @@ def _read(chain: Chain, indices: list[int]) -> _Mover:
     def recipes(chosen: tuple[bool, ...]) -> list[Recipe]:
         moving = [index for index, moves in zip(indices, chosen, strict=True) if moves]
         count = moving[-1] + 1
-        ops, _ = _apart(chain.ops[:count], moving)
+        ops, _ = _split_starts(chain.ops[:count], moving)
         first = _interned(
             ("view", base, ops),
             "view",
-            lambda arrays, starts, _key: [moving_views.read(ops, base, arrays[0], starts)],
+            lambda arrays, starts, _key: [dynamic_views.read(ops, base, arrays[0], starts)],
             len(moving),
         )
         before = Chain.root(base)
         for op in chain.ops[:count]:
             before = before.then(op)
-        # What follows stays a chain, which products look through (`peephole.py`).
+        # What follows stays a chain, which products look through (`rewrites.py`).
         after = Chain.root(Aval.contiguous(before.size, base.meta.dtype))
         for op in chain.ops[count:]:
             after = after.then(op)
         return [first, reading(after)] if after.ops else [first]
 
-    form, starts = _apart(chain.ops, indices)
+    form, starts = _split_starts(chain.ops, indices)
     return _Mover(("view", base, form), tuple(starts), recipes)
 
 
@@ -283,14 +285,14 @@ def _written(chain: Chain, indices: list[int]) -> _Mover:
 
     def recipes(chosen: tuple[bool, ...]) -> list[Recipe]:
         moving = [index for index, moves in zip(indices, chosen, strict=True) if moves]
-        ops, _ = _apart(chain.ops, moving)
+        ops, _ = _split_starts(chain.ops, moving)
 
         def run(arrays: Sequence[Any], starts: Sequence[Any], _key: Any) -> list[Any]:
-            return [moving_views.write(ops, base, arrays[0], arrays[1], starts)]
+            return [dynamic_views.write(ops, base, arrays[0], arrays[1], starts)]
 
         return [_interned(("write", base, ops), "write", run, len(moving))]
 
-    form, starts = _apart(chain.ops, indices)
+    form, starts = _split_starts(chain.ops, indices)
     return _Mover(("write", base, form), tuple(starts), recipes)
 
 
@@ -306,7 +308,7 @@ def _gradient(recipe: Recipe, alone: bool) -> _Mover | None:
     else:
         start, stop, step = slice(named["start"], named["end"], named["step"]).indices(size[dim])
         op = ("slice", dim, start, stop, step)
-    split = moving_views.apart(op)
+    split = dynamic_views.split_start(op)
     if split is None or not _puts(op, alone):
         return None
     form, start = split
@@ -314,6 +316,6 @@ def _gradient(recipe: Recipe, alone: bool) -> _Mover | None:
     key = (recipe.name, size, dtype, form)
 
     def run(arrays: Sequence[Any], starts: Sequence[Any], _key: Any) -> list[Any]:
-        return [moving_views.put_at(form, jnp.zeros(size, dtype), arrays[0], starts[0])]
+        return [dynamic_views.put_at(form, jnp.zeros(size, dtype), arrays[0], starts[0])]
 
     return _Mover(key, (start,), lambda _chosen: [_interned(key, recipe.name, run, 1)])

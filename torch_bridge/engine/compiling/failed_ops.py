@@ -3,7 +3,7 @@
 A tape is one program, so one operation that cannot be lowered, compiled or executed would take with
 it whatever else was waiting. The operation at fault is looked for: an error while the program is
 traced tells it; for any other, the program is bisected. Its results and those that depend on them
-are poisoned: asking for one raises the error again. The rest is computed.
+have failed: reading one raises the error again. The rest is computed.
 
 >>> import jax, torch, isoshard
 >>> def refuses(_):
@@ -33,14 +33,13 @@ from isoshard.core.runtime.jaxprs import equations
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from isoshard.torch_bridge.engine.recording.recorder import Recorder
 from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import donated
-from isoshard.torch_bridge.engine.values.value import Value
+from isoshard.torch_bridge.engine.values.value import Value, first_donated
 
-from .execution_plan import CompileRequest
-from .interpreting import needed, place_of
+from .interpreting import entry_index, needed
+from .liveness import CompileRequest
 
 
-class Poisoned(Recorder):
+class FailedOps(Recorder):
     """Stands where the tape of a value stood that was never computed.
 
     Args:
@@ -68,11 +67,11 @@ def abandon(tape: Tape, error: Exception) -> None:
         tape: before it forgets.
         error: raised when one of its results is asked for.
     """
-    poisoned = Poisoned(error)
+    failed = FailedOps(error)
     for slot in range(len(tape.slots)):
         value = tape.value(slot)
         if value is not None and value.tape is tape and value.array is None:
-            value.tape = poisoned
+            value.tape = failed
 
 
 def is_of_an_operation(error: Exception, arrays: Sequence[Any]) -> bool:
@@ -83,7 +82,7 @@ def is_of_an_operation(error: Exception, arrays: Sequence[Any]) -> bool:
         arrays: its inputs; where they are gone, there is nothing to compute from.
     """
     exhausted = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
-    return not exhausted and donated.gone(arrays) is None
+    return not exhausted and first_donated(arrays) is None
 
 
 def calls_host(program: Any) -> bool:
@@ -95,7 +94,7 @@ def calls_host(program: Any) -> bool:
     return any("callback" in step.primitive.name for step in equations(program))
 
 
-def poison(
+def mark_failed(
     tape: Tape, plan: CompileRequest, error: Exception, fails: Callable[[CompileRequest], bool]
 ) -> bool:
     """Give up what an operation at fault makes, and all that depends on it.
@@ -109,17 +108,17 @@ def poison(
     Returns:
         Whether the operation was found, and the rest of the tape can be tried.
     """
-    index = place_of(error)
+    index = entry_index(error)
     index = _searched(plan, fails) if index is None else index
     if index is None:
         return False
     lost = _dependents(plan.program, index)
     values = [tape.value(slot) for slot in plan.live if slot in lost]
     _explain(error, plan.program[index])
-    poisoned = Poisoned(error)
+    failed = FailedOps(error)
     for value in values:
         if value is not None:
-            value.tape = poisoned
+            value.tape = failed
     return any(isinstance(value, Value) for value in values)
 
 

@@ -22,7 +22,7 @@ from . import layout_numbers
 from .value import Value
 
 
-def on_one_mesh(name: str, values: Sequence[Value]) -> list[Value]:
+def unified(name: str, values: Sequence[Value]) -> list[Value]:
     """Values on the devices of one mesh, or on none; those that are on it already as they are.
 
     Args:
@@ -33,7 +33,7 @@ def on_one_mesh(name: str, values: Sequence[Value]) -> list[Value]:
         ShardingError: several meshes have one that is split over them.
     """
     placed = [value.layout for value in values if _is_on_mesh(value.layout)]
-    split = [layout_id for layout_id in placed if not _is_whole(layout_id)]
+    split = [layout_id for layout_id in placed if not _is_replicated(layout_id)]
     groups = list(dict.fromkeys(layout_numbers.devices(layout_id) for layout_id in split))
     if len(groups) > 1:
         raise differently_numbered(name, groups)
@@ -65,7 +65,7 @@ def _is_on_mesh(layout_id: int) -> bool:
     return layout_id != layout_numbers.UNPLACED and len(layout_numbers.devices(layout_id)) > 1
 
 
-def _is_whole(layout_id: int) -> bool:
+def _is_replicated(layout_id: int) -> bool:
     layout = layout_numbers.layout(layout_id)
     return not isinstance(layout, BlockLayout) and layout.is_fully_replicated
 

@@ -42,7 +42,7 @@ class CompileRequest:
         calls_host: it calls Python while it runs, which may raise; likewise.
         options: those of the compiler; likewise.
         notes: what to say of its entries while it is traced; no part of the key.
-        moved: how many of its lifted floats are places of views; see `moving_places`.
+        moved: how many of its lifted floats are places of views; see `dynamic_indices`.
     """
 
     program: tuple[Any, ...]
@@ -61,7 +61,7 @@ class CompileRequest:
     notes: Notes | None = None
     moved: int = 0
 
-    def whole(self) -> jax.sharding.Sharding | None:
+    def replicated(self) -> jax.sharding.Sharding | None:
         """The layout of lifted floats and random words: replicated over the program's devices."""
         home = max(self.placed, default=layout_numbers.UNPLACED)
         if home == layout_numbers.UNPLACED:

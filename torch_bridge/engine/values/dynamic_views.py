@@ -4,7 +4,7 @@
 operation is the same for both: `("index", 0, 3)` is `("index_at", 0)` and 3, and
 `("slice", 0, 6, 12, 2)` is `("slice_at", 0, 3, 2)` and 6: three elements, every other one.
 
->>> operation, start = apart(("index", 0, 1))
+>>> operation, start = split_start(("index", 0, 1))
 >>> operation, start
 (('index_at', 0), 1)
 >>> x = jax.numpy.arange(6.0).reshape(2, 3)
@@ -34,7 +34,7 @@ _AT = frozenset({"index_at", "slice_at"})
 _SCATTERED = frozenset({"unfold", "strided", "taken", "expand"})
 
 
-def apart(op: ViewOp) -> tuple[ViewOp, int] | None:
+def split_start(op: ViewOp) -> tuple[ViewOp, int] | None:
     """A view operation without its place, and that; None of one that has none, or shows nothing."""
     if op[0] == "index":
         return ("index_at", op[1]), op[2]
@@ -46,17 +46,17 @@ def apart(op: ViewOp) -> tuple[ViewOp, int] | None:
     return None
 
 
-def all_apart(ops: Sequence[ViewOp]) -> tuple[tuple[ViewOp, ...], tuple[int, ...]]:
+def split_starts(ops: Sequence[ViewOp]) -> tuple[tuple[ViewOp, ...], tuple[int, ...]]:
     """The operations of a view without their places, and these.
 
-    >>> all_apart((("permute", (1, 0)), ("index", 0, 3)))
+    >>> split_starts((("permute", (1, 0)), ("index", 0, 3)))
     ((('permute', (1, 0)), ('index_at', 0)), (3,))
     """
-    pairs = [apart(op) or (op, None) for op in ops]
+    pairs = [split_start(op) or (op, None) for op in ops]
     return tuple([op for op, _ in pairs]), tuple([at for _, at in pairs if at is not None])
 
 
-def is_one(op: ViewOp) -> bool:
+def is_single(op: ViewOp) -> bool:
     """Whether an operation that stands apart from its place shows one place along the axis."""
     return op[0] == "index_at" or op[2] == 1
 
@@ -101,7 +101,7 @@ def write(
 def put_at(op: ViewOp, x: jax.Array, values: jax.Array, start: Any) -> jax.Array:
     """`x` with what an operation shows of it at a place replaced by `values`.
 
-    On a mesh only of one that `is_one`, and of a slice only without steps.
+    On a mesh only of one that `is_single`, and of a slice only without steps.
     """
     dim = op[1]
     if op[0] == "index_at":
