@@ -2,14 +2,14 @@
 
 In `for i in range(20): step(data[i])` each `i` is another view chain, and so another program. Here
 the second of these finds that it is the first but for a place, and becomes a program that takes the
-place as a number, as it takes a learning rate; it serves all that follow. What stays where it is
-(the parts of a stacked weight) stays static, and so does a program that is run again as it was.
+place as a number, as it takes a learning rate; it serves all that follow. What does not change
+(the layers of a stacked weight) is static, and so is a program that is run again as it was.
 
 What may move is what costs nothing more at a place that is not known:
 
 - on one device every index and slice, read or written, and the gradient of each;
 - on a mesh those of an input along an axis that is whole on every device, and writes of one place,
-  which every device chooses among its own. An axis that is split stays static: to read from it at a
+  which every device chooses among its own. An axis that is split is static: to read from it at a
   place that is not known, XLA would gather it.
 """
 
@@ -189,13 +189,7 @@ def _unsharded_axes(index: int, rank: int) -> Axes:
 
 
 def _mover(recipe: Recipe, axes: Axes | None, *, alone: bool) -> _Mover | None:
-    """An entry's places that may move; None if it can have none.
-
-    Args:
-        recipe: of the entry.
-        axes: of what it reads.
-        alone: whether the program is of one device.
-    """
+    """An entry's places that may move; None if it can have none."""
     detail = recipe.detail
     if isinstance(detail, Chain):
         return _read(detail, _free(detail.ops, axes, alone))
@@ -270,7 +264,7 @@ def _read(chain: Chain, indices: list[int]) -> _Mover:
         before = Chain.root(base)
         for op in chain.ops[:count]:
             before = before.then(op)
-        # What follows stays a chain, which products look through (`rewrites.py`).
+        # What follows remains a chain, which products look through (`rewrites.py`).
         after = Chain.root(Aval.contiguous(before.size, base.meta.dtype))
         for op in chain.ops[count:]:
             after = after.then(op)

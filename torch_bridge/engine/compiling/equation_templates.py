@@ -73,11 +73,7 @@ class TemplateWriter:
         self._constants: dict[int, tuple[Var, Any]] = {}
 
     def typed(self, atom: Any) -> TracedAtom:
-        """What is known of an atom.
-
-        Args:
-            atom: of a jaxpr.
-        """
+        """What is known of an atom."""
         index = self._numbers.setdefault(atom.aval, len(self._avals))
         if index == len(self._avals):
             self._avals.append(atom.aval)
@@ -105,15 +101,7 @@ class TemplateWriter:
         return EquationTemplate(jaxpr.invars, equations, results)
 
     def write(self, template: EquationTemplate, values: Sequence[TracedAtom]) -> list[TracedAtom]:
-        """Write the equations of a template once more.
-
-        Args:
-            template: what was traced.
-            values: for its variables.
-
-        Returns:
-            Its results.
-        """
+        """Write the equations of a template once more."""
         names = dict(zip(template.inputs, [value.atom for value in values], strict=True))
         for eqn in template.equations:
             read = _named(eqn.invars, names)
@@ -127,12 +115,7 @@ class TemplateWriter:
         ]
 
     def program(self, inputs: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
-        """All that was written.
-
-        Args:
-            inputs: variables.
-            results: atoms.
-        """
+        """All that was written."""
         return self._jaxpr(inputs, results, self._written)
 
     def kinds(self) -> ClosedJaxpr:

@@ -65,7 +65,7 @@ def abandon(tape: Tape, error: Exception) -> None:
 
     Args:
         tape: before it forgets.
-        error: raised when one of its results is asked for.
+        error: raised when one of its results is read.
     """
     failed = FailedOps(error)
     for slot in range(len(tape.slots)):
@@ -86,11 +86,7 @@ def is_of_an_operation(error: Exception, arrays: Sequence[Any]) -> bool:
 
 
 def calls_host(program: Any) -> bool:
-    """Whether a traced program calls Python while it runs.
-
-    Args:
-        program: a jaxpr.
-    """
+    """Whether a traced program calls Python while it runs."""
     return any("callback" in step.primitive.name for step in equations(program))
 
 

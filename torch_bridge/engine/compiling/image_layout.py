@@ -4,7 +4,7 @@ torch's images are `(batch, channels, *space)`, and every value of a program has
 computes convolutions with channels last; on CPUs it would pay a transpose before and after each.
 While a program is built, the result of a convolution is kept with channels last, what is done to it
 element by element or channel by channel is computed in that order too, and torch's order is made
-only for an operator that asks for it.
+only for an operator that requires it.
 
 >>> env = Env()
 >>> env.last[0] = jnp.zeros((2, 5, 5, 3))           # a convolution's result, channels last
@@ -46,7 +46,7 @@ class Env(list[Any]):
 
     Attributes:
         last: values with channels last, by slot; where the list has None, torch's order is made
-            when it is first asked for.
+            when it is first read.
     """
 
     def __init__(self) -> None:
@@ -67,9 +67,6 @@ class Env(list[Any]):
 
         A derivative that a lowering takes by JAX of one that differs less would be a sum over
         devices, and torch's autograd takes each device to have its own.
-
-        Args:
-            slots: of the values.
         """
         stores = (
             (super().__getitem__, super().__setitem__),

@@ -27,7 +27,7 @@ from isoshard.torch_bridge.engine.values.value import Taken, Value, placed_layou
 def place(values: Sequence[Value | Taken], also: Collection[int] = ()) -> list[jax.Array]:
     """Bring inputs to the devices of one program, each in its layout.
 
-    A value that no layout was asked for is replicated over the devices of those that have one.
+    A value without a requested layout is replicated over the devices of those that have one.
 
     Args:
         values: the inputs.
@@ -122,7 +122,7 @@ def _settle(value: Value | Taken) -> None:
 
 
 def may_alias(old: Any, new: Any) -> bool:
-    """Whether JAX may have kept buffers of an array when it laid it out otherwise.
+    """Whether JAX may have kept buffers of an array when it resharded it.
 
     It does on a device that holds as much before as after: the first copy of a replicated array.
     """
@@ -217,7 +217,7 @@ def stored_array(value: Value) -> Any:
 
 
 def placed(value: Value) -> Any:
-    """As `stored_array`, for who asks for nothing but how it lies."""
+    """As `stored_array`, for callers that only read its sharding."""
     if value.array is None:
         materialize([value])
     if not isinstance(value.array, Tracer):

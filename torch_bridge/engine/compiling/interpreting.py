@@ -44,12 +44,7 @@ class Notes:
         return jax.named_scope(source_lines.scope_of(line))
 
     def of_slots(self, entries: Sequence[Any], slots: Sequence[int]) -> Notes:
-        """The lines of the entries that make some slots, in their order.
-
-        Args:
-            entries: the program.
-            slots: some of its results.
-        """
+        """The lines of the entries that make some slots, in their order."""
         if not self.lines:
             return Notes()
         counts = [RECIPES[e[0]].count if isinstance(e[0], int) else 1 for e in entries]

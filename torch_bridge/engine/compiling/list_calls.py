@@ -1,8 +1,8 @@
 """Operators on lists of tensors, taken apart: what each element of the results is computed of.
 
 An optimizer's `_foreach_` operators take the parameters of all layers at once, and do the same to
-each. `elements_of` says which elements of a call are alike, and `call_of` makes the same call on
-some of them.
+each. `elements_of` reports which elements of a call are identical, and `call_of` makes
+the same call on some of them.
 
 >>> import torch
 >>> from isoshard.torch_bridge import lowerings
@@ -44,11 +44,7 @@ class Element(NamedTuple):
 
 
 def elements_of(call: Any) -> list[Element]:
-    """The elements of a call, one for each result; none of a call that is not on lists.
-
-    Args:
-        call: the detail of a recipe.
-    """
+    """The elements of a call, one for each result; none of a call that is not on lists."""
     if not isinstance(call, BoundOp) or not call.op.name().startswith(_ON_LISTS):
         return []
     count, floats = len(call.outs), len(call.ins)
@@ -70,10 +66,6 @@ def elements_of(call: Any) -> list[Element]:
 
 def call_of(call: BoundOp, elements: Sequence[int]) -> tuple[BoundOp, list[int]]:
     """A call on some elements.
-
-    Args:
-        call: with `elements_of`.
-        elements: their numbers.
 
     Returns:
         The call; and what it takes, tensors first, then lifted floats, numbered as in `Element`.

@@ -1,7 +1,7 @@
 """What of a tape has to be computed, and what may be overwritten by it.
 
-Liveness decides both: a result that nobody can see is not computed, and the memory of an input that
-nobody can see is donated to a result.
+Liveness decides both: a result without references is not computed, and the memory of an input that
+has no references left is donated to a result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CompileRequest:
         draws: number of random keys.
         lifted: number of lifted floats.
         settings: see `compile_settings.current`.
-        recipes: what the numbers of recipes in the entries stand for.
+        recipes: the recipes by the ids in the entries.
         blocks: as of `Program`; known once the plan has been traced.
         calls_host: it calls Python while it runs, which may raise; likewise.
         options: those of the compiler; likewise.
@@ -71,7 +71,7 @@ class CompileRequest:
     def lean(self) -> CompileRequest:
         """The same without entries that no result depends on.
 
-        Inputs stay, and what draws random numbers or takes floats, whose order they would change.
+        Inputs are kept, and what draws random numbers or takes floats, whose order would change.
         """
         slots, slot, fixed = [], 0, set[int]()
         for entry in self.program:
@@ -107,7 +107,7 @@ class CompileRequest:
 
 
 def plan_of(tape: Tape) -> CompileRequest:
-    """Find the results that somebody can see, and the inputs that nobody can see any more."""
+    """Find the results that are referenced, and the inputs that are no more."""
     leaves = tape.leaves
     taken = [tape.slots[slot] for slot in leaves]
     index_of = {input_.memory: position for position, input_ in enumerate(tape.inputs())}

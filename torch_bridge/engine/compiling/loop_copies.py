@@ -1,4 +1,4 @@
-"""What loops over layers copy, beside what the program computes.
+"""What loops over layers copy, in addition to what the program computes.
 
 XLA's CPU compiler multiplies whole arrays only. In each iteration it copies a layer's weights out
 of their stack before it multiplies them, copies a product into the stack of results, and fills that
@@ -37,13 +37,13 @@ from isoshard.core.runtime.metrics import human_bytes
 FLOPS_A_BYTE = 6.0
 """A byte copied takes as long as so many flops of a step, at most. Processor time with loops less
 that without them, for GPT-2 of 256 to 768 features and 32 to 1024 tokens a step on two cores of an
-AMD EPYC (Zen 4): from 1 where the weights of all layers stay in cache to 6 where they do not."""
+AMD EPYC (Zen 4): from 1 where the weights of all layers fit in cache to 6 where they do not."""
 
 LIMIT = 0.05
 """Loops are to cost at most this part of a step."""
 
 IN_CACHE = 2**20
-"""Copies of so many bytes a run stay in a core's cache, and are not counted."""
+"""Copies of so many bytes a run fit in a core's cache, and are not counted."""
 
 _MOVED = frozenset(("convert_element_type", "copy", "reshape", "squeeze", "transpose"))
 """Primitives through which a product still reads, or gives, a slice."""
@@ -111,7 +111,7 @@ def _of_loop(equation: Any) -> int:
     constants, carries = scan_counts(equation.params)
     flow = _Products(set(body.invars[:constants]), body.invars[constants + carries :])
     flow.follow(body, {})
-    size = 2 * sum(map(_bytes, flow.multiplied))  # read, and written beside
+    size = 2 * sum(map(_bytes, flow.multiplied))  # read, and written
     for var in body.outvars[carries:]:
         if not isinstance(var, Literal):
             size += _bytes(var) * (3 if var in flow.inputs else 1)  # filled; read and written

@@ -1,6 +1,6 @@
-"""How a program's loops lie: the stacks they read, and what they carry and keep.
+"""Shardings of a program's loops: of the stacks they read, and of what they carry and save.
 
-A loop over layers is to lie as the layers written out do. XLA's partitioner may choose another
+A loop over layers is to be sharded as the unrolled layers. XLA's partitioner may choose another
 layout in a loop than outside of one, so what the layouts of a plan's inputs and results say of the
 values between layers (`core/planner/axes/border_layouts.py`) is written into the loops.
 """
@@ -24,13 +24,10 @@ Borders = Callable[[ClosedJaxpr], dict[Var, NamedSharding]]
 
 
 def boundary_layouts(plan: CompileRequest) -> Borders | None:
-    """How the values of a plan lie as it is written.
-
-    Args:
-        plan: being traced.
+    """The shardings of a plan's values before layers become loops.
 
     Returns:
-        None where nothing is laid out over several devices, or not all of it on one mesh.
+        None where nothing is sharded over several devices, or not all of it on one mesh.
     """
     named = [_named(layout) for layout in layouts_in(plan)]
     meshes = {None if sharding is None else sharding.mesh for sharding in named}

@@ -1,6 +1,6 @@
 """Programs on tensors in blocks of unequal sizes.
 
-A tape is recorded at true shapes, and knows nothing of blocks. Where the layout of an input, a
+A tape is recorded at true shapes, without blocks. Where the layout of an input, a
 constraint or a wanted result is a `BlockLayout`, the program is what `iso.domain.lift` makes of it:
 traced at the true shapes, computed on the padded arrays. Compiled, it takes and gives those.
 """
@@ -34,9 +34,6 @@ def in_blocks(
     Args:
         step: the program at the true shapes; its arguments are the plan's inputs and some more.
         plan: has the layouts of the inputs. Its `blocks` are set whenever the function is traced.
-
-    Returns:
-        A function of padded arrays, to be traced.
     """
     lifted = lift(step)
 
@@ -64,12 +61,7 @@ def padded(arrays: Sequence[Any]) -> list[Any]:
 
 
 def wrapped(results: Sequence[jax.Array], blocks: Blocks) -> Sequence[Any]:
-    """What a compiled program gave, with what is known of padding.
-
-    Args:
-        results: its arrays.
-        blocks: as of `Program`.
-    """
+    """What a compiled program gave, with what is known of padding."""
     if not any(blocks):
         return results
     return [

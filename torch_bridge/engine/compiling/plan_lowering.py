@@ -39,7 +39,7 @@ def lowered(
     Args:
         plan: what to lower.
         arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
-        keep_unused: whether inputs that no result depends on stay arguments.
+        keep_unused: whether inputs that no result depends on remain arguments.
     """
     with tracing(plan, arrays):
         traced = traced_in(plan, arrays, keep_unused=keep_unused)
@@ -53,25 +53,14 @@ def lowered(
 def traced_in(
     plan: CompileRequest, arrays: Sequence[Any], *, keep_unused: bool
 ) -> jax.stages.Traced:
-    """A plan as a jaxpr; to be called inside `tracing`.
-
-    Args:
-        plan: as for `lowered`.
-        arrays: likewise.
-        keep_unused: likewise.
-    """
+    """A plan as a jaxpr; to be called inside `tracing`."""
     function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=keep_unused)
     return function.trace(*arrays, *extra_inputs(plan))
 
 
 @contextlib.contextmanager
 def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
-    """Context in which a plan is traced, and lowered.
-
-    Args:
-        plan: the plan.
-        arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
-    """
+    """Context in which a plan is traced, and lowered."""
     named = layouts_in(plan)
     even = [
         layout_numbers.sharding(layout_id)
@@ -90,12 +79,7 @@ def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
 
 
 def note_traced(plan: CompileRequest, program: Any) -> None:
-    """Note in a plan what is known of it once it is traced.
-
-    Args:
-        plan: what was traced.
-        program: the jaxpr.
-    """
+    """Note in a plan what is known of it once it is traced."""
     plan.calls_host = calls_host(program)
     special = cpu_compiler.options(program, platform_of(plan))
     plan.options = {**plan.settings.compiler_options, **special}
@@ -110,7 +94,7 @@ def platform_of(plan: CompileRequest) -> str:
 
 def extra_inputs(plan: CompileRequest) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """The inputs of a plan's program after its leaves: lifted floats and random words."""
-    replicated = plan.replicated()  # said, or XLA may choose another layout than they come in
+    replicated = plan.replicated()  # declared, or XLA may choose another layout than they have
     return (
         jax.ShapeDtypeStruct((plan.lifted,), np.float64, sharding=replicated),
         jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=replicated),
@@ -156,14 +140,7 @@ def traceable(plan: CompileRequest) -> Any:
 def computed(
     plan: CompileRequest, leaves: Sequence[Any], scalars: Any, keys: Iterator[Any]
 ) -> list[Any]:
-    """The results of a plan, each in its layout.
-
-    Args:
-        plan: what to compute.
-        leaves: its inputs.
-        scalars: its lifted floats.
-        keys: its random keys, one after the other.
-    """
+    """The results of a plan, each in its layout."""
     used = needed(plan.program, plan.live)
     env = interpret(plan.program, used, leaves, scalars, keys, plan.notes)
     results = [bring_in(env[slot]) for slot in plan.live]
@@ -176,12 +153,7 @@ def computed(
 
 
 def constrained(result: Any, layout_id: int) -> Any:
-    """A result in its layout, and in the memory where it rests.
-
-    Args:
-        result: traced.
-        layout_id: of the layout; not `UNPLACED`.
-    """
+    """A result in its layout, and in the memory where it rests."""
     layout_id = refined(layout_id)
     blocks = lay_in_blocks(result, layout_numbers.computed(layout_id))
     return put_back(blocks, layout_numbers.layout(layout_id))

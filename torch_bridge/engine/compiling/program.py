@@ -2,7 +2,7 @@
 
 `execute(tape)` finds which results are still wanted, places the inputs, looks the tape up among the
 programs compiled before, compiles on a miss, runs, and hands the arrays to their values. Inputs
-that nobody can see any more are donated: their memory becomes the outputs'.
+that have no references left are donated: their memory becomes the outputs'.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Program:
         layouts: the layout of each output, known after the first run.
         donated_bytes: per execution, over all devices.
         blocks: the layout of each output that comes in blocks with padding; empty if none does.
-        recipes: what it was made of; held, so that the same code leads to this program again.
+        recipes: those of its entries; referenced, so that the same code finds this program again.
         replicated: the layout of lifted floats and random words, if an input says which.
         several: whether it runs on several devices.
         calls_host: whether it calls Python while it runs.
@@ -140,7 +140,7 @@ def sync() -> None:
 
 
 def forget_unseen() -> None:
-    """Drop what this thread recorded if nobody can see any of it any more.
+    """Drop what this thread recorded if nothing of it is referenced any more.
 
     It would not be computed, but the meshes of its inputs would still be those of the next program.
     """
@@ -283,12 +283,7 @@ def program_of(
 
 
 def cached_program(key: Any, compiled: Callable[[], Program]) -> Program:
-    """The program of a key, made the first time.
-
-    Args:
-        key: what it is found by.
-        compiled: makes it.
-    """
+    """The program of a key, made the first time."""
     with _EXECUTING:
         program = _cached_before(key)
         if program is None:
@@ -354,10 +349,10 @@ def build(
     """
     lower = lower or (lambda: lowered(plan, arrays, keep_unused=True))
     with warnings.catch_warnings():
-        # An input that nobody needs any more is given up even where no result can take its memory.
+        # An input that is not needed any more is donated even where no result can take its memory.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         hits = compilation_cache.hits()
-        # An unused input stays: without any on a mesh, it would be compiled for one device.
+        # An unused input is kept: without any on a mesh, it would be compiled for one device.
         compiled = custom_partitioning.compiled(lower, lambda: plan.options)
     metrics.count("cache_hits", compilation_cache.hits() - hits)
     analysis = compiled.memory_analysis()

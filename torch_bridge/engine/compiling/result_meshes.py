@@ -27,7 +27,7 @@ from .liveness import CompileRequest
 
 
 def result_layouts(plan: CompileRequest, layout_ids: Sequence[int]) -> list[int]:
-    """The layouts of a plan's results on the meshes that users know.
+    """The layouts of a plan's results on the users' own meshes.
 
     Args:
         plan: what was computed.
@@ -51,11 +51,7 @@ def result_layouts(plan: CompileRequest, layout_ids: Sequence[int]) -> list[int]
 
 
 def are_restated(layout_ids: Collection[int]) -> bool:
-    """Whether users see arrays of a program on other meshes than the program has them on.
-
-    Args:
-        layout_ids: the layouts that the program names.
-    """
+    """Whether users see arrays of a program on other meshes than the program has them on."""
     meshes = {*map(layout_numbers.users_mesh, layout_ids)} - {None}
     return len(meshes) > 1 or any(map(layout_numbers.is_restated, layout_ids))
 
@@ -95,7 +91,7 @@ def named_part(
 
 
 def _within(block: Sequence[slice], other: Sequence[slice], shape: Sequence[int]) -> bool:
-    """Whether a block of an array of a shape lies in another."""
+    """Whether a block of an array of a shape is inside another."""
     for inner, larger, size in zip(block, other, shape, strict=True):
         (start, stop, _), (least, most, _) = inner.indices(size), larger.indices(size)
         if start < least or stop > most:

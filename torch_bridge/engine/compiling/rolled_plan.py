@@ -2,8 +2,8 @@
 
 The plan is traced as for any program; then equal parts of the jaxpr become loops
 (`isoshard.core.repeats`). A loop takes the weights of one name in all layers as one array, and
-gives the new ones so. What of that can stay stacked from one run to the next, a `EqualMemory`, the
-compiled program takes and gives as one array. The rest is stacked, or taken apart, inside it.
+gives the new ones so. What of that can remain stacked from one run to the next, an `EqualMemory`,
+the compiled program takes and gives as one array. The rest is stacked, or taken apart, inside it.
 
 Lifted floats and random words come in one array each, as always: for tracing they are inputs of
 their own, so that those of equal layers are found, and the loops take what they need of the array.
@@ -77,7 +77,7 @@ class Arrangement:
 
 
 class NotRolled(Exception):
-    """A plan stays as it is; says why."""
+    """A plan that is not rolled, with the reason."""
 
 
 def rolled_program(
@@ -93,7 +93,7 @@ def rolled_program(
     Args:
         plan: what to compile.
         arrays: its inputs.
-        replaced: of memory that stays with the step, the input and the result that replaces it.
+        replaced: of memory that belongs to the step, the input and the result that replaces it.
         read: the inputs that are memory which the plan only reads.
         bounded: loops that would copy too much are none (`loop_copies.py`).
 
@@ -196,7 +196,7 @@ def _numbers(plan: CompileRequest) -> list[jax.ShapeDtypeStruct]:
 def _labels(
     plan: CompileRequest, replaced: Mapping[int, int], read: Collection[int]
 ) -> list[tuple[Any, ...]]:
-    """What inputs must have alike to be one stack."""
+    """What inputs must have in common to be one stack."""
 
     def label(index: int) -> tuple[Any, ...]:
         if index in replaced:
@@ -210,7 +210,7 @@ def _labels(
 def _families(
     plan: CompileRequest, rolled_step: Rolled, replaced: Mapping[int, int], read: Collection[int]
 ) -> list[EqualMemory]:
-    """The stacks that can be one array of the program, and stay one from run to run."""
+    """The stacks that are one array of the program from run to run."""
     stacked = {stack.numbers for stack in rolled_step.results if stack.stacked}
     families: list[EqualMemory] = []
     taken: set[int] = set()
@@ -243,7 +243,7 @@ def _arrangement(
 ) -> Arrangement:
     """The order of what the program takes and gives.
 
-    JAX pairs donated inputs with results in order: what replaces an input stands where that does.
+    JAX pairs donated inputs with results in order: what replaces an input has its position.
     """
     of_input = {family.inputs[0]: family for family in families}
     inside = {index for family in families for index in family.inputs}
@@ -288,11 +288,7 @@ def _arrangement(
 
 
 def describe_loops(rolled_step: Rolled) -> str:
-    """How many layers are how many loops.
-
-    Args:
-        rolled_step: with at least one loop.
-    """
+    """How many layers are how many loops."""
     loops = len(rolled_step.loops)
     layers = max(loop.length for loop in rolled_step.loops)
     return f"{layers} layers as {loops} loop{'s' * (loops != 1)}"
@@ -369,7 +365,7 @@ class _Taken:
                 self._single[input_] = value
 
     def of(self, stack: Stack) -> Any:
-        """What stands for some inputs of the traced plan."""
+        """Values for some inputs of the traced plan."""
         indices = stack.numbers
         if indices in self._whole and stack.stacked:
             return self._whole[indices]

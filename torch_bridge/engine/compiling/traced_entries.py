@@ -2,7 +2,7 @@
 
 Tracing a layer takes as long as tracing the first one did, though nothing new is found. Here an
 entry is traced by itself, as a function of what it reads, and its equations are written again for
-each entry like it, with other variables. Entries are alike if their recipe is the same, what they
+each entry like it, with other variables. Entries are equal if their recipe is the same, what they
 read has equal shapes and dtypes, and what a rewrite (`rewrites.py`, `image_layout.py`) may look at
 is of the same make. Of an operator on lists each kind of element is traced once.
 

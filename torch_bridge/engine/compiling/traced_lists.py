@@ -41,11 +41,6 @@ class TracedLists:
     ) -> list[TracedAtom] | None:
         """Write a call.
 
-        Args:
-            recipe: of its recipe.
-            call: the detail of that.
-            inputs: its tensor arguments, then its lifted floats.
-
         Returns:
             Its results; None, and nothing is written, of a call that is not on lists, or of whose
             elements one is computed of another.
@@ -98,11 +93,11 @@ class TracedLists:
     def _split_template(
         self, template: EquationTemplate, rest: Sequence[Any], operands: Mapping[Any, Sequence[Any]]
     ) -> _Lists | None:
-        """A template as what is shared and what belongs to each element, if it can be told apart.
+        """A template as what is shared and what belongs to each element, if they can be separated.
 
         Args:
             template: with one result for each element, in order.
-            rest: variables that it is given beside those of elements.
+            rest: variables other than those of elements.
             operands: those of each element.
         """
         owner = {var: kind for kind, its in operands.items() for var in its}

@@ -1,7 +1,7 @@
-"""The error that CPU torch raises for a call that is refused here.
+"""The error that CPU torch raises for a call that fails here.
 
 Torch's kernels look at axes, dtypes and shapes in an order of their own, so a call with two faults
-raises what its kernel looks at first. Where a call was refused, its kernel is asked, with zeros of
+raises what its kernel looks at first. Where a call failed, its kernel is run, with zeros of
 the same shapes, strides and dtypes on the CPU; its error counts if it is of another class.
 
 >>> import isoshard.torch_bridge
@@ -40,13 +40,13 @@ _MOST = 2**24
 def like_cpu(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> Exception:
-    """What a refused call raises: CPU torch's own error, where that is of another class.
+    """What a failed call raises: CPU torch's own error, where that is of another class.
 
     Args:
-        func: an overload; the CPU is asked for torch's own only.
+        func: an overload; only torch's own are run on the CPU.
         args: its arguments, tensors on the `jax` device.
         kwargs: likewise.
-        error: what it was refused with; errors of isoshard's own classes stay.
+        error: its error; errors of isoshard's own classes are kept.
     """
     name = func.name().removeprefix("aten::").split(".")[0]
     is_own = type(error).__module__ != builtins.__name__
@@ -86,7 +86,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Any
 def _makes_little(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
 ) -> bool:
-    """Whether a call makes few elements; sizes may stand in its numbers."""
+    """Whether a call makes few elements; its numbers may be sizes."""
     try:
         results = _call(func, args, kwargs, _on_meta)
     except NotImplementedError:  # no shape is known
@@ -105,7 +105,7 @@ def _on_meta(leaf: Any) -> Any:
 
 
 def _memory(tensors: list[Any]) -> dict[int, torch.Tensor]:
-    """Zeros for each memory of the device; views of one memory stay so."""
+    """Zeros for each memory of the device; views of one memory share it."""
     memory: dict[int, torch.Tensor] = {}
     for tensor in tensors:
         storage, extent = id(tensor._storage), _extent(tensor)

@@ -1,6 +1,6 @@
 """Operators that torch's CPU kernels compute, where no program of XLA can.
 
-What they give lies whole on every device of the mesh that their arguments lie on:
+Their results are replicated over the mesh of their arguments:
 
 >>> from isoshard import P, make_mesh, shard
 >>> import torch, isoshard.torch_bridge

@@ -66,7 +66,7 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one aten overload on `jax` tensors.
 
     Raises:
-        Exception: of the class that the CPU's kernel raises, where it refuses the call as well.
+        Exception: of the class that the CPU's kernel raises, where it rejects the call as well.
     """
     return dispatch(None, func, (), args, kwargs)
 
@@ -246,7 +246,7 @@ def prepare(
 
 
 def _is_like(name: str, outs: Sequence[Meta | None], models: Sequence[Meta]) -> bool:
-    """Whether a factory's result lies as its model: of `_like` each, of `new_` in its shape."""
+    """Whether a factory's result is sharded as its model: `_like`, or `new_` in its shape."""
     factory = name.partition(".")[0]
     if factory not in _LIKE and factory not in _NEW:
         return False
@@ -314,7 +314,7 @@ def functional_handler(
 def record(
     current: Recorder, signature: Signature, tensors: list[Any], scalars: list[Any]
 ) -> list[Value]:
-    """Record a prepared call on `recorder()`, which the caller has asked for once."""
+    """Record a prepared call on `recorder()`, which the caller has read once."""
     if scalars and signature.recipe.check is not None:
         signature.recipe.check(scalars)
     if current.log is None:  # the common case of `lazy_tensor.read`, in place: the hottest line
@@ -330,8 +330,8 @@ def record(
 def _follow(tensor: lazy_tensor.LazyTensor, like: lazy_tensor.LazyTensor, copy: bool) -> None:
     """Results of factories take over their model's layout (optimizer state, masks).
 
-    Of a view they are whole along an axis of which it shows a part. The `copy` of a view lies as
-    the compiler has its elements.
+    Of a view they are unsharded along an axis of which it shows a slice. The `copy` of a view is
+    sharded as the compiler has its elements.
     """
     source, chain = like._storage, like._chain
     layout_id, annotation = source.value.layout, source.annotation

@@ -43,11 +43,6 @@ NAME = "aten::zeros_like"
 def zeros(here: Recorder, like: LazyTensor, aval: Aval) -> Value | None:
     """Zeros on the host, to be placed as a parameter is.
 
-    Args:
-        here: where operations go.
-        like: what they are in the shape of.
-        aval: of the result.
-
     Returns:
         The value; None where an entry is to make it.
     """

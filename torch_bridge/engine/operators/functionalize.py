@@ -1,8 +1,8 @@
 """Functionalization: an in-place or `out=` operator as one that writes nothing.
 
 JAX arrays never change, so `x.add_(y)` is computed by `aten.add`, and its result becomes the new
-value of the memory behind `x`. torch names the two alike but does not link them: the functional one
-is found by its name, and recognised by its arguments.
+value of the memory behind `x`. torch gives the two one name but does not link them: the functional
+one is found by its name, and recognised by its arguments.
 
 >>> print(functional_overload(torch.ops.aten.add_.Tensor))
 aten.add.Tensor

@@ -20,7 +20,7 @@ _KNOWN: weakref.WeakValueDictionary[int, random_state.RandomState] = weakref.Wea
 
 
 def introduce(generator: torch.Generator, state: random_state.RandomState) -> None:
-    """Let `generator` stand for `state`, which must live no longer than the generator."""
+    """Let `generator` represent `state`, which must live no longer than the generator."""
     _KNOWN[id(generator)] = state
 
 

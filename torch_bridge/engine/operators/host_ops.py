@@ -119,7 +119,7 @@ def allclose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _same_storage_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """What forward-mode differentiation asks of a tensor and its tangent."""
+    """What forward-mode differentiation reads of a tensor and its tangent."""
     left, right = map(_elements_in_memory, args)
     return left == right
 
@@ -132,7 +132,7 @@ def _elements_in_memory(tensor: torch.Tensor) -> int:
 
 
 def _zeros_in_memory_like(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """A tangent of zeros that lies in its memory as `other` in its own, after batch axes."""
+    """A tangent of zeros with the memory layout of `other`, after batch axes."""
     tensor, other = args
     batch = tuple(tensor.shape[: kwargs.get("self_num_batch_dims", 0)])
     extent = _elements_in_memory(other)

@@ -117,7 +117,7 @@ def _check(mask: torch.Tensor, repeats: int, fault: Any, possible: bool) -> None
         or current.plans
         or not isinstance(mask, lazy_tensor.LazyTensor)
     ):
-        return  # what JAX traces returns no numbers beside its results
+        return  # what JAX traces returns no numbers in addition to its results
     if static_count is not None and current.capture is None:
         return
     line = metrics.user_location()

@@ -36,9 +36,6 @@ def updating_handler(func: OpOverload) -> dispatch.Handler:
 
     Args:
         func: an overload that returns fresh tensors, its first argument, or nothing.
-
-    Returns:
-        The handler.
     """
     flattener = CallTemplate(func)
     signatures: dict[Any, dispatch.Signature] = {}

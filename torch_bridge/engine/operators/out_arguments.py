@@ -26,13 +26,7 @@ from .functionalize import functional_overload
 
 
 def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler that runs the functional overload, and copies its results to the `out=` arguments.
-
-    Args:
-        func: a variant with `out=`.
-        outs: the names of these arguments.
-        handle: runs an overload: `(func, args, kwargs)`.
-    """
+    """A handler that runs the functional overload, and copies its results to `out=` arguments."""
     functional = functional_overload(func)
     ours = {argument.name for argument in schema_of(func).arguments}
     takes_dtype = "dtype" not in ours and any(

@@ -39,11 +39,7 @@ _KEYS = {"XLA": "XLA", "PrivateUse1": "PrivateUse1", "CompositeExplicitAutograd"
 
 
 def find(op: OpOverload) -> Callable[..., Any] | None:
-    """A handler that runs the operator's own kernel; None if it has none, or something better.
-
-    Args:
-        op: any overload that no special handler takes.
-    """
+    """A handler that runs the operator's own kernel; None if it has none, or something better."""
     if registry.find(op) is not None or decompose.find(op) is not None:
         return None
     with_kernel = {name: key for name, key in _KEYS.items() if has_kernel(op.name(), name)}

@@ -82,10 +82,6 @@ def _has_all_shards(array: jax.Array) -> bool:
 def check_readable(array: Any, tensor: lazy_tensor.LazyTensor) -> None:
     """Refuse to read what JAX traces, or what was donated.
 
-    Args:
-        array: of the tensor.
-        tensor: for the message.
-
     Raises:
         ConcretizationTypeError: JAX's own, with the line of torch code.
         RuntimeError: the array was donated.

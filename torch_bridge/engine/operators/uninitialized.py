@@ -1,4 +1,4 @@
-"""What memory holds that nobody has written to.
+"""The content of memory that was never written.
 
 It is zeros, as JAX has no other. Where torch is asked for deterministic algorithms, and to fill
 such memory, it is what torch fills it with, so that what reads it by mistake shows.

@@ -44,10 +44,6 @@ _WAITING = _Waiting()
 def check(count: lazy_tensor.LazyTensor, fault: Fault) -> None:
     """Check a number when the program has run that computes it; in each replay of a captured step.
 
-    Args:
-        count: a scalar that was recorded just now.
-        fault: of it.
-
     Raises:
         Exception: many are waiting, and one of them has failed.
     """

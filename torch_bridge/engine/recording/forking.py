@@ -1,7 +1,7 @@
 """A process forked from one in which JAX runs has its memory, but not the threads that do the work.
 
-Whatever it asked of a device would wait for ever. So its recorder refuses: CPU tensors are as ever,
-and a tensor on the `jax` device raises, with the way out.
+Whatever it requested of a device would wait for ever. So its recorder raises: CPU tensors are as
+ever, and a tensor on the `jax` device raises, with how to fix it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .recorder import Recorder, wire_new
 
 
 class Forked(Recorder):
-    """Where no operation can go; whatever is asked of it raises."""
+    """The recorder of a forked process: every operation raises."""
 
     __slots__ = ()
     mark = None  # `torch.manual_seed`, which a DataLoader's worker calls, is no use of the device

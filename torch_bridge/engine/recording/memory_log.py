@@ -15,7 +15,7 @@ from .recorder import Recorder, recorder
 
 
 class MemoryLog:
-    """What a capture needs to know of the memory that a step touches.
+    """What a capture reads of the memory that a step touches.
 
     Args:
         tape: where the step is recorded.
@@ -53,7 +53,7 @@ class MemoryLog:
             self._writes[id(storage.value)] = (last, noted[1])
 
     def before(self, value: Value) -> Value | None:
-        """What memory held before the step wrote `value` to it, for threads other than its own."""
+        """The value of memory before the step wrote `value` to it, for other threads."""
         last, first = self._writes.get(id(value), (None, None))
         if last is None or last() is not value or self._thread == threading.get_ident():
             return None
@@ -86,7 +86,7 @@ class MemoryLog:
         return visible(storage) is (first if last is None else last())
 
     def put_back(self) -> None:
-        """Take back what the step itself wrote; what others wrote since stays."""
+        """Take back what the step itself wrote; what others wrote since is kept."""
         for key, (storage, first) in self.storages.items():
             last = self._last.get(key)
             if last is not None and storage.value is last():

@@ -37,7 +37,7 @@ _MOVING = threading.RLock()
 
 @dataclasses.dataclass(eq=False)
 class RandomState:
-    """Where a stream of random numbers stands.
+    """The position in a stream of random numbers.
 
     Attributes:
         seed: 64 bits.
@@ -97,11 +97,7 @@ STATE = RandomState()
 
 
 def take(current: Recorder) -> Word:
-    """Reserve the next key.
-
-    Args:
-        current: the recorder of what draws.
-    """
+    """Reserve the next key."""
     state, mark = current.source or STATE, current.mark
     with _MOVING:
         word = state.word()
@@ -158,7 +154,7 @@ class DrawnKeys:
     put back, so that no key is taken twice.
 
     Attributes:
-        known: the seeding of states that were asked for inside: putting such a state back
+        known: the seeding of states that were read inside: putting such a state back
             (`fork_rng`, `torch.utils.checkpoint`) is no new seeding.
     """
 

@@ -31,18 +31,18 @@ class Recorder:
     """Where operations go, and what decides what they do there.
 
     Attributes:
-        log: the `MemoryLog` of the memory that operations touch; None if nobody wants to know.
-        capture: the `HostOps` of the step that is being captured, which refuses what a replay
+        log: the `MemoryLog` of the memory that operations touch; None without one.
+        capture: the `HostOps` of the step that is being captured, which rejects what a replay
             could not repeat; None outside of captures.
-        mark: the `random_state.DrawnKeys` that notes the keys taken; None if nobody wants to know.
+        mark: the `random_state.DrawnKeys` that notes the keys taken; None without one.
         source: the `random_state.RandomState` drawn from; None for the device's own.
         regions: each open `Region` of the script, with whether its code has run.
         opened: it was opened for some code, and other asyncio tasks are not to find it.
         imports: CPU tensors among operands are constants, and no mistake.
         failed: it could not be executed as a whole.
         plans: what is recorded is looked at, and never executed.
-        refusal: with what code that JAX traces is refused a value; None elsewhere.
-        line_of_user: gives the line of user code that runs now; None where nobody wants to know.
+        refusal: the error of reading a value in code that JAX traces; None elsewhere.
+        line_of_user: gives the line of user code that runs now; None without one.
     """
 
     __slots__ = ("__weakref__", "capture", "log", "mark", "opened", "regions", "source")
@@ -54,7 +54,7 @@ class Recorder:
     line_of_user: Callable[[], str] | None = None
 
     def __init__(self) -> None:
-        """Nothing is noted, and nothing refused."""
+        """Nothing is noted, and nothing rejected."""
         self.log: Any = None  # these are of modules that import this one
         self.capture: Any = None
         self.mark: Any = None
@@ -63,7 +63,7 @@ class Recorder:
         self.opened = False
 
     def take_over(self, around: Recorder) -> None:
-        """Note, draw and refuse as the recorder around this one does."""
+        """Note, draw and reject as the recorder around this one does."""
         self.log = around.log
         self.capture = around.capture
         self.mark = around.mark
@@ -85,14 +85,11 @@ class Recorder:
         raise NotImplementedError
 
     def meant(self, layout: int) -> int:
-        """The layout that a mark asks for here; a plan's marks are on the mesh that is planned."""
+        """The layout that a mark requests here; a plan's marks are on the mesh that is planned."""
         return layout
 
     def refuse(self, what: str) -> None:
         """Refuse what a captured step could not be given in a replay.
-
-        Args:
-            what: is asked for.
 
         Raises:
             CaptureError: a step is being captured here.
@@ -135,7 +132,7 @@ class Recorder:
         self.refuse("the value of a tensor")
 
     def value_before(self, value: Value) -> Value | None:
-        """What memory held before a step wrote `value` to it that another thread captures.
+        """The value of memory before a step that another thread captures wrote `value` to it.
 
         None if it is not for another thread to know: it is computed where it was recorded.
         """

@@ -41,24 +41,24 @@ __all__ = [
 ]
 
 LIMIT = 100_000
-"""Entries after which a tape is executed even if nobody asked for a value."""
+"""Entries after which a tape is executed even if no value was read."""
 
 
 class Tape(Recorder):
     """Entries recorded by one thread or task since the last `sync`.
 
-    Results are held weakly: one that nobody can see any more need not be computed. Of an input the
-    array is held, and the value weakly: one that nobody can see any more may be overwritten.
+    Results are referenced weakly: one without other references need not be computed. Of an input
+    the array is referenced, the value weakly: one without other references may be overwritten.
 
     Attributes:
-        slots: what it knows, by slot: inputs, and weakly results.
+        slots: its values, by slot: inputs, and weakly results.
         program: the compile key so far: for an input, its interned shape and dtype; for an
             operation, its recipe's number and input slots.
         leaves: slots of the inputs.
-        marks: the layouts that its constraints ask for.
+        marks: the layouts that its constraints request.
         scalars: the lifted floats, in order of use.
         words: the random keys taken.
-        recipes: what its numbers of recipes stand for.
+        recipes: its recipes by id.
         done: it was executed (perhaps by another thread), and takes nothing more.
         failed: it could not be executed as a whole.
         fault: what the first of its operations that failed has raised; see `failed_ops`.
@@ -156,7 +156,7 @@ class Tape(Recorder):
         self._known.clear()
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Nothing recorded here will be asked for any more."""
+        """Nothing recorded here will be read any more."""
         if not ends():  # at the end of Python, this module's names are gone
             self.forget()
 
@@ -171,7 +171,7 @@ class Tape(Recorder):
         return [taken.holder() for taken in inputs if isinstance(taken, Taken)]
 
     def layouts(self) -> set[int]:
-        """The layouts of its inputs, and those that its constraints ask for."""
+        """The layouts of its inputs, and those that its constraints request."""
         return {input_.layout for input_ in self.inputs()} | self.marks
 
     def view(self, base: Value, chain: Any) -> Value | None:
@@ -268,7 +268,7 @@ def _settled(value: Value) -> Value:
     """A value of another recorder, computed.
 
     What a step writes that another thread captures is not there before the capture ends: until
-    then the memory holds what it held.
+    then the memory is unchanged.
     """
     tape = value.tape
     before = None if tape is None else tape.value_before(value)

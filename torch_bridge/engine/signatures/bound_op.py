@@ -76,7 +76,7 @@ class BoundOp:
         random: whether a PRNG key is needed.
         run: the computation.
         ins: one meta per tensor argument.
-        images: the same with channels last, for operators that know images.
+        images: the same with channels last, for operators on images.
         plain: every argument is a tensor; the others are as the operator has them by default.
         args: as given, with `Slot` for tensors and `Lift` for lifted floats.
         kwargs: likewise.
@@ -130,9 +130,6 @@ def build_call(
         decompose: finds a function `(args, kwargs, metas, inputs, scalars, key)` for an operator
             without a lowering.
 
-    Returns:
-        The prepared call.
-
     Raises:
         NotImplementedError: `op` has neither a lowering nor a decomposition.
     """
@@ -155,7 +152,9 @@ def build_call(
         kwargs["shape"] = outs[0].size
     if not metas and "dtype" in [argument.name for argument in schema_of(op).arguments]:
         assert outs[0] is not None
-        kwargs["dtype"] = physical_dtype(outs[0].dtype)  # torch's default dtype, where none is said
+        kwargs["dtype"] = physical_dtype(
+            outs[0].dtype
+        )  # torch's default dtype, where none is given
     dtype = _promotion(lowering, op, args, kwargs, metas)
     met = [physical_dtype(meta.dtype) for meta in (*metas, *outs) if meta is not None]
     wide = any(map(is_wide, met if dtype is None else (*met, dtype)))
@@ -246,7 +245,7 @@ def _check_integers(
     types = {argument.name: str(argument.type) for argument in schema_of(op).arguments}
     for name, value in _named(op, args, kwargs):
         counts = name not in ("min", "max") and (types[name] in _NUMBERS or "Tensor" in types[name])
-        # The bounds of int64 stand for "no bound" in torch code, and become those of int32.
+        # The bounds of int64 mean "no bound" in torch code, and become those of int32.
         if value in (2**63 - 1, -(2**63)):
             continue
         if counts and type(value) is int and not -(2**31) <= value < 2**32:

@@ -1,4 +1,4 @@
-"""What torch refuses of floats that are inputs of a program, and so another number at each call.
+"""What torch rejects in floats that are inputs of a program, and so another number at each call.
 
 Such a float is no part of a call's signature, so what is known of the signature says nothing of
 it: rates and deviations of random draws, and factors and values that a dtype must hold. An
@@ -34,14 +34,8 @@ def find(
 ) -> Check | None:
     """The check of a call's lifted floats, or None where torch takes any.
 
-    Args:
-        op: a functional aten overload.
-        args: its arguments, with `Lift` for lifted floats.
-        kwargs: likewise.
-        metas: the meta of each tensor argument.
-
     Returns:
-        A function of the lifted floats that raises `RuntimeError` for one that torch refuses.
+        A function of the lifted floats that raises `RuntimeError` for one that torch rejects.
     """
     schema = schema_of(op)
     name = schema.name.removeprefix("aten::")
@@ -197,7 +191,7 @@ def _converted_to(name: str, named: dict[str, Any], metas: tuple[Meta, ...]) -> 
         halves = "" if name == "fill" and not metas[0].size else how.halves
         return {"own": dtype, "float32": torch.float32}.get(halves)
     if name in ("lerp", "_foreach_lerp") and not (dtype.is_floating_point or dtype.is_complex):
-        return None  # refused for the dtype
+        return None  # rejected for the dtype
     return dtype
 
 

@@ -1,7 +1,7 @@
 """Numbers that a result's dtype cannot hold, where torch does not wrap or round them.
 
 In arithmetic an integer wraps as the tensor's own elements do. What fills memory or bounds it is
-converted first, and refused if it does not fit. From 2.15 on torch takes an integer's bound that no
+converted first, and rejected if it does not fit. From 2.15 on torch takes an integer's bound that no
 element can pass.
 
 >>> import torch
@@ -37,12 +37,6 @@ def in_range(
     op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], outs: Sequence[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Refuse numbers as torch's kernels do.
-
-    Args:
-        op: a functional aten overload.
-        args: its arguments.
-        kwargs: likewise.
-        outs: a meta for each result.
 
     Returns:
         The arguments; a bound that no element can pass is the dtype's own.

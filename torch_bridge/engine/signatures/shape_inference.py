@@ -78,7 +78,7 @@ def infer(
 def _first_equal(
     values: Sequence[Any], metas: tuple[Meta, ...], lifted: Sequence[float]
 ) -> list[int]:
-    """Of an operation on each item of lists, the first one that is done alike; [] if unclear."""
+    """For each item of lists, the index of the first identical one; [] if unclear."""
 
     def kind(item: Any) -> Any:
         if isinstance(item, Slot):

@@ -43,7 +43,7 @@ class ClosedOver:
 
         Args:
             run: some code.
-            differentiable: whether the gradients of `originals` are asked for.
+            differentiable: whether gradients of `originals` are required.
         """
         recorded = run.subtrace
         result = cls(

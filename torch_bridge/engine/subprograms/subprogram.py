@@ -30,8 +30,8 @@ class Subprogram:
         live: slots of its results.
         draws: for each entry that draws, which key it takes; see `SubTrace.draws`.
         scalars: which of the recording's lifted floats it takes.
-        recipes: what the numbers of recipes in the entries stand for.
-        lines: of each entry the line of user code, where somebody wanted to know.
+        recipes: the recipes by the ids in the entries.
+        lines: of each entry the line of user code, where it was requested.
     """
 
     program: tuple[Any, ...]
@@ -101,12 +101,6 @@ def needed_slots(
 
     Views of something taken are made again instead.
 
-    Args:
-        subtrace: what was recorded.
-        outputs: slots that the later part computes.
-        available: slots that it can have anyway.
-        boundary: the first slot of the later part.
-
     Returns:
         The slots that it takes of those available, and its residuals.
     """
@@ -133,7 +127,7 @@ def _is_view(entry: Sequence[int]) -> bool:
 
 
 def _input(subtrace: SubTrace, slot: int) -> Any:
-    """The entry of an input: shape and dtype, where the recording knows them."""
+    """The entry of an input: shape and dtype, where the recording has them."""
     return subtrace.tokens.get(slot, ((), "computed before"))
 
 

@@ -1,4 +1,4 @@
-"""Torch code recorded as a subprogram: the body of a loop or of a function, not run as it stands.
+"""Torch code recorded as a subprogram: the body of a loop or of a function, not run as it is.
 
 Inside `SubTrace`, operations go to a list of their own. Its inputs are placeholder tensors; what
 the code reads from around it is found out and becomes an input as well, so nothing is frozen.
@@ -57,12 +57,12 @@ class SubTrace(Recorder):
             the code seeds the device itself.
         outside: memory from before that the code reads.
         constants: values that the code brings from the host.
-        aliases: tensors from around that require a gradient, and what stands for each inside.
+        aliases: tensors from around that require a gradient, and the replacement of each.
         frozen: tensors from around that the code uses and that require none.
         tokens: shape and dtype of each input, by slot.
-        recipes: what the numbers of recipes in the entries stand for.
-        lines: of each operation the line of user code; empty where nobody wants to know.
-        stand_in: gives what stands inside for a tensor from around, or None.
+        recipes: the recipes by the ids in the entries.
+        lines: of each operation the line of user code; empty where it was not requested.
+        stand_in: gives the tensor that replaces one from around, or None.
         folded: computes a slot that depends on no input, where values are wanted early.
         axes: of a `jax.shard_map` around, over which the code communicates; those of a subprogram
             are also of the one around it.
@@ -190,7 +190,7 @@ class SubTrace(Recorder):
         return [self.slot(lazy_tensor.read(tensor)) for tensor in tensors]
 
     def alias(self, tensor: Any) -> Any:
-        """What stands for a tensor in here."""
+        """The tensor that replaces one in here."""
         return self._mode.inside(tensor) if isinstance(tensor, lazy_tensor.LazyTensor) else tensor
 
     def maker(self, slot: int) -> tuple[int, ...] | None:
@@ -206,14 +206,14 @@ class SubTrace(Recorder):
             self._firsts.append(value)
 
     def around_slots(self) -> list[int]:
-        """The numbers of what each of `outside` held before, and of `constants`."""
+        """The slots of what each of `outside` had before, and of `constants`."""
         return [
             *(self._foreign[id(value)] for value in self._firsts),
             *map(self.slot, self.constants),
         ]
 
     def firsts(self) -> list[Value]:
-        """What each of `outside` held before."""
+        """The value of each of `outside` before."""
         return list(self._firsts)
 
     def constant_tensors(self) -> list[lazy_tensor.LazyTensor]:
@@ -252,12 +252,12 @@ class SubTrace(Recorder):
         self._mode.refuse_behind(carried, what)
 
     def put_back(self) -> None:
-        """Give memory from before what it held."""
+        """Restore the value of memory from before."""
         for storage, first in zip(self.outside, self._firsts, strict=True):
             storage.value = first
 
     def forget(self) -> None:
-        """Let go of what was there before: a value that is held would be kept by every program."""
+        """Drop the values from before, which every program would keep alive."""
         self._values.clear()
         self._firsts.clear()
         self._given.clear()
@@ -316,7 +316,7 @@ class SubTrace(Recorder):
 
     def _meet(self, value: Value, shape: Any, dtype: Any) -> int:
         slot = self._foreign[id(value)] = self._leaf(shape, dtype).slot
-        self._values.append(value)  # alive as long as its id stands for it
+        self._values.append(value)  # alive as long as its id is in use
         return slot
 
     def _leaf(self, shape: Any, dtype: Any) -> Value:
@@ -410,7 +410,7 @@ class _Aliasing(TorchFunctionMode):
         return alias
 
     def forget(self) -> None:
-        """Let go of the tensors it knows."""
+        """Drop its references to tensors."""
         self._known.clear()
 
     def _is_made_inside(self, tensor: lazy_tensor.LazyTensor) -> bool:
@@ -421,7 +421,7 @@ class _Aliasing(TorchFunctionMode):
 
 
 def inside(tensors: Sequence[Any]) -> list[Any]:
-    """What stands for tensors in the code that is being recorded; themselves where none is.
+    """The tensors that replace others in the code being recorded; themselves without one.
 
     Operators find it by themselves; a `torch.autograd.Function` is given its arguments as they are.
     """

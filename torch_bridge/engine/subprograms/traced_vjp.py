@@ -43,7 +43,7 @@ class TracedVjp:
 
     Args:
         code: takes one tensor for each of `inputs`, and returns tensors.
-        inputs: what stands for its arguments.
+        inputs: the slots of its arguments.
         what: what the code is, for messages.
         backward: whether its VJP is recorded as well, where something wants a gradient.
         may_write: whether it may write to inputs whose gradient is not wanted.

@@ -110,9 +110,6 @@ class VjpEntries:
             closed: what is taken from around.
             inputs: a tensor for each input.
             *last: tensors that `forward` takes behind those from around.
-
-        Returns:
-            A tensor for each of `results`.
         """
         around = [*closed.tensors(), *last]
         if self.key.differentiable:
@@ -135,7 +132,7 @@ class VjpNode(torch.autograd.Function):
     """A recorded function in torch's graph; each kind of function has a class of its own.
 
     Attributes:
-        refusal: what gradients of gradients are refused with.
+        refusal: the error of gradients of gradients.
     """
 
     refusal: str
@@ -182,13 +179,7 @@ class VjpNode(torch.autograd.Function):
 def saved_indices(
     run: TracedVjp, partition: VjpPartition, around: Sequence[int]
 ) -> tuple[int, ...]:
-    """Numbers of the tensors that backward needs; see `EntriesKey`.
-
-    Args:
-        run: some code.
-        partition: what was cut from it.
-        around: slots of what it takes from around.
-    """
+    """Numbers of the tensors that backward needs; see `EntriesKey`."""
     first = len(run.inputs) + len(run.subtrace.aliases)
     index_of = {slot: index for index, slot in enumerate(run.inputs)}
     index_of |= {slot: first + index for index, slot in enumerate(around)}

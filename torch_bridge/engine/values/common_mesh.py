@@ -1,9 +1,9 @@
 """Meshes of several shapes over the same devices, as one finer mesh.
 
-A program may read tensors laid out on a mesh (2, 4) and others on a mesh (8,) of the same devices
+A program may read tensors sharded over a mesh (2, 4) and others on a mesh (8,) of the same devices
 in the same order. JAX describes what XLA chooses for a result in the axes of one mesh only, so
 such a program gets its inputs on a mesh whose axes are fine enough for all of them. Users see each
-tensor on the mesh they know (`layout_numbers.said_on`).
+tensor on their own mesh (`layout_numbers.restated_on`).
 
 >>> common_shape([(2, 4), (8,), (4, 2)])
 (2, 2, 2)
@@ -111,7 +111,7 @@ def _refine(layout_ids: frozenset[int]) -> dict[int, int]:
 
 
 def _computed_on(layout_id: int, value: NamedSharding) -> int:
-    """A layout that programs have in the axes of another mesh; blocks stay the same blocks."""
+    """A layout that programs have in the axes of another mesh; blocks are unchanged."""
     blocks = layout_numbers.blocks(layout_id)
     return layout_numbers.computed_as(value if blocks is None else blocks.on(value), layout_id)
 

@@ -57,7 +57,7 @@ def split_starts(ops: Sequence[ViewOp]) -> tuple[tuple[ViewOp, ...], tuple[int, 
 
 
 def is_single(op: ViewOp) -> bool:
-    """Whether an operation that stands apart from its place shows one place along the axis."""
+    """Whether an operation without its start shows one index along the axis."""
     return op[0] == "index_at" or op[2] == 1
 
 
@@ -67,14 +67,7 @@ def can_write(ops: Sequence[ViewOp]) -> bool:
 
 
 def read(ops: Sequence[ViewOp], base: Aval, x: jax.Array, starts: Sequence[Any]) -> jax.Array:
-    """What a view shows.
-
-    Args:
-        ops: its operations, some apart from their places.
-        base: the storage that it views.
-        x: the value of that.
-        starts: the places, one number each.
-    """
+    """What a view shows."""
     left = iter(starts)
     for op in ops:
         x = _forward(op, x, base, left)

@@ -15,7 +15,7 @@ P('x',)
 
 Programs are compiled under Auto axes: `layout` and `sharding` are over them, and so are the arrays
 that values hold. A layout over a mesh with Explicit axes has a number of its own, which `as_named`
-knows by: that is what users see, and what results are handed out in. So has one whose program ran
+returns: that is what users see, and what results are handed out in. So has one whose program ran
 over a finer mesh, as it read tensors on other meshes as well (`common_mesh`): see `restated_on`.
 
 >>> typed = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
@@ -65,7 +65,7 @@ def intern(layout: Layout) -> int:
 def _numbered(computed: Layout, named: Layout) -> int:
     """The number of a layout that programs have in one way, and users in another."""
     with _NUMBERING:
-        layout_id = _NUMBERS.get((computed, named))  # another thread may ask at the same time
+        layout_id = _NUMBERS.get((computed, named))  # another thread may call at the same time
         if layout_id is None:
             layout_id = _NUMBERS[computed, named] = len(_LAYOUTS)
             _GROUPS.append(_assignment(named))
@@ -106,7 +106,7 @@ def restated_on(layout_id: int, mesh: Mesh | None) -> int:
 
     Args:
         layout_id: of a layout.
-        mesh: may be None, or have no axes to say it with; then the number stays.
+        mesh: may be None, or have none of its axes; then the id is returned.
 
     >>> from isoshard import P, make_mesh
     >>> mesh, fine = make_mesh((8,), ("x",)), make_mesh((2, 4), ("axis0", "axis1"))

@@ -88,17 +88,12 @@ class Table:
         return self._thread != threading.get_ident()
 
     def symbol(self, read: Callable[[], float], value: float) -> torch.SymFloat:
-        """A number read anew before each replay.
-
-        Args:
-            read: gives its value then.
-            value: its value now.
-        """
+        """A number read anew before each replay."""
         self.rows.append((read, ()))
         return torch.SymFloat(SymbolicNode(self, len(self.rows) - 1, value))
 
     def constant(self, index: Any) -> int:
-        """The row of a number that stays."""
+        """The row of a constant."""
         return self._row(index, (), (type(index), repr(index)))
 
     def compute(
@@ -127,7 +122,7 @@ class Table:
         return self._arranged.values()
 
     def evaluate(self, scalars: Sequence[Any]) -> list[float]:
-        """The present value of each scalar: floats stay, expressions are computed."""
+        """The present value of each scalar: floats are kept, expressions are computed."""
         done = self.values()
         return [filled(scalar, done) for scalar in scalars]
 
@@ -167,12 +162,12 @@ class Scalars:
 
 
 def filled(scalar: Any, values: Present) -> Any:
-    """The value of an expression among those of its table; anything else stands for itself."""
+    """The value of an expression among those of its table; anything else is its own value."""
     return values[scalar.node.row] if isinstance(scalar, torch.SymFloat) else scalar
 
 
 class SymbolicNode:
-    """What torch asks of the inside of a `SymFloat`.
+    """What torch calls on the node of a `SymFloat`.
 
     Attributes:
         table: where expressions are kept.
@@ -201,7 +196,7 @@ class SymbolicNode:
     is_bool = is_nested_int = is_constant = has_hint = is_int
 
     def maybe_as_float(self) -> None:
-        """No constant stands for it."""
+        """It is no constant."""
 
     maybe_as_int = constant_int = constant_float = maybe_as_float
 
@@ -212,13 +207,13 @@ class SymbolicNode:
     wrap_int = wrap_float
 
     def guard_float(self, file: builtins.str, line: int) -> float:
-        """Python asked for the number itself."""
+        """Python reads the number itself."""
         if self.table.is_foreign():
             return float(self.value)
         raise CaptureError(_frozen(self.value, "converted to a Python float"))
 
     def guard_int(self, file: builtins.str, line: int) -> int:
-        """Python asked for the number itself."""
+        """Python reads the number itself."""
         if self.table.is_foreign():
             return int(self.value)
         raise CaptureError(_frozen(self.value, "converted to a Python int"))

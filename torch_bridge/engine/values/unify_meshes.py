@@ -25,10 +25,6 @@ from .value import Value
 def unified(name: str, values: Sequence[Value]) -> list[Value]:
     """Values on the devices of one mesh, or on none; those that are on it already as they are.
 
-    Args:
-        name: the operation that takes them.
-        values: each with an array.
-
     Raises:
         ShardingError: several meshes have one that is split over them.
     """
@@ -48,12 +44,7 @@ def unified(name: str, values: Sequence[Value]) -> list[Value]:
 
 
 def differently_numbered(name: str, groups: Sequence[tuple[Device, ...]]) -> ShardingError:
-    """The error for operands on several meshes.
-
-    Args:
-        name: the operation.
-        groups: the devices of each mesh, in order.
-    """
+    """The error for operands on several meshes."""
     orders = " and ".join(str([device.id for device in group]) for group in groups)
     return ShardingError(
         f"{name} has operands on meshes that number the devices differently: {orders}. Mark both "
@@ -71,7 +62,7 @@ def _is_replicated(layout_id: int) -> bool:
 
 
 def _moved(value: Value, layout_id: int) -> Value:
-    """The same whole array on every device of another layout; the value stays as it is."""
+    """The same array, replicated over the devices of another layout; the value is unchanged."""
     metrics.count("transfers.between_devices")
     replicated = layout_numbers.sharding(layout_id)
     move = jax.device_put if replicated.is_fully_addressable else lay_out

@@ -45,7 +45,7 @@ class Aval:
         meta: size, stride and logical dtype.
         physical: the dtype of the JAX buffer.
         token: shape and physical dtype; equal in avals that differ in stride only.
-        root: the view chain of a storage of this aval, once it was asked for.
+        root: the view chain of a storage of this aval, once it was requested.
         expanded: some elements are one in memory, as in a broadcast view.
     """
 
@@ -94,11 +94,11 @@ class Taken:
     """The array of a value that tapes take as an input, kept though the value itself may die.
 
     A tape holds an input's array, but not its `Value`: whether somebody can still see the value is
-    whether the `Value` is alive. If nobody can, and no other tape needs it, its memory is donated.
+    whether the `Value` is alive. If not, and no other tape needs it, its memory is donated.
 
     Attributes:
         value: weakly, the value.
-        array: what it held when a tape took it; None while no tape needs it.
+        array: its array when a tape took it; None while no tape needs it.
         layout: as of the value then.
         memory: as of the value then.
         origin: as of the value then.
@@ -167,7 +167,7 @@ ENGINE = "(the engine)"
 class Value:
     """One immutable array.
 
-    It is alive as long as somebody may ask for it: a storage holds it, or code that has read it.
+    It is alive as long as it is referenced: by a storage, or by code that has read it.
     Tapes hold values weakly, compute only those that are alive, and donate the memory of inputs
     that are not.
 
@@ -282,7 +282,7 @@ class Storage:
 
     Attributes:
         value: the current value.
-        annotation: the `NamedSharding` a user asked for, or None.
+        annotation: the `NamedSharding` that a user requested, or None.
         aval: size, memory order and dtype of the whole storage, seen as one tensor.
         number: unlike that of any other storage.
     """
@@ -299,7 +299,7 @@ class Storage:
         self.aval = aval
 
     def write(self, value: Value) -> None:
-        """Replace the value; the layout of the memory stays."""
+        """Replace the value; the layout of the memory is kept."""
         if value.layout == layout_numbers.UNPLACED:
             value.layout = self.value.layout
         value.memory = self.number
@@ -326,7 +326,7 @@ class Storage:
         return new
 
     def is_sole_holder(self) -> bool:
-        """Whether nobody else can see the value, so that its memory may be overwritten.
+        """Whether nothing else references the value, so that its memory may be overwritten.
 
         The storage gives it up for another value with the same array: if it dies, nobody else had
         it.

@@ -1,4 +1,4 @@
-"""Which axes of its memory a view shows, and so how a view lies.
+"""View dim map: which axes of its memory a view shows, and so how a view is sharded.
 
 >>> import torch, isoshard.torch_bridge
 >>> view = torch.ones(4, 6, 2, device="jax")[1].t()[:, 3:]
@@ -52,7 +52,7 @@ def view_spec(chain: Chain, spec: PartitionSpec, *, gathered: bool) -> Partition
 def view_axes(chain: Chain) -> Origins | None:
     """For each axis of a view the axis of the memory that it is, None if it is none as a whole.
 
-    None for a view of which that cannot be said.
+    None for a view without such a map.
     """
     shown = chain.recipes.get("axes shown")
     if shown is None:

@@ -109,7 +109,7 @@ class Chain:
         return self._parent
 
     def _before_expand(self, op: ViewOp) -> Chain:
-        """Select from a broadcast by selecting first: then a write knows which copy it hit."""
+        """Select from a broadcast by selecting first: then a write has one copy as its target."""
         small = self._shorter()
         small = small.then(("reshape", (1,) * (len(self.size) - len(small.size)) + small.size))
         size = _shape_after(op, self.size, self.base)
@@ -212,7 +212,7 @@ def forward(op: ViewOp, x: jax.Array, base: Aval) -> jax.Array:
         return jnp.broadcast_to(x, op[1])
     if kind == "slice":
         _, dim, start, stop, step = op
-        if stop - start <= step:  # one element: XLA's partitioner fails where it is said with steps
+        if stop - start <= step:  # one element: XLA's partitioner fails for slices with steps
             stop, step = min(stop, start + 1), 1
         return read_slice(x, dim, start, max(start, stop), step)
     if kind == "index":
@@ -316,7 +316,7 @@ def _windows(extent: int, size: int, step: int) -> np.ndarray:
 
 
 def _positions(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> np.ndarray:
-    """Where each element lies in the storage's memory."""
+    """The index of each element in the storage's memory."""
     where = np.full(size, offset, np.int32)
     for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
         shape = [1] * len(size)
