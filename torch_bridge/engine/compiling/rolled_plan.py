@@ -349,7 +349,7 @@ class _Taken:
         self,
         leaves: int,
         inputs: Sequence[int | EqualMemory],
-        inputs_given: Sequence[Any],
+        values: Sequence[Any],
         *indices: Any,
     ):
         self._leaves = leaves
@@ -357,7 +357,7 @@ class _Taken:
         self._whole: dict[tuple[int, ...], Any] = {}
         self._single: dict[int, Any] = {}
         self._slices: dict[int, tuple[Any, int]] = {}
-        for input_, value in zip(inputs, inputs_given, strict=True):
+        for input_, value in zip(inputs, values, strict=True):
             if isinstance(input_, EqualMemory):
                 self._whole[input_.inputs] = value
                 self._slices.update((n, (value, row)) for row, n in enumerate(input_.inputs))

@@ -68,14 +68,14 @@ class _Entries:
         self._slots: list[Forms] = []
         self._makers: list[Any] = []
 
-    def results(self, plan: CompileRequest, given_inputs: Sequence[TracedAtom]) -> list[Any]:
+    def results(self, plan: CompileRequest, typed_inputs: Sequence[TracedAtom]) -> list[Any]:
         """Write a plan; gives what it returns."""
         inputs, floats = len(plan.leaves), len(plan.leaves) + plan.lifted
         self._write_all(
             plan,
-            iter(given_inputs[:inputs]),
-            iter(given_inputs[inputs:floats]),
-            iter(given_inputs[floats:]),
+            iter(typed_inputs[:inputs]),
+            iter(typed_inputs[inputs:floats]),
+            iter(typed_inputs[floats:]),
         )
         return [
             self._result(slot, layout_id)

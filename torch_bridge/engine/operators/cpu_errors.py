@@ -116,8 +116,8 @@ def _memory(tensors: list[Any]) -> dict[int, torch.Tensor]:
 
 def _on_cpu(leaf: Any, memory: dict[int, torch.Tensor]) -> Any:
     if isinstance(leaf, lazy_tensor.LazyTensor):
-        memory_of = memory[id(leaf._storage)].view(leaf.dtype)
-        return memory_of.as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
+        elements = memory[id(leaf._storage)].view(leaf.dtype)
+        return elements.as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
     if isinstance(leaf, torch.Generator):
         return None
     return torch.device("cpu") if isinstance(leaf, torch.device) else leaf

@@ -140,8 +140,8 @@ class Tape(Recorder):
         if ended:
             return self._successor().record(recipe, inputs, scalars)
         if value.array is None:
-            inputs_here = [input_ if input_.tape is self else _settled(input_) for input_ in inputs]
-            return recorder().record(recipe, inputs_here, scalars)
+            settled = [input_ if input_.tape is self else _settled(input_) for input_ in inputs]
+            return recorder().record(recipe, settled, scalars)
         return self._on_another_mesh(recipe, inputs, scalars)
 
     def forget(self) -> None:
