@@ -142,14 +142,16 @@ class Chain:
             dtype: in JAX's buffers; complex memory is seen as real and imaginary parts first.
         """
         chain = Chain.root(self.base).then(("permute", tuple(_order(self.base))))
-        count, width = math.prod(self.size), np.dtype(self.base.physical)
-        if width.kind == "c":
+        count, base_dtype = math.prod(self.size), np.dtype(self.base.physical)
+        if base_dtype.kind == "c":
             chain, count = chain.then(("as_real",)), 2 * count
-            width = np.dtype(f"float{4 * width.itemsize}")
+            base_dtype = np.dtype(f"float{4 * base_dtype.itemsize}")
         chain = chain.then(("reshape", (count,)))
-        if width == dtype:
+        if base_dtype == dtype:
             return chain
-        return chain.then(("bitcast", (count * width.itemsize // np.dtype(dtype).itemsize,), dtype))
+        return chain.then(
+            ("bitcast", (count * base_dtype.itemsize // np.dtype(dtype).itemsize,), dtype)
+        )
 
     def read(self, memory: jax.Array) -> jax.Array:
         """The view's value, from the storage's."""
