@@ -30,6 +30,8 @@ from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge._torch_internals.tensor_fields import current_node
 from isoshard.torch_bridge.engine.values.metas import map_leaves
 
+from .shape_checks import SPELLED
+
 _SMALL = 4
 """Sizes up to this one are kept: kernels may ask for 0, 1, 2, 3 or 4 elements along an axis."""
 
@@ -37,6 +39,7 @@ _MOST = 2**28
 """Elements at most of a call that is repeated in its actual sizes."""
 
 _LAZY = 2**16
+"""Elements from which on zeros are memory that the operating system has not given yet."""
 
 _HALVES = re.compile(r"not implemented for '(Half|BFloat16)'")
 _CPU_ALONE = re.compile("nansum on CPU|half to float conversion is not supported on CPU")
@@ -49,7 +52,11 @@ def validate(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
     if name not in _VALIDATED:
         return
     tensors = _tensors((args, tuple(kwargs.values())))
-    if current_node() is not None and len({tensor.dtype for tensor in tensors}) > 1:
+    dtypes = {tensor.dtype for tensor in tensors}
+    requested = {arg for arg in (*args, *kwargs.values()) if isinstance(arg, torch.dtype)}
+    if not dtypes | requested <= SPELLED.keys():
+        return  # float8, uint16, ..: CPUs compute less with them than other devices
+    if current_node() is not None and len(dtypes) > 1:
         return  # torch.func's autocast reaches no gradients of operators, so these mix dtypes
     error = kernel_error(op, args, kwargs)
     if error is not None:
@@ -83,9 +90,8 @@ def _small_sizes(
     names = [argument.name for argument in schema_of(op).arguments]
     for name, arg in (*zip(names, args, strict=False), *kwargs.items()):
         if name in _SIZES and not isinstance(arg, torch.Tensor):
-            sizes |= (
-                {arg} if isinstance(arg, int) else {size for size in arg or () if type(size) is int}
-            )
+            extents = arg if isinstance(arg, list | tuple) else (arg,)
+            sizes |= {extent for extent in extents if type(extent) is int}
     large = sorted(size for size in sizes if size > _SMALL)
     return {size: _SMALL + rank for rank, size in enumerate(large, 1)}
 

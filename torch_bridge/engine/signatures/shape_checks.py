@@ -23,7 +23,7 @@ Arguments = dict[str, Any]
 
 _DIVIDES_BY_INTEGRAL_STEPS = release(torch.__version__) < (2, 15)
 
-_SPELLED = {
+SPELLED = {
     torch.bool: "Bool",
     torch.uint8: "Byte",
     torch.int8: "Char",
@@ -37,6 +37,7 @@ _SPELLED = {
     torch.complex64: "ComplexFloat",
     torch.complex128: "ComplexDouble",
 }
+"""The dtypes that torch's CPU kernels compute with, as their errors spell them."""
 
 
 def spelled(dtype: torch.dtype) -> str:
@@ -45,7 +46,7 @@ def spelled(dtype: torch.dtype) -> str:
     >>> spelled(torch.int64)
     'Long'
     """
-    return _SPELLED.get(dtype, str(dtype))
+    return SPELLED.get(dtype, str(dtype))
 
 
 def is_integral(dtype: torch.dtype) -> bool:
