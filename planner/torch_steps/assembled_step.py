@@ -13,8 +13,8 @@ from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.engine.capture.assemble import Assembly
 from isoshard.torch_bridge.engine.compiling import input_placement, plan_lowering
-from isoshard.torch_bridge.engine.compiling.execution_plan import CompileRequest
 from isoshard.torch_bridge.engine.compiling.interpreting import Notes
+from isoshard.torch_bridge.engine.compiling.liveness import CompileRequest
 from isoshard.torch_bridge.engine.values import layout_numbers
 
 from .argument_paths import key_text

@@ -111,7 +111,7 @@ def recorded(info: Any, attempts: Sequence[Any], platform: str) -> list[Any]:
 
     with (
         unittest.mock.patch.object(program, "program_of", noting),
-        unittest.mock.patch.object(program, "_kept_before", lambda key: None),
+        unittest.mock.patch.object(program, "_cached_before", lambda key: None),
         unittest.mock.patch.dict(program._LEAN, clear=True),
         unittest.mock.patch.object(off_cpu, "platform", lambda: PLATFORMS[platform]),
         contextlib.suppress(Noted),

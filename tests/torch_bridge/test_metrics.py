@@ -9,7 +9,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, metrics
-from isoshard.torch_bridge.engine.compiling import mmap_pressure, program, recompile_reasons
+from isoshard.torch_bridge.engine.compiling import program, recompile_reasons
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,7 @@ def test_programs_go_before_the_system_has_no_room_left(monkeypatch):
     for size in range(2, 6):
         torch.full((size,), 2.0).to("jax").exp2().sum().item()
     before = len(program._PROGRAMS)
-    monkeypatch.setattr(mmap_pressure, "SHARE", 0.0)
+    monkeypatch.setattr(program, "MAP_SHARE", 0.0)
     torch.full((7,), 2.0).to("jax").exp2().sum().item()
     assert len(program._PROGRAMS) == before // 2 + 1
     assert metrics.counters()["evictions"] == before - before // 2

@@ -141,7 +141,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
             found = self._reading.pop(index.fqn, None)
             if found is None:
                 waiting = {piece.chunk.offsets for piece in pieces_of(tensor)}
-                found = (reading.held(tensor), waiting)
+                found = (reading.stored_array(tensor), waiting)
             array, waiting = found
             waiting.discard(offsets)
             if waiting:

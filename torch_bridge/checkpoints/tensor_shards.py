@@ -16,20 +16,21 @@ none.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-
 import jax
 import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import TensorProperties
-
+from collections.abc import Sequence
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.layout.valid_elements import ShardElements, ValidSlice, local_elements
+from isoshard.core.layout.valid_elements import ShardElements
+from isoshard.core.layout.valid_elements import ValidSlice
+from isoshard.core.layout.valid_elements import local_elements
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals.checkpoint_types import ChunkStorageMetadata
-from isoshard.torch_bridge.common.exchange import from_numpy, shard_to_torch
+from isoshard.torch_bridge.common.exchange import from_numpy
+from isoshard.torch_bridge.common.exchange import shard_to_torch
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from torch.distributed.checkpoint.metadata import TensorProperties
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +96,7 @@ def chunk_at(index: Sequence[slice], shape: Sequence[int]) -> ChunkStorageMetada
 
 def is_sharded(tensor: lazy_tensor.LazyTensor) -> bool:
     """Whether devices hold different parts of it; executes what is recorded if need be."""
-    array = reading.held(tensor)
+    array = reading.stored_array(tensor)
     return isinstance(array, UnevenArray) or not array.sharding.is_fully_replicated
 
 
@@ -107,7 +108,7 @@ def pieces_of(tensor: lazy_tensor.LazyTensor) -> list[StoredShard]:
     """
     return [
         StoredShard(chunk_of(one.valid), number)
-        for number, one in enumerate(local_elements(reading.held(tensor)))
+        for number, one in enumerate(local_elements(reading.stored_array(tensor)))
         if one.replica_id == 0
     ]
 
@@ -151,7 +152,7 @@ def on_host(tensor: lazy_tensor.LazyTensor) -> HostShards | torch.Tensor:
     Returns:
         A CPU tensor if every device holds the whole, else its pieces.
     """
-    array = reading.held(tensor)
+    array = reading.stored_array(tensor)
     held = local_elements(array)
     if not isinstance(array, UnevenArray) and array.sharding.is_fully_replicated:
         return host(held[0], tensor.dtype, copy=True)

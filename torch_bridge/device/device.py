@@ -26,7 +26,7 @@ from isoshard.torch_bridge.engine.operators.view_operators import check_strides
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.engine.signatures.shape_checks import strides_for_each
+from isoshard.torch_bridge.engine.signatures.shape_checks import check_stride_count
 from isoshard.torch_bridge.engine.values.metas import Meta
 from isoshard.torch_bridge.engine.values.value import Aval
 
@@ -333,7 +333,7 @@ def _empty_strided(
     pin_memory: bool | None = None,
 ) -> torch.Tensor:
     naming.check_index(device)
-    strides_for_each(size, stride)
+    check_stride_count(size, stride)
     check_strides("empty_strided", stride)
     dtype = dtype or torch.get_default_dtype()
     return uninitialized.fill(_memory(Meta(tuple(size), tuple(stride), dtype)))

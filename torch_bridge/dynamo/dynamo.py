@@ -39,7 +39,7 @@ from isoshard.torch_bridge._torch_internals.traced import BOXED
 from isoshard.torch_bridge.engine.operators.call_template import brought, import_tensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
-from isoshard.torch_bridge.engine.recording.memory_log import noted_in
+from isoshard.torch_bridge.engine.recording.memory_log import logged_to
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values.metas import Meta
 from isoshard.torch_bridge.engine.values.value import Aval, Value
@@ -169,7 +169,7 @@ class Graph:
         shapes = [jax.ShapeDtypeStruct(*leaf.token) for leaf in key if isinstance(leaf, Aval)]
         draw = jax.eval_shape(lambda: jax.random.key(0)) if self.random else None
         # A step that is being captured touches none of these tensors.
-        with noted_in(None), jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        with logged_to(None), jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
             found = jax.eval_shape(lambda arrays, draw: run(arrays, (), draw), shapes, draw)
         recipe = Recipe(self.name, run, len(found), random=self.random, detail=self)
         return _Signature(recipe, tuple(outputs))

@@ -131,7 +131,7 @@ class Torch(Framework):
             if value.array is None or here.capture is not None or is_tracing():
                 value = constrain(value, layout_numbers.intern(layout))
             else:
-                old, array = value, input_placement.held(value)
+                old, array = value, input_placement.stored_array(value)
                 with jax.enable_x64(True):
                     value = Value.of(in_layout(array, layout, copy, name), shared=True)
                 old.shared |= input_placement.may_alias(array, value.array)
@@ -178,7 +178,7 @@ class Torch(Framework):
         if isinstance(x, XLAShardedTensor) and not isinstance(spec, NamedSharding | Plan):
             spec = in_kind(spec, mesh, x.dim(), kind_of(x.named_sharding), "tensor")
         if isinstance(x, XLAShardedTensor) and isinstance(lazy_tensor.read(x).array, UnevenArray):
-            blocks = BlockLayout.of(input_placement.held(lazy_tensor.read(x)))
+            blocks = BlockLayout.of(input_placement.stored_array(lazy_tensor.read(x)))
             return self.place(x, blocks.resharded(spec, mesh), None, "tensor")
         return self.shard(x, mesh, spec)
 
@@ -249,7 +249,7 @@ class Torch(Framework):
         """Those of a tensor on the `jax` device, computing it if need be."""
         if not isinstance(x, XLAShardedTensor):
             return None
-        array = input_placement.held(lazy_tensor.read(x))
+        array = input_placement.stored_array(lazy_tensor.read(x))
         return array.sizes if isinstance(array, UnevenArray) else None
 
     def local_shards(self, x: Any) -> list[Shard]:

@@ -24,7 +24,7 @@ from isoshard.torch_bridge._torch_internals.undocumented import is_autocast_enab
 from isoshard.torch_bridge.common.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, cut, needed_slots
+from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, extract, needed_slots
 from isoshard.torch_bridge.engine.subprograms.subtrace import SubTrace
 from isoshard.torch_bridge.engine.values.value import Value
 
@@ -50,7 +50,7 @@ class RecordedGraph:
         around = [
             (slot, value) for slot, value in self.around() if not isinstance(value.array, Tracer)
         ]
-        program = cut(self.subtrace, [*given, *(slot for slot, _ in around)], wanted)
+        program = extract(self.subtrace, [*given, *(slot for slot, _ in around)], wanted)
         floats = [self.subtrace.scalars[number] for number in program.scalars]
         return Computation(program, [_array(value) for _, value in around], floats)
 

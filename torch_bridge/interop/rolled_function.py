@@ -34,7 +34,7 @@ from isoshard.core.runtime.jaxprs import equations, opened
 from isoshard.torch_bridge.common.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.capture.assemble import Repeat
 from isoshard.torch_bridge.engine.compiling.loop_copies import loop_copies
-from isoshard.torch_bridge.engine.compiling.rolled_plan import said
+from isoshard.torch_bridge.engine.compiling.rolled_plan import describe_loops
 
 Layouts = Sequence[NamedSharding | None]
 
@@ -193,7 +193,7 @@ def _rolled_values(
     if reason is not None:
         metrics.record_repeat(where, f"not rolled: {reason}")
         return jaxpr_as_fun(program)(*inputs)
-    metrics.record_repeat(where, said(found))
+    metrics.record_repeat(where, describe_loops(found))
     taken = [
         jnp.stack([inputs[number] for number in stack.numbers])
         if stack.stacked

@@ -31,7 +31,7 @@ def array_behind(
         name: of the tensor, for messages.
     """
     value = lazy_tensor.read(x)
-    array = input_placement.held(value)
+    array = input_placement.stored_array(value)
     if isinstance(array, Tracer):
         return lay_out(array, sharding)
     if copy or (sharding is not None and placed_layout(array) != layout_numbers.intern(sharding)):

@@ -101,7 +101,7 @@ def local_shards(tensor: lazy_tensor.LazyTensor) -> list[XLAShard] | None:
         recorder().check_execution()  # the body of a call never has values
         return None
     recorder().refuse("the value of a tensor")
-    array = reading.held(tensor)
+    array = reading.stored_array(tensor)
     if isinstance(array, UnevenArray):
         return [
             XLAShard(
@@ -194,7 +194,7 @@ def load(tensor: lazy_tensor.LazyTensor, shards: Sequence[XLAShard]) -> None:
 
 
 def _load_uneven(tensor: lazy_tensor.LazyTensor, shards: Sequence[XLAShard]) -> None:
-    u = reading.held(tensor)
+    u = reading.stored_array(tensor)
     given = {shard.shard_device: shard.data for shard in shards}
     dtype, physical = tensor.dtype, tensor._aval.physical
     made = uneven_shards.put(u, given, name_of, lambda t: _to_physical(t, dtype, physical))

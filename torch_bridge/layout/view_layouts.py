@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 
 from isoshard.core.layout.uneven import Sizes
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.values.shown_axes import axes_shown, spec_shown
+from isoshard.torch_bridge.engine.values.view_dims import view_axes, view_spec
 
 from . import marks
 
@@ -36,13 +36,13 @@ def sharding_of_view(
     found = marks.sharding_of_memory(tensor._storage)
     if found is None:
         return None
-    seen = spec_shown(chain, found.spec, gathered=gathered)
+    seen = view_spec(chain, found.spec, gathered=gathered)
     return None if seen is None else NamedSharding(found.mesh, seen)
 
 
 def sizes_of_view(tensor: lazy_tensor.LazyTensor, sizes: Sizes) -> Sizes | None:
     """The blocks of a view of memory that lies in blocks of these sizes; None if not known."""
-    axes = axes_shown(tensor._chain)
+    axes = view_axes(tensor._chain)
     split = {axis for axis, own in enumerate(sizes) if own is not None}
     if axes is None or not split <= {*axes}:
         return None

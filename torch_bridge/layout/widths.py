@@ -35,7 +35,7 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 def array(tensor: DeviceTensor) -> Any:
     """The very array of a tensor on the `jax` device."""
-    return input_placement.held(lazy_tensor.read(tensor))
+    return input_placement.stored_array(lazy_tensor.read(tensor))
 
 
 def jax_dtype(dtype: DTypeLike) -> np.dtype:

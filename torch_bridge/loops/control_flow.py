@@ -36,7 +36,7 @@ from isoshard.torch_bridge._torch_internals import dispatcher, higher_order_ops,
 from isoshard.torch_bridge.engine.operators.call_template import import_tensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
-from isoshard.torch_bridge.engine.recording.memory_log import noted_in
+from isoshard.torch_bridge.engine.recording.memory_log import logged_to
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 
@@ -319,7 +319,7 @@ def _recipe(
 ) -> tuple[Recipe, list[Aval]]:
     run: Any = torch.compiler.disable(lambda arrays, _, key: build(graphs, arrays, key))
     shapes = [jax.ShapeDtypeStruct(*tensor._aval.token) for tensor in given]
-    with noted_in(None), jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+    with logged_to(None), jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         jax.eval_shape(lambda arrays: run(arrays, (), None), shapes)
     outs = graphs[-1].results
     if like is not None:

@@ -118,7 +118,7 @@ def stored(x: torch.Tensor) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
     value = lazy_tensor.read(x)
     if not isinstance(value.array, jax.Array | UnevenArray):
         runtime.sync()
-    array = reading.held(x) if x._chain.ops else input_placement.held(value)
+    array = reading.stored_array(x) if x._chain.ops else input_placement.stored_array(value)
     if isinstance(array, Tracer):
         raise ShardingError("a traced tensor has no elements yet; save outside the function")
     return array, x._aval.physical.name
@@ -187,7 +187,7 @@ def layout_of(tensor: lazy_tensor.LazyTensor) -> layout_numbers.Layout | None:
         found = tensor._storage.annotation if blocks is None else blocks
         if found is not None:
             return found
-    array = reading.held(tensor)
+    array = reading.stored_array(tensor)
     if isinstance(array, UnevenArray):
         return BlockLayout.of(array)
     if isinstance(array.sharding, jax.sharding.SingleDeviceSharding) and not array.committed:

@@ -33,7 +33,7 @@ from jax import export
 from isoshard.core.layout.op_sharding import to_op_sharding
 from isoshard.core.layout.tiles import Tiles
 from isoshard.torch_bridge.engine.compiling import input_placement, interpreting, plan_lowering
-from isoshard.torch_bridge.engine.compiling.execution_plan import CompileRequest, plan_of
+from isoshard.torch_bridge.engine.compiling.liveness import CompileRequest, plan_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.values import layout_numbers

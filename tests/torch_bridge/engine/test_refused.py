@@ -180,7 +180,7 @@ REFUSED = {
         ones(3, 3).index_add(0, ones(1), ones(1, 3))  # int32
         ones(3, 3).index_add(0, ints(0)[None], ones(1, 3))  # vector
         ones(3, 3).index_add(0, ints(0, 1), ones(1, 3))  # Number of
-        ones(3, 3).index_copy(0, ones(1), ones(1, 3))  #: int64
+        ones(3, 3).index_copy(0, ones(1), ones(1, 3))  # long tensor
         ones(3, 3).index_copy(0, ints(0, 1), ones(1, 3))  # Number of
         ones(3).index_fill(0, ints(0)[None], 1)  # vector
         ones(3).put_(ones(1), ones(1))  # long tensor
@@ -347,7 +347,9 @@ def test_is_set_to_asks_for_the_same_elements():
 
 def test_the_message_names_what_was_given_and_a_refused_write_changes_nothing():
     x = torch.arange(3.0).to("jax")
-    with pytest.raises(RuntimeError, match=r"value 1j cannot be converted to type torch.float32"):
+    with pytest.raises(
+        RuntimeError, match=r"^value cannot be converted to type float .*, value=1j"
+    ):
         x.fill_(1j)
     with pytest.raises(RuntimeError, match="bool tensor is not supported"):
         x[1:].sub_(True)

@@ -19,7 +19,7 @@ import torch
 from isoshard.core.errors import CaptureError
 from isoshard.core.runtime.exact_keys import exact
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.engine.compiling import poisoned, program
+from isoshard.torch_bridge.engine.compiling import failed_ops, program
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.deferred_checks import defer
@@ -353,7 +353,7 @@ class Recording:
         self.restore()
         self.training_state.restore()
         self.random.restore()
-        poisoned.abandon(self.tape, CaptureError(_NO_VALUE))
+        failed_ops.abandon(self.tape, CaptureError(_NO_VALUE))
         self.tape.forget()
         self.log.clear()
 

@@ -1,7 +1,7 @@
 """A jaxpr written of templates, each of which is traced once and written as often as it is needed.
 
 >>> writer = TemplateWriter()
->>> x, y = [writer.known(one) for one in jax.make_jaxpr(lambda x, y: x)(1.0, 2.0).jaxpr.invars]
+>>> x, y = [writer.typed(one) for one in jax.make_jaxpr(lambda x, y: x)(1.0, 2.0).jaxpr.invars]
 >>> template = writer.traced(lambda a, b: [jax.numpy.sin(a) * b], [x, y])
 >>> [z] = writer.write(template, [x, y])
 >>> [z] = writer.write(template, [z, x])
@@ -16,25 +16,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
 import jax
-
+from collections.abc import Callable
+from collections.abc import Sequence
 from isoshard.core.repeats.inlined_calls import inlined
-from isoshard.core.runtime._jax_internals.jaxpr_classes import (
-    ClosedJaxpr,
-    DebugInfo,
-    Jaxpr,
-    JaxprEqn,
-    Var,
-)
-from isoshard.core.runtime.jaxprs import closed, opened, substituted
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
+from isoshard.core.runtime._jax_internals.jaxpr_classes import DebugInfo
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Jaxpr
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Var
+from isoshard.core.runtime.jaxprs import closed
+from isoshard.core.runtime.jaxprs import opened
+from isoshard.core.runtime.jaxprs import substituted
+from typing import Any
+from typing import NamedTuple
+
 
 _NAMES = DebugInfo("isoshard_step", "traced", None, None)
 
 
-class Known(NamedTuple):
+class TracedAtom(NamedTuple):
     """A value of the program that is written.
 
     Attributes:
@@ -50,14 +51,14 @@ class EquationTemplate(NamedTuple):
     """Equations, traced once.
 
     Attributes:
-        given: variables.
+        inputs: variables.
         equations: in order.
         results: in terms of its variables.
     """
 
-    given: Sequence[Any]
+    inputs: Sequence[Any]
     equations: Sequence[JaxprEqn]
-    results: Sequence[Known]
+    results: Sequence[TracedAtom]
 
 
 class TemplateWriter:
@@ -71,62 +72,50 @@ class TemplateWriter:
         self._traced: list[JaxprEqn] = []
         self._constants: dict[int, tuple[Var, Any]] = {}
 
-    def known(self, atom: Any) -> Known:
-        """What is known of an atom.
-
-        Args:
-            atom: of a jaxpr.
-        """
-        number = self._numbers.setdefault(atom.aval, len(self._avals))
-        if number == len(self._avals):
+    def typed(self, atom: Any) -> TracedAtom:
+        """What is known of an atom."""
+        index = self._numbers.setdefault(atom.aval, len(self._avals))
+        if index == len(self._avals):
             self._avals.append(atom.aval)
-        return Known(atom, number)
+        return TracedAtom(atom, index)
 
     def traced(
-        self, function: Callable[..., Sequence[Any]], given: Sequence[Known]
+        self, function: Callable[..., Sequence[Any]], inputs: Sequence[TracedAtom]
     ) -> EquationTemplate:
         """Trace a template.
 
         Args:
             function: gives a list.
-            given: values like those that it will be written with.
+            inputs: values like those that it will be written with.
         """
-        program = inlined(jax.make_jaxpr(function)(*[self._struct(one.aval) for one in given]))
+        program = inlined(
+            jax.make_jaxpr(function)(*[self._struct(input_.aval) for input_ in inputs])
+        )
         jaxpr = opened(program)
         names: dict[Any, Any] = {}
         for variable, value in zip(jaxpr.constvars, program.consts, strict=True):
             names[variable], _ = self._constants.setdefault(id(value), (variable, value))
-        equations = [one.replace(invars=substituted(one.invars, names)) for one in jaxpr.eqns]
+        equations = [eqn.replace(invars=substituted(eqn.invars, names)) for eqn in jaxpr.eqns]
         self._traced += equations
-        results = [self.known(one) for one in substituted(jaxpr.outvars, names)]
+        results = [self.typed(var) for var in substituted(jaxpr.outvars, names)]
         return EquationTemplate(jaxpr.invars, equations, results)
 
-    def write(self, template: EquationTemplate, values: Sequence[Known]) -> list[Known]:
-        """Write the equations of a template once more.
-
-        Args:
-            template: what was traced.
-            values: for its variables.
-
-        Returns:
-            Its results.
-        """
-        names = dict(zip(template.given, [one.atom for one in values], strict=True))
-        for one in template.equations:
-            read = substituted(one.invars, names)
-            made = [Var(variable.aval) for variable in one.outvars]
-            names.update(zip(one.outvars, made, strict=True))
-            self._written.append(one.replace(invars=read, outvars=made))
-        atoms = substituted([one.atom for one in template.results], names)
-        return [Known(atom, one.aval) for atom, one in zip(atoms, template.results, strict=True)]
+    def write(self, template: EquationTemplate, values: Sequence[TracedAtom]) -> list[TracedAtom]:
+        """Write the equations of a template once more."""
+        names = dict(zip(template.inputs, [value.atom for value in values], strict=True))
+        for eqn in template.equations:
+            read = substituted(eqn.invars, names)
+            outvars = [Var(variable.aval) for variable in eqn.outvars]
+            names.update(zip(eqn.outvars, outvars, strict=True))
+            self._written.append(eqn.replace(invars=read, outvars=outvars))
+        atoms = substituted([result.atom for result in template.results], names)
+        return [
+            TracedAtom(atom, result.aval)
+            for atom, result in zip(atoms, template.results, strict=True)
+        ]
 
     def program(self, inputs: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
-        """All that was written.
-
-        Args:
-            inputs: variables.
-            results: atoms.
-        """
+        """All that was written."""
         return self._jaxpr(inputs, results, self._written)
 
     def kinds(self) -> ClosedJaxpr:
@@ -137,12 +126,12 @@ class TemplateWriter:
         self, inputs: Sequence[Any], results: Sequence[Any], equations: list[JaxprEqn]
     ) -> ClosedJaxpr:
         variables = [variable for variable, _ in self._constants.values()]
-        effects: Any = frozenset().union(*[one.effects for one in self._traced])
+        effects: Any = frozenset().union(*[eqn.effects for eqn in self._traced])
         jaxpr = Jaxpr(variables, inputs, results, equations, effects, _NAMES)
         return closed(jaxpr, [value for _, value in self._constants.values()])
 
-    def _struct(self, number: int) -> jax.ShapeDtypeStruct:
-        aval = self._avals[number]
+    def _struct(self, index: int) -> jax.ShapeDtypeStruct:
+        aval = self._avals[index]
         layout = getattr(aval, "sharding", None)
         if layout is not None and layout.mesh.empty:
             layout = None

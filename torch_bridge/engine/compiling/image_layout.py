@@ -4,7 +4,7 @@ torch's images are `(batch, channels, *space)`, and every value of a program has
 computes convolutions with channels last; on CPUs it would pay a transpose before and after each.
 While a program is built, the result of a convolution is kept with channels last, what is done to it
 element by element or channel by channel is computed in that order too, and torch's order is made
-only for an operator that asks for it.
+only for an operator that requires it.
 
 >>> env = Env()
 >>> env.last[0] = jnp.zeros((2, 5, 5, 3))           # a convolution's result, channels last
@@ -46,7 +46,7 @@ class Env(list[Any]):
 
     Attributes:
         last: values with channels last, by slot; where the list has None, torch's order is made
-            when it is first asked for.
+            when it is first read.
     """
 
     def __init__(self) -> None:
@@ -67,9 +67,6 @@ class Env(list[Any]):
 
         A derivative that a lowering takes by JAX of one that differs less would be a sum over
         devices, and torch's autograd takes each device to have its own.
-
-        Args:
-            slots: of the values.
         """
         stores = (
             (super().__getitem__, super().__setitem__),
@@ -113,20 +110,20 @@ class Images:
         images = call.images
         assert images is not None
         begins = "convolution" in call.op.name()
-        if not begins and not any(slots[number] in self._env.last for number in images.slots):
+        if not begins and not any(slots[slot] in self._env.last for slot in images.slots):
             return None
         arrays = [
-            self._last(slot) if number in images.slots else self._env[slot]
-            for number, slot in enumerate(slots)
+            self._last(slot) if index in images.slots else self._env[slot]
+            for index, slot in enumerate(slots)
         ]
         got = images.run(arrays, scalars, None)
         flat = list(got) if isinstance(got, list | tuple) else [got]
-        metas = [*call.outs, *(call.ins[number] for number in call.written)]
+        metas = [*call.outs, *(call.ins[index] for index in call.written)]
         results: list[Any] = []
-        for number, (value, meta) in enumerate(zip(flat, metas, strict=True)):
+        for index, (value, meta) in enumerate(zip(flat, metas, strict=True)):
             if value is not None and meta is not None:
                 value = value.astype(physical_dtype(meta.dtype))
-                results.append(self._keep(value, len(results), number in images.results))
+                results.append(self._keep(value, len(results), index in images.results))
         return results
 
     def _pointwise(self, call: BoundOp, slots: Sequence[int], scalars: Any) -> list[Any] | None:
@@ -139,11 +136,11 @@ class Images:
         value = call.run([self._broadcast(slot, rank) for slot in slots], scalars, None)
         return [self._keep(value.astype(physical_dtype(meta.dtype)), 0, True)]
 
-    def _keep(self, value: Any, place: int, last: bool) -> Any:
-        """Put the next result but `place` where it belongs; None if that is not the list."""
+    def _keep(self, value: Any, index: int, last: bool) -> Any:
+        """Put the next result but `index` where it belongs; None if that is not the list."""
         if not last:
             return value
-        self._env.last[len(self._env) + place] = value
+        self._env.last[len(self._env) + index] = value
         return None
 
     def _last(self, slot: int) -> Any:

@@ -28,7 +28,7 @@ from isoshard.torch_bridge.engine.values.value import Taken, Value, placed_layou
 def place(values: Sequence[Value | Taken], also: Collection[int] = ()) -> list[jax.Array]:
     """Bring inputs to the devices of one program, each in its layout.
 
-    A value that no layout was asked for is replicated over the devices of those that have one.
+    A value without a requested layout is replicated over the devices of those that have one.
 
     Args:
         values: the inputs.
@@ -49,14 +49,14 @@ def _placed(values: Sequence[Value | Taken], also: Collection[int]) -> list[jax.
             if isinstance(value.array, np.ndarray):
                 _bring(value, None)
         return [value.array for value in values]
-    asked, final = layouts_on(home, values, also)
-    for value, number, finer in zip(values, asked, final, strict=True):
-        if value.layout == number:
+    requested, final = layouts_on(home, values, also)
+    for value, layout_id, finer in zip(values, requested, final, strict=True):
+        if value.layout == layout_id:
             _settle(value)
         else:
-            value.layout = number
-            _bring(value, layout_numbers.layout(number))
-        if finer != number:
+            value.layout = layout_id
+            _bring(value, layout_numbers.layout(layout_id))
+        if finer != layout_id:
             value.layout = finer
             value.array = rewrap(value.array, finer)
     return [value.array for value in values]
@@ -83,16 +83,16 @@ def layouts_on(
         also: as for `place`.
     """
     devices = layout_numbers.devices(home)
-    numbers = [
+    layout_ids = [
         value.layout
         if value.layout != layout_numbers.UNPLACED
         and layout_numbers.devices(value.layout) == devices
         else layout_numbers.replicated_like(home)
         for value in values
     ]
-    others = {number for number in also if layout_numbers.devices(number) == devices}
-    finer = refine(set(numbers) | others)
-    return numbers, [finer.get(number, number) for number in numbers]
+    others = {layout_id for layout_id in also if layout_numbers.devices(layout_id) == devices}
+    finer = refine(set(layout_ids) | others)
+    return layout_ids, [finer.get(layout_id, layout_id) for layout_id in layout_ids]
 
 
 def settle(values: Sequence[Value]) -> None:
@@ -123,7 +123,7 @@ def _settle(value: Value | Taken) -> None:
 
 
 def may_alias(old: Any, new: Any) -> bool:
-    """Whether JAX may have kept buffers of an array when it laid it out otherwise.
+    """Whether JAX may have kept buffers of an array when it resharded it.
 
     It does on a device that holds as much before as after: the first copy of a replicated array.
     """
@@ -139,13 +139,15 @@ def may_alias(old: Any, new: Any) -> bool:
 
 def _home(values: Sequence[Value | Taken]) -> int | None:
     """A layout on the devices that the program will run on, or None for the default device."""
-    numbers = {value.layout for value in values} - {layout_numbers.UNPLACED}
+    layout_ids = {value.layout for value in values} - {layout_numbers.UNPLACED}
     best: Any = None
-    for number in numbers:
-        if best is None or len(layout_numbers.devices(number)) > len(layout_numbers.devices(best)):
-            best = number
-    for number in numbers:
-        have, want = layout_numbers.devices(number), layout_numbers.devices(best)
+    for layout_id in layout_ids:
+        if best is None or len(layout_numbers.devices(layout_id)) > len(
+            layout_numbers.devices(best)
+        ):
+            best = layout_id
+    for layout_id in layout_ids:
+        have, want = layout_numbers.devices(layout_id), layout_numbers.devices(best)
         if len(have) > 1 and have != want:
             raise ShardingError(
                 "one program cannot use meshes that number the devices differently: one tensor is "
@@ -193,9 +195,9 @@ def _is_here(sharding: jax.sharding.Sharding | None) -> bool:
 def array_of(value: Value) -> jax.Array:
     """The placed array of a value, computing it if need be.
 
-    One in a `BlockLayout` is gathered along its padded axes, which is counted; see `held`.
+    One in a `BlockLayout` is gathered along its padded axes, which is counted; see `stored_array`.
     """
-    array = held(value)
+    array = stored_array(value)
     if isinstance(array, UnevenArray):
         metrics.count("gathers")
         with jax.enable_x64(True):
@@ -203,7 +205,7 @@ def array_of(value: Value) -> jax.Array:
     return array
 
 
-def held(value: Value) -> Any:
+def stored_array(value: Value) -> Any:
     """The placed `jax.Array` or `UnevenArray` of a value, computing it if need be.
 
     Whatever leaves the engine leaves it here.
@@ -216,7 +218,7 @@ def held(value: Value) -> Any:
 
 
 def placed(value: Value) -> Any:
-    """As `held`, for who asks for nothing but how it lies."""
+    """As `stored_array`, for callers that only read its sharding."""
     if value.array is None:
         materialize([value])
     if not isinstance(value.array, Tracer):

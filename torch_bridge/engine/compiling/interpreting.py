@@ -18,7 +18,7 @@ from isoshard.torch_bridge.lowerings.cse import one_program
 
 from .image_layout import Env, Images
 from .offloaded_inputs import OffloadedInputs
-from .peephole import Rewriter
+from .rewrites import Rewriter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,20 +36,15 @@ class Notes:
         default_factory=dict[int, Mapping[str, tuple[int, ...]]]
     )
 
-    def at(self, place: int) -> contextlib.AbstractContextManager[Any]:
+    def at(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Context in which what JAX traces comes from the line of an entry."""
-        line = self.lines[place] if place < len(self.lines) else ""
+        line = self.lines[index] if index < len(self.lines) else ""
         if not line:
             return contextlib.nullcontext()
         return jax.named_scope(source_lines.scope_of(line))
 
     def of_slots(self, entries: Sequence[Any], slots: Sequence[int]) -> Notes:
-        """The lines of the entries that make some slots, in their order.
-
-        Args:
-            entries: the program.
-            slots: some of its results.
-        """
+        """The lines of the entries that make some slots, in their order."""
         if not self.lines:
             return Notes()
         counts = [RECIPES[e[0]].count if isinstance(e[0], int) else 1 for e in entries]
@@ -65,12 +60,12 @@ class Notes:
             env: the values so far; it has those with channels last.
             got: the results; None for one that `env` has.
         """
-        for number, slot in enumerate(range(len(env), len(env) + len(got))):
+        for index, slot in enumerate(range(len(env), len(env) + len(got))):
             for name, shape in self.names.get(slot, {}).items():
                 if slot in env.last:
                     env.last[slot] = checkpoint_name(env.last[slot], name)
-                elif got[number] is not None:
-                    got[number] = _named(got[number], name, shape)
+                elif got[index] is not None:
+                    got[index] = _named(got[index], name, shape)
         return got
 
 
@@ -110,14 +105,14 @@ def _computed(entries: Any, needed: Any, inputs: Any, scalars: Any, keys: Any, n
     env = Env()
     entry_values, resting = EntryValues(env), OffloadedInputs(env)
     taken, is_mapped = 0, bool(checked_axes())
-    for place, (entry, is_needed) in enumerate(zip(entries, needed, strict=True)):
+    for index, (entry, is_needed) in enumerate(zip(entries, needed, strict=True)):
         if not isinstance(entry[0], int):
             env.append(next(leaves))
             entry_values.note(None, entry, 1)
             resting.note(len(env) - 1)
             continue
         recipe = RECIPES[entry[0]]
-        with at(place), notes.at(place):
+        with at_entry(index), notes.at(index):
             floats = [scalars[taken + i] for i in range(recipe.lifted)]
             taken += recipe.lifted
             key = next(keys) if recipe.random else None
@@ -171,31 +166,31 @@ class EntryValues:
 def needed(entries: Sequence[Any], live: Sequence[int]) -> list[bool]:
     """Which entries the results in the slots `live` depend on."""
     counts = [RECIPES[e[0]].count if isinstance(e[0], int) else 1 for e in entries]
-    wanted = set(live)
-    found = [False] * len(entries)
+    live_slots = set(live)
+    is_needed = [False] * len(entries)
     slot = sum(counts)
     for position in reversed(range(len(entries))):
         slot -= counts[position]
         entry = entries[position]
-        if not wanted.isdisjoint(range(slot, slot + counts[position])):
-            found[position] = True
+        if not live_slots.isdisjoint(range(slot, slot + counts[position])):
+            is_needed[position] = True
             if isinstance(entry[0], int):
-                wanted.update(entry[1:])
-    return found
+                live_slots.update(entry[1:])
+    return is_needed
 
 
-def place_of(error: Exception) -> int | None:
+def entry_index(error: Exception) -> int | None:
     """The entry at which a program raised an error while it was traced; None of any other error."""
     return getattr(error, _PLACE, None)
 
 
 @contextlib.contextmanager
-def at(place: int) -> Iterator[None]:
+def at_entry(index: int) -> Iterator[None]:
     """Context of an entry's computation: errors tell its place."""
     try:
         yield
     except Exception as error:
-        setattr(error, _PLACE, place)  # of the outermost program, which is the last to say so
+        setattr(error, _PLACE, index)  # of the outermost program, which is the last to say so
         raise
 
 

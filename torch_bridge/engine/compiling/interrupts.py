@@ -41,21 +41,21 @@ class Uninterrupted:
         self._came: list[tuple[int, FrameType | None]] = []
         if threading.get_ident() != threading.main_thread().ident:
             return
-        for number in _SIGNALS:
-            handler = _C.getsignal(number)
+        for signum in _SIGNALS:
+            handler = _C.getsignal(signum)
             if callable(handler) and not isinstance(handler, Uninterrupted):
-                self._handlers.append((number, handler))
-                _C.signal(number, self)
+                self._handlers.append((signum, handler))
+                _C.signal(signum, self)
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
         """Note that a signal came."""
-        self._came.append((number, frame))
+        self._came.append((signum, frame))
 
     def __exit__(self, *exc: object) -> None:
         """Let them come."""
-        for number, handler in self._handlers:
-            _C.signal(number, handler)
+        for signum, handler in self._handlers:
+            _C.signal(signum, handler)
         if self._came:
             handlers = dict(self._handlers)
-            for number, frame in self._came:
-                handlers[number](number, frame)
+            for signum, frame in self._came:
+                handlers[signum](signum, frame)

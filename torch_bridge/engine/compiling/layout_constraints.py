@@ -18,12 +18,7 @@ _RECIPES: dict[int, Recipe] = {}
 
 
 def constrain(value: Value, layout: int) -> Value:
-    """The same value, laid out as asked wherever the program holds it.
-
-    Args:
-        value: recorded or placed.
-        layout: a layout number.
-    """
+    """The same value, constrained to a sharding wherever the program has it."""
     tape = recorder()
     layout = tape.meant(layout)
     recipe = _RECIPES.get(layout)

@@ -1,8 +1,8 @@
 """Operators on lists of tensors, taken apart: what each element of the results is computed of.
 
 An optimizer's `_foreach_` operators take the parameters of all layers at once, and do the same to
-each. `elements_of` says which elements of a call are alike, and `call_of` makes the same call on
-some of them.
+each. `elements_of` reports which elements of a call are identical, and `call_of` makes
+the same call on some of them.
 
 >>> import torch
 >>> from isoshard.torch_bridge import lowerings
@@ -44,34 +44,28 @@ class Element(NamedTuple):
 
 
 def elements_of(call: Any) -> list[Element]:
-    """The elements of a call, one for each result; none of a call that is not on lists.
-
-    Args:
-        call: the detail of a recipe.
-    """
+    """The elements of a call, one for each result; none of a call that is not on lists."""
     if not isinstance(call, BoundOp) or not call.op.name().startswith(_ON_LISTS):
         return []
     count, floats = len(call.outs), len(call.ins)
-    lists = [one for one in (*call.args, *call.kwargs.values()) if _is_list(one)]
-    if not lists or call.written or call.random or any(len(one) != count for one in lists):
+    lists = [arg for arg in (*call.args, *call.kwargs.values()) if _is_list(arg)]
+    if not lists or call.written or call.random or any(len(list_) != count for list_ in lists):
         return []
-    found = []
-    for number, out in enumerate(call.outs):
-        leaves = [one[number] for one in lists]
-        tensors = tuple([one.number for one in leaves if isinstance(one, Slot)])
-        lifts = tuple([floats + one.number for one in leaves if isinstance(one, Lift)])
-        metas = tuple([call.ins[one] for one in tensors])
-        shown = tuple([type(one) if isinstance(one, Slot | Lift) else repr(one) for one in leaves])
-        found.append(Element((out, metas, shown), tensors + lifts))
-    return found
+    elements = []
+    for index, out in enumerate(call.outs):
+        leaves = [list_[index] for list_ in lists]
+        tensors = tuple([leaf.number for leaf in leaves if isinstance(leaf, Slot)])
+        lifts = tuple([floats + leaf.number for leaf in leaves if isinstance(leaf, Lift)])
+        metas = tuple([call.ins[tensor] for tensor in tensors])
+        shown = tuple(
+            [type(leaf) if isinstance(leaf, Slot | Lift) else repr(leaf) for leaf in leaves]
+        )
+        elements.append(Element((out, metas, shown), tensors + lifts))
+    return elements
 
 
 def call_of(call: BoundOp, elements: Sequence[int]) -> tuple[BoundOp, list[int]]:
     """A call on some elements.
-
-    Args:
-        call: with `elements_of`.
-        elements: their numbers.
 
     Returns:
         The call; and what it takes, tensors first, then lifted floats, numbered as in `Element`.
@@ -79,21 +73,21 @@ def call_of(call: BoundOp, elements: Sequence[int]) -> tuple[BoundOp, list[int]]
     tensors: dict[int, int] = {}
     lifts: dict[int, int] = {}
 
-    def leaf(one: Any) -> Any:
-        if isinstance(one, Slot):
-            return Slot(tensors.setdefault(one.number, len(tensors)))
-        return Lift(lifts.setdefault(one.number, len(lifts))) if isinstance(one, Lift) else one
+    def leaf(arg: Any) -> Any:
+        if isinstance(arg, Slot):
+            return Slot(tensors.setdefault(arg.number, len(tensors)))
+        return Lift(lifts.setdefault(arg.number, len(lifts))) if isinstance(arg, Lift) else arg
 
-    def some(one: Any) -> Any:
-        return [leaf(one[number]) for number in elements] if _is_list(one) else leaf(one)
+    def some(arg: Any) -> Any:
+        return [leaf(arg[element]) for element in elements] if _is_list(arg) else leaf(arg)
 
-    args = tuple([some(one) for one in call.args])
-    kwargs = {name: some(one) for name, one in call.kwargs.items()}
-    metas: tuple[Meta, ...] = tuple([call.ins[one] for one in tensors])
-    outs = tuple([call.outs[one] for one in elements])
-    reads = [*tensors, *[len(call.ins) + one for one in lifts]]
+    args = tuple([some(arg) for arg in call.args])
+    kwargs = {name: some(kwarg) for name, kwarg in call.kwargs.items()}
+    metas: tuple[Meta, ...] = tuple([call.ins[tensor] for tensor in tensors])
+    outs = tuple([call.outs[element] for element in elements])
+    reads = [*tensors, *[len(call.ins) + lift for lift in lifts]]
     return build_call(call.op, args, kwargs, metas, outs=outs), reads
 
 
-def _is_list(one: Any) -> bool:
-    return type(one) in (list, tuple)
+def _is_list(arg: Any) -> bool:
+    return type(arg) in (list, tuple)

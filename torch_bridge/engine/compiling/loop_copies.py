@@ -1,4 +1,4 @@
-"""What loops over layers copy, beside what the program computes.
+"""What loops over layers copy, in addition to what the program computes.
 
 XLA's CPU compiler multiplies whole arrays only. In each iteration it copies a layer's weights out
 of their stack before it multiplies them, copies a product into the stack of results, and fills that
@@ -25,25 +25,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container
+from collections.abc import Iterable
+from collections.abc import Mapping
+from isoshard.core.repeats.rolled_program import Rolled
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Jaxpr
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
+from isoshard.core.runtime.flops import is_product
+from isoshard.core.runtime.flops import program_flops
+from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.runtime.jaxprs import jaxprs_inside
+from isoshard.core.runtime.jaxprs import opened
+from isoshard.core.runtime.jaxprs import scan_counts
 from typing import Any
 
-from isoshard.core.repeats.rolled_program import Rolled
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Jaxpr, Literal
-from isoshard.core.runtime.flops import is_product, program_flops
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.runtime.jaxprs import jaxprs_inside, opened, scan_counts
 
 FLOPS_A_BYTE = 6.0
 """A byte copied takes as long as so many flops of a step, at most. Processor time with loops less
 that without them, for GPT-2 of 256 to 768 features and 32 to 1024 tokens a step on two cores of an
-AMD EPYC (Zen 4): from 1 where the weights of all layers stay in cache to 6 where they do not."""
+AMD EPYC (Zen 4): from 1 where the weights of all layers fit in cache to 6 where they do not."""
 
 LIMIT = 0.05
 """Loops are to cost at most this part of a step."""
 
 IN_CACHE = 2**20
-"""Copies of so many bytes a run stay in a core's cache, and are not counted."""
+"""Copies of so many bytes a run fit in a core's cache, and are not counted."""
 
 _MOVED = frozenset(("convert_element_type", "copy", "reshape", "squeeze", "transpose"))
 """Primitives through which a product still reads, or gives, a slice."""
@@ -83,25 +89,25 @@ class LoopCopies:
 
 
 def loop_copies(
-    found: Rolled,
+    loops: Rolled,
     inputs: Container[tuple[int, ...] | None] = (),
     results: Container[tuple[int, ...] | None] = (),
 ) -> LoopCopies:
     """What a program with loops copies and computes.
 
     Args:
-        found: the program.
+        loops: the program.
         inputs: stacks that it is given as such; others are made of single arrays first.
         results: stacks that are taken as such; others are taken apart.
     """
-    program = opened(found.program)
-    copied = sum(_of_loop(one) for one in program.eqns if one.primitive.name == "scan")
-    for stack, one in zip(found.inputs, program.invars, strict=True):
+    program = opened(loops.program)
+    copied = sum(_of_loop(eqn) for eqn in program.eqns if eqn.primitive.name == "scan")
+    for stack, var in zip(loops.inputs, program.invars, strict=True):
         if stack.stacked and stack.numbers not in inputs:
-            copied += 2 * _bytes(one)
-    for stack, one in zip(found.results, program.outvars, strict=True):
+            copied += 2 * _bytes(var)
+    for stack, var in zip(loops.results, program.outvars, strict=True):
         if stack.stacked and stack.numbers not in results:
-            copied += 2 * _bytes(one)
+            copied += 2 * _bytes(var)
     return LoopCopies(copied, program_flops(program))
 
 
@@ -111,10 +117,10 @@ def _of_loop(equation: Any) -> int:
     constants, carries = scan_counts(equation.params)
     flow = _Products(set(body.invars[:constants]), body.invars[constants + carries :])
     flow.follow(body, {})
-    size = 2 * sum(map(_bytes, flow.multiplied))  # read, and written beside
-    for one in body.outvars[carries:]:
-        if not isinstance(one, Literal):
-            size += _bytes(one) * (3 if one in flow.given else 1)  # filled; read and written
+    size = 2 * sum(map(_bytes, flow.multiplied))  # read, and written
+    for var in body.outvars[carries:]:
+        if not isinstance(var, Literal):
+            size += _bytes(var) * (3 if var in flow.inputs else 1)  # filled; read and written
     return size * equation.params["length"]
 
 
@@ -122,16 +128,16 @@ class _Products:
     """Which slices a body multiplies, and what its products give.
 
     Args:
-        whole: arrays of which the body takes slices.
+        stacks: arrays of which the body takes slices.
         slices: that it is given.
     """
 
-    def __init__(self, whole: set[Any], slices: Iterable[Any]):
+    def __init__(self, stacks: set[Any], slices: Iterable[Any]):
         """See the class."""
-        self._whole = whole
-        self._slice = {one: one for one in slices}
+        self._whole = stacks
+        self._slice = {slice_: slice_ for slice_ in slices}
         self.multiplied: dict[Any, None] = {}
-        self.given: set[Any] = set()
+        self.inputs: set[Any] = set()
 
     def follow(self, program: Jaxpr, outer: Mapping[Any, Any]) -> None:
         """Look at equations, and at the programs in them that are called with their operands.
@@ -140,29 +146,31 @@ class _Products:
             program: the body, or one in it.
             outer: of what it is given, what that is outside.
         """
-        for variable, one in outer.items():
-            if not isinstance(one, Literal) and one in self._slice:
-                self._slice[variable] = self._slice[one]
+        for variable, inner in outer.items():
+            if not isinstance(inner, Literal) and inner in self._slice:
+                self._slice[variable] = self._slice[inner]
         for equation in program.eqns:
             name = equation.primitive.name
-            read = [one for one in equation.invars if not isinstance(one, Literal)]
+            read = [inner for inner in equation.invars if not isinstance(inner, Literal)]
             inside = list(jaxprs_inside(equation.params))
             if inside and len(inside[0].invars) == len(equation.invars):
                 self.follow(inside[0], dict(zip(inside[0].invars, equation.invars, strict=True)))
-                given = [one for one in inside[0].outvars if not isinstance(one, Literal)]
-                if not self.given.isdisjoint(given):
-                    self.given.update(equation.outvars)
+                outputs = [inner for inner in inside[0].outvars if not isinstance(inner, Literal)]
+                if not self.inputs.isdisjoint(outputs):
+                    self.inputs.update(equation.outvars)
             elif is_product(name):
                 self.multiplied.update(
-                    (self._slice[one], None) for one in read if one in self._slice
+                    (self._slice[inner], None) for inner in read if inner in self._slice
                 )
-                self.given.update(equation.outvars)
+                self.inputs.update(equation.outvars)
             elif name in _MOVED:
                 self._slice.update(
-                    (equation.outvars[0], self._slice[one]) for one in read if one in self._slice
+                    (equation.outvars[0], self._slice[inner])
+                    for inner in read
+                    if inner in self._slice
                 )
-                if not self.given.isdisjoint(read):
-                    self.given.update(equation.outvars)
+                if not self.inputs.isdisjoint(read):
+                    self.inputs.update(equation.outvars)
             elif name == "dynamic_slice" and read and read[0] in self._whole:
                 self._slice[equation.outvars[0]] = equation.outvars[0]
 

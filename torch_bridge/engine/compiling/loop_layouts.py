@@ -1,6 +1,6 @@
-"""How a program's loops lie: the stacks they read, and what they carry and keep.
+"""Shardings of a program's loops: of the stacks they read, and of what they carry and save.
 
-A loop over layers is to lie as the layers written out do. XLA's partitioner may choose another
+A loop over layers is to be sharded as the unrolled layers. XLA's partitioner may choose another
 layout in a loop than outside of one, so what the layouts of a plan's inputs and results say of the
 values between layers (`planner/axes/border_layouts.py`) is written into the loops.
 """
@@ -8,48 +8,45 @@ values between layers (`planner/axes/border_layouts.py`) is written into the loo
 from __future__ import annotations
 
 from collections.abc import Callable
-
-from jax.sharding import NamedSharding, PartitionSpec
-
 from isoshard.core.extensions import spread_shardings
 from isoshard.core.layout.spec import stacked_sharding
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Var
+from .liveness import CompileRequest
+from .plan_lowering import layouts_in
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
 
-from .execution_plan import CompileRequest
-from .plan_lowering import layouts_in
 
 Borders = Callable[[ClosedJaxpr], dict[Var, NamedSharding]]
 """Gives layouts of the variables of a program that computes what a plan does."""
 
 
-def border_layouts(plan: CompileRequest) -> Borders | None:
-    """How the values of a plan lie as it is written.
-
-    Args:
-        plan: being traced.
+def boundary_layouts(plan: CompileRequest) -> Borders | None:
+    """The shardings of a plan's values before layers become loops.
 
     Returns:
-        None where nothing is laid out over several devices, or not all of it on one mesh.
+        None where nothing is sharded over several devices, or not all of it on one mesh.
     """
-    named = [_named(number) for number in layouts_in(plan)]
-    meshes = {None if one is None else one.mesh for one in named}
+    named = [_named(layout) for layout in layouts_in(plan)]
+    meshes = {None if sharding is None else sharding.mesh for sharding in named}
     mesh = meshes.pop() if len(meshes) == 1 else None
     if mesh is None or mesh.size == 1:
         return None
-    whole = NamedSharding(mesh, PartitionSpec())
-    inputs = [*map(_named, plan.placed), *[whole] * (plan.lifted + plan.draws)]
+    sharding = NamedSharding(mesh, PartitionSpec())
+    inputs = [*map(_named, plan.placed), *[sharding] * (plan.lifted + plan.draws)]
     results = [*map(_named, plan.wanted)]
     return lambda program: spread_shardings(program, mesh, inputs, results)
 
 
-def _named(number: int) -> NamedSharding | None:
+def _named(layout_id: int) -> NamedSharding | None:
     """A layout in the axes of the mesh of the program being traced."""
-    if number == layout_numbers.UNPLACED:
+    if layout_id == layout_numbers.UNPLACED:
         return None
-    found = layout_numbers.sharding(refined(number))
-    return found if isinstance(found, NamedSharding) else None
+    sharding = layout_numbers.sharding(refined(layout_id))
+    return sharding if isinstance(sharding, NamedSharding) else None
 
 
 def stacked_layout(placed: int) -> int:
@@ -58,7 +55,7 @@ def stacked_layout(placed: int) -> int:
     Args:
         placed: a number of a layout without padding, or `UNPLACED`.
     """
-    found = None if placed == layout_numbers.UNPLACED else layout_numbers.layout(placed)
-    if not isinstance(found, NamedSharding):
+    result = None if placed == layout_numbers.UNPLACED else layout_numbers.layout(placed)
+    if not isinstance(result, NamedSharding):
         return placed
-    return layout_numbers.intern(stacked_sharding(found))
+    return layout_numbers.intern(stacked_sharding(result))

@@ -7,9 +7,9 @@ before that one has been computed, so that it takes no memory of the devices whi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from isoshard.core.layout.offload import is_on_host
+from isoshard.core.layout.offload import to_device_after
 from typing import Any
-
-from isoshard.core.layout.offload import is_on_host, to_device_after
 
 
 class OffloadedInputs:
@@ -33,15 +33,15 @@ class OffloadedInputs:
         """Bring in what an operation is about to use, once its other operands are computed."""
         if not self._slots:
             return
-        found = [slot for slot in dict.fromkeys(operands) if slot in self._slots]
-        if not found:
+        offloaded = [slot for slot in dict.fromkeys(operands) if slot in self._slots]
+        if not offloaded:
             return
         env = self._env
         others = [env[slot] for slot in dict.fromkeys(operands) if slot not in self._slots]
         last = next((x for x in reversed(env) if x is not None and not is_on_host(x)), None)
         before = others if last is None else [*others, last]
         for slot, value in zip(
-            found, to_device_after([env[s] for s in found], before), strict=True
+            offloaded, to_device_after([env[s] for s in offloaded], before), strict=True
         ):
             env[slot] = value
-        self._slots.difference_update(found)
+        self._slots.difference_update(offloaded)

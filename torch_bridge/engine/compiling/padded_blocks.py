@@ -1,6 +1,6 @@
 """Programs on tensors in blocks of unequal sizes.
 
-A tape is recorded at true shapes, and knows nothing of blocks. Where the layout of an input, a
+A tape is recorded at true shapes, without blocks. Where the layout of an input, a
 constraint or a wanted result is a `BlockLayout`, the program is what `iso.domain.lift` makes of it:
 traced at the true shapes, computed on the padded arrays. Compiled, it takes and gives those.
 """
@@ -19,12 +19,12 @@ from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 
 if TYPE_CHECKING:
-    from .execution_plan import Blocks, CompileRequest
+    from .liveness import Blocks, CompileRequest
 
 
-def has_blocks(numbers: Iterable[int]) -> bool:
+def has_blocks(layout_ids: Iterable[int]) -> bool:
     """Whether one of these layouts is in blocks with padding."""
-    return any(layout_numbers.blocks(number) is not None for number in numbers)
+    return any(layout_numbers.blocks(layout_id) is not None for layout_id in layout_ids)
 
 
 def in_blocks(
@@ -35,16 +35,13 @@ def in_blocks(
     Args:
         step: the program at the true shapes; its arguments are the plan's inputs and some more.
         plan: has the layouts of the inputs. Its `blocks` are set whenever the function is traced.
-
-    Returns:
-        A function of padded arrays, to be traced.
     """
     lifted = lift(step)
 
     def isoshard_step(*arguments: Any) -> list[Any]:
         count = len(plan.placed)
-        given = [_entered(x, n) for x, n in zip(arguments[:count], plan.placed, strict=True)]
-        results = lifted(*given, *arguments[count:])
+        inputs = [_entered(x, n) for x, n in zip(arguments[:count], plan.placed, strict=True)]
+        results = lifted(*inputs, *arguments[count:])
         plan.blocks = tuple(
             BlockLayout.of(result) if isinstance(result, UnevenArray) else None
             for result in results
@@ -54,8 +51,8 @@ def in_blocks(
     return isoshard_step
 
 
-def _entered(array: Any, number: int) -> Any:
-    blocks = layout_numbers.blocks(refined(number))
+def _entered(array: Any, layout_id: int) -> Any:
+    blocks = layout_numbers.blocks(refined(layout_id))
     return array if blocks is None else blocks.wrap(array)
 
 
@@ -65,15 +62,10 @@ def padded(arrays: Sequence[Any]) -> list[Any]:
 
 
 def wrapped(results: Sequence[jax.Array], blocks: Blocks) -> Sequence[Any]:
-    """What a compiled program gave, with what is known of padding.
-
-    Args:
-        results: its arrays.
-        blocks: as of `Program`.
-    """
+    """What a compiled program gave, with what is known of padding."""
     if not any(blocks):
         return results
     return [
-        array if one is None else one.wrap(array)
-        for array, one in zip(results, blocks, strict=True)
+        array if block is None else block.wrap(array)
+        for array, block in zip(results, blocks, strict=True)
     ]

@@ -8,27 +8,30 @@ layouts; what is traced there can be lowered there. Tracing alone needs no devic
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
-
 import jax
 import numpy as np
-
+from collections.abc import Iterator
+from collections.abc import Sequence
 from isoshard.core.blocks.block_layout import lay_in_blocks
 from isoshard.core.layout import custom_partitioning
-from isoshard.core.layout.offload import to_device, to_memory_of
+from isoshard.core.layout.offload import to_device
+from isoshard.core.layout.offload import to_memory_of
 from isoshard.core.runtime import cpu_compiler
+from .failed_ops import calls_host
+from .interpreting import Notes
+from .interpreting import interpret
+from .interpreting import needed
+from .liveness import CompileRequest
+from .padded_blocks import has_blocks
+from .padded_blocks import in_blocks
 from isoshard.torch_bridge.engine.recording import random_state
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.common_mesh import refined, refining
+from isoshard.torch_bridge.engine.values.common_mesh import refined
+from isoshard.torch_bridge.engine.values.common_mesh import refining
 from isoshard.torch_bridge.lowerings.program_partition import compiling_for
 from isoshard.torch_bridge.lowerings.sequence_split import splitting
-
-from .execution_plan import CompileRequest
-from .interpreting import Notes, interpret, needed
-from .padded_blocks import has_blocks, in_blocks
-from .poisoned import calls_host
+from typing import Any
 
 
 def lowered(
@@ -39,7 +42,7 @@ def lowered(
     Args:
         plan: what to lower.
         arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
-        keep_unused: whether inputs that no result depends on stay arguments.
+        keep_unused: whether inputs that no result depends on remain arguments.
     """
     with tracing(plan, arrays):
         traced = traced_in(plan, arrays, keep_unused=keep_unused)
@@ -53,28 +56,19 @@ def lowered(
 def traced_in(
     plan: CompileRequest, arrays: Sequence[Any], *, keep_unused: bool
 ) -> jax.stages.Traced:
-    """A plan as a jaxpr; to be called inside `tracing`.
-
-    Args:
-        plan: as for `lowered`.
-        arrays: likewise.
-        keep_unused: likewise.
-    """
+    """A plan as a jaxpr; to be called inside `tracing`."""
     function = jax.jit(traceable(plan), donate_argnums=plan.donated, keep_unused=keep_unused)
     return function.trace(*arrays, *extra_inputs(plan))
 
 
 @contextlib.contextmanager
 def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
-    """Context in which a plan is traced, and lowered.
-
-    Args:
-        plan: the plan.
-        arrays: its inputs, or a `jax.ShapeDtypeStruct` for each.
-    """
+    """Context in which a plan is traced, and lowered."""
     named = layouts_in(plan)
     even = [
-        layout_numbers.sharding(number) for number in named if layout_numbers.blocks(number) is None
+        layout_numbers.sharding(layout_id)
+        for layout_id in named
+        if layout_numbers.blocks(layout_id) is None
     ]
     marks, meshes = (
         compiling_for(even),
@@ -88,12 +82,7 @@ def tracing(plan: CompileRequest, arrays: Sequence[Any]) -> Iterator[None]:
 
 
 def note_traced(plan: CompileRequest, program: Any) -> None:
-    """Note in a plan what is known of it once it is traced.
-
-    Args:
-        plan: what was traced.
-        program: the jaxpr.
-    """
+    """Note in a plan what is known of it once it is traced."""
     plan.calls_host = calls_host(program)
     special = cpu_compiler.options(program, platform_of(plan))
     plan.options = {**plan.settings.compiler_options, **special}
@@ -108,17 +97,17 @@ def platform_of(plan: CompileRequest) -> str:
 
 def extra_inputs(plan: CompileRequest) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """The inputs of a plan's program after its leaves: lifted floats and random words."""
-    whole = plan.whole()  # said, or XLA may choose another layout than they come in
+    replicated = plan.replicated()  # declared, or XLA may choose another layout than they have
     return (
-        jax.ShapeDtypeStruct((plan.lifted,), np.float64, sharding=whole),
-        jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=whole),
+        jax.ShapeDtypeStruct((plan.lifted,), np.float64, sharding=replicated),
+        jax.ShapeDtypeStruct((plan.draws, 3), np.uint32, sharding=replicated),
     )
 
 
 def layouts_in(plan: CompileRequest) -> list[int]:
     """The layouts that a plan names: of inputs, results and constraints."""
-    numbers = {*plan.placed, *plan.wanted, *_marks(plan)} - {layout_numbers.UNPLACED}
-    return sorted(numbers)
+    layouts = {*plan.placed, *plan.wanted, *_marks(plan)} - {layout_numbers.UNPLACED}
+    return sorted(layouts)
 
 
 def _marks(plan: CompileRequest) -> set[int]:
@@ -154,35 +143,23 @@ def traceable(plan: CompileRequest) -> Any:
 def computed(
     plan: CompileRequest, leaves: Sequence[Any], scalars: Any, keys: Iterator[Any]
 ) -> list[Any]:
-    """The results of a plan, each in its layout.
-
-    Args:
-        plan: what to compute.
-        leaves: its inputs.
-        scalars: its lifted floats.
-        keys: its random keys, one after the other.
-    """
+    """The results of a plan, each in its layout."""
     used = needed(plan.program, plan.live)
     env = interpret(plan.program, used, leaves, scalars, keys, plan.notes)
     results = [to_device(env[slot]) for slot in plan.live]
     notes = (plan.notes or Notes()).of_slots(plan.program, plan.live)
-    for place, number in enumerate(plan.wanted):
-        if number != layout_numbers.UNPLACED:
-            with notes.at(place):
-                results[place] = laid_out(results[place], number)
+    for index, layout_id in enumerate(plan.wanted):
+        if layout_id != layout_numbers.UNPLACED:
+            with notes.at(index):
+                results[index] = constrained(results[index], layout_id)
     return results
 
 
-def laid_out(result: Any, number: int) -> Any:
-    """A result in its layout, and in the memory where it rests.
-
-    Args:
-        result: traced.
-        number: of the layout; not `UNPLACED`.
-    """
-    number = refined(number)
-    found = lay_in_blocks(result, layout_numbers.computed(number))
-    return to_memory_of(found, layout_numbers.layout(number))
+def constrained(result: Any, layout_id: int) -> Any:
+    """A result in its layout, and in the memory where it rests."""
+    layout_id = refined(layout_id)
+    blocks = lay_in_blocks(result, layout_numbers.computed(layout_id))
+    return to_memory_of(blocks, layout_numbers.layout(layout_id))
 
 
 _NO_MESH = jax.sharding.AbstractMesh((), ())

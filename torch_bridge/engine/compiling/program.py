@@ -2,7 +2,7 @@
 
 `execute(tape)` finds which results are still wanted, places the inputs, looks the tape up among the
 programs compiled before, compiles on a miss, runs, and hands the arrays to their values. Inputs
-that nobody can see any more are donated: their memory becomes the outputs'.
+that have no references left are donated: their memory becomes the outputs'.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,18 +27,22 @@ from isoshard.torch_bridge.engine.recording import random_state, regions
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder, replace, wire_execute
 from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import donated
 from isoshard.torch_bridge.engine.values import layout_numbers as layouts
-from isoshard.torch_bridge.engine.values.value import Value, placed_layout
+from isoshard.torch_bridge.engine.values.value import (
+    Value,
+    donated_error,
+    first_donated,
+    placed_layout,
+)
 
-from . import mmap_pressure, recompile_reasons
-from .execution_plan import Blocks, CompileRequest, plan_of
+from . import recompile_reasons
+from .dynamic_indices import with_dynamic_indices
+from .failed_ops import is_of_an_operation, mark_failed
 from .input_placement import place
 from .interrupts import Uninterrupted
-from .moving_places import with_moving_places
+from .liveness import Blocks, CompileRequest, plan_of
 from .padded_blocks import padded, wrapped
 from .plan_lowering import lowered
-from .poisoned import is_of_an_operation, poison
 from .result_meshes import named_part, result_layouts
 
 
@@ -50,8 +55,8 @@ class Program:
         layouts: the layout of each output, known after the first run.
         donated_bytes: per execution, over all devices.
         blocks: the layout of each output that comes in blocks with padding; empty if none does.
-        recipes: what it was made of; held, so that the same code leads to this program again.
-        whole: the layout of lifted floats and random words, if an input says which.
+        recipes: those of its entries; referenced, so that the same code finds this program again.
+        replicated: the layout of lifted floats and random words, if an input says which.
         several: whether it runs on several devices.
         calls_host: whether it calls Python while it runs.
         unnamed: the results whose layout no `NamedSharding` says: JAX 0.9's XLA splits by parts of
@@ -64,7 +69,7 @@ class Program:
     donated_bytes: int = 0
     blocks: Blocks = ()
     recipes: frozenset[Recipe] = frozenset()
-    whole: jax.sharding.Sharding | None = None
+    replicated: jax.sharding.Sharding | None = None
     several: bool = False
     calls_host: bool = False
     unnamed: tuple[int, ...] = ()
@@ -73,7 +78,7 @@ class Program:
         default_factory=dict
     )
 
-    def send(self, name: str, numbers: np.ndarray) -> jax.Array | np.ndarray:
+    def send(self, name: str, values: np.ndarray) -> jax.Array | np.ndarray:
         """Bring lifted floats or random words to the devices, unless they are there already.
 
         Numbers that changed since the last run may change again: for a single device, they are
@@ -81,29 +86,29 @@ class Program:
 
         Args:
             name: which of the two.
-            numbers: their present values; nobody writes to them any more.
+            values: their present values; nobody writes to them any more.
         """
-        sent = self._sent.get(name)
-        same = sent is not None and (
-            sent[0] is numbers or sent[0].tobytes() == numbers.tobytes()  # 0.0 is not -0.0
+        cached = self._sent.get(name)
+        same = cached is not None and (
+            cached[0] is values or cached[0].tobytes() == values.tobytes()  # 0.0 is not -0.0
         )
-        if sent is not None and same and isinstance(sent[1], jax.Array):
-            return sent[1]
+        if cached is not None and same and isinstance(cached[1], jax.Array):
+            return cached[1]
         started = time.perf_counter()
-        moves = sent is not None and not same and self.whole is None
+        moves = cached is not None and not same and self.replicated is None
         with jax.enable_x64(True):
-            array = numbers if moves else jax.device_put(numbers, self.whole)
-        if numbers.size:
+            array = values if moves else jax.device_put(values, self.replicated)
+        if values.size:
             seconds = None if moves else time.perf_counter() - started
             where = f"(changing {name})"
-            metrics.record_transfer("host_to_device", numbers.nbytes, where, seconds)
-        self._sent[name] = (numbers, array)
+            metrics.record_transfer("host_to_device", values.nbytes, where, seconds)
+        self._sent[name] = (values, array)
         return array
 
     def sent(self, name: str) -> jax.Array | np.ndarray | None:
         """What is on the devices already, if anything is: of no numbers at all, all that is."""
-        found = self._sent.get(name)
-        return None if found is None or found[0].size else found[1]
+        cached = self._sent.get(name)
+        return None if cached is None or cached[0].size else cached[1]
 
     def text(self) -> str:
         """The optimised HLO."""
@@ -135,7 +140,7 @@ def sync() -> None:
 
 
 def forget_unseen() -> None:
-    """Drop what this thread recorded if nobody can see any of it any more.
+    """Drop what this thread recorded if nothing of it is referenced any more.
 
     It would not be computed, but the meshes of its inputs would still be those of the next program.
     """
@@ -153,8 +158,8 @@ def forget_unseen() -> None:
 def execute(tape: Tape, only: Value | None = None) -> None:
     """Run a tape; afterwards each value still in use has its array.
 
-    Values that depend on an operation which fails are poisoned, and the others computed; see
-    `poisoned`. Where no operation is found at fault, such as where memory does not suffice, the
+    Values that depend on an operation which fails have failed, the others are computed; see
+    `failed_ops`. Where no operation is found at fault, such as where memory does not suffice, the
     error is raised and the tape is kept: values are then computed one at a time, when they are
     asked for.
 
@@ -199,32 +204,32 @@ def _computed(tape: Tape, only: Value | None) -> bool:
     also = {*tape.marks, *plan.wanted} - {layouts.UNPLACED}
     inputs = tape.inputs()
     arrays = padded(place(inputs, also))
-    plan.placed = tuple(one.layout for one in inputs)
+    plan.placed = tuple(input_.layout for input_ in inputs)
     recorder().check_process()
-    asked, scalars = plan, tape.scalars
+    requested, scalars = plan, tape.scalars
     try:
-        program = _kept_before(plan.key())
+        program = _cached_before(plan.key())
         if program is None:
             lean = plan.lean()
-            known = _LEAN.get(lean.key())  # one that differs in entries of no use
-            if known is not None:
-                program = kept(plan.key(), lambda known=known: known)
+            cached = _LEAN.get(lean.key())  # one that differs in entries of no use
+            if cached is not None:
+                program = cached_program(plan.key(), lambda cached=cached: cached)
             else:
                 if not again:
-                    asked, scalars = with_moving_places(plan, lean, scalars)
-                program = program_of(asked, arrays, lean if asked is plan else None)
+                    requested, scalars = with_dynamic_indices(plan, lean, scalars)
+                program = program_of(requested, arrays, lean if requested is plan else None)
         with Uninterrupted():  # from here on, donated inputs are gone
-            results = run(program, asked, arrays, scalars, tape.words)
+            results = run(program, requested, arrays, scalars, tape.words)
             _hand_out(tape, plan, results, program)
     except Exception as error:
-        lost = donated.gone(arrays)
+        lost = first_donated(arrays)
         if lost is not None:
-            raise donated.error(tuple(lost.shape)) from error
+            raise donated_error(tuple(lost.shape)) from error
         if only is not None or not is_of_an_operation(error, arrays):
             raise
-        if asked is not plan:  # what fails is found in the program as it was recorded
+        if requested is not plan:  # what fails is found in the program as it was recorded
             return False
-        if not poison(tape, plan, error, lambda part: _fails(part, arrays, tape)):
+        if not mark_failed(tape, plan, error, lambda request: _fails(request, arrays, tape)):
             raise
         tape.fault = tape.fault or error
         return False
@@ -236,17 +241,17 @@ def _computed(tape: Tape, only: Value | None) -> bool:
 def _hand_out(
     tape: Tape, plan: CompileRequest, results: Sequence[jax.Array], program: Program
 ) -> None:
-    for slot, array, number in zip(plan.live, results, program.layouts or (), strict=True):
+    for slot, array, layout_id in zip(plan.live, results, program.layouts or (), strict=True):
         value = tape.value(slot)
         if value is not None:
-            value.layout, value.array, value.tape = number, array, None  # in this order
+            value.layout, value.array, value.tape = layout_id, array, None  # in this order
 
 
-def _fails(part: CompileRequest, arrays: Sequence[jax.Array], tape: Tape) -> bool:
+def _fails(request: CompileRequest, arrays: Sequence[jax.Array], tape: Tape) -> bool:
     """Whether a part of a program cannot be executed."""
     try:
-        program = build(part, arrays)
-        jax.block_until_ready(list(run(program, part, arrays, tape.scalars, tape.words)))
+        program = build(request, arrays)
+        jax.block_until_ready(list(run(program, request, arrays, tape.scalars, tape.words)))
     except Exception:
         return True
     return False
@@ -265,7 +270,7 @@ def program_of(
         lean: the plan without such entries, if it is known.
     """
 
-    def made() -> Program:
+    def compiled() -> Program:
         key = (lean or plan.lean()).key()
         program = _LEAN.get(key)
         if program is None:
@@ -274,18 +279,13 @@ def program_of(
             recompile_reasons.report(plan, time.perf_counter() - started)
         return program
 
-    return kept(plan.key(), made)
+    return cached_program(plan.key(), compiled)
 
 
-def kept(key: Any, compiled: Callable[[], Program]) -> Program:
-    """The program of a key, made the first time.
-
-    Args:
-        key: what it is found by.
-        compiled: makes it.
-    """
+def cached_program(key: Any, compiled: Callable[[], Program]) -> Program:
+    """The program of a key, made the first time."""
     with _EXECUTING:
-        program = _kept_before(key)
+        program = _cached_before(key)
         if program is None:
             program = compiled()
             _make_room()
@@ -293,7 +293,7 @@ def kept(key: Any, compiled: Callable[[], Program]) -> Program:
     return program
 
 
-def _kept_before(key: Any) -> Program | None:
+def _cached_before(key: Any) -> Program | None:
     """The program of a key, if it is kept."""
     with _EXECUTING:
         program = _PROGRAMS.pop(key, None)
@@ -318,10 +318,30 @@ caches.register("engine: compiled programs", KEPT, lambda: len(_PROGRAMS), _forg
 
 def _make_room() -> None:
     """Drop the programs not used for longest, where there are too many for us or for the system."""
-    kept = len(_PROGRAMS) // 2 if mmap_pressure.crowded() else KEPT - 1
-    while len(_PROGRAMS) > kept:
+    count = len(_PROGRAMS) // 2 if _is_crowded() else KEPT - 1
+    while len(_PROGRAMS) > count:
         del _PROGRAMS[next(iter(_PROGRAMS))]
         metrics.count("evictions")
+
+
+_MAPS = Path("/proc/self/maps")
+_MAP_LIMIT = Path("/proc/sys/vm/max_map_count")
+MAP_SHARE = 0.5
+"""Of the memory mappings that Linux allows a process: above it programs are dropped.
+
+XLA on CPUs keeps each program in mappings of its own, hundreds for a training step, and ends the
+process when it gets no more; 65,530 are allowed by default.
+"""
+
+
+def _is_crowded() -> bool:
+    """Whether programs should be dropped; never on systems that do not report mappings."""
+    try:
+        allowed = int(_MAP_LIMIT.read_text())
+        used = _MAPS.read_bytes().count(b"\n")
+    except OSError:
+        return False
+    return used > MAP_SHARE * allowed
 
 
 def build(
@@ -338,28 +358,28 @@ def build(
     """
     lower = lower or (lambda: lowered(plan, arrays, keep_unused=True))
     with warnings.catch_warnings():
-        # An input that nobody needs any more is given up even where no result can take its memory.
+        # An input that is not needed any more is donated even where no result can take its memory.
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        found = compilation_cache.hits()
-        # An unused input stays: without any on a mesh, it would be compiled for one device.
+        hits = compilation_cache.hits()
+        # An unused input is kept: without any on a mesh, it would be compiled for one device.
         compiled = custom_partitioning.compiled(lower, lambda: plan.options)
-    metrics.count("cache_hits", compilation_cache.hits() - found)
+    metrics.count("cache_hits", compilation_cache.hits() - hits)
     analysis = compiled.memory_analysis()
     metrics.record_peak(peak_bytes(analysis))
     devices = max((len(array.sharding.device_set) for array in arrays), default=1)
     donated = getattr(analysis, "alias_size_in_bytes", 0) * devices
     taken = jax.tree.leaves(compiled.input_shardings)  # a mark may name a mesh that no input has
-    given = enumerate(jax.tree.leaves(compiled.output_shardings))
+    shardings = enumerate(jax.tree.leaves(compiled.output_shardings))
     plain = (jax.sharding.NamedSharding, jax.sharding.SingleDeviceSharding)
     return Program(
         compiled,
         donated_bytes=donated,
         blocks=plan.blocks,
         recipes=plan.recipes,
-        whole=plan.whole(),
-        several=any(len(one.device_set) > 1 for one in taken),
+        replicated=plan.replicated(),
+        several=any(len(sharding.device_set) > 1 for sharding in taken),
         calls_host=plan.calls_host,
-        unnamed=tuple(n for n, one in given if not isinstance(one, plain)),
+        unnamed=tuple(n for n, sharding in shardings if not isinstance(sharding, plain)),
     )
 
 
@@ -387,22 +407,22 @@ def run(
     if not isinstance(scalars, np.ndarray):
         scalars = np.asarray(scalars, np.float64)
     floats = program.send("floats", scalars)
-    known = program.sent("words") if not words else None
-    seeds = program.send("words", random_state.as_input(words)) if known is None else known
+    sent = program.sent("words") if not words else None
+    seeds = program.send("words", random_state.as_input(words)) if sent is None else sent
     # What runs on one device waits for no other device.
     with serialize_virtual.turn if program.several else _ALONE as note:
         started = time.perf_counter()
         with jax.enable_x64(True):  # for floats that the call brings along
-            found = program.compiled(*arrays, floats, seeds)
+            computed = program.compiled(*arrays, floats, seeds)
         if program.calls_host:  # what Python raises is to be known now
-            jax.block_until_ready(found)
-        note(found)
-    if program.unnamed and isinstance(program.whole, jax.sharding.NamedSharding):
-        found, mesh = [*found], mesh_of(program.whole)
+            jax.block_until_ready(computed)
+        note(computed)
+    if program.unnamed and isinstance(program.replicated, jax.sharding.NamedSharding):
+        computed, mesh = [*computed], mesh_of(program.replicated)
         for n in program.unnamed:
-            layout = named_part(found[n].sharding, found[n].shape, mesh)
-            found[n] = jax.device_put(found[n], layout)
-    results = wrapped(found, program.blocks)
+            layout = named_part(computed[n].sharding, computed[n].shape, mesh)
+            computed[n] = jax.device_put(computed[n], layout)
+    results = wrapped(computed, program.blocks)
     samples.observe("execute_seconds", time.perf_counter() - started)
     metrics.count("executions")
     metrics.count("donated_bytes", program.donated_bytes)

@@ -17,7 +17,7 @@ from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge.engine.recording import regions
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 
-from .moving_places import is_only_moved
+from .dynamic_indices import is_only_moved
 
 _SEEN: list[tuple[Any, Family]] = []
 _KEPT = 64  # plans remembered for comparison
@@ -90,12 +90,12 @@ def _cause(plan: Any, family: Family) -> str:
         return "a place that changed: an input from now on"
     if not _SEEN:
         return "first program"
-    alike = [earlier for earlier, its in reversed(_SEEN) if its is family]
-    if not alike:
+    similar = [earlier for earlier, its in reversed(_SEEN) if its is family]
+    if not similar:
         return "new operations"
     entries = _entries(plan)
-    same = [earlier for earlier in alike if _entries(earlier) == entries]
-    return _difference(plan, (same or alike)[0])
+    same = [earlier for earlier in similar if _entries(earlier) == entries]
+    return _difference(plan, (same or similar)[0])
 
 
 def _names(plan: Any) -> tuple[str, ...]:

@@ -10,52 +10,49 @@ of only, not on what else the program computes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
-from typing import Any
-
 import jax
-
-from isoshard.core.layout.axis_types import auto, is_typed
+from collections.abc import Collection
+from collections.abc import Sequence
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.axis_types import is_typed
 from isoshard.core.runtime.caches import cached
+from .interpreting import needed
+from .liveness import CompileRequest
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Value
-
-from .execution_plan import CompileRequest
-from .interpreting import needed
+from typing import Any
 
 
-def result_layouts(plan: CompileRequest, numbers: Sequence[int]) -> list[int]:
-    """The layouts of a plan's results on the meshes that users know.
+def result_layouts(plan: CompileRequest, layout_ids: Sequence[int]) -> list[int]:
+    """The layouts of a plan's results on the users' own meshes.
 
     Args:
         plan: what was computed.
-        numbers: the results' layouts under Auto axes, in the order of `plan.live`.
+        layout_ids: the results' layouts under Auto axes, in the order of `plan.live`.
     """
     if not are_restated({*plan.placed, *plan.wanted, *_marks(plan)}):
-        return [*numbers]
+        return [*layout_ids]
     behind = _meshes(plan)
-    found = []
-    for slot, wanted, number in zip(plan.live, plan.wanted, numbers, strict=True):
-        meshes = [*_candidates(wanted), *behind[slot]]
-        for mesh, _ in sorted(meshes, key=lambda one: (not is_typed(one[0]), not one[1])):
-            said = layout_numbers.said_on(number, mesh)
-            if layout_numbers.users_mesh(said) == mesh:
-                number = said
+    layouts = []
+    for slot, marked, layout_id in zip(plan.live, plan.wanted, layout_ids, strict=True):
+        meshes = [*_candidates(marked), *behind[slot]]
+        for mesh, _ in sorted(
+            meshes, key=lambda candidate: (not is_typed(candidate[0]), not candidate[1])
+        ):
+            restated = layout_numbers.restated_on(layout_id, mesh)
+            if layout_numbers.users_mesh(restated) == mesh:
+                layout_id = restated
                 break
-        found.append(number)
-    return found
+        layouts.append(layout_id)
+    return layouts
 
 
-def are_restated(numbers: Collection[int]) -> bool:
-    """Whether users see arrays of a program on other meshes than the program has them on.
-
-    Args:
-        numbers: the layouts that the program names.
-    """
-    meshes = {*map(layout_numbers.users_mesh, numbers)} - {None}
-    return len(meshes) > 1 or any(map(layout_numbers.is_restated, numbers))
+def are_restated(layout_ids: Collection[int]) -> bool:
+    """Whether users see arrays of a program on other meshes than the program has them on."""
+    meshes = {*map(layout_numbers.users_mesh, layout_ids)} - {None}
+    return len(meshes) > 1 or any(map(layout_numbers.is_restated, layout_ids))
 
 
 @cached(4096)
@@ -76,7 +73,7 @@ def named_part(
     P('x', None)
     """
     blocks = layout.devices_indices_map(shape)
-    found = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     entries: list[tuple[str, ...]] = [()] * len(shape)
     for dim, axis in itertools.product(range(len(shape)), mesh.axis_names):
         if any(axis in axes for axes in entries):
@@ -88,14 +85,14 @@ def named_part(
         except ValueError:  # does not divide
             continue
         if all(_within(blocks[device], larger[device], shape) for device in blocks):
-            entries, found = more, tried
-    return found
+            entries, sharding = more, tried
+    return sharding
 
 
 def _within(block: Sequence[slice], other: Sequence[slice], shape: Sequence[int]) -> bool:
-    """Whether a block of an array of a shape lies in another."""
-    for mine, larger, size in zip(block, other, shape, strict=True):
-        (start, stop, _), (least, most, _) = mine.indices(size), larger.indices(size)
+    """Whether a block of an array of a shape is inside another."""
+    for inner, larger, size in zip(block, other, shape, strict=True):
+        (start, stop, _), (least, most, _) = inner.indices(size), larger.indices(size)
         if start < least or stop > most:
             return False
     return True
@@ -111,15 +108,15 @@ def meshes_behind(value: Value) -> set[jax.sharding.Mesh]:
         return set()
     with tape.lock:
         inputs = iter(tape.inputs())
-        numbers: set[int] = set()
+        layout_ids: set[int] = set()
         for entry, is_used in zip(tape.program, needed(tape.program, [value.slot]), strict=True):
             recipe = RECIPES[entry[0]] if isinstance(entry[0], int) else None
-            number = next(inputs).layout if recipe is None else layout_numbers.UNPLACED
+            layout_id = next(inputs).layout if recipe is None else layout_numbers.UNPLACED
             if recipe is not None and recipe.name == "mark_sharding":
-                number = recipe.detail
+                layout_id = recipe.detail
             if is_used:
-                numbers.add(number)
-    return {auto(mesh) for mesh in map(layout_numbers.users_mesh, numbers) if mesh is not None}
+                layout_ids.add(layout_id)
+    return {auto(mesh) for mesh in map(layout_numbers.users_mesh, layout_ids) if mesh is not None}
 
 
 def _marks(plan: CompileRequest) -> list[int]:
@@ -140,18 +137,18 @@ def _meshes(plan: CompileRequest) -> list[tuple[_Candidate, ...]]:
             meshes.append(_candidates(next(placed)))
             continue
         recipe = RECIPES[entry[0]]
-        found = dict.fromkeys(one for slot in entry[1:] for one in meshes[slot])
+        result = dict.fromkeys(mesh for slot in entry[1:] for mesh in meshes[slot])
         if recipe.name == "mark_sharding":
-            found = dict.fromkeys((*_candidates(recipe.detail), *found))
-        meshes += [tuple(found)] * recipe.count
+            result = dict.fromkeys((*_candidates(recipe.detail), *result))
+        meshes += [tuple(result)] * recipe.count
     return meshes
 
 
 @cached(4096)
-def _candidates(number: int) -> tuple[_Candidate, ...]:
+def _candidates(layout_id: int) -> tuple[_Candidate, ...]:
     """The mesh of a layout as users see it; empty without one."""
-    mesh = layout_numbers.users_mesh(number)
+    mesh = layout_numbers.users_mesh(layout_id)
     if mesh is None:
         return ()
-    found: Any = layout_numbers.sharding(number)
-    return ((mesh, any(found.spec)),)
+    sharding: Any = layout_numbers.sharding(layout_id)
+    return ((mesh, any(sharding.spec)),)

@@ -2,8 +2,8 @@
 
 The plan is traced as for any program; then equal parts of the jaxpr become loops
 (`isoshard.core.repeats`). A loop takes the weights of one name in all layers as one array, and
-gives the new ones so. What of that can stay stacked from one run to the next, a `EqualMemory`, the
-compiled program takes and gives as one array. The rest is stacked, or taken apart, inside it.
+gives the new ones so. What of that can remain stacked from one run to the next, an `EqualMemory`,
+the compiled program takes and gives as one array. The rest is stacked, or taken apart, inside it.
 
 Lifted floats and random words come in one array each, as always: for tracing they are inputs of
 their own, so that those of equal layers are found, and the loops take what they need of the array.
@@ -27,9 +27,9 @@ from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 
 from . import program, recompile_reasons
-from .execution_plan import CompileRequest
+from .liveness import CompileRequest
 from .loop_copies import loop_copies
-from .loop_layouts import border_layouts, stacked_layout
+from .loop_layouts import boundary_layouts, stacked_layout
 from .padded_blocks import has_blocks
 from .plan_lowering import (
     extra_inputs,
@@ -50,13 +50,13 @@ class EqualMemory:
         inputs: of the layers in order, numbers of the plan's inputs.
         results: of the plan's results that replace them; None: the program only reads them.
         placed: the layout of each.
-        whole: the layout of all as one array.
+        stack_layout: the layout of all as one array.
     """
 
     inputs: tuple[int, ...]
     results: tuple[int, ...] | None
     placed: int
-    whole: int
+    stack_layout: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Arrangement:
 
 
 class NotRolled(Exception):
-    """A plan stays as it is; says why."""
+    """A plan that is not rolled, with the reason."""
 
 
 def rolled_program(
@@ -93,7 +93,7 @@ def rolled_program(
     Args:
         plan: what to compile.
         arrays: its inputs.
-        replaced: of memory that stays with the step, the input and the result that replaces it.
+        replaced: of memory that belongs to the step, the input and the result that replaces it.
         read: the inputs that are memory which the plan only reads.
         bounded: loops that would copy too much are none (`loop_copies.py`).
 
@@ -108,16 +108,16 @@ def rolled_program(
 
     def compiled() -> program.Program:
         started = time.perf_counter()
-        found, found.arrangement = _compiled(plan, arrays, replaced, read, bounded)
+        entry, entry.arrangement = _compiled(plan, arrays, replaced, read, bounded)
         recompile_reasons.report(plan, time.perf_counter() - started)
-        return found
+        return entry
 
     try:
-        found = program.kept(key, compiled)
+        entry = program.cached_program(key, compiled)
     except NotRolled as error:
         _REASONS[key] = str(error)
         raise
-    return found, found.arrangement
+    return entry, entry.arrangement
 
 
 _REASONS: Bounded[Any, str] = Bounded(PROGRAMS, "engine: why programs have no loops")
@@ -137,30 +137,32 @@ def _compiled(
         if plan.calls_host:
             raise NotRolled("it calls Python while it runs")
         labels = _labels(plan, replaced, read)
-        old = {result: number for number, result in replaced.items()}
-        replaces = [old.get(number) for number in range(len(plan.live))]
-        found = rolled(
+        old = {result: index for index, result in replaced.items()}
+        replaces = [old.get(index) for index in range(len(plan.live))]
+        rolled_step = rolled(
             traced,
             labels=labels,
             replaces=replaces,
-            layouts=border_layouts(plan),
+            layouts=boundary_layouts(plan),
             updates=platform_of(plan) == "cpu",
         )
-    if not found.loops:
-        raise NotRolled("; ".join(found.reasons) or "no two layers are equal")
-    families = _families(plan, found, replaced, read)
-    copies = loop_copies(found, {one.inputs for one in families}, {one.results for one in families})
+    if not rolled_step.loops:
+        raise NotRolled("; ".join(rolled_step.reasons) or "no two layers are equal")
+    families = _families(plan, rolled_step, replaced, read)
+    copies = loop_copies(
+        rolled_step, {family.inputs for family in families}, {family.results for family in families}
+    )
     if bounded and (why := copies.too_many(platform_of(plan))):
         raise NotRolled(why)
-    arrangement = _arrangement(plan, found, families, replaced)
+    arrangement = _arrangement(plan, rolled_step, families, replaced)
 
     def lower() -> jax.stages.Lowered:
         function = jax.jit(
-            _joined(plan, found, arrangement),
+            _joined(plan, rolled_step, arrangement),
             donate_argnums=arrangement.plan.donated,
             keep_unused=True,
         )
-        structs = [_struct(one, arrays) for one in arrangement.inputs]
+        structs = [_struct(input_, arrays) for input_ in arrangement.inputs]
         with tracing(plan, arrays):
             return function.trace(*structs, *extra_inputs(plan)).lower()
 
@@ -194,37 +196,37 @@ def _numbers(plan: CompileRequest) -> list[jax.ShapeDtypeStruct]:
 def _labels(
     plan: CompileRequest, replaced: Mapping[int, int], read: Collection[int]
 ) -> list[tuple[Any, ...]]:
-    """What inputs must have alike to be one stack."""
+    """What inputs must have in common to be one stack."""
 
-    def label(number: int) -> tuple[Any, ...]:
-        if number in replaced:
-            return ("replaced", plan.placed[number], plan.wanted[replaced[number]])
-        return ("read" if number in read else "other", plan.placed[number])
+    def label(index: int) -> tuple[Any, ...]:
+        if index in replaced:
+            return ("replaced", plan.placed[index], plan.wanted[replaced[index]])
+        return ("read" if index in read else "other", plan.placed[index])
 
     leaves = map(label, range(len(plan.leaves)))
     return [*leaves, *[("float",)] * plan.lifted, *[("word",)] * plan.draws]
 
 
 def _families(
-    plan: CompileRequest, found: Rolled, replaced: Mapping[int, int], read: Collection[int]
+    plan: CompileRequest, rolled_step: Rolled, replaced: Mapping[int, int], read: Collection[int]
 ) -> list[EqualMemory]:
-    """The stacks that can be one array of the program, and stay one from run to run."""
-    given = {stack.numbers for stack in found.results if stack.stacked}
+    """The stacks that are one array of the program from run to run."""
+    stacked = {stack.numbers for stack in rolled_step.results if stack.stacked}
     families: list[EqualMemory] = []
     taken: set[int] = set()
-    for stack in found.inputs:
+    for stack in rolled_step.inputs:
         if not stack.stacked or not taken.isdisjoint(stack.numbers):
             continue
-        if any(number >= len(plan.leaves) for number in stack.numbers):
+        if any(index >= len(plan.leaves) for index in stack.numbers):
             continue
-        layouts = {plan.placed[number] for number in stack.numbers}
+        layouts = {plan.placed[index] for index in stack.numbers}
         results = None
-        if stack.numbers and all(number in replaced for number in stack.numbers):
-            results = tuple(replaced[number] for number in stack.numbers)
-            layouts |= {plan.wanted[number] for number in results}
-            if results not in given:
+        if stack.numbers and all(index in replaced for index in stack.numbers):
+            results = tuple(replaced[index] for index in stack.numbers)
+            layouts |= {plan.wanted[index] for index in results}
+            if results not in stacked:
                 continue
-        elif not all(number in read for number in stack.numbers):
+        elif not all(index in read for index in stack.numbers):
             continue
         if len(layouts) == 1:
             placed = layouts.pop()
@@ -235,145 +237,153 @@ def _families(
 
 def _arrangement(
     plan: CompileRequest,
-    found: Rolled,
+    rolled_step: Rolled,
     families: Sequence[EqualMemory],
     replaced: Mapping[int, int],
 ) -> Arrangement:
     """The order of what the program takes and gives.
 
-    JAX pairs donated inputs with results in order: what replaces an input stands where that does.
+    JAX pairs donated inputs with results in order: what replaces an input has its position.
     """
     of_input = {family.inputs[0]: family for family in families}
-    inside = {number for family in families for number in family.inputs}
+    inside = {index for family in families for index in family.inputs}
     inputs = [
-        of_input.get(number, number)
-        for number in range(len(plan.leaves))
-        if number in of_input or number not in inside
+        of_input.get(index, index)
+        for index in range(len(plan.leaves))
+        if index in of_input or index not in inside
     ]
     results: list[int | EqualMemory] = []
-    for one in inputs:
-        if isinstance(one, EqualMemory):
-            results += [one] * (one.results is not None)
-        elif one in replaced:
-            results.append(replaced[one])
+    for input_ in inputs:
+        if isinstance(input_, EqualMemory):
+            results += [input_] * (input_.results is not None)
+        elif input_ in replaced:
+            results.append(replaced[input_])
     there = {
         n
-        for one in results
-        for n in ((one.results or ()) if isinstance(one, EqualMemory) else (one,))
+        for input_ in results
+        for n in ((input_.results or ()) if isinstance(input_, EqualMemory) else (input_,))
     }
-    results += [number for number in range(len(plan.live)) if number not in there]
+    results += [index for index in range(len(plan.live)) if index not in there]
     donated = {*plan.donated}
     run = dataclasses.replace(
         plan,
         placed=tuple(
-            one.whole if isinstance(one, EqualMemory) else plan.placed[one] for one in inputs
+            input_.stack_layout if isinstance(input_, EqualMemory) else plan.placed[input_]
+            for input_ in inputs
         ),
         wanted=tuple(
-            one.whole if isinstance(one, EqualMemory) else plan.wanted[one] for one in results
+            input_.stack_layout if isinstance(input_, EqualMemory) else plan.wanted[input_]
+            for input_ in results
         ),
         live=tuple(range(len(results))),
         donated=tuple(
-            place
-            for place, one in enumerate(inputs)
-            if (one.results is not None if isinstance(one, EqualMemory) else one in donated)
+            row
+            for row, input_ in enumerate(inputs)
+            if (
+                input_.results is not None if isinstance(input_, EqualMemory) else input_ in donated
+            )
         ),
     )
-    return Arrangement(run, tuple(inputs), tuple(results), said(found))
+    return Arrangement(run, tuple(inputs), tuple(results), describe_loops(rolled_step))
 
 
-def said(found: Rolled) -> str:
-    """How many layers are how many loops.
-
-    Args:
-        found: with at least one loop.
-    """
-    loops = len(found.loops)
-    layers = max(loop.length for loop in found.loops)
+def describe_loops(rolled_step: Rolled) -> str:
+    """How many layers are how many loops."""
+    loops = len(rolled_step.loops)
+    layers = max(loop.length for loop in rolled_step.loops)
     return f"{layers} layers as {loops} loop{'s' * (loops != 1)}"
 
 
-def _struct(one: int | EqualMemory, arrays: Sequence[jax.Array]) -> Any:
+def _struct(leaf: int | EqualMemory, arrays: Sequence[jax.Array]) -> Any:
     """An input of the rolled program, for tracing."""
-    if not isinstance(one, EqualMemory):
-        return arrays[one]
-    member = arrays[one.inputs[0]]
-    number = one.whole
-    layout: Any = None if number == layout_numbers.UNPLACED else layout_numbers.sharding(number)
-    return jax.ShapeDtypeStruct((len(one.inputs), *member.shape), member.dtype, sharding=layout)
+    if not isinstance(leaf, EqualMemory):
+        return arrays[leaf]
+    member = arrays[leaf.inputs[0]]
+    index = leaf.stack_layout
+    layout: Any = None if index == layout_numbers.UNPLACED else layout_numbers.sharding(index)
+    return jax.ShapeDtypeStruct((len(leaf.inputs), *member.shape), member.dtype, sharding=layout)
 
 
-def _joined(plan: CompileRequest, found: Rolled, arrangement: Arrangement) -> Callable[..., Any]:
+def _joined(
+    plan: CompileRequest, rolled_step: Rolled, arrangement: Arrangement
+) -> Callable[..., Any]:
     """The rolled program as a function of what is arranged, of lifted floats and random words."""
-    run = jaxpr_as_fun(found.program)
+    run = jaxpr_as_fun(rolled_step.program)
 
     def isoshard_step(*arguments: Any) -> list[Any]:
-        *given, floats, words = arguments
-        taken = _Taken(len(plan.leaves), arrangement.inputs, given, floats, words)
-        values = run(*map(taken.of, found.inputs))
+        *inputs, floats, words = arguments
+        taken = _Taken(len(plan.leaves), arrangement.inputs, inputs, floats, words)
+        values = run(*map(taken.of, rolled_step.inputs))
         single: dict[int, Any] = {}
-        whole: dict[tuple[int, ...], Any] = {}
-        kept = {one.results for one in arrangement.results if isinstance(one, EqualMemory)}
-        for stack, value in zip(found.results, values, strict=True):
+        stacks: dict[tuple[int, ...], Any] = {}
+        stacked = {
+            result.results for result in arrangement.results if isinstance(result, EqualMemory)
+        }
+        for stack, value in zip(rolled_step.results, values, strict=True):
             if not stack.stacked:
                 single[stack.numbers[0]] = value
-            elif stack.numbers in kept:
-                whole[stack.numbers] = value
+            elif stack.numbers in stacked:
+                stacks[stack.numbers] = value
             else:
-                single.update((number, value[n]) for n, number in enumerate(stack.numbers))
+                single.update((index, value[n]) for n, index in enumerate(stack.numbers))
         return [
-            _laid_out(whole[one.results or ()], one.whole)
-            if isinstance(one, EqualMemory)
-            else _laid_out(single[one], plan.wanted[one])
-            for one in arrangement.results
+            _constrained(stacks[result.results or ()], result.stack_layout)
+            if isinstance(result, EqualMemory)
+            else _constrained(single[result], plan.wanted[result])
+            for result in arrangement.results
         ]
 
     return isoshard_step
 
 
-def _laid_out(value: Any, number: int) -> Any:
-    if number == layout_numbers.UNPLACED:
+def _constrained(value: Any, layout_id: int) -> Any:
+    if layout_id == layout_numbers.UNPLACED:
         return value
-    return jax.lax.with_sharding_constraint(value, layout_numbers.sharding(refined(number)))
+    return jax.lax.with_sharding_constraint(value, layout_numbers.sharding(refined(layout_id)))
 
 
 class _Taken:
     """What a rolled program takes, made of what it is given."""
 
     def __init__(
-        self, leaves: int, inputs: Sequence[int | EqualMemory], given: Sequence[Any], *numbers: Any
+        self,
+        leaves: int,
+        inputs: Sequence[int | EqualMemory],
+        values: Sequence[Any],
+        *indices: Any,
     ):
         self._leaves = leaves
-        self._floats, self._words = numbers
+        self._floats, self._words = indices
         self._whole: dict[tuple[int, ...], Any] = {}
         self._single: dict[int, Any] = {}
         self._slices: dict[int, tuple[Any, int]] = {}
-        for one, value in zip(inputs, given, strict=True):
-            if isinstance(one, EqualMemory):
-                self._whole[one.inputs] = value
-                self._slices.update((n, (value, place)) for place, n in enumerate(one.inputs))
+        for input_, value in zip(inputs, values, strict=True):
+            if isinstance(input_, EqualMemory):
+                self._whole[input_.inputs] = value
+                self._slices.update((n, (value, row)) for row, n in enumerate(input_.inputs))
             else:
-                self._single[one] = value
+                self._single[input_] = value
 
     def of(self, stack: Stack) -> Any:
-        """What stands for some inputs of the traced plan."""
-        numbers = stack.numbers
-        if numbers in self._whole and stack.stacked:
-            return self._whole[numbers]
+        """Values for some inputs of the traced plan."""
+        indices = stack.numbers
+        if indices in self._whole and stack.stacked:
+            return self._whole[indices]
         if not stack.stacked:
-            return self._one(numbers[0])
+            return self._one(indices[0])
         floats = self._leaves + self._floats.shape[0]
-        if numbers[0] >= floats:
-            return self._words[np.array(numbers) - floats]
-        if numbers[0] >= self._leaves:
-            return self._floats[np.array(numbers) - self._leaves]
-        return jnp.stack([self._one(number) for number in numbers])
+        if indices[0] >= floats:
+            return self._words[np.array(indices) - floats]
+        if indices[0] >= self._leaves:
+            return self._floats[np.array(indices) - self._leaves]
+        return jnp.stack([self._one(index) for index in indices])
 
-    def _one(self, number: int) -> Any:
-        if number in self._single:
-            return self._single[number]
-        if number in self._slices:
-            whole, place = self._slices[number]
-            return whole[place]
-        number -= self._leaves
+    def _one(self, index: int) -> Any:
+        if index in self._single:
+            return self._single[index]
+        if index in self._slices:
+            stack, row = self._slices[index]
+            return stack[row]
+        index -= self._leaves
         floats = self._floats.shape[0]
-        return self._floats[number] if number < floats else self._words[number - floats]
+        return self._floats[index] if index < floats else self._words[index - floats]

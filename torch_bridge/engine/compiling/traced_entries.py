@@ -2,8 +2,8 @@
 
 Tracing a layer takes as long as tracing the first one did, though nothing new is found. Here an
 entry is traced by itself, as a function of what it reads, and its equations are written again for
-each entry like it, with other variables. Entries are alike if their recipe is the same, what they
-read has equal shapes and dtypes, and what a rewrite (`peephole.py`, `image_layout.py`) may look at
+each entry like it, with other variables. Entries are equal if their recipe is the same, what they
+read has equal shapes and dtypes, and what a rewrite (`rewrites.py`, `image_layout.py`) may look at
 is of the same make. Of an operator on lists each kind of element is traced once.
 
 The program is the one that `plan_lowering.computed` gives, but for what several entries have in
@@ -25,15 +25,15 @@ from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.lowerings.cse import one_program
 
-from .equation_templates import EquationTemplate, Known, TemplateWriter
-from .execution_plan import CompileRequest
+from .equation_templates import EquationTemplate, TemplateWriter, TracedAtom
 from .image_layout import Env
-from .interpreting import EntryValues, at, needed
-from .peephole import looked_through
-from .plan_lowering import laid_out
+from .interpreting import EntryValues, at_entry, needed
+from .liveness import CompileRequest
+from .plan_lowering import constrained
+from .rewrites import looked_through
 from .traced_lists import TracedLists
 
-Forms = tuple[Known | None, Known | None, Known | None]
+Forms = tuple[TracedAtom | None, TracedAtom | None, TracedAtom | None]
 """A slot's value as torch has it, with channels last, and before its axes were merged."""
 _NOTHING: Forms = (None, None, None)
 
@@ -53,8 +53,8 @@ def traced_entries(
         meaning.
     """
     entries = _Entries()
-    inputs = opened(jax.make_jaxpr(lambda *given: given)(*arguments)).invars
-    results = entries.results(plan, [entries.writer.known(one) for one in inputs])
+    inputs = opened(jax.make_jaxpr(lambda *xs: xs)(*arguments)).invars
+    results = entries.results(plan, [entries.writer.typed(input_) for input_ in inputs])
     return entries.writer.program(inputs, results), entries.writer.kinds()
 
 
@@ -68,25 +68,29 @@ class _Entries:
         self._slots: list[Forms] = []
         self._makers: list[Any] = []
 
-    def results(self, plan: CompileRequest, given: Sequence[Known]) -> list[Any]:
+    def results(self, plan: CompileRequest, typed_inputs: Sequence[TracedAtom]) -> list[Any]:
         """Write a plan; gives what it returns."""
         inputs, floats = len(plan.leaves), len(plan.leaves) + plan.lifted
         self._write_all(
-            plan, iter(given[:inputs]), iter(given[inputs:floats]), iter(given[floats:])
+            plan,
+            iter(typed_inputs[:inputs]),
+            iter(typed_inputs[inputs:floats]),
+            iter(typed_inputs[floats:]),
         )
         return [
-            self._result(slot, number) for slot, number in zip(plan.live, plan.wanted, strict=True)
+            self._result(slot, layout_id)
+            for slot, layout_id in zip(plan.live, plan.wanted, strict=True)
         ]
 
     def _write_all(
         self,
         plan: CompileRequest,
-        leaves: Iterator[Known],
-        floats: Iterator[Known],
-        words: Iterator[Known],
+        leaves: Iterator[TracedAtom],
+        floats: Iterator[TracedAtom],
+        words: Iterator[TracedAtom],
     ) -> None:
         used = needed(plan.program, plan.live)
-        for place, (entry, is_needed) in enumerate(zip(plan.program, used, strict=True)):
+        for index, (entry, is_needed) in enumerate(zip(plan.program, used, strict=True)):
             if not isinstance(entry[0], int):
                 self._slots.append((next(leaves), None, None))
                 self._makers.append(None)
@@ -95,54 +99,56 @@ class _Entries:
             taken = [next(floats) for _ in range(recipe.lifted)]
             taken += [next(words)] if recipe.random else []
             if is_needed:
-                with at(place):
+                with at_entry(index):
                     self._write_entry(recipe, entry, taken)
             else:
                 self._slots += [_NOTHING] * recipe.count
             self._makers += [(recipe, entry)] * recipe.count
 
-    def _write_entry(self, recipe: Recipe, entry: Sequence[int], taken: Sequence[Known]) -> None:
+    def _write_entry(
+        self, recipe: Recipe, entry: Sequence[int], taken: Sequence[TracedAtom]
+    ) -> None:
         """Write an entry that takes lifted floats, or a random word."""
         forms = [self._slots[slot] for slot in entry[1:]]
         tensors = [plain for plain, last, _ in forms if plain is not None and last is None]
         if len(tensors) == len(forms):
-            found = self._lists.write(recipe.number, recipe.detail, [*tensors, *taken])
-            if found is not None:
-                self._slots += [(one, None, None) for one in found]
+            written = self._lists.write(recipe.number, recipe.detail, [*tensors, *taken])
+            if written is not None:
+                self._slots += [(atom, None, None) for atom in written]
                 return
         slots = looked_through(recipe, entry, self._makers)
-        numbers = {slot: number for number, slot in enumerate(slots)}
-        makers = [self._maker(slot, numbers) for slot in slots]
+        index_of = {slot: index for index, slot in enumerate(slots)}
+        makers = [self._maker(slot, index_of) for slot in slots]
         forms = [self._slots[slot] for slot in slots]
-        local = (recipe.number, *[numbers[slot] for slot in entry[1:]])
+        local = (recipe.number, *[index_of[slot] for slot in entry[1:]])
         key = (
             local,
             tuple([_avals(form) for form in forms]),
-            tuple([made and made[1] for made in makers]),
+            tuple([maker and maker[1] for maker in makers]),
             _avals(taken),
         )
         if key not in self._kinds:
             self._kinds[key] = self._traced(recipe, local, makers, forms, taken)
-        template, places = self._kinds[key]
+        template, forms_of = self._kinds[key]
         begin = len(self._slots)
         self._slots += [_NOTHING] * recipe.count
-        given = [one for form in forms for one in form if one is not None]
-        results = self.writer.write(template, [*given, *taken])
-        for (slot, form), result in zip(places, results, strict=True):
-            number = slots[slot] if slot < len(slots) else begin + slot - len(slots)
-            plain, last, unmerged = self._slots[number]
-            self._slots[number] = (
+        atoms = [atom for form in forms for atom in form if atom is not None]
+        results = self.writer.write(template, [*atoms, *taken])
+        for (slot, form), result in zip(forms_of, results, strict=True):
+            index = slots[slot] if slot < len(slots) else begin + slot - len(slots)
+            plain, last, unmerged = self._slots[index]
+            self._slots[index] = (
                 result if form == 0 else plain,
                 result if form == 1 else last,
                 result if form == 2 else unmerged,
             )
 
-    def _maker(self, slot: int, numbers: dict[int, int]) -> Any:
+    def _maker(self, slot: int, index_of: dict[int, int]) -> Any:
         """What made a slot, if that is looked at, in terms of the slots that are."""
-        made = self._makers[slot]
-        if made is None or any(one not in numbers for one in made[1][1:]):
+        maker = self._makers[slot]
+        if maker is None or any(slot not in index_of for slot in maker[1][1:]):
             return None
-        return made[0], (made[0].number, *[numbers[one] for one in made[1][1:]])
+        return maker[0], (maker[0].number, *[index_of[slot] for slot in maker[1][1:]])
 
     def _traced(
         self,
@@ -150,7 +156,7 @@ class _Entries:
         entry: Sequence[int],
         makers: Sequence[Any],
         forms: Sequence[Forms],
-        taken: Sequence[Known],
+        taken: Sequence[TracedAtom],
     ) -> tuple[EquationTemplate, list[tuple[int, int]]]:
         """Trace an entry as a function of the forms of the slots it looks at, floats and words.
 
@@ -158,53 +164,53 @@ class _Entries:
             Its equations; and of each result the slot and which form it is. The entry's own slots
             come after those that it looks at; of these it may make another form.
         """
-        places: list[tuple[int, int]] = []
+        indices: list[tuple[int, int]] = []
 
         def isoshard_entry(*arguments: Any) -> list[Any]:
-            given = iter(arguments)
+            values = iter(arguments)
             env, unmerged = Env(), dict[int, Any]()
             for slot, form in enumerate(forms):
-                plain, last, apart = [None if one is None else next(given) for one in form]
+                plain, last, separate = [None if atom is None else next(values) for atom in form]
                 env.append(plain)
                 env.last.update({} if last is None else {slot: last})
-                unmerged.update({} if apart is None else {slot: apart})
+                unmerged.update({} if separate is None else {slot: separate})
             before = [dict(enumerate(env)), dict(env.last), dict(unmerged)]
-            floats = [next(given) for _ in range(recipe.lifted)]
-            key = random_state.key_of(next(given)) if recipe.random else None
+            floats = [next(values) for _ in range(recipe.lifted)]
+            key = random_state.key_of(next(values)) if recipe.random else None
             with one_program():
                 env += EntryValues(env, makers, unmerged).of(recipe, entry, floats, key)
             after = [dict(enumerate(env)), env.last, unmerged]
-            places.extend(
+            indices.extend(
                 (slot, form)
                 for form, (old, new) in enumerate(zip(before, after, strict=True))
                 for slot, value in new.items()
                 if value is not None and old.get(slot) is not value
             )
-            return [after[form][slot] for slot, form in places]
+            return [after[form][slot] for slot, form in indices]
 
-        there = [one for form in forms for one in form if one is not None]
-        return self.writer.traced(isoshard_entry, [*there, *taken]), places
+        atoms = [atom for form in forms for atom in form if atom is not None]
+        return self.writer.traced(isoshard_entry, [*atoms, *taken]), indices
 
-    def _result(self, slot: int, number: int) -> Any:
+    def _result(self, slot: int, layout_id: int) -> Any:
         """What the program returns of a slot, in a layout."""
         forms = self._slots[slot]
         plain = forms[0]
-        if plain is not None and number == layout_numbers.UNPLACED:
+        if plain is not None and layout_id == layout_numbers.UNPLACED:
             return plain.atom
-        key = "result", number, _avals(forms)
-        given = [one for one in forms[:2] if one is not None]
+        key = "result", layout_id, _avals(forms)
+        atoms = [atom for atom in forms[:2] if atom is not None]
 
         def isoshard_result(*values: Any) -> list[Any]:
             env = Env()
             env.append(None if plain is None else values[0])
             env.last.update({} if forms[1] is None else {0: values[-1]})
-            return [laid_out(env[0], number)]
+            return [constrained(env[0], layout_id)]
 
         if key not in self._kinds:
-            self._kinds[key] = self.writer.traced(isoshard_result, given), []
-        (result,) = self.writer.write(self._kinds[key][0], given)
+            self._kinds[key] = self.writer.traced(isoshard_result, atoms), []
+        (result,) = self.writer.write(self._kinds[key][0], atoms)
         return result.atom
 
 
-def _avals(known: Sequence[Known | None]) -> tuple[int | None, ...]:
-    return tuple([None if one is None else one.aval for one in known])
+def _avals(atoms: Sequence[TracedAtom | None]) -> tuple[int | None, ...]:
+    return tuple([None if atom is None else atom.aval for atom in atoms])

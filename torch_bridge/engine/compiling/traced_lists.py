@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
 from isoshard.torch_bridge.engine.signatures.bound_op import BoundOp
 
-from .equation_templates import EquationTemplate, Known, TemplateWriter
+from .equation_templates import EquationTemplate, TemplateWriter, TracedAtom
 from .list_calls import Element, call_of, elements_of
 
 
@@ -36,13 +36,10 @@ class TracedLists:
         self._writer = writer
         self._found: dict[Any, _Lists | None] = {}
 
-    def write(self, number: int, call: Any, given: Sequence[Known]) -> list[Known] | None:
+    def write(
+        self, recipe: int, call: Any, inputs: Sequence[TracedAtom]
+    ) -> list[TracedAtom] | None:
         """Write a call.
-
-        Args:
-            number: of its recipe.
-            call: the detail of that.
-            given: its tensor arguments, then its lifted floats.
 
         Returns:
             Its results; None, and nothing is written, of a call that is not on lists, or of whose
@@ -51,24 +48,24 @@ class TracedLists:
         elements = elements_of(call)
         if not elements:
             return None
-        mine = [[given[place] for place in one.reads] for one in elements]
+        operands = [[inputs[read] for read in element.reads] for element in elements]
         kinds = [
-            (one.kind, tuple([known.aval for known in its]))
-            for one, its in zip(elements, mine, strict=True)
+            (element.kind, tuple([known.aval for known in its]))
+            for element, its in zip(elements, operands, strict=True)
         ]
-        first = {kind: place for place, kind in reversed([*enumerate(kinds)])}
-        inside = {place for one in elements for place in one.reads}
-        rest = [place for place in range(len(given)) if place not in inside]
-        key = number, tuple(first), tuple([given[place].aval for place in rest])
+        first = {kind: index for index, kind in reversed([*enumerate(kinds)])}
+        inside = {read for element in elements for read in element.reads}
+        rest = [index for index in range(len(inputs)) if index not in inside]
+        key = recipe, tuple(first), tuple([inputs[index].aval for index in rest])
         if key not in self._found:
-            self._found[key] = self._traced(call, elements, first, rest, given)
-        found = self._found[key]
-        if found is None:
+            self._found[key] = self._traced(call, elements, first, rest, inputs)
+        traced = self._found[key]
+        if traced is None:
             return None
-        shared = self._writer.write(found.shared, [given[place] for place in rest])
+        shared = self._writer.write(traced.shared, [inputs[index] for index in rest])
         return [
-            self._writer.write(found.elements[kind], [*shared, *its])[0]
-            for kind, its in zip(kinds, mine, strict=True)
+            self._writer.write(traced.elements[kind], [*shared, *its])[0]
+            for kind, its in zip(kinds, operands, strict=True)
         ]
 
     def _traced(
@@ -77,7 +74,7 @@ class TracedLists:
         elements: Sequence[Element],
         first: Mapping[Any, int],
         rest: Sequence[int],
-        given: Sequence[Known],
+        inputs: Sequence[TracedAtom],
     ) -> _Lists | None:
         some, reads = call_of(call, [*first.values()])
         tensors = len(some.ins)
@@ -85,52 +82,59 @@ class TracedLists:
         def isoshard_lists(*arguments: Any) -> list[Any]:
             return some(arguments[:tensors], arguments[tensors:])
 
-        template = self._writer.traced(isoshard_lists, [given[place] for place in reads])
-        variables = dict(zip(reads, template.given, strict=True))
-        mine = {
-            kind: [variables[place] for place in elements[number].reads]
-            for kind, number in first.items()
+        template = self._writer.traced(isoshard_lists, [inputs[read] for read in reads])
+        variables = dict(zip(reads, template.inputs, strict=True))
+        operands = {
+            kind: [variables[read] for read in elements[index].reads]
+            for kind, index in first.items()
         }
-        return self._apart(template, [variables[place] for place in rest], mine)
+        return self._split_template(template, [variables[index] for index in rest], operands)
 
-    def _apart(
-        self, template: EquationTemplate, rest: Sequence[Any], mine: Mapping[Any, Sequence[Any]]
+    def _split_template(
+        self, template: EquationTemplate, rest: Sequence[Any], operands: Mapping[Any, Sequence[Any]]
     ) -> _Lists | None:
-        """A template as what is shared and what belongs to each element, if it can be told apart.
+        """A template as what is shared and what belongs to each element, if they can be separated.
 
         Args:
             template: with one result for each element, in order.
-            rest: variables that it is given beside those of elements.
-            mine: those of each element.
+            rest: variables other than those of elements.
+            operands: those of each element.
         """
-        owner = {one: kind for kind, its in mine.items() for one in its}
+        owner = {var: kind for kind, its in operands.items() for var in its}
         alone: list[Any] = []
-        inside: dict[Any, list[Any]] = {kind: [] for kind in mine}
+        inside: dict[Any, list[Any]] = {kind: [] for kind in operands}
         for equation in template.equations:
-            owners = {owner[one] for one in _variables(equation.invars) if one in owner}
+            owners = {
+                owner[variable] for variable in _variables(equation.invars) if variable in owner
+            }
             if len(owners) > 1 or equation.effects:
                 return None
             for kind in owners:
                 owner.update(dict.fromkeys(equation.outvars, kind))
             (inside[owners.pop()] if owners else alone).append(equation)
-        results = dict(zip(mine, template.results, strict=True))
-        read = {one for its in inside.values() for each in its for one in _variables(each.invars)}
+        results = dict(zip(operands, template.results, strict=True))
+        read = {
+            variable
+            for its in inside.values()
+            for each in its
+            for variable in _variables(each.invars)
+        }
         for kind, known in results.items():
-            found = _variables([known.atom])
-            if any(owner.get(one, kind) != kind for one in found):
+            variables = _variables([known.atom])
+            if any(owner.get(var, kind) != kind for var in variables):
                 return None
-            read.update(found)
-        made = [*rest, *[one for equation in alone for one in equation.outvars]]
-        shared = [self._writer.known(one) for one in made if one in read]
-        passed = [one.atom for one in shared]
+            read.update(variables)
+        available = [*rest, *[var for equation in alone for var in equation.outvars]]
+        shared = [self._writer.typed(var) for var in available if var in read]
+        passed = [atom.atom for atom in shared]
         return _Lists(
             EquationTemplate(rest, alone, shared),
             {
                 kind: EquationTemplate([*passed, *its], inside[kind], [results[kind]])
-                for kind, its in mine.items()
+                for kind, its in operands.items()
             },
         )
 
 
 def _variables(atoms: Sequence[Any]) -> list[Any]:
-    return [one for one in atoms if not isinstance(one, Literal)]
+    return [atom for atom in atoms if not isinstance(atom, Literal)]

@@ -150,13 +150,9 @@ class CallTemplate:
 
 
 def import_tensor(func: Any, tensor: torch.Tensor) -> lazy_tensor.LazyTensor:
-    """Let a zero-dimensional CPU tensor take part, as every torch device does; refuse others.
+    """Let a zero-dimensional CPU tensor take part, as every torch device does; reject others.
 
     While `jax_function` runs code that may be written for the CPU, every CPU tensor takes part.
-
-    Args:
-        func: the operator.
-        tensor: an argument of it.
     """
     if isinstance(tensor, lazy_tensor.LazyTensor):
         return tensor
@@ -182,4 +178,4 @@ WELCOMING = {
     *("aten::index.Tensor", "aten::index_put"),
     *("aten::_foreach_addcmul.Tensor", "aten::_foreach_addcdiv.Tensor"),
 }
-"""Operators that take CPU tensors of any rank beside ours, as on every device: indices, numbers."""
+"""Operators that take CPU tensors of any rank, as on every device: indices, numbers."""

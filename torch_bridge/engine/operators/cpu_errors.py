@@ -1,7 +1,7 @@
-"""The error that CPU torch raises for a call that is refused here.
+"""The error that CPU torch raises for a call that fails here.
 
 Torch's kernels look at axes, dtypes and shapes in an order of their own, so a call with two faults
-raises what its kernel looks at first. Where a call was refused, its kernel is asked, with zeros of
+raises what its kernel looks at first. Where a call failed, its kernel is run, with zeros of
 the same shapes, strides and dtypes on the CPU; its error counts if it is of another class.
 
 >>> import isoshard.torch_bridge
@@ -40,17 +40,17 @@ _MOST = 2**24
 def like_cpu(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> Exception:
-    """What a refused call raises: CPU torch's own error, where that is of another class.
+    """What a failed call raises: CPU torch's own error, where that is of another class.
 
     Args:
-        func: an overload; the CPU is asked for torch's own only.
+        func: an overload; only torch's own are run on the CPU.
         args: its arguments, tensors on the `jax` device.
         kwargs: likewise.
-        error: what it was refused with; errors of isoshard's own classes stay.
+        error: its error; errors of isoshard's own classes are kept.
     """
     name = func.name().removeprefix("aten::").split(".")[0]
-    own = type(error).__module__ != builtins.__name__
-    if own or func.namespace != "aten" or name in _UNSAFE or "nested" in name:
+    is_own = type(error).__module__ != builtins.__name__
+    if is_own or func.namespace != "aten" or name in _UNSAFE or "nested" in name:
         return error
     leaves = _leaves((args, tuple(kwargs.values())))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -72,28 +72,28 @@ def like_cpu(
 
 
 def _leaves(value: Any) -> list[Any]:
-    found: list[Any] = []
-    map_leaves(found.append, value)
-    return found
+    leaves: list[Any] = []
+    map_leaves(leaves.append, value)
+    return leaves
 
 
-def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Any) -> Any:
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Any) -> Any:
     """Call an overload with each argument placed elsewhere."""
-    named = {name: map_leaves(place, value) for name, value in kwargs.items()}
-    return func(*(map_leaves(place, arg) for arg in args), **named)
+    named = {name: map_leaves(convert, value) for name, value in kwargs.items()}
+    return func(*(map_leaves(convert, arg) for arg in args), **named)
 
 
 def _makes_little(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
 ) -> bool:
-    """Whether a call makes few elements; sizes may stand in its numbers."""
+    """Whether a call makes few elements; its numbers may be sizes."""
     try:
-        made = _call(func, args, kwargs, _on_meta)
+        results = _call(func, args, kwargs, _on_meta)
     except NotImplementedError:  # no shape is known
         return math.prod(abs(leaf) or 1 for leaf in leaves if type(leaf) is int) < _MOST
     except Exception:
         return True
-    return sum(leaf.numel() for leaf in _leaves(made) if isinstance(leaf, torch.Tensor)) <= _MOST
+    return sum(leaf.numel() for leaf in _leaves(results) if isinstance(leaf, torch.Tensor)) <= _MOST
 
 
 def _on_meta(leaf: Any) -> Any:
@@ -105,7 +105,7 @@ def _on_meta(leaf: Any) -> Any:
 
 
 def _memory(tensors: list[Any]) -> dict[int, torch.Tensor]:
-    """Zeros for each memory of the device; views of one memory stay so."""
+    """Zeros for each memory of the device; views of one memory share it."""
     memory: dict[int, torch.Tensor] = {}
     for tensor in tensors:
         storage, extent = id(tensor._storage), _extent(tensor)
@@ -116,8 +116,8 @@ def _memory(tensors: list[Any]) -> dict[int, torch.Tensor]:
 
 def _on_cpu(leaf: Any, memory: dict[int, torch.Tensor]) -> Any:
     if isinstance(leaf, lazy_tensor.LazyTensor):
-        whole = memory[id(leaf._storage)].view(leaf.dtype)
-        return whole.as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
+        elements = memory[id(leaf._storage)].view(leaf.dtype)
+        return elements.as_strided(leaf.size(), leaf.stride(), leaf.storage_offset())
     if isinstance(leaf, torch.Generator):
         return None
     return torch.device("cpu") if isinstance(leaf, torch.device) else leaf

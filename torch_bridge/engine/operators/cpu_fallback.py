@@ -1,6 +1,6 @@
 """Operators that torch's CPU kernels compute, where no program of XLA can.
 
-What they give lies whole on every device of the mesh that their arguments lie on:
+Their results are replicated over the mesh of their arguments:
 
 >>> from isoshard import P, make_mesh, shard
 >>> import torch, isoshard.torch_bridge
@@ -41,7 +41,7 @@ def on_host(func: OpOverload) -> dispatch.Handler:
         def down(leaf: Any) -> Any:
             if not isinstance(leaf, lazy_tensor.LazyTensor):
                 return leaf
-            host = _as_it_lies(leaf)
+            host = _with_strides(leaf)
             layouts.append(leaf._storage.value.layout)
             return host
 
@@ -49,15 +49,15 @@ def on_host(func: OpOverload) -> dispatch.Handler:
             *(map_leaves(down, arg) for arg in args),
             **{name: map_leaves(down, value) for name, value in kwargs.items() if name != "device"},
         )
-        whole = _whole_on_mesh(layouts)
+        replicated = _replicated_on_mesh(layouts)
         return map_leaves(
-            lambda leaf: upload(leaf, whole) if isinstance(leaf, torch.Tensor) else leaf, got
+            lambda leaf: upload(leaf, replicated) if isinstance(leaf, torch.Tensor) else leaf, got
         )
 
     return handler
 
 
-def _as_it_lies(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
+def _with_strides(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     """A copy on the CPU in the tensor's memory order, which some results take over."""
     host, meta = reading.to_host(tensor), tensor._aval.meta
     if meta.is_contiguous:
@@ -67,12 +67,12 @@ def _as_it_lies(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     return order.copy_(host[first]).expand(meta.size)
 
 
-def _whole_on_mesh(layouts: list[int]) -> int:
+def _replicated_on_mesh(layouts: list[int]) -> int:
     """The layout of a whole copy on every device of the first mesh among some layouts."""
-    for number in layouts:
-        if layout_numbers.users_mesh(number) is not None:
-            whole = layout_numbers.replicated_like(number)
-            return layout_numbers.said_on(whole, layout_numbers.typed_mesh(number))
+    for layout_id in layouts:
+        if layout_numbers.users_mesh(layout_id) is not None:
+            replicated = layout_numbers.replicated_like(layout_id)
+            return layout_numbers.restated_on(replicated, layout_numbers.typed_mesh(layout_id))
     return layout_numbers.UNPLACED
 
 

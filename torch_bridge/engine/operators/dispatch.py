@@ -33,9 +33,9 @@ from isoshard.torch_bridge.engine.signatures.bound_op import build_call
 from isoshard.torch_bridge.engine.signatures.shape_inference import infer
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.metas import Meta
-from isoshard.torch_bridge.engine.values.shown_axes import spec_shown
 from isoshard.torch_bridge.engine.values.symbolic_numbers import present
 from isoshard.torch_bridge.engine.values.value import Aval, Value
+from isoshard.torch_bridge.engine.values.view_dims import view_spec
 from isoshard.torch_bridge.lowerings import registry
 
 from . import (
@@ -66,7 +66,7 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one aten overload on `jax` tensors.
 
     Raises:
-        Exception: of the class that the CPU's kernel raises, where it refuses the call as well.
+        Exception: of the class that the CPU's kernel raises, where it rejects the call as well.
     """
     return dispatch(None, func, (), args, kwargs)
 
@@ -143,9 +143,9 @@ def make_handler(func: OpOverload) -> Handler:
         return in_place_handler(func, writes)
     if decompose.is_composite(func) and registry.find(func) is None:
         return lambda args, kwargs: func.decompose(*args, **kwargs)
-    own = own_kernels.find(func)
-    if own is not None:
-        return _unless_lowered(func, own)
+    kernel = own_kernels.find(func)
+    if kernel is not None:
+        return _unless_lowered(func, kernel)
     if writes:
         return in_place_handler(func, writes)
     if any(result.alias_info for result in schema.returns):
@@ -156,7 +156,7 @@ def make_handler(func: OpOverload) -> Handler:
     return functional_handler(func)
 
 
-def _unless_lowered(func: OpOverload, own: Handler) -> Handler:
+def _unless_lowered(func: OpOverload, kernel: Handler) -> Handler:
     """An operator's own kernel, until somebody registers a lowering for it."""
     lowered = functools.cache(lambda: functional_handler(func))
     called_back = functools.cache(lambda: functional_handler(func, host_kernels.find))
@@ -165,11 +165,13 @@ def _unless_lowered(func: OpOverload, own: Handler) -> Handler:
         if registry.find(func) is not None:
             return lowered()(args, kwargs)
         try:
-            return own(args, kwargs)
+            return kernel(args, kwargs)
         except NoValueError:
             schema = schema_of(func)
-            numbers = [one for one in schema.returns if "Tensor" not in str(one.type)]
-            if numbers or written(schema.arguments):  # of which a program has none to give
+            non_tensors = [
+                return_ for return_ in schema.returns if "Tensor" not in str(return_.type)
+            ]
+            if non_tensors or written(schema.arguments):  # of which a program has none to give
                 raise
             return called_back()(args, kwargs)
 
@@ -244,7 +246,7 @@ def prepare(
 
 
 def _is_like(name: str, outs: Sequence[Meta | None], models: Sequence[Meta]) -> bool:
-    """Whether a factory's result lies as its model: of `_like` each, of `new_` in its shape."""
+    """Whether a factory's result is sharded as its model: `_like`, or `new_` in its shape."""
     factory = name.partition(".")[0]
     if factory not in _LIKE and factory not in _NEW:
         return False
@@ -281,23 +283,23 @@ def functional_handler(
         if signature is None:
             signature = signatures.again(key)
         if signature is None:
-            given: Any = (func, func, flattener, args, kwargs, tensors, scalars)
-            signature = prepare(*given, decomposition=decomposition)
+            call: Any = (func, func, flattener, args, kwargs, tensors, scalars)
+            signature = prepare(*call, decomposition=decomposition)
             signature = signatures.intern(key, signature)
-        here = recorder()
+        current = recorder()
         outs = signature.outs
-        made = None if zeros is None else zeros(here, tensors[0], outs[0])
-        values = record(here, signature, tensors, scalars) if made is None else [made]
+        state = None if zeros is None else zeros(current, tensors[0], outs[0])
+        values = record(current, signature, tensors, scalars) if state is None else [state]
         if signature.single:
-            tensor = lazy_tensor.fresh(outs[0], values[0], here)
+            tensor = lazy_tensor.fresh(outs[0], values[0], current)
             if signature.like >= 0:
                 _follow(tensor, tensors[signature.like], copies)
             return tensor
         if signature.written:
-            for number, value in zip(
+            for index, value in zip(
                 signature.written, values[len(values) - len(signature.written) :], strict=True
             ):
-                lazy_tensor.write(tensors[number], value)
+                lazy_tensor.write(tensors[index], value)
         if len(values) < len(outs):
             values = iter(values)
             return tuple(
@@ -310,39 +312,39 @@ def functional_handler(
 
 
 def record(
-    here: Recorder, signature: Signature, tensors: list[Any], scalars: list[Any]
+    current: Recorder, signature: Signature, tensors: list[Any], scalars: list[Any]
 ) -> list[Value]:
-    """Record a prepared call on `recorder()`, which the caller has asked for once."""
+    """Record a prepared call on `recorder()`, which the caller has read once."""
     if scalars and signature.recipe.check is not None:
         signature.recipe.check(scalars)
-    if here.log is None:  # the common case of `lazy_tensor.read`, in place: the hottest line
+    if current.log is None:  # the common case of `lazy_tensor.read`, in place: the hottest line
         values = [
             lazy_tensor.read(tensor) if tensor._chain.ops else tensor._storage.value
             for tensor in tensors
         ]
     else:
         values = [lazy_tensor.read(tensor) for tensor in tensors]
-    return here.record(signature.recipe, values, scalars)
+    return current.record(signature.recipe, values, scalars)
 
 
 def _follow(tensor: lazy_tensor.LazyTensor, like: lazy_tensor.LazyTensor, copy: bool) -> None:
     """Results of factories take over their model's layout (optimizer state, masks).
 
-    Of a view they are whole along an axis of which it shows a part. The `copy` of a view lies as
-    the compiler has its elements.
+    Of a view they are unsharded along an axis of which it shows a slice. The `copy` of a view is
+    sharded as the compiler has its elements.
     """
     source, chain = like._storage, like._chain
-    number, annotation = source.value.layout, source.annotation
-    if number == layout_numbers.UNPLACED:
+    layout_id, annotation = source.value.layout, source.annotation
+    if layout_id == layout_numbers.UNPLACED:
         return
     if chain.ops:
-        known = layout_numbers.as_named(number)
-        if copy or not isinstance(known, NamedSharding):
+        sharding = layout_numbers.as_named(layout_id)
+        if copy or not isinstance(sharding, NamedSharding):
             return
-        spec = spec_shown(chain, known.spec, gathered=True)
-        shown = NamedSharding(known.mesh, spec)
-        number, annotation = layout_numbers.intern(shown), annotation and shown
-    tensor._storage.value.layout = number
+        spec = view_spec(chain, sharding.spec, gathered=True)
+        shown = NamedSharding(sharding.mesh, spec)
+        layout_id, annotation = layout_numbers.intern(shown), annotation and shown
+    tensor._storage.value.layout = layout_id
     tensor._storage.annotation = annotation
 
 
@@ -369,8 +371,8 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
     alone = overlaps.rule(func) if len(writes) == 1 else None
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        for place, name, default in defaults:
-            if len(args) <= place and name not in kwargs:
+        for index, name, default in defaults:
+            if len(args) <= index and name not in kwargs:
                 kwargs = {**kwargs, name: default}
         target = args[position]
         many = isinstance(target, list | tuple)
@@ -383,32 +385,36 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
         if alone is not None and len(tensors) > 1 and not many:
             storage = target._storage
             if [tensor._storage for tensor in tensors].count(storage) > 1:
-                overlaps.refuse(target, tensors[:position] + tensors[position + 1 :], alone)
+                overlaps.check_overlap(target, tensors[:position] + tensors[position + 1 :], alone)
         signature = signatures.get(key)
         if signature is None:
             signature = signatures.again(key)
         if signature is None:
             positional, named, _ = flattener.template(args, kwargs)
             metas = tuple(tensor._aval.meta for tensor in tensors)
-            numbers = [present(scalar) for scalar in scalars]
+            present_scalars = [present(scalar) for scalar in scalars]
             check = number_checks.find(functional, positional, named, metas) if scalars else None
             if check is not None:
                 check(scalars)
             outs = tuple(tensor._aval.meta for tensor in targets)
             if checks.may_grow(outs, metas):  # before the next check, which would let it grow
-                checks.check_size(infer(functional, positional, named, metas, numbers), outs)
+                checks.check_size(
+                    infer(functional, positional, named, metas, present_scalars), outs
+                )
             if checks.may_widen(functional, outs[0].dtype, metas, positional):
-                checks.check_cast(infer(functional, positional, named, metas, numbers), outs)
+                checks.check_cast(
+                    infer(functional, positional, named, metas, present_scalars), outs
+                )
             if not many:
-                infer(func, positional, named, metas, numbers)  # torch's own checks
+                infer(func, positional, named, metas, present_scalars)  # torch's own checks
             signature = prepare(
                 func, functional, flattener, args, kwargs, tensors, scalars, outs=outs
             )
             signature = signatures.intern(key, signature)
-        here = recorder()
-        values = record(here, signature, tensors, scalars)
+        current = recorder()
+        values = record(current, signature, tensors, scalars)
         for tensor, value in zip(targets, values, strict=False):
-            lazy_tensor.write(tensor, value, here)
+            lazy_tensor.write(tensor, value, current)
         if many:  # torch counts the versions of single tensors itself, but not of lists
             torch.autograd.graph.increment_version(targets)
         return target if returns else None

@@ -1,6 +1,6 @@
 """What an error may say beyond torch's words: hints of other rooms, by the name of the operation.
 
-They are asked on the way of an error only.
+They are called for an error only.
 
 >>> import torch
 >>> @hint_for("aten::view")
@@ -26,7 +26,7 @@ _HINTS: dict[str, list[Hint]] = {}
 
 
 def hint_for(name: str) -> Callable[[Hint], Hint]:
-    """Register a function that may know why an operation was refused; it stays as it is.
+    """Register a function that may explain why an operation failed; returned unchanged.
 
     Args:
         name: of the operation, as `aten::view`. The function gets its arguments, and returns what
@@ -44,9 +44,9 @@ def add_hint(func: OpOverload, args: tuple[Any, ...], error: Exception) -> None:
     """Add what is known to the message of an error of torch's own.
 
     Args:
-        func: the overload that was refused.
+        func: the overload that failed.
         args: its arguments.
-        error: what it was refused with; its message grows.
+        error: its error, whose message is extended.
     """
     if type(error) is not RuntimeError:
         return

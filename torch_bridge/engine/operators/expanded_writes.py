@@ -1,6 +1,6 @@
 """Writes to some elements of an expanded tensor.
 
-Elements of a broadcast share memory. torch refuses to write to one, but for `index_fill_`,
+Elements of a broadcast share memory. torch rejects writes to one, but for `index_fill_`,
 `masked_fill_` and `index_put_` it only warns. A place in memory gets a number if any of its
 elements is hit; of many numbers the last, or the sum where they accumulate.
 
@@ -39,9 +39,6 @@ def fill(name: str, target: Any, hit: Any, value: Any) -> Any:
         target: an expanded `jax` tensor.
         hit: bools in its shape: which elements are written.
         value: the number, or a tensor with one element.
-
-    Returns:
-        The target.
     """
     memory, axes = _memory(name, target)
     hit = aten.any.dims(hit, axes, True)

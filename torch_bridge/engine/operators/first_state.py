@@ -43,28 +43,23 @@ NAME = "aten::zeros_like"
 def zeros(here: Recorder, like: LazyTensor, aval: Aval) -> Value | None:
     """Zeros on the host, to be placed as a parameter is.
 
-    Args:
-        here: where operations go.
-        like: what they are in the shape of.
-        aval: of the result.
-
     Returns:
         The value; None where an entry is to make it.
     """
     is_parameter = isinstance(like, torch.nn.Parameter)
     if type(here) is not Tape or here.log is not None or not is_parameter:
         return None
-    number = like._storage.value.layout
-    made = _MADE.get(like._storage, 0)
-    if made == _MOST:
+    layout_id = like._storage.value.layout
+    created = _MADE.get(like._storage, 0)
+    if created == _MOST:
         return None
-    if number != layout_numbers.UNPLACED:
-        layout = layout_numbers.layout(number)
+    if layout_id != layout_numbers.UNPLACED:
+        layout = layout_numbers.layout(layout_id)
         if isinstance(layout, BlockLayout) or is_offloaded(layout):
             return None
-    value = Value(np.zeros(aval.meta.size, aval.physical), number)
+    value = Value(np.zeros(aval.meta.size, aval.physical), layout_id)
     value.origin = metrics.user_location()
-    _MADE[like._storage] = made + 1
+    _MADE[like._storage] = created + 1
     return value
 
 

@@ -1,8 +1,8 @@
 """Functionalization: an in-place or `out=` operator as one that writes nothing.
 
 JAX arrays never change, so `x.add_(y)` is computed by `aten.add`, and its result becomes the new
-value of the memory behind `x`. torch names the two alike but does not link them: the functional one
-is found by its name, and recognised by its arguments.
+value of the memory behind `x`. torch gives the two one name but does not link them: the functional
+one is found by its name, and recognised by its arguments.
 
 >>> print(functional_overload(torch.ops.aten.add_.Tensor))
 aten.add.Tensor
@@ -44,18 +44,18 @@ def functional_overload(func: OpOverload) -> OpOverload:
     schema = schema_of(func)
     packet_name = schema.name.removeprefix("aten::")
     candidates = _RENAMED.get(packet_name, [packet_name.removesuffix("_"), packet_name.strip("_")])
-    wanted = [argument for argument in schema.arguments if not argument.is_out]
-    shared = set(written(wanted) if len(wanted) < len(schema.arguments) else ())
+    inputs = [argument for argument in schema.arguments if not argument.is_out]
+    shared = set(written(inputs) if len(inputs) < len(schema.arguments) else ())
     for name in candidates:
         packet = getattr(torch.ops.aten, name, None)
         if packet is None:
             continue
         ranked = sorted(packet.overloads(), key=lambda overload: overload != schema.overload_name)
         for overload in ranked:
-            found = getattr(packet, overload)
-            arguments = schema_of(found).arguments
-            if set(written(arguments)) <= shared and _same_arguments(wanted, arguments):
-                return found
+            candidate = getattr(packet, overload)
+            arguments = schema_of(candidate).arguments
+            if set(written(arguments)) <= shared and _same_arguments(inputs, arguments):
+                return candidate
     raise NotImplementedError(missing(func))
 
 
@@ -68,9 +68,9 @@ def written(arguments: Iterable[Any]) -> list[str]:
     return [a.name for a in arguments if a.alias_info and a.alias_info.is_write]
 
 
-def _same_arguments(wanted: list[Any], arguments: Any) -> bool:
+def _same_arguments(inputs: list[Any], arguments: Any) -> bool:
     """Whether an overload takes the wanted arguments, and beyond them only what to allocate."""
-    ours = [(argument.name, str(argument.type)) for argument in wanted]
+    ours = [(argument.name, str(argument.type)) for argument in inputs]
     theirs = [(argument.name, str(argument.type)) for argument in arguments]
     rest = {name for name, _ in theirs[len(ours) :]}
     return theirs[: len(ours)] == ours and rest <= {"dtype", "layout", "device", "pin_memory"}
@@ -80,7 +80,7 @@ def lost_defaults(func: OpOverload, functional: OpOverload) -> list[tuple[int, s
     """Arguments that may be left out of the in-place overload, but not of the functional one."""
     theirs = {argument.name: argument for argument in schema_of(functional).arguments}
     return [
-        (place, argument.name, argument.default_value)
-        for place, argument in enumerate(schema_of(func).arguments)
+        (index, argument.name, argument.default_value)
+        for index, argument in enumerate(schema_of(func).arguments)
         if argument.has_default_value() and not theirs[argument.name].has_default_value()
     ]

@@ -20,27 +20,27 @@ _KNOWN: weakref.WeakValueDictionary[int, random_state.RandomState] = weakref.Wea
 
 
 def introduce(generator: torch.Generator, state: random_state.RandomState) -> None:
-    """Let `generator` stand for `state`, which must live no longer than the generator."""
+    """Let `generator` represent `state`, which must live no longer than the generator."""
     _KNOWN[id(generator)] = state
 
 
 def honour(func: OpOverload, handler: Callable[..., Any]) -> Callable[..., Any]:
     """A handler that draws from the given generator; `handler` itself if `func` takes none."""
     names = [
-        (place, argument.name)
-        for place, argument in enumerate(schema_of(func).arguments)
+        (index, argument.name)
+        for index, argument in enumerate(schema_of(func).arguments)
         if "Generator" in str(argument.type)
     ]
     if not names:
         return handler
-    ((place, name),) = names
+    ((index, name),) = names
 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        generator = args[place] if len(args) > place else kwargs.get(name)
+        generator = args[index] if len(args) > index else kwargs.get(name)
         if generator is None:
             return handler(args, kwargs)
-        if len(args) > place:
-            args = (*args[:place], None, *args[place + 1 :])
+        if len(args) > index:
+            args = (*args[:index], None, *args[index + 1 :])
         else:
             kwargs = {**kwargs, name: None}
         with random_state.drawing_from(_state(func, generator)):

@@ -1,4 +1,4 @@
-"""CPU tensors that were read from a mesh, which scripts of torch_xla ask for `global_tensor`.
+"""CPU tensors that were read from a mesh, which scripts of torch_xla read `global_tensor` of.
 
 In torch_xla the copy of an `XLAShardedTensor` on the CPU is one as well, around an ordinary tensor.
 Here it is the ordinary tensor, and `global_tensor` is that tensor outside autograd. Other CPU
@@ -21,11 +21,7 @@ _NOTED = or_absent(WeakTensorKeyDictionary)
 
 
 def note(host: torch.Tensor) -> None:
-    """Say that a CPU tensor was read from a mesh.
-
-    Args:
-        host: the tensor; it is held weakly.
-    """
+    """Say that a CPU tensor was read from a mesh."""
     _NOTED[host] = True
 
 

@@ -47,11 +47,11 @@ def find(op: OpOverload) -> Callable[..., Any]:
             if out is not None
         ]
 
-        def kernel(arrays: Sequence[Any], numbers: Sequence[Any]) -> list[np.ndarray]:
+        def kernel(arrays: Sequence[Any], scalars: Sequence[Any]) -> list[np.ndarray]:
             def real(leaf: Any) -> Any:
                 if isinstance(leaf, Slot):
                     return from_numpy(np.array(arrays[leaf.number]), metas[leaf.number].dtype)
-                return float(numbers[leaf.number]) if isinstance(leaf, Lift) else leaf
+                return float(scalars[leaf.number]) if isinstance(leaf, Lift) else leaf
 
             with torch.no_grad():
                 got = op(
@@ -62,8 +62,8 @@ def find(op: OpOverload) -> Callable[..., Any]:
             pairs = zip(leaves, types, strict=True)
             return [np.asarray(to_numpy(leaf), kind.dtype) for leaf, kind in pairs]
 
-        given = list(inputs), list(scalars)
-        found = iter(jax.pure_callback(kernel, types, *given, vmap_method="sequential"))
-        return tuple(None if out is None else next(found) for out in outs)
+        operands = list(inputs), list(scalars)
+        results = iter(jax.pure_callback(kernel, types, *operands, vmap_method="sequential"))
+        return tuple(None if out is None else next(results) for out in outs)
 
     return run

@@ -45,22 +45,22 @@ def _to_copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         host = reading.to_host(tensor)
         format = kwargs.get("memory_format") or torch.preserve_format
         if format is torch.preserve_format:
-            host = _lying_as(tensor, host)
-        found = host.to(device=device, dtype=dtype, memory_format=format)
+            host = _with_strides_of(tensor, host)
+        copy = host.to(device=device, dtype=dtype, memory_format=format)
         if naming.is_torch_xla() and getattr(tensor, "mesh", None) is not None:
-            global_tensors.note(found)
-        return found
+            global_tensors.note(copy)
+        return copy
     rest = {name: value for name, value in kwargs.items() if name in ("dtype", "memory_format")}
     return _cast(args, rest)
 
 
-def _lying_as(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+def _with_strides_of(tensor: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
     """A packed CPU tensor with the axes in memory in the order that those of another have."""
     meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    lies = torch.empty_like(meta).stride()
-    if host.stride() == lies:
+    stride = torch.empty_like(meta).stride()
+    if host.stride() == stride:
         return host
-    return torch.empty_strided(host.shape, lies, dtype=host.dtype).copy_(host)
+    return torch.empty_strided(host.shape, stride, dtype=host.dtype).copy_(host)
 
 
 _cast: Any = None
@@ -77,7 +77,7 @@ def _copy(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     if not isinstance(source, torch.Tensor):
         return aten.fill_.Scalar(target, source)
     if isinstance(source, lazy_tensor.LazyTensor):
-        overlaps.refuse(target, (source,), nothing=False)
+        overlaps.check_overlap(target, (source,), nothing=False)
         same = source._aval.token == target._aval.token and source.dtype == target.dtype
         if same:
             lazy_tensor.write(target, lazy_tensor.read(source))
@@ -119,7 +119,7 @@ def allclose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _same_storage_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """What forward-mode differentiation asks of a tensor and its tangent."""
+    """What forward-mode differentiation reads of a tensor and its tangent."""
     left, right = map(_elements_in_memory, args)
     return left == right
 
@@ -132,7 +132,7 @@ def _elements_in_memory(tensor: torch.Tensor) -> int:
 
 
 def _zeros_in_memory_like(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """A tangent of zeros that lies in its memory as `other` in its own, after batch axes."""
+    """A tangent of zeros with the memory layout of `other`, after batch axes."""
     tensor, other = args
     batch = tuple(tensor.shape[: kwargs.get("self_num_batch_dims", 0)])
     extent = _elements_in_memory(other)
@@ -177,7 +177,7 @@ _index_static: Any = None
 def _masked_select(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     if recorder().refusal is None:
         return _masked_select_on_host(args, kwargs)
-    tensor, mask = (one.reshape(-1) for one in torch.broadcast_tensors(*args))
+    tensor, mask = (tensor.reshape(-1) for tensor in torch.broadcast_tensors(*args))
     return aten.index.Tensor(tensor, [mask])
 
 
@@ -231,16 +231,16 @@ def _put_elements(handler: dispatch.Handler) -> dispatch.Handler:
 
 def _positions(indices: list[Any]) -> list[Any]:
     """Boolean masks replaced by the integer indices of their True elements."""
-    found: list[Any] = []
+    result: list[Any] = []
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             metrics.count("fallbacks")
             metrics.count("fallbacks.boolean index")
             host = reading.to_host(index) if isinstance(index, lazy_tensor.LazyTensor) else index
-            found += [cpu_fallback.upload(axis) for axis in host.nonzero(as_tuple=True)]
+            result += [cpu_fallback.upload(axis) for axis in host.nonzero(as_tuple=True)]
         else:
-            found.append(index)
-    return found
+            result.append(index)
+    return result
 
 
 def _set(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -248,14 +248,14 @@ def _set(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     if len(args) == 1:
         lazy_tensor.adopt(tensor, aten.new_empty.default(tensor, [0]))
         return tensor
-    source, *place = args[1:]
+    source, *view = args[1:]
     if source.dtype != tensor.dtype:
         raise RuntimeError(
             f"Could not set tensor of type {source.dtype} to a tensor of type {tensor.dtype}"
         )
-    if place:  # within the memory of the source, wherever the source begins
-        offset, size = place[0], tuple(place[1])
-        stride = tuple(place[2]) if len(place) > 2 and place[2] else contiguous_stride(size)
+    if view:  # within the memory of the source, wherever the source begins
+        offset, size = view[0], tuple(view[1])
+        stride = tuple(view[2]) if len(view) > 2 and view[2] else contiguous_stride(size)
         source = aten.as_strided.default(source, size, stride, offset)
     lazy_tensor.adopt(tensor, source)
     return tensor
@@ -263,9 +263,9 @@ def _set(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
 
 def _is_set_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether two tensors are the same elements of the same memory."""
-    one, other = args
-    places = [(x.storage_offset(), x.shape, x.stride(), x.dtype) for x in args]
-    return one._storage is other._storage and places[0] == places[1]
+    tensor, other = args
+    views = [(x.storage_offset(), x.shape, x.stride(), x.dtype) for x in args]
+    return tensor._storage is other._storage and views[0] == views[1]
 
 
 def _resize(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
@@ -302,8 +302,8 @@ def _resize_as(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
 def _ldexp(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     """Powers of the number 2, in their own dtype; torch's decomposition has them in that of `x`."""
     x, powers = args
-    are_whole = not (powers.is_floating_point() or powers.is_complex())
-    if not isinstance(powers, lazy_tensor.LazyTensor) or (x.is_floating_point() and are_whole):
+    are_integral = not (powers.is_floating_point() or powers.is_complex())
+    if not isinstance(powers, lazy_tensor.LazyTensor) or (x.is_floating_point() and are_integral):
         return _scaled_floats()(args, kwargs)
     return dispatch.handle(
         aten.mul.Tensor, (x, dispatch.handle(aten.pow.Scalar, (2.0, powers), {})), {}

@@ -53,29 +53,29 @@ def check_put(tensor: torch.Tensor, indices: Sequence[Any], values: torch.Tensor
     Raises:
         RuntimeError: it is known to be another one than that of the places.
     """
-    given = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    if len(given) != 1 or given[0][1].dtype not in MASKS:
+    indexed = [(axis, index) for axis, index in enumerate(indices) if index is not None]
+    if len(indexed) != 1 or indexed[0][1].dtype not in MASKS:
         return
-    lead, mask = given[0]
+    lead, mask = indexed[0]
     if mask.shape != tensor.shape[lead : lead + mask.dim()]:
         return  # another error
     before, after = tuple(tensor.shape[:lead]), tuple(tensor.shape[lead + mask.dim() :])
     count = values.shape[-1 - len(after)] if values.dim() > len(after) else 1
     if count != 1:
-        fault = functools.partial(_put_fault, tuple(values.shape), before, count, after)
+        fault = functools.partial(_put_error, tuple(values.shape), before, count, after)
         _check(mask, 1, fault, count <= mask.numel())
 
 
-def _put_fault(
+def _put_error(
     values: tuple[int, ...],
     before: tuple[int, ...],
     count: int,
     after: tuple[int, ...],
-    places: int | None,
+    selected: int | None,
 ) -> str | None:
-    if places == count:
+    if selected == count:
         return None
-    shown = "(how many the mask has)" if places is None else places
+    shown = "(how many the mask has)" if selected is None else selected
     return (
         f"shape mismatch: value tensor of shape {list(values)} cannot be broadcast to indexing "
         f"result of shape [{', '.join(map(str, (*before, shown, *after)))}]"
@@ -91,37 +91,41 @@ def check_scatter(tensor: torch.Tensor, mask: torch.Tensor, source: torch.Tensor
     elements = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
     if source.numel() >= elements or mask.dtype not in MASKS:
         return
-    fault = functools.partial(_scatter_fault, source.numel())
+    fault = functools.partial(_scatter_error, source.numel())
     _check(mask, elements // mask.numel(), fault, True)
 
 
-def _scatter_fault(count: int, places: int | None) -> str | None:
-    if places is None or places <= count:
+def _scatter_error(count: int, selected: int | None) -> str | None:
+    if selected is None or selected <= count:
         return None
     return (
         "masked_scatter: Number of elements of source < number of ones in mask: "
-        f"{count} and {places}"
+        f"{count} and {selected}"
     )
 
 
 def _check(mask: torch.Tensor, repeats: int, fault: Any, possible: bool) -> None:
     """Check the places of a mask now, and in the runs of the program if they may differ there."""
-    known = _count(mask)
-    if known is not None or not possible:
-        found = fault(None if known is None else known * repeats)
-        if found is not None:
-            raise RuntimeError(found)
-    here = recorder()
-    if not isinstance(here, Tape) or here.plans or not isinstance(mask, lazy_tensor.LazyTensor):
-        return  # what JAX traces returns no numbers beside its results
-    if known is not None and here.capture is None:
+    static_count = _count(mask)
+    if static_count is not None or not possible:
+        message = fault(None if static_count is None else static_count * repeats)
+        if message is not None:
+            raise RuntimeError(message)
+    current = recorder()
+    if (
+        not isinstance(current, Tape)
+        or current.plans
+        or not isinstance(mask, lazy_tensor.LazyTensor)
+    ):
+        return  # what JAX traces returns no numbers in addition to its results
+    if static_count is not None and current.capture is None:
         return
     line = metrics.user_location()
     count: Any = dispatch.handle(aten.count_nonzero.default, (mask,), {})
 
-    def error(places: int) -> Exception | None:
-        found = fault(places * repeats)
-        return None if found is None else RuntimeError(_LATER.format(found, line))
+    def error(selected: int) -> Exception | None:
+        message = fault(selected * repeats)
+        return None if message is None else RuntimeError(_LATER.format(message, line))
 
     deferred_checks.check(count, error)
 

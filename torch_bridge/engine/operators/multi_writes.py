@@ -36,33 +36,30 @@ def updating_handler(func: OpOverload) -> dispatch.Handler:
 
     Args:
         func: an overload that returns fresh tensors, its first argument, or nothing.
-
-    Returns:
-        The handler.
     """
     flattener = CallTemplate(func)
     signatures: dict[Any, dispatch.Signature] = {}
     returns = schema_of(func).returns
-    fresh = [number for number, result in enumerate(returns) if result.alias_info is None]
+    fresh = [index for index, result in enumerate(returns) if result.alias_info is None]
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key, tensors, scalars = flattener(args, _with_rate(kwargs))
         signature = signatures.get(key)
         if signature is None:
             signature = signatures[key] = prepare(args, kwargs, tensors, scalars)
-        for number in signature.written:
-            overlaps.check_writable(func, tensors[number])
+        for index in signature.written:
+            overlaps.check_writable(func, tensors[index])
         values = dispatch.record(recorder(), signature, tensors, scalars)
         written = values[len(values) - len(signature.written) :]
-        for number, value in zip(signature.written, written, strict=True):
-            lazy_tensor.write(tensors[number], value)
+        for index, value in zip(signature.written, written, strict=True):
+            lazy_tensor.write(tensors[index], value)
         if not returns:
             return None
         if not fresh:
             return args[0]
-        made = iter(values)
+        results = iter(values)
         got = [
-            None if out is None else lazy_tensor.fresh(out, next(made)) for out in signature.outs
+            None if out is None else lazy_tensor.fresh(out, next(results)) for out in signature.outs
         ]
         return got[0] if len(got) == 1 else tuple(got)
 
@@ -83,7 +80,7 @@ def updating_handler(func: OpOverload) -> dispatch.Handler:
             kwargs,
             tensors,
             scalars,
-            outs=tuple(outs[number] for number in fresh),
+            outs=tuple(outs[index] for index in fresh),
         )
 
     return handler

@@ -17,20 +17,16 @@ import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.signatures.cpu_validation import kernel_error
+from isoshard.torch_bridge.engine.values.metas import map_leaves
 from isoshard.torch_bridge.engine.values.value import contiguous_stride
 
-from . import out_dtypes, overlaps
+from . import overlaps
 from .functionalize import functional_overload
 
 
 def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Callable[..., Any]:
-    """A handler that runs the functional overload, and copies its results to the `out=` arguments.
-
-    Args:
-        func: a variant with `out=`.
-        outs: the names of these arguments.
-        handle: runs an overload: `(func, args, kwargs)`.
-    """
+    """A handler that runs the functional overload, and copies its results to `out=` arguments."""
     functional = functional_overload(func)
     ours = {argument.name for argument in schema_of(func).arguments}
     takes_dtype = "dtype" not in ours and any(
@@ -40,11 +36,11 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
     quiet = schema_of(func).name in _GROW_QUIETLY or func.name() == "aten::normal.float_float_out"
     follows = func.name() in _DTYPE_OF_OUT
     as_shaped = schema_of(func).name in _AS_SHAPED
-    stays = schema_of(func).name in _STAYS
+    keeps_out = schema_of(func).name in _STAYS
 
     def handled(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = [kwargs[name] for name in outs]
-        targets = [leaf for out in given for leaf in (out if isinstance(out, list) else [out])]
+        out_args = [kwargs[name] for name in outs]
+        targets = [leaf for out in out_args for leaf in (out if isinstance(out, list) else [out])]
         rest = {name: value for name, value in kwargs.items() if name not in outs}
         if takes_dtype or (follows and rest.get("dtype") is None):
             rest["dtype"] = targets[0].dtype
@@ -54,14 +50,14 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
             ours_read = [leaf for leaf in read if isinstance(leaf, lazy_tensor.LazyTensor)]
             for target in targets:
                 if isinstance(target, lazy_tensor.LazyTensor):
-                    overlaps.refuse(target, ours_read, alone)
+                    overlaps.check_overlap(target, ours_read, alone)
         got = handle(functional, args, rest)
         results = [got] if isinstance(got, torch.Tensor) else list(got)
-        if any(one.dtype != other.dtype for one, other in zip(targets, results, strict=True)):
-            out_dtypes.refuse(func, args, kwargs, results, targets)
+        if any(target.dtype != other.dtype for target, other in zip(targets, results, strict=True)):
+            _check_dtypes(func, args, kwargs, results, targets)
         for target, result in zip(targets, results, strict=True):
             overlaps.check_writable(func, target)
-            if stays and not result.numel():
+            if keeps_out and not result.numel():
                 continue
             if as_shaped and target.numel() == result.numel():
                 result = result.reshape(target.shape)
@@ -82,9 +78,36 @@ def handler(func: OpOverload, outs: list[str], handle: Callable[..., Any]) -> Ca
                 torch.ops.aten.copy_.default(target, result)
         if not schema_of(func).returns:
             return None
-        return given[0] if len(given) == 1 else tuple(given)
+        return out_args[0] if len(out_args) == 1 else tuple(out_args)
 
     return handled
+
+
+def _check_dtypes(
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    results: list[torch.Tensor],
+    targets: list[torch.Tensor],
+) -> None:
+    """Raise the CPU kernel's error if it does not write results to targets of these dtypes.
+
+    An error that it also has for targets of its own dtypes is one of elements, which are zeros.
+    """
+
+    def error_for(models: list[torch.Tensor]) -> Exception | None:
+        pairs = zip(results, models, strict=True)
+        metas = [torch.empty(r.shape, dtype=m.dtype, device="meta") for r, m in pairs]
+        metas = {id(target): meta for target, meta in zip(targets, metas, strict=True)}
+        outs = {
+            name: map_leaves(lambda leaf: metas.get(id(leaf), leaf), value)
+            for name, value in kwargs.items()
+        }
+        return kernel_error(func, args, outs)
+
+    error = error_for(targets)
+    if error is not None and error_for(results) is None:
+        raise type(error)(f"{func}: {error}")
 
 
 _STAYS = frozenset({"aten::native_batch_norm", "aten::_native_batch_norm_legit"})

@@ -1,6 +1,6 @@
-"""Writes that torch refuses because of the memory: what is read and written to share it.
+"""Writes that torch rejects because of the memory: what is read and written to share it.
 
-On the device a write gives a memory a new value, so it could not go wrong. It is refused all the
+On the device a write gives a memory a new value, so it could not go wrong. It is rejected all the
 same: what runs here must also run, and give the same, on other devices. As in torch, only tensors
 that fill a range of memory are looked at.
 
@@ -47,13 +47,13 @@ def rule(func: OpOverload) -> bool | None:
     return False if name in _PLACE_BY_PLACE or torch.Tag.pointwise in func.tags else None
 
 
-def refuse(target: Any, operands: Iterable[Any], nothing: bool) -> None:
+def check_overlap(target: Any, operands: Iterable[Any], nothing: bool) -> None:
     """Refuse operands that share memory with a tensor that is written to.
 
     Args:
         target: the tensor written to.
         operands: tensors of the device.
-        nothing: also refuse an operand that is the same elements.
+        nothing: also reject an operand that is the same elements.
 
     Raises:
         RuntimeError: one does.
@@ -71,12 +71,12 @@ def refuse(target: Any, operands: Iterable[Any], nothing: bool) -> None:
 
 
 def _overlap(target: Any, operand: Any, nothing: bool) -> bool:
-    one, other = _range(target), _range(operand)
-    if one is None or other is None:
+    written, other = _range(target), _range(operand)
+    if written is None or other is None:
         return False
-    if one == other:
+    if written == other:
         return nothing or tuple(target.stride()) != tuple(operand.stride())
-    return one[0] < other[1] and other[0] < one[1]
+    return written[0] < other[1] and other[0] < written[1]
 
 
 def _range(tensor: Any) -> tuple[int, int] | None:
@@ -93,7 +93,7 @@ def _range(tensor: Any) -> tuple[int, int] | None:
 
 
 def check_writable(func: Any, tensor: torch.Tensor) -> None:
-    """Refuse what torch refuses: writing to a CPU tensor from here, or to a broadcast view."""
+    """Reject what torch rejects: writing to a CPU tensor from here, or to a broadcast view."""
     if not isinstance(tensor, lazy_tensor.LazyTensor):
         if metrics.is_calling("torch.optim"):
             raise RuntimeError(

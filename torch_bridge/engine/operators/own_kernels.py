@@ -39,19 +39,15 @@ _KEYS = {"XLA": "XLA", "PrivateUse1": "PrivateUse1", "CompositeExplicitAutograd"
 
 
 def find(op: OpOverload) -> Callable[..., Any] | None:
-    """A handler that runs the operator's own kernel; None if it has none, or something better.
-
-    Args:
-        op: any overload that no special handler takes.
-    """
+    """A handler that runs the operator's own kernel; None if it has none, or something better."""
     if registry.find(op) is not None or decompose.find(op) is not None:
         return None
-    own = {name: key for name, key in _KEYS.items() if has_kernel(op.name(), name)}
+    with_kernel = {name: key for name, key in _KEYS.items() if has_kernel(op.name(), name)}
     if op.namespace == "aten":
-        own.pop("XLA", None)  # what makes tensors there (`xla_alias`) is no operator's own
-    if not own:
+        with_kernel.pop("XLA", None)  # what makes tensors there (`xla_alias`) is no operator's own
+    if not with_kernel:
         return None
-    keys = DispatchKeySet(getattr(DispatchKey, next(iter(own.values()))))
+    keys = DispatchKeySet(getattr(DispatchKey, next(iter(with_kernel.values()))))
 
     def handler(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _returned(op, op.redispatch(keys, *args, **kwargs))

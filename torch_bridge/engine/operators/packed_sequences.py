@@ -47,10 +47,10 @@ def _pack(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, 
         )
     steps = torch.arange(sizes[0])
     inside = torch.tensor(sizes)[None] > steps[:, None]
-    places = torch.arange(sizes[0] * batch).reshape(sizes[0], batch)[inside]
+    positions = torch.arange(sizes[0] * batch).reshape(sizes[0], batch)[inside]
     by_time = torch.ops.aten.transpose.int(rows, 0, 1) if batch_first else rows
     flat = torch.ops.aten.reshape.default(by_time, [-1, *by_time.shape[2:]])
-    packed = torch.ops.aten.index_select.default(flat, 0, places.to("jax"))
+    packed = torch.ops.aten.index_select.default(flat, 0, positions.to("jax"))
     return packed, inside.sum(1)
 
 

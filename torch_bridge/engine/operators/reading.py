@@ -12,14 +12,11 @@ of its own, and a checkpoint of 48 layers would compile hundreds. Here the numbe
 from __future__ import annotations
 
 import functools
-import math
-import time
-from typing import Any
-
 import jax
+import math
 import numpy as np
+import time
 import torch
-
 from isoshard.core.blocks.block_layout import without_padding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
@@ -32,29 +29,30 @@ from isoshard.torch_bridge.engine.recording.deferred_checks import raise_failed
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.recording.recorder import recorder
-from isoshard.torch_bridge.engine.values import donated
+from isoshard.torch_bridge.engine.values.value import donated_error
+from typing import Any
 
 
 def array_of(tensor: lazy_tensor.LazyTensor) -> jax.Array:
     """The placed array of a tensor on the `jax` device, computing it if need be."""
-    array = _part_of(tensor)
+    array = _slice_of(tensor)
     return input_placement.array_of(lazy_tensor.read(tensor)) if array is None else array
 
 
-def held(tensor: lazy_tensor.LazyTensor) -> Any:
+def stored_array(tensor: lazy_tensor.LazyTensor) -> Any:
     """As `array_of`; of a tensor in blocks with padding the `UnevenArray`, and nothing moves."""
-    array = _part_of(tensor)
-    return input_placement.held(lazy_tensor.read(tensor)) if array is None else array
+    array = _slice_of(tensor)
+    return input_placement.stored_array(lazy_tensor.read(tensor)) if array is None else array
 
 
 def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     """Compute a tensor, gather it and copy it to the CPU."""
     recorder().refuse("the value of a tensor")
-    array: Any = held(tensor)
+    array: Any = stored_array(tensor)
     uneven = array if isinstance(array, UnevenArray) else None
     array = array if uneven is None else uneven.array
     check_readable(array, tensor)
-    if not array.is_fully_addressable and not _has_whole(array):
+    if not array.is_fully_addressable and not _has_all_shards(array):
         raise RuntimeError(
             f"a tensor of shape {tuple(tensor.shape)} lies partly in other processes and cannot be "
             "read as a whole; in every process, gather it first with isoshard.full(tensor) or "
@@ -70,20 +68,17 @@ def to_host(tensor: lazy_tensor.LazyTensor) -> torch.Tensor:
     return from_numpy(host, tensor._aval.meta.dtype)
 
 
-def _has_whole(array: jax.Array) -> bool:
+def _has_all_shards(array: jax.Array) -> bool:
     """Whether this process has every block of an array over several processes."""
-    mine = {str(piece.index) for piece in array.addressable_shards}
+    indices = {str(shard.index) for shard in array.addressable_shards}
     return (
-        bool(mine) and len(mine) * math.prod(array.sharding.shard_shape(array.shape)) >= array.size
+        bool(indices)
+        and len(indices) * math.prod(array.sharding.shard_shape(array.shape)) >= array.size
     )
 
 
 def check_readable(array: Any, tensor: lazy_tensor.LazyTensor) -> None:
     """Refuse to read what JAX traces, or what was donated.
-
-    Args:
-        array: of the tensor.
-        tensor: for the message.
 
     Raises:
         ConcretizationTypeError: JAX's own, with the line of torch code.
@@ -98,22 +93,22 @@ def check_readable(array: Any, tensor: lazy_tensor.LazyTensor) -> None:
             "the tensor itself; or call the function outside of jax.jit and jax.grad.",
         )
     if array.is_deleted():
-        raise donated.error(tuple(array.shape))
+        raise donated_error(tuple(array.shape))
 
 
-def _part_of(tensor: lazy_tensor.LazyTensor) -> jax.Array | None:
+def _slice_of(tensor: lazy_tensor.LazyTensor) -> jax.Array | None:
     """The array of what is one element of a computed array along an axis, and nothing else."""
     ops = tensor._chain.ops
     if len(ops) != 1 or ops[0][0] != "index" or is_tracing():
         return None
-    whole = input_placement.held(visible(tensor._storage))
-    if isinstance(whole, Tracer | UnevenArray):
+    array = input_placement.stored_array(visible(tensor._storage))
+    if isinstance(array, Tracer | UnevenArray):
         return None
-    _, axis, number = ops[0]
+    _, axis, index = ops[0]
     with jax.enable_x64(True):  # a number may be beyond 32 bits
-        return _part(whole, number, axis)
+        return _slice(array, index, axis)
 
 
 @functools.partial(jax.jit, static_argnames="axis")
-def _part(whole: jax.Array, number: int, axis: int) -> jax.Array:
-    return jax.lax.dynamic_index_in_dim(whole, number, axis, keepdims=False)
+def _slice(array: jax.Array, index: int, axis: int) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(array, index, axis, keepdims=False)

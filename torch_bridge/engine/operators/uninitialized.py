@@ -1,4 +1,4 @@
-"""What memory holds that nobody has written to.
+"""The content of memory that was never written.
 
 It is zeros, as JAX has no other. Where torch is asked for deterministic algorithms, and to fill
 such memory, it is what torch fills it with, so that what reads it by mistake shows.
@@ -43,13 +43,13 @@ def _fills() -> bool:
     return deterministic.fill_uninitialized_memory  # pyrefly: ignore[missing-attribute]
 
 
-def fill(made: torch.Tensor) -> torch.Tensor:
+def fill(tensor: torch.Tensor) -> torch.Tensor:
     """The new tensor, with `content` in every place."""
     if torch.are_deterministic_algorithms_enabled():
-        number = content(made.dtype)
-        if number:
-            dispatch.handle(aten.fill_.Scalar, (made, number), {})
-    return made
+        value = content(tensor.dtype)
+        if value:
+            dispatch.handle(aten.fill_.Scalar, (tensor, value), {})
+    return tensor
 
 
 def filled(handler: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,8 +17,11 @@ from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.signatures.kernel_checks import spelled
-from isoshard.torch_bridge.engine.signatures.shape_checks import strides_for_each, written_once
+from isoshard.torch_bridge.engine.signatures.shape_checks import (
+    check_stride_count,
+    check_written_once,
+    spelled,
+)
 from isoshard.torch_bridge.engine.values.metas import Meta
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.engine.values.views import Chain, ViewOp
@@ -155,22 +158,22 @@ def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -
         key = (tensor._aval, tensor._chain, *rest)
         if kwargs:
             key = (*key, _hashable(tuple(kwargs.items())))
-        found = known.get(key)
-        if found is None:
-            found = known.again(key)
-        if found is None:
+        result = known.get(key)
+        if result is None:
+            result = known.again(key)
+        if result is None:
             try:
-                found = known[key] = _prepare(func, ops_of, tensor, args, kwargs)
+                result = known[key] = _prepare(func, ops_of, tensor, args, kwargs)
             except RuntimeError as error:
                 if "self.stride(" in str(error):  # torch looks at the offset first
                     _check_start(tensor, args[1].itemsize, args[1])
                 raise
         start = tensor.storage_offset() * tensor.dtype.itemsize
-        if start and start % found[0][3]:
-            _check_start(tensor, found[0][3], args[1])
+        if start and start % result[0][3]:
+            _check_start(tensor, result[0][3], args[1])
         views = [
             lazy_tensor.view_of(tensor, aval, chain, start // width + step)
-            for aval, chain, step, width in found
+            for aval, chain, step, width in result
         ]
         return views if many else views[0]
 
@@ -202,15 +205,15 @@ def _prepare(
     got = func(meta.tensor(), *args[1:], **kwargs)
     outs = list(got) if isinstance(got, list | tuple) else [got]
     metas = [Meta.of(out) for out in outs]
-    found = []
+    result = []
     for ops, out, real in zip(
         ops_of(meta.size, metas, *args[1:], **kwargs), metas, outs, strict=True
     ):
         chain = tensor._chain
         for op in ops:
             chain = chain.then(op)
-        found.append((Aval.of(out), chain, real.storage_offset(), out.dtype.itemsize))
-    return found
+        result.append((Aval.of(out), chain, real.storage_offset(), out.dtype.itemsize))
+    return result
 
 
 def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -220,13 +223,13 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
     if offset is None:
         offset = tensor.storage_offset()
-    strides_for_each(size, stride)
+    check_stride_count(size, stride)
     check_strides("as_strided", stride, offset)
     base_aval = tensor._storage.aval
     aval = Aval.of(Meta(size, stride, tensor._aval.meta.dtype))
     root = Chain.root(base_aval)
-    alike = _same_width(base_aval, aval)
-    if not alike and not _as_wide(base_aval, aval):
+    same_width = _same_width(base_aval, aval)
+    if not same_width and not _as_wide(base_aval, aval):
         raise RuntimeError(
             f"as_strided of a {tensor.dtype} view of {base_aval.meta.dtype} memory is not possible "
             f"on the {naming.current().type} device: its buffers have elements of another "
@@ -243,7 +246,7 @@ def _as_strided(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"as_strided(size={size}, stride={stride}, storage_offset={offset}) reaches element "
             f"{last} of a storage of {extent} elements"
         )
-    if alike:
+    if same_width:
         chain = root.then(("strided", size, stride, offset))
         if base_aval.meta.dtype != tensor.dtype:
             chain = chain.then(("bitcast", size, aval.physical))
@@ -265,17 +268,17 @@ def check_strides(name: str, stride: Sequence[int], offset: int = 0) -> None:
         raise RuntimeError(f"{name}: invalid storage offset {offset}")
 
 
-def _same_width(one: Aval, other: Aval) -> bool:
+def _same_width(aval: Aval, other: Aval) -> bool:
     """Whether the elements are as wide, for torch and in JAX's buffers."""
-    if one.meta.dtype == other.meta.dtype:
+    if aval.meta.dtype == other.meta.dtype:
         return True
-    logical = one.meta.dtype.itemsize == other.meta.dtype.itemsize
-    return logical and one.physical.itemsize == other.physical.itemsize
+    logical = aval.meta.dtype.itemsize == other.meta.dtype.itemsize
+    return logical and aval.physical.itemsize == other.physical.itemsize
 
 
-def _as_wide(one: Aval, other: Aval) -> bool:
+def _as_wide(aval: Aval, other: Aval) -> bool:
     """Whether JAX's buffers hold elements of both dtypes as wide as torch's memory does."""
-    return all(aval.meta.dtype.itemsize == aval.physical.itemsize for aval in (one, other))
+    return all(aval.meta.dtype.itemsize == aval.physical.itemsize for aval in (aval, other))
 
 
 _IN_PLACE = {
@@ -306,7 +309,7 @@ def _copied(view: Any) -> Any:
         got = view(args, kwargs)
         clone, form = torch.ops.aten.clone.default, torch.contiguous_format
         if isinstance(got, list):
-            return [clone(one, memory_format=form) for one in got]
+            return [clone(view, memory_format=form) for view in got]
         return clone(got, memory_format=form)
 
     return handler
@@ -322,18 +325,18 @@ def _scattered(func: OpOverload) -> dispatch.Handler:
         if signed or not tensor._chain.ops:  # torch resolves a conjugate to memory of its own
             return usual(args, kwargs)
         storage = tensor._storage
-        whole = lazy_tensor.new_tensor(storage.aval, storage, Chain.root(storage.aval))
-        memory = lazy_tensor.fresh(storage.aval, lazy_tensor.read(whole))._storage
+        full = lazy_tensor.new_tensor(storage.aval, storage, Chain.root(storage.aval))
+        memory = lazy_tensor.fresh(storage.aval, lazy_tensor.read(full))._storage
         offset = tensor.storage_offset()
         view = lazy_tensor.new_tensor(tensor._aval, memory, tensor._chain, offset)
-        part = _as_strided((view, *window), kwargs)
-        written_once("as_strided_scatter", {"size": window[0], "stride": window[1]})
-        if src.shape != part.shape:
+        window_view = _as_strided((view, *window), kwargs)
+        check_written_once("as_strided_scatter", {"size": window[0], "stride": window[1]})
+        if src.shape != window_view.shape:
             raise RuntimeError(
                 "expected src to have a size equal to the slice of self. src size = "
-                f"{list(src.shape)}, slice size = {list(part.shape)}"
+                f"{list(src.shape)}, slice size = {list(window_view.shape)}"
             )
-        torch.ops.aten.copy_.default(part, src)
+        torch.ops.aten.copy_.default(window_view, src)
         return view
 
     return handler

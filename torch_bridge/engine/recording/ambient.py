@@ -28,7 +28,7 @@ from isoshard.torch_bridge.engine.recording import compile_settings
 
 
 def ambient() -> tuple[Any, ...]:
-    """Everything whose change asks for another program, whatever the step's code reads."""
+    """Everything whose change requires another program, whatever the step's code reads."""
     autocast = is_autocast_enabled("jax")
     return (
         compile_settings.current(),

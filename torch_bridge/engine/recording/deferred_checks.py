@@ -41,26 +41,22 @@ class _Waiting(threading.local):
 _WAITING = _Waiting()
 
 
-def check(number: lazy_tensor.LazyTensor, fault: Fault) -> None:
+def check(count: lazy_tensor.LazyTensor, fault: Fault) -> None:
     """Check a number when the program has run that computes it; in each replay of a captured step.
-
-    Args:
-        number: a scalar that was recorded just now.
-        fault: of it.
 
     Raises:
         Exception: many are waiting, and one of them has failed.
     """
-    here = recorder()
-    if here.capture is not None:
-        here.capture.deferred.append((number, fault))
+    current = recorder()
+    if current.capture is not None:
+        current.capture.deferred.append((count, fault))
     else:
-        defer(number, fault)
+        defer(count, fault)
 
 
-def defer(number: lazy_tensor.LazyTensor, fault: Fault) -> None:
+def defer(count: lazy_tensor.LazyTensor, fault: Fault) -> None:
     """As `check`, where no step is being captured."""
-    _WAITING.checks.append((number, fault))
+    _WAITING.checks.append((count, fault))
     if len(_WAITING.checks) > MOST:
         raise_failed()
 
@@ -75,15 +71,15 @@ def raise_failed() -> None:
     if not waiting:
         return
     _WAITING.checks = []
-    for place, (number, fault) in enumerate(waiting):
-        value = number._storage.value
+    for index, (count, fault) in enumerate(waiting):
+        value = count._storage.value
         if value.array is None:
             if value.tape is not None and not value.tape.failed:
-                _WAITING.checks.append((number, fault))
+                _WAITING.checks.append((count, fault))
             continue
-        mine = value.array.addressable_shards  # none in a process that has no part in it
-        if mine and not mine[0].data.is_ready():  # of a later program than the one just read
-            _WAITING.checks.append((number, fault))
-        elif mine and (error := fault(int(np.asarray(mine[0].data)))) is not None:
-            _WAITING.checks += waiting[place + 1 :]
+        shards = value.array.addressable_shards  # none in a process that has no part in it
+        if shards and not shards[0].data.is_ready():  # of a later program than the one just read
+            _WAITING.checks.append((count, fault))
+        elif shards and (error := fault(int(np.asarray(shards[0].data)))) is not None:
+            _WAITING.checks += waiting[index + 1 :]
             raise error

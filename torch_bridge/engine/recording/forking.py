@@ -1,7 +1,7 @@
 """A process forked from one in which JAX runs has its memory, but not the threads that do the work.
 
-Whatever it asked of a device would wait for ever. So its recorder refuses: CPU tensors are as ever,
-and a tensor on the `jax` device raises, with the way out.
+Whatever it requested of a device would wait for ever. So its recorder raises: CPU tensors are as
+ever, and a tensor on the `jax` device raises, with how to fix it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .recorder import Recorder, wire_new
 
 
 class Forked(Recorder):
-    """Where no operation can go; whatever is asked of it raises."""
+    """The recorder of a forked process: every operation raises."""
 
     __slots__ = ()
     mark = None  # `torch.manual_seed`, which a DataLoader's worker calls, is no use of the device
@@ -30,7 +30,7 @@ class Forked(Recorder):
         Raises:
             RuntimeError: always.
         """
-        _refuse()
+        _raise_forked()
 
     def record(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse.
@@ -38,7 +38,7 @@ class Forked(Recorder):
         Raises:
             RuntimeError: always.
         """
-        _refuse()
+        _raise_forked()
 
     def check_process(self) -> None:
         """Refuse.
@@ -46,12 +46,12 @@ class Forked(Recorder):
         Raises:
             RuntimeError: always.
         """
-        _refuse()
+        _raise_forked()
 
     view = keep_view = refuse = record
 
 
-def _refuse() -> NoReturn:
+def _raise_forked() -> NoReturn:
     raise RuntimeError(
         f"a tensor on the {naming.current().type} device is used in a process that was forked "
         "after JAX had started, "

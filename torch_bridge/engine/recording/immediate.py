@@ -62,10 +62,10 @@ class Immediate(Recorder):
     def check_handing_out(self) -> None:
         """What is computed at once is JAX's already."""
 
-    def view(self, whole: Value, chain: Any) -> None:
+    def view(self, base: Value, chain: Any) -> None:
         """Nothing is remembered: a traced value must not outlive its trace."""
 
-    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+    def keep_view(self, base: Value, chain: Any, view: Value) -> None:
         """See `view`."""
 
 

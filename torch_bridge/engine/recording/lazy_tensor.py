@@ -91,10 +91,10 @@ def new_tensor(aval: Aval, storage: Storage, chain: Chain, offset: int = 0) -> L
         device=_LAZY,
         _extra_dispatch_keys=AUTOCAST,
     )
-    own = namespace(tensor)
-    own["_storage"] = storage
-    own["_chain"] = chain
-    own["_aval"] = aval
+    fields = namespace(tensor)
+    fields["_storage"] = storage
+    fields["_chain"] = chain
+    fields["_aval"] = aval
     return tensor
 
 
@@ -109,10 +109,10 @@ def view_of(tensor: LazyTensor, aval: Aval, chain: Chain, offset: int) -> LazyTe
     return new_tensor(aval, tensor._storage, chain, offset)
 
 
-def fresh(aval: Aval, value: Value, here: Recorder | None = None) -> LazyTensor:
-    """A tensor with a storage of its own; `here` is `recorder()`, where that is known."""
+def fresh(aval: Aval, value: Value, current: Recorder | None = None) -> LazyTensor:
+    """A tensor with a storage of its own; `current` is `recorder()`, where that is known."""
     storage = Storage(value, aval)
-    log = recorder().log if here is None else here.log
+    log = recorder().log if current is None else current.log
     if log is not None:
         log.created[id(storage)] = value.slot
     return new_tensor(aval, storage, aval.root or Chain.root(aval))
@@ -144,29 +144,29 @@ def note_operand(
 
 def read(tensor: LazyTensor) -> Value:
     """The current value of a tensor."""
-    here = recorder()
+    current = recorder()
     storage = tensor._storage
-    if here.log is not None:
-        here.log.touch(storage)
+    if current.log is not None:
+        current.log.touch(storage)
     value = storage.value
-    if value.array is None and value.tape is not here:
+    if value.array is None and value.tape is not current:
         value = visible(storage)
     chain = tensor._chain
     if not chain.ops:
         return value
-    known = here.view(value, chain)
-    if known is not None:
-        return known
+    cached = current.view(value, chain)
+    if cached is not None:
+        return cached
     recipe = chain.recipes.get("read") or reading(chain)
-    part = here.record(recipe, (value,))[0]
-    recorder().keep_view(value, chain, part)
-    return part
+    view = current.record(recipe, (value,))[0]
+    recorder().keep_view(value, chain, view)
+    return view
 
 
 def reading(chain: Chain) -> Recipe:
     """What an entry computes that reads a view."""
-    made = Recipe("view", lambda arrays, _scalars, _key: [chain.read(arrays[0])], 1, detail=chain)
-    return chain.recipes.setdefault("read", made)
+    recipe = Recipe("view", lambda arrays, _scalars, _key: [chain.read(arrays[0])], 1, detail=chain)
+    return chain.recipes.setdefault("read", recipe)
 
 
 class WrittenView(NamedTuple):
@@ -179,26 +179,26 @@ class WrittenView(NamedTuple):
     chain: Chain
 
 
-def write(tensor: LazyTensor, value: Value, here: Recorder | None = None) -> None:
-    """Replace the elements that `tensor` views; `here` is `recorder()`, where that is known."""
-    here = recorder() if here is None else here
-    storage, log = tensor._storage, here.log
+def write(tensor: LazyTensor, value: Value, current: Recorder | None = None) -> None:
+    """Replace the elements that `tensor` views; `current` is `recorder()`, where that is known."""
+    current = recorder() if current is None else current
+    storage, log = tensor._storage, current.log
     if log is not None:
         log.touch(storage)
     chain = tensor._chain
     if chain.ops:
         recipe = chain.recipes.get("write")
         if recipe is None:
-            made = Recipe(
+            writing = Recipe(
                 "write",
                 lambda arrays, _scalars, _key: [chain.write(arrays[0], arrays[1])],
                 1,
                 detail=WrittenView(chain),
             )
-            recipe = chain.recipes.setdefault("write", made)
-        whole = here.record(recipe, (visible(storage), value))[0]
-        storage.write(whole)
-        recorder().keep_view(whole, chain, value)
+            recipe = chain.recipes.setdefault("write", writing)
+        memory = current.record(recipe, (visible(storage), value))[0]
+        storage.write(memory)
+        recorder().keep_view(memory, chain, value)
     else:
         storage.write(value)
     if log is not None:
@@ -207,12 +207,12 @@ def write(tensor: LazyTensor, value: Value, here: Recorder | None = None) -> Non
 
 def move(tensor: LazyTensor, layout: int) -> None:
     """Ask for another layout of the computed value of a tensor that is all of its memory."""
-    here = recorder()
-    storage, log = tensor._storage, here.log
+    current = recorder()
+    storage, log = tensor._storage, current.log
     if log is not None:
         log.touch(storage)
-    if here.plans:  # there are no elements that would have to move
-        storage.value.layout = here.meant(layout)
+    if current.plans:  # there are no elements that would have to move
+        storage.value.layout = current.meant(layout)
         return
     storage.moved(layout)
     if log is not None:

@@ -15,7 +15,7 @@ from .recorder import Recorder, recorder
 
 
 class MemoryLog:
-    """What a capture needs to know of the memory that a step touches.
+    """What a capture reads of the memory that a step touches.
 
     Args:
         tape: where the step is recorded.
@@ -53,7 +53,7 @@ class MemoryLog:
             self._writes[id(storage.value)] = (last, noted[1])
 
     def before(self, value: Value) -> Value | None:
-        """What memory held before the step wrote `value` to it, for threads other than its own."""
+        """The value of memory before the step wrote `value` to it, for other threads."""
         last, first = self._writes.get(id(value), (None, None))
         if last is None or last() is not value or self._thread == threading.get_ident():
             return None
@@ -86,7 +86,7 @@ class MemoryLog:
         return visible(storage) is (first if last is None else last())
 
     def put_back(self) -> None:
-        """Take back what the step itself wrote; what others wrote since stays."""
+        """Take back what the step itself wrote; what others wrote since is kept."""
         for key, (storage, first) in self.storages.items():
             last = self._last.get(key)
             if last is not None and storage.value is last():
@@ -108,18 +108,18 @@ def visible(storage: Storage) -> Value:
     """
     value = storage.value
     if value.array is None:
-        held = value.tape
-        before = None if held is None else held.value_before(value)
+        tape = value.tape
+        before = None if tape is None else tape.value_before(value)
         if before is not None:
             return before
     return value
 
 
 @contextlib.contextmanager
-def noted_in(log: MemoryLog | None) -> Iterator[None]:
+def logged_to(log: MemoryLog | None) -> Iterator[None]:
     """Context in which the memory that operations touch is noted in `log`; None: nowhere."""
-    here = recorder()
-    before, here.log = here.log, log
+    current = recorder()
+    before, current.log = current.log, log
     try:
         yield
     finally:

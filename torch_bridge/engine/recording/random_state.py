@@ -37,7 +37,7 @@ _MOVING = threading.RLock()
 
 @dataclasses.dataclass(eq=False)
 class RandomState:
-    """Where a stream of random numbers stands.
+    """The position in a stream of random numbers.
 
     Attributes:
         seed: 64 bits.
@@ -74,8 +74,8 @@ class RandomState:
         seed = int.from_bytes(raw[:8], "little")
         counter = int.from_bytes(raw[8:16], "little")
         mark = recorder().mark
-        found = None if mark is None else mark.known.get((self, seed, counter))
-        self._go_to(seed, counter, next(_SEEDINGS) if found is None else found)
+        state = None if mark is None else mark.known.get((self, seed, counter))
+        self._go_to(seed, counter, next(_SEEDINGS) if state is None else state)
 
     def _go_to(self, seed: int, counter: int, seeding: int) -> None:
         mark = recorder().mark
@@ -96,13 +96,9 @@ STATE = RandomState()
 """The device's own state."""
 
 
-def take(here: Recorder) -> Word:
-    """Reserve the next key.
-
-    Args:
-        here: the recorder of what draws.
-    """
-    state, mark = here.source or STATE, here.mark
+def take(current: Recorder) -> Word:
+    """Reserve the next key."""
+    state, mark = current.source or STATE, current.mark
     with _MOVING:
         word = state.word()
         if mark is not None:
@@ -116,8 +112,8 @@ def take(here: Recorder) -> Word:
 @contextlib.contextmanager
 def drawing_from(state: RandomState) -> Iterator[None]:
     """Take keys from `state` instead of the device's own."""
-    here = recorder()
-    before, here.source = here.source, state
+    current = recorder()
+    before, current.source = current.source, state
     try:
         yield
     finally:
@@ -141,7 +137,7 @@ class Draws:
     def take(self) -> list[Word]:
         """The keys for one run; moves the states."""
         with _MOVING:
-            words = [one if len(one) == 3 else one[0].word(one[1]) for one in self.words]
+            words = [word if len(word) == 3 else word[0].word(word[1]) for word in self.words]
             for state, move in self.moves:
                 if isinstance(move, int):
                     state.counter += move
@@ -158,7 +154,7 @@ class DrawnKeys:
     put back, so that no key is taken twice.
 
     Attributes:
-        known: the seeding of states that were asked for inside: putting such a state back
+        known: the seeding of states that were read inside: putting such a state back
             (`fork_rng`, `torch.utils.checkpoint`) is no new seeding.
     """
 
@@ -172,8 +168,8 @@ class DrawnKeys:
 
     def __enter__(self) -> None:
         """Begin to note; a mark around this one does not note what is drawn inside."""
-        here = recorder()
-        self._around, here.mark = here.mark, self
+        current = recorder()
+        self._around, current.mark = current.mark, self
 
     def __exit__(self, *exc: object) -> None:
         """End."""
@@ -221,7 +217,7 @@ def as_input(words: list[Word]) -> np.ndarray:
 
 def keys(words: jax.Array):
     """The keys of a program's random input, one after the other."""
-    return map(key_of, (words[number] for number in range(words.shape[0])))
+    return map(key_of, (words[index] for index in range(words.shape[0])))
 
 
 def key_of(word: jax.Array) -> jax.Array:

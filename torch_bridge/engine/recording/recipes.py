@@ -1,6 +1,6 @@
 """What entries of a program compute: recipes, interned to integers.
 
-A recipe's number stands in every compile key, so no two recipes ever have one number, whichever
+A recipe's number is part of every compile key, so no two recipes ever have one number, whichever
 threads make them, and none gets the number of one that is gone.
 
 A program whose shapes, slices or constants never end must not fill the memory, so a recipe lives
@@ -44,9 +44,9 @@ class Recipe:
         count: how many results it has.
         random: whether it draws random numbers.
         lifted: how many lifted floats it takes.
-        detail: what program optimisations may want to know (an operator, or a view chain).
+        detail: what program optimisations may read (an operator, or a view chain).
         found_by: what leads to this recipe, kept alive by it; see `Interned`.
-        check: refuses lifted floats, at each call; None where any will do.
+        check: rejects lifted floats, at each call; None where any is accepted.
         line: of the user code that needed it first.
     """
 

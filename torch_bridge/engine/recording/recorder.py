@@ -19,30 +19,29 @@ import asyncio
 import threading
 import weakref
 from asyncio import _get_running_loop as _running_loop
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from isoshard.torch_bridge.engine.values.value import Value
-
+from collections.abc import Callable
+from collections.abc import Sequence
 from .recipes import Recipe
+from isoshard.torch_bridge.engine.values.value import Value
+from typing import Any
 
 
 class Recorder:
     """Where operations go, and what decides what they do there.
 
     Attributes:
-        log: the `MemoryLog` of the memory that operations touch; None if nobody wants to know.
-        capture: the `CpuOps` of the step that is being captured, which refuses what a replay
+        log: the `MemoryLog` of the memory that operations touch; None without one.
+        capture: the `CpuOps` of the step that is being captured, which rejects what a replay
             could not repeat; None outside of captures.
-        mark: the `random_state.DrawnKeys` that notes the keys taken; None if nobody wants to know.
+        mark: the `random_state.DrawnKeys` that notes the keys taken; None without one.
         source: the `random_state.RandomState` drawn from; None for the device's own.
         regions: each open `Region` of the script, with whether its code has run.
         opened: it was opened for some code, and other asyncio tasks are not to find it.
         imports: CPU tensors among operands are constants, and no mistake.
         failed: it could not be executed as a whole.
         plans: what is recorded is looked at, and never executed.
-        refusal: with what code that JAX traces is refused a value; None elsewhere.
-        line_of_user: gives the line of user code that runs now; None where nobody wants to know.
+        refusal: the error of reading a value in code that JAX traces; None elsewhere.
+        line_of_user: gives the line of user code that runs now; None without one.
     """
 
     __slots__ = ("__weakref__", "capture", "log", "mark", "opened", "regions", "source")
@@ -54,7 +53,7 @@ class Recorder:
     line_of_user: Callable[[], str] | None = None
 
     def __init__(self) -> None:
-        """Nothing is noted, and nothing refused."""
+        """Nothing is noted, and nothing rejected."""
         self.log: Any = None  # these are of modules that import this one
         self.capture: Any = None
         self.mark: Any = None
@@ -63,7 +62,7 @@ class Recorder:
         self.opened = False
 
     def take_over(self, around: Recorder) -> None:
-        """Note, draw and refuse as the recorder around this one does."""
+        """Note, draw and reject as the recorder around this one does."""
         self.log = around.log
         self.capture = around.capture
         self.mark = around.mark
@@ -76,23 +75,20 @@ class Recorder:
         """Add an operation and return its results."""
         raise NotImplementedError
 
-    def view(self, whole: Value, chain: Any) -> Value | None:
+    def view(self, base: Value, chain: Any) -> Value | None:
         """The value of a view that was read before, or None."""
         raise NotImplementedError
 
-    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+    def keep_view(self, base: Value, chain: Any, view: Value) -> None:
         """Remember the value of a view."""
         raise NotImplementedError
 
     def meant(self, layout: int) -> int:
-        """The layout that a mark asks for here; a plan's marks are on the mesh that is planned."""
+        """The layout that a mark requests here; a plan's marks are on the mesh that is planned."""
         return layout
 
     def refuse(self, what: str) -> None:
         """Refuse what a captured step could not be given in a replay.
-
-        Args:
-            what: is asked for.
 
         Raises:
             CaptureError: a step is being captured here.
@@ -135,7 +131,7 @@ class Recorder:
         self.refuse("the value of a tensor")
 
     def value_before(self, value: Value) -> Value | None:
-        """What memory held before a step wrote `value` to it that another thread captures.
+        """The value of memory before a step that another thread captures wrote `value` to it.
 
         None if it is not for another thread to know: it is computed where it was recorded.
         """
@@ -155,7 +151,7 @@ class _Wiring:
         self.execute: _Execute = _not_wired
 
 
-def _not_wired(held: Any, only: Value | None) -> None:
+def _not_wired(tape: Any, only: Value | None) -> None:
     raise RuntimeError("import isoshard.torch_bridge before its engine")
 
 
@@ -191,12 +187,12 @@ def recorder() -> Recorder:
 def _of_task(task: Any) -> Recorder:
     if task is None:
         return _THREAD.recorder
-    found = _THREAD.tasks.get(task)
-    if found is None:
+    recorder = _THREAD.tasks.get(task)
+    if recorder is None:
         if _THREAD.recorder.opened:  # the loop runs inside the code that it was opened for
             return _THREAD.recorder
-        found = _THREAD.tasks[task] = _WIRING.new()
-    return found
+        recorder = _THREAD.tasks[task] = _WIRING.new()
+    return recorder
 
 
 def replace(new: Recorder) -> Recorder:
@@ -212,20 +208,20 @@ def replace(new: Recorder) -> Recorder:
     return old
 
 
-def execute(held: Recorder, only: Value | None = None) -> None:
+def execute(tape: Recorder, only: Value | None = None) -> None:
     """Compute what is recorded somewhere, or only one value of it."""
-    _WIRING.execute(held, only)
+    _WIRING.execute(tape, only)
 
 
 def materialize(values: Sequence[Value]) -> None:
     """Make sure that every value has an array, executing the tapes that hold them."""
     for value in values:
-        held = value.tape  # another thread may execute it now: it sets the array, then the tape
-        if value.array is None and held is not None and held.refusal is not None:
-            value.array = held.constant(value)
-        if value.array is None and held is not None:
-            execute(held, value if held.failed else None)
-            if value.array is None and value.tape is not held:  # poisoned
+        tape = value.tape  # another thread may execute it now: it sets the array, then the tape
+        if value.array is None and tape is not None and tape.refusal is not None:
+            value.array = tape.constant(value)
+        if value.array is None and tape is not None:
+            execute(tape, value if tape.failed else None)
+            if value.array is None and value.tape is not tape:  # failed
                 execute(value.tape)
 
 

@@ -45,15 +45,15 @@ class Region:
             )
         if self.most is None:
             return
-        number = hash(tuple(tape.program))
-        if number not in self.known and len(self.known) >= self.most:
+        digest = hash(tuple(tape.program))
+        if digest not in self.known and len(self.known) >= self.most:
             raise RuntimeError(
                 f"{metrics.user_location()}: {self.name} records another program, and "
                 f"max_different_graphs={self.most} were recorded before. New shapes, static "
                 "arguments and Python branches make new programs: pad inputs to a few sizes, give "
                 "what changes as a tensor, or allow more."
             )
-        self.known.add(number)
+        self.known.add(digest)
 
 
 class inside:
@@ -70,8 +70,8 @@ class inside:
 
     def __enter__(self) -> None:
         """Open it."""
-        here = recorder()
-        self._around, here.regions = here.regions, (*here.regions, self._entry)
+        current = recorder()
+        self._around, current.regions = current.regions, (*current.regions, self._entry)
 
     def __exit__(self, *exc: object) -> None:
         """Close it."""
@@ -90,5 +90,5 @@ def check(tape: Any) -> None:
 
 def name() -> str | None:
     """The name of the innermost open region."""
-    found = recorder().regions
-    return found[-1][0].name if found else None
+    regions = recorder().regions
+    return regions[-1][0].name if regions else None

@@ -18,7 +18,7 @@ from typing import Any
 
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.torch_bridge.engine.values import layout_numbers as layouts
-from isoshard.torch_bridge.engine.values.meeting import differently_numbered, on_one_mesh
+from isoshard.torch_bridge.engine.values.unify_meshes import differently_numbered, unified
 from isoshard.torch_bridge.engine.values.value import Taken, Value
 
 from . import random_state
@@ -41,27 +41,27 @@ __all__ = [
 ]
 
 LIMIT = 100_000
-"""Entries after which a tape is executed even if nobody asked for a value."""
+"""Entries after which a tape is executed even if no value was read."""
 
 
 class Tape(Recorder):
     """Entries recorded by one thread or task since the last `sync`.
 
-    Results are held weakly: one that nobody can see any more need not be computed. Of an input the
-    array is held, and the value weakly: one that nobody can see any more may be overwritten.
+    Results are referenced weakly: one without other references need not be computed. Of an input
+    the array is referenced, the value weakly: one without other references may be overwritten.
 
     Attributes:
-        slots: what it knows, by slot: inputs, and weakly results.
+        slots: its values, by slot: inputs, and weakly results.
         program: the compile key so far: for an input, its interned shape and dtype; for an
             operation, its recipe's number and input slots.
         leaves: slots of the inputs.
-        marks: the layouts that its constraints ask for.
+        marks: the layouts that its constraints request.
         scalars: the lifted floats, in order of use.
         words: the random keys taken.
-        recipes: what its numbers of recipes stand for.
+        recipes: its recipes by id.
         done: it was executed (perhaps by another thread), and takes nothing more.
         failed: it could not be executed as a whole.
-        fault: what the first of its operations that failed has raised; see `poisoned`.
+        fault: what the first of its operations that failed has raised; see `failed_ops`.
         home: the devices of the mesh that its inputs are on, in order; empty while none is.
         lock: held while an entry is added, and while it is decided what is computed.
     """
@@ -105,7 +105,7 @@ class Tape(Recorder):
         self, recipe: Recipe, inputs: Sequence[Value], scalars: Sequence[Any] = ()
     ) -> list[Value]:
         """Add an operation and return its (recorded) results."""
-        known, slots = self._known, self.slots
+        index_of, slots = self._known, self.slots
         entry = [recipe.number]
         self.lock.acquire()  # half the price of `with`, and this is the hottest line
         try:
@@ -114,7 +114,7 @@ class Tape(Recorder):
                 if value.tape is self:
                     entry.append(value.slot)
                     continue
-                slot = known.get(value.taken)
+                slot = index_of.get(value.taken)
                 if slot is None:
                     if value.array is None or (value.layout >= 0 and not self.joins(value.layout)):
                         break
@@ -140,8 +140,8 @@ class Tape(Recorder):
         if ended:
             return self._successor().record(recipe, inputs, scalars)
         if value.array is None:
-            given = [one if one.tape is self else _settled(one) for one in inputs]
-            return recorder().record(recipe, given, scalars)
+            settled = [input_ if input_.tape is self else _settled(input_) for input_ in inputs]
+            return recorder().record(recipe, settled, scalars)
         return self._on_another_mesh(recipe, inputs, scalars)
 
     def forget(self) -> None:
@@ -156,40 +156,40 @@ class Tape(Recorder):
         self._known.clear()
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Nothing recorded here will be asked for any more."""
+        """Nothing recorded here will be read any more."""
         if not ends():  # at the end of Python, this module's names are gone
             self.forget()
 
     def value(self, slot: int) -> Value | None:
         """The value of a slot; None if it is dead."""
-        found = self.slots[slot]
-        return found.value() if isinstance(found, Taken) else found()
+        current = self.slots[slot]
+        return current.value() if isinstance(current, Taken) else current()
 
     def inputs(self) -> list[Value | Taken]:
         """What it takes from outside, in order."""
-        found = [self.slots[slot] for slot in self.leaves]
-        return [taken.holder() for taken in found if isinstance(taken, Taken)]
+        inputs = [self.slots[slot] for slot in self.leaves]
+        return [taken.holder() for taken in inputs if isinstance(taken, Taken)]
 
     def layouts(self) -> set[int]:
-        """The layouts of its inputs, and those that its constraints ask for."""
-        return {one.layout for one in self.inputs()} | self.marks
+        """The layouts of its inputs, and those that its constraints request."""
+        return {input_.layout for input_ in self.inputs()} | self.marks
 
-    def view(self, whole: Value, chain: Any) -> Value | None:
+    def view(self, base: Value, chain: Any) -> Value | None:
         """The value of a view that was read before."""
-        whole_slot = self._slot(whole)
-        if whole_slot is None:
+        base_slot = self._slot(base)
+        if base_slot is None:
             return None
-        found = self._views.get((whole_slot, chain))
-        if found is None:
+        view = self._views.get((base_slot, chain))
+        if view is None:
             return None
         with self.lock:
-            return None if self.done else self._revived(*found)
+            return None if self.done else self._revived(*view)
 
-    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+    def keep_view(self, base: Value, chain: Any, view: Value) -> None:
         """Remember the value of a view for as long as the tape lives."""
-        whole_slot, slot = self._slot(whole), self._slot(part)
-        if whole_slot is not None and slot is not None:
-            self._views[whole_slot, chain] = slot, part.layout
+        base_slot, slot = self._slot(base), self._slot(view)
+        if base_slot is not None and slot is not None:
+            self._views[base_slot, chain] = slot, view.layout
 
     def joins(self, layout: int) -> bool:
         """Whether a layout is over the devices of this tape; the first one decides."""
@@ -208,10 +208,10 @@ class Tape(Recorder):
 
     def _revived(self, slot: int, layout: int) -> Value:
         """The value of a slot, made again if it is dead."""
-        found = self.slots[slot]
-        if isinstance(found, Taken):
-            return found.revived()
-        value = found()
+        current = self.slots[slot]
+        if isinstance(current, Taken):
+            return current.revived()
+        value = current()
         if value is None:
             value = Value(None, layout, self, slot)
             self.slots[slot] = _weakly(value)
@@ -252,9 +252,9 @@ class Tape(Recorder):
                 is captured, one that is computed in it.
         """
         if all(value.tape is not self for value in inputs):  # else it is known once it is computed
-            inputs = on_one_mesh(recipe.name, inputs)
+            inputs = unified(recipe.name, inputs)
         elif self.capture is not None:
-            others = [layouts.devices(one.layout) for one in inputs if one.layout >= 0]
+            others = [layouts.devices(input_.layout) for input_ in inputs if input_.layout >= 0]
             raise differently_numbered(recipe.name, [*dict.fromkeys([self.home, *others])])
         execute(self)
         return recorder().record(recipe, inputs, scalars)
@@ -268,10 +268,10 @@ def _settled(value: Value) -> Value:
     """A value of another recorder, computed.
 
     What a step writes that another thread captures is not there before the capture ends: until
-    then the memory holds what it held.
+    then the memory is unchanged.
     """
-    held = value.tape
-    before = None if held is None else held.value_before(value)
+    tape = value.tape
+    before = None if tape is None else tape.value_before(value)
     if before is None:
         materialize([value])
         return value

@@ -76,7 +76,7 @@ class BoundOp:
         random: whether a PRNG key is needed.
         run: the computation.
         ins: one meta per tensor argument.
-        images: the same with channels last, for operators that know images.
+        images: the same with channels last, for operators on images.
         plain: every argument is a tensor; the others are as the operator has them by default.
         args: as given, with `Slot` for tensors and `Lift` for lifted floats.
         kwargs: likewise.
@@ -102,7 +102,7 @@ class BoundOp:
         """Compute the results, then the new values of written arguments, in physical dtypes."""
         got = self.run(inputs, scalars, key)
         flat = list(got) if isinstance(got, tuple | list) else [got]
-        want = [*self.outs, *(self.ins[number] for number in self.written)]
+        want = [*self.outs, *(self.ins[index] for index in self.written)]
         if len(flat) != len(want):
             raise TypeError(
                 f"the lowering of {self.op} returned {len(flat)} values, torch promises {len(want)}"
@@ -130,9 +130,6 @@ def build_call(
         decompose: finds a function `(args, kwargs, metas, inputs, scalars, key)` for an operator
             without a lowering.
 
-    Returns:
-        The prepared call.
-
     Raises:
         NotImplementedError: `op` has neither a lowering nor a decomposition.
     """
@@ -144,7 +141,7 @@ def build_call(
         return BoundOp(op, outs, (), False, _bind_decomposition(run, args, kwargs, metas), metas)
     check_moved_only(op, (*metas, *outs))
     plain = not kwargs and all(isinstance(arg, Slot) for arg in args)
-    given = args, kwargs
+    template = args, kwargs
     args, kwargs = _steer(op, args, kwargs)
     _check_integers(op, args, kwargs, outs)
     args, kwargs = in_range(op, args, kwargs, outs)
@@ -155,14 +152,16 @@ def build_call(
         kwargs["shape"] = outs[0].size
     if not metas and "dtype" in [argument.name for argument in schema_of(op).arguments]:
         assert outs[0] is not None
-        kwargs["dtype"] = physical_dtype(outs[0].dtype)  # torch's default dtype, where none is said
+        kwargs["dtype"] = physical_dtype(
+            outs[0].dtype
+        )  # torch's default dtype, where none is given
     dtype = _promotion(lowering, op, args, kwargs, metas)
     met = [physical_dtype(meta.dtype) for meta in (*metas, *outs) if meta is not None]
     wide = any(map(is_wide, met if dtype is None else (*met, dtype)))
     run = _bind(lowering, op, args, kwargs, dtype, wide)
     images = _images(lowering, op, args, kwargs, dtype, wide)
     draws = _draws(lowering, op, args, kwargs)
-    return BoundOp(op, outs, written, draws, run, metas, images, plain, *given)
+    return BoundOp(op, outs, written, draws, run, metas, images, plain, *template)
 
 
 def _leaves(values: list[Any]) -> list[Any]:
@@ -175,13 +174,13 @@ def _steer(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Drop placement arguments, given by name or by position, and translate dtypes."""
     names = [argument.name for argument in schema_of(op).arguments]
-    kept = tuple(
+    steered = tuple(
         None if name in _PLACEMENT else map_leaves(_dtype, arg)
         for name, arg in zip(names, args, strict=False)
     )
-    while kept and kept[-1] is None and names[len(kept) - 1] in _PLACEMENT:
-        kept = kept[:-1]
-    return kept, {k: map_leaves(_dtype, v) for k, v in kwargs.items() if k not in _PLACEMENT}
+    while steered and steered[-1] is None and names[len(steered) - 1] in _PLACEMENT:
+        steered = steered[:-1]
+    return steered, {k: map_leaves(_dtype, v) for k, v in kwargs.items() if k not in _PLACEMENT}
 
 
 def _dtype(leaf: Any) -> Any:
@@ -246,7 +245,7 @@ def _check_integers(
     types = {argument.name: str(argument.type) for argument in schema_of(op).arguments}
     for name, value in _named(op, args, kwargs):
         counts = name not in ("min", "max") and (types[name] in _NUMBERS or "Tensor" in types[name])
-        # The bounds of int64 stand for "no bound" in torch code, and become those of int32.
+        # The bounds of int64 mean "no bound" in torch code, and become those of int32.
         if value in (2**63 - 1, -(2**63)):
             continue
         if counts and type(value) is int and not -(2**31) <= value < 2**32:
@@ -283,7 +282,7 @@ def _bind(
     def run(
         inputs: Sequence[jax.Array], scalars: Sequence[jax.Array], key: jax.Array | None
     ) -> Any:
-        def place(leaf: Any) -> Any:
+        def value_of(leaf: Any) -> Any:
             if isinstance(leaf, Slot):
                 return inputs[leaf.number]
             return scalars[leaf.number].astype(lifted) if isinstance(leaf, Lift) else leaf
@@ -291,15 +290,15 @@ def _bind(
         def lift(leaf: Any) -> Any:
             if not is_operand(leaf):
                 return leaf
-            return number(place(leaf), dtype)
+            return number(value_of(leaf), dtype)
 
         with jax.enable_x64(wide):
             real = [
-                map_leaves(lift if promoted(name) else place, arg)
+                map_leaves(lift if promoted(name) else value_of, arg)
                 for name, arg in zip(names, args, strict=False)
             ]
             named = {
-                name: map_leaves(lift if promoted(name) else place, arg)
+                name: map_leaves(lift if promoted(name) else value_of, arg)
                 for name, arg in kwargs.items()
             }
             if lowering.random:
@@ -321,8 +320,8 @@ def _images(
     variant = channels_last.VARIANTS.get(op.name())
     if variant is None:
         return None
-    known = dataclasses.replace(lowering, function=variant.function)
-    run = _bind(known, op, args, kwargs, dtype, wide)
+    replaced = dataclasses.replace(lowering, function=variant.function)
+    run = _bind(replaced, op, args, kwargs, dtype, wide)
     named = _named(op, args, kwargs)
     slots = {arg.number for name, arg in named if name in variant.images}
     return ImagesOp(run, frozenset(slots), variant.results)
@@ -342,11 +341,11 @@ def _drop_unwritten(
     if not lowering.writes:
         return got
     named = dict(_named(op, args, kwargs))
-    given = [named.get(name) for name in lowering.writes]
-    results = got[: len(got) - len(given)]
-    slots, fresh = _leaves(given), _leaves(list(got[len(results) :]))
-    kept = [value for value, slot in zip(fresh, slots, strict=True) if isinstance(slot, Slot)]
-    return (*results, *kept)
+    written = [named.get(name) for name in lowering.writes]
+    results = got[: len(got) - len(written)]
+    slots, fresh = _leaves(written), _leaves(list(got[len(results) :]))
+    new_values = [value for value, slot in zip(fresh, slots, strict=True) if isinstance(slot, Slot)]
+    return (*results, *new_values)
 
 
 def _bind_decomposition(

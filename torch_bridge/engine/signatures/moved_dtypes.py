@@ -36,11 +36,7 @@ _CASTS = frozenset({"aten::_to_copy", "aten::copy"})
 
 
 def check_moved_only(op: OpOverload, metas: Sequence[Meta | None]) -> None:
-    """Refuse to compute with dtypes that are stored as bytes, as CPUs refuse it.
-
-    Args:
-        op: the operator.
-        metas: of its tensors and results.
+    """Reject computing with dtypes that are stored as bytes, as CPUs do.
 
     Raises:
         NotImplementedError: it does more than move elements of such a dtype.

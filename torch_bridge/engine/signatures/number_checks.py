@@ -1,4 +1,4 @@
-"""What torch refuses of floats that are inputs of a program, and so another number at each call.
+"""What torch rejects in floats that are inputs of a program, and so another number at each call.
 
 Such a float is no part of a call's signature, so what is known of the signature says nothing of
 it: rates and deviations of random draws, and factors and values that a dtype must hold. An
@@ -34,14 +34,8 @@ def find(
 ) -> Check | None:
     """The check of a call's lifted floats, or None where torch takes any.
 
-    Args:
-        op: a functional aten overload.
-        args: its arguments, with `Lift` for lifted floats.
-        kwargs: likewise.
-        metas: the meta of each tensor argument.
-
     Returns:
-        A function of the lifted floats that raises `RuntimeError` for one that torch refuses.
+        A function of the lifted floats that raises `RuntimeError` for one that torch rejects.
     """
     schema = schema_of(op)
     name = schema.name.removeprefix("aten::")
@@ -52,10 +46,10 @@ def find(
         return _range(named, metas[0])
     if name in _PARAMETERS:
         parameter = _PARAMETERS[name]
-        place = named.get(parameter.argument)
-        return _in_place(parameter, place.number) if isinstance(place, Lift) else None
-    places = tuple(_places([named.get(argument) for argument in _CONVERTED[name].arguments]))
-    return _holding(places, _converted_to(name, named, metas)) if places else None
+        lift = named.get(parameter.argument)
+        return _parameter_check(parameter, lift.number) if isinstance(lift, Lift) else None
+    indices = tuple(_lift_indices([named.get(argument) for argument in _CONVERTED[name].arguments]))
+    return _range_check(indices, _converted_to(name, named, metas)) if indices else None
 
 
 class _Parameter(NamedTuple):
@@ -66,12 +60,12 @@ class _Parameter(NamedTuple):
     refusal: str
 
 
-def _positive(number: float) -> bool:
-    return number > 0
+def _positive(value: float) -> bool:
+    return value > 0
 
 
 _DEVIATION = _Parameter(
-    "std", lambda number: number >= 0, "normal expects std >= 0.0, but found std {:g}"
+    "std", lambda std: std >= 0, "normal expects std >= 0.0, but found std {:g}"
 )
 _PARAMETERS = {
     "exponential": _Parameter(
@@ -90,11 +84,11 @@ _PARAMETERS = {
 }
 
 
-def _in_place(parameter: _Parameter, place: int) -> Check:
+def _parameter_check(parameter: _Parameter, index: int) -> Check:
     def check(scalars: Sequence[Any]) -> None:
-        number = present(scalars[place])
-        if not parameter.allows(number):
-            raise RuntimeError(parameter.refusal.format(number))
+        value = present(scalars[index])
+        if not parameter.allows(value):
+            raise RuntimeError(parameter.refusal.format(value))
 
     return check
 
@@ -163,15 +157,15 @@ _CONVERTED = {
 }
 
 
-def _places(values: Any) -> list[int]:
+def _lift_indices(values: Any) -> list[int]:
     """The numbers of the lifted floats among arguments, also inside lists."""
-    found: list[int] = []
+    indices: list[int] = []
     for value in values:
         if isinstance(value, Lift):
-            found.append(value.number)
+            indices.append(value.number)
         elif type(value) in (list, tuple):
-            found += _places(value)
-    return found
+            indices += _lift_indices(value)
+    return indices
 
 
 def _converted_to(name: str, named: dict[str, Any], metas: tuple[Meta, ...]) -> torch.dtype | None:
@@ -197,11 +191,11 @@ def _converted_to(name: str, named: dict[str, Any], metas: tuple[Meta, ...]) -> 
         halves = "" if name == "fill" and not metas[0].size else how.halves
         return {"own": dtype, "float32": torch.float32}.get(halves)
     if name in ("lerp", "_foreach_lerp") and not (dtype.is_floating_point or dtype.is_complex):
-        return None  # refused for the dtype
+        return None  # rejected for the dtype
     return dtype
 
 
-def _holding(places: tuple[int, ...], dtype: torch.dtype | None) -> Check | None:
+def _range_check(indices: tuple[int, ...], dtype: torch.dtype | None) -> Check | None:
     """A check that a dtype holds numbers; None for one that holds all."""
     if dtype is None or dtype in (torch.bool, torch.float64, torch.complex128):
         return None
@@ -210,13 +204,13 @@ def _holding(places: tuple[int, ...], dtype: torch.dtype | None) -> Check | None
     least, most = float(bounds.min), float(bounds.max)
 
     def check(scalars: Sequence[Any]) -> None:
-        for place in places:
-            number = scalars[place]
-            if type(number) is not float:
-                number = present(number)
-            if not least <= number <= most and not (real and not math.isfinite(number)):
+        for index in indices:
+            value = scalars[index]
+            if type(value) is not float:
+                value = present(value)
+            if not least <= value <= most and not (real and not math.isfinite(value)):
                 raise RuntimeError(
-                    f"value cannot be converted to type {dtype} without overflow, got {number:g}"
+                    f"value cannot be converted to type {dtype} without overflow, got {value:g}"
                 )
 
     return check

@@ -1,7 +1,7 @@
 """Numbers that a result's dtype cannot hold, where torch does not wrap or round them.
 
 In arithmetic an integer wraps as the tensor's own elements do. What fills memory or bounds it is
-converted first, and refused if it does not fit. From 2.15 on torch takes an integer's bound that no
+converted first, and rejected if it does not fit. From 2.15 on torch takes an integer's bound that no
 element can pass.
 
 >>> import torch
@@ -38,12 +38,6 @@ def in_range(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Refuse numbers as torch's kernels do.
 
-    Args:
-        op: a functional aten overload.
-        args: its arguments.
-        kwargs: likewise.
-        outs: a meta for each result.
-
     Returns:
         The arguments; a bound that no element can pass is the dtype's own.
 
@@ -73,7 +67,7 @@ def _number(op: OpOverload, kind: str, dtypes: set[torch.dtype], name: str, valu
 
 def _bound(op: OpOverload, kind: str, dtypes: set[torch.dtype], name: str, value: Any) -> Any:
     if type(value) in (list, tuple):
-        return type(value)(_bound(op, kind, dtypes, name, one) for one in value)
+        return type(value)(_bound(op, kind, dtypes, name, bound) for bound in value)
     if type(value) not in (int, float) or not math.isfinite(value):
         return value
     is_lower = kind in _LOWER or (kind in _BOTH and name.startswith("min"))

@@ -19,7 +19,7 @@ from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leav
 from isoshard.torch_bridge.lowerings import registry
 
 from . import checks
-from .shape_checks import as_kernels_say
+from .shape_checks import as_kernel_error
 
 
 def infer(
@@ -39,12 +39,12 @@ def infer(
         lifted: the present value of each lifted float (torch checks some).
     """
     if op.name().startswith("aten::_foreach_"):
-        alike = _alike([*args, *kwargs.values()], metas, lifted)
-        if len(chosen := sorted(set(alike))) < len(alike):  # a model's parameters: a few shapes
+        firsts = _first_equal([*args, *kwargs.values()], metas, lifted)
+        if len(chosen := sorted(set(firsts))) < len(firsts):  # a model's parameters: a few shapes
             few_args = tuple(_only(chosen, arg) for arg in args)
             few_kwargs = {name: _only(chosen, value) for name, value in kwargs.items()}
             outs = dict(zip(chosen, infer(op, few_args, few_kwargs, metas, lifted), strict=True))
-            return tuple(outs[place] for place in alike)
+            return tuple(outs[index] for index in firsts)
 
     def real(leaf: Any) -> Any:
         if isinstance(leaf, Slot):
@@ -65,35 +65,39 @@ def infer(
             raise NotImplementedError(missing(op)) from None
         raise
     except (AssertionError, ValueError, RuntimeError) as error:
-        known = as_kernels_say(error)
-        if known is error:
+        kernel_error = as_kernel_error(error)
+        if kernel_error is error:
             raise
-        raise known from None
+        raise kernel_error from None
     flat: list[Any] = []
     for value in got if isinstance(got, tuple | list) else [got]:
         flat += value if isinstance(value, tuple | list) else [value]
     return tuple(None if value is None else Meta.of(value) for value in flat)
 
 
-def _alike(values: Sequence[Any], metas: tuple[Meta, ...], lifted: Sequence[float]) -> list[int]:
-    """Of an operation on each item of lists, the first one that is done alike; [] if unclear."""
+def _first_equal(
+    values: Sequence[Any], metas: tuple[Meta, ...], lifted: Sequence[float]
+) -> list[int]:
+    """For each item of lists, the index of the first identical one; [] if unclear."""
 
     def kind(item: Any) -> Any:
         if isinstance(item, Slot):
             return metas[item.number]
-        number = lifted[item.number] if isinstance(item, Lift) else item
-        return (type(number), repr(number))
+        value = lifted[item.number] if isinstance(item, Lift) else item
+        return (type(value), repr(value))
 
     lists = [value for value in values if _is_list(value)]
-    if len({len(one) for one in lists}) != 1 or any(isinstance(one, Slot) for one in values):
+    if len({len(list_) for list_ in lists}) != 1 or any(
+        isinstance(list_, Slot) for list_ in values
+    ):
         return []  # torch says what is wrong; a tensor may hold a number for each item
-    found: dict[Any, int] = {}
-    rows = zip(*(map(kind, one) for one in lists), strict=True)
-    return [found.setdefault(row, place) for place, row in enumerate(rows)]
+    firsts: dict[Any, int] = {}
+    rows = zip(*(map(kind, list_) for list_ in lists), strict=True)
+    return [firsts.setdefault(row, index) for index, row in enumerate(rows)]
 
 
 def _only(chosen: Sequence[int], value: Any) -> Any:
-    return [value[place] for place in chosen] if _is_list(value) else value
+    return [value[index] for index in chosen] if _is_list(value) else value
 
 
 def _is_list(value: Any) -> bool:

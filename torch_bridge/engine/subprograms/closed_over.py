@@ -43,10 +43,10 @@ class ClosedOver:
 
         Args:
             run: some code.
-            differentiable: whether the gradients of `originals` are asked for.
+            differentiable: whether gradients of `originals` are required.
         """
         recorded = run.subtrace
-        found = cls(
+        result = cls(
             [original for original, _ in recorded.aliases] if differentiable else [],
             recorded.frozen,
             recorded.outside,
@@ -55,35 +55,35 @@ class ClosedOver:
             [storage for storage, _ in run.written],
         )
         recorded.forget()
-        return found
+        return result
 
     def is_current(self) -> bool:
         """Whether the tensors from around want gradients as they did when the code ran."""
         thawed = (tensor() for tensor in self.frozen)
-        return all(one.requires_grad for one in self.originals) and not any(
-            one is not None and one.requires_grad for one in thawed
+        return all(original.requires_grad for original in self.originals) and not any(
+            original is not None and original.requires_grad for original in thawed
         )
 
     def is_of_this_call(self) -> bool:
         """Whether a learning rate of a capture is in it, or a tensor that was computed before."""
-        return any(one.grad_fn is not None for one in self.originals) or any(
-            isinstance(number, torch.SymFloat) for number in self.scalars
+        return any(original.grad_fn is not None for original in self.originals) or any(
+            isinstance(scalar, torch.SymFloat) for scalar in self.scalars
         )
 
-    def floats(self, piece: Subprogram | None) -> list[Any]:
+    def floats(self, shard: Subprogram | None) -> list[Any]:
         """The lifted floats that a subprogram takes."""
-        return [] if piece is None else [self.scalars[number] for number in piece.scalars]
+        return [] if shard is None else [self.scalars[scalar] for scalar in shard.scalars]
 
     def tensors(self) -> list[Any]:
         """What is read: `outside` and `constants`."""
-        return [*map(whole, self.outside), *self.constants]
+        return [*map(storage_tensor, self.outside), *self.constants]
 
     def write(self, values: Iterable[Any]) -> None:
         """Give the memory that is `written` its new values."""
         for storage, new in zip(self.written, values, strict=True):
-            lazy_tensor.write(whole(storage), new)
+            lazy_tensor.write(storage_tensor(storage), new)
 
 
-def whole(storage: Storage) -> lazy_tensor.LazyTensor:
+def storage_tensor(storage: Storage) -> lazy_tensor.LazyTensor:
     """All of a storage, as a tensor."""
     return lazy_tensor.new_tensor(storage.aval, storage, Chain.root(storage.aval))

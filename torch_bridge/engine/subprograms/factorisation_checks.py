@@ -1,4 +1,4 @@
-"""Whether a factorisation succeeded: torch asks after each, and raises where it did not.
+"""Whether a factorisation succeeded: torch checks after each, and raises where it did not.
 
 `torch.linalg.inv`, `solve`, `cholesky` and others read the outcome at once, as on every torch
 device: the operations recorded so far are executed. Call the `_ex` variants (`torch.linalg.inv_ex`)

@@ -51,13 +51,7 @@ def platform() -> str:
 
 
 def runs_on_host(name: str, platform: str, dtype: torch.dtype) -> bool:
-    """Whether an operator has no program on a platform.
-
-    Args:
-        name: of the operator, as torch has it.
-        platform: see there.
-        dtype: of its first operand.
-    """
+    """Whether an operator has no program on a platform."""
     operator = name.removeprefix("aten::").partition(".")[0]
     return dtype in _NOT_ON.get(operator, {}).get(platform, ())
 

@@ -11,8 +11,8 @@ import jax
 from isoshard.core.runtime.caches import PROGRAMS, Interned
 
 from .traced_vjp import TracedVjp
-from .vjp_entries import EntriesKey, VjpEntries, saved_numbers
-from .vjp_partition import cut_both
+from .vjp_entries import EntriesKey, VjpEntries, saved_indices
+from .vjp_partition import partition_vjp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,28 +43,28 @@ def call_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> Recorded
     """
     subtrace = run.subtrace
     around = subtrace.around_slots()
-    given = [*run.inputs, *around]
+    slots = [*run.inputs, *around]
     written = [*(slot for _, slot in run.written), *(slot for _, slot in run.changed)]
-    parts = cut_both(run, given, [*run.results, *written], wants=wants)
+    partition = partition_vjp(run, slots, [*run.results, *written], wants=wants)
     avals = [storage.aval for storage, _ in run.written]
-    avals += [run.input_avals[number] for number, _ in run.changed]
+    avals += [run.input_avals[index] for index, _ in run.changed]
     key = _CallKey(
-        parts,
+        partition,
         (*run.avals, *avals),
-        saved_numbers(run, parts, around),
-        tuple(run.differentiable) if parts.backward else (),
+        saved_indices(run, partition, around),
+        tuple(run.differentiable) if partition.backward else (),
         seeded,
     )
-    found = _KNOWN.lookup(key)
-    if found is None:
-        inputs = [jax.ShapeDtypeStruct(*subtrace.tokens[slot]) for slot in given]
+    result = _KNOWN.lookup(key)
+    if result is None:
+        inputs = [jax.ShapeDtypeStruct(*subtrace.tokens[slot]) for slot in slots]
         inputs += [jax.ShapeDtypeStruct((), "int32")] * seeded
-        draws = bool(parts.forward.draws) and not seeded
-        made = RecordedCall(
-            key, inputs, (name, f"gradient of {name}"), key.results, parts.avals, draws=draws
+        draws = bool(partition.forward.draws) and not seeded
+        call = RecordedCall(
+            key, inputs, (name, f"gradient of {name}"), key.results, partition.avals, draws=draws
         )
-        found = _KNOWN.intern(key, made)
-    return found
+        result = _KNOWN.intern(key, call)
+    return result
 
 
 _KNOWN: Interned[_CallKey, RecordedCall] = Interned(PROGRAMS, "engine: recorded calls")

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-
+from collections.abc import Sequence
 from isoshard.core.repeats.jaxpr_functions import strong
-from isoshard.core.runtime.caches import PROGRAMS, Interned
+from isoshard.core.runtime.caches import Interned
+from isoshard.core.runtime.caches import PROGRAMS
 from isoshard.core.runtime.shard_map_axes import vary_alike
-from isoshard.torch_bridge.engine.values.value import Aval
-
 from .traced_vjp import TracedVjp
-from .vjp_entries import EntriesKey, VjpEntries, saved_numbers
-from .vjp_partition import cut_both
+from .vjp_entries import EntriesKey
+from .vjp_entries import VjpEntries
+from .vjp_entries import saved_indices
+from .vjp_partition import partition_vjp
+from isoshard.torch_bridge.engine.values.value import Aval
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,58 +47,63 @@ class ScanLoop(VjpEntries):
     key: _ScanKey
 
     def _forward(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
-        known, parts = self.key, self.key.parts
-        carries, slices = known.carries, known.slices
+        spec, partition = self.key, self.key.parts
+        carries, slices = spec.carries, spec.slices
         around = arrays[carries + slices :]
-        init = [*arrays[:carries], *(around[number] for number in known.carried)]
-        rest = [array for n, array in enumerate(around) if n not in known.carried]
-        keys = jax.random.split(key, known.length) if parts.forward.draws else None
-        count = len(known.results)
-        results = count - len(known.carried)
+        init = [*arrays[:carries], *(around[index] for index in spec.carried)]
+        rest = [array for n, array in enumerate(around) if n not in spec.carried]
+        keys = jax.random.split(key, spec.length) if partition.forward.draws else None
+        count = len(spec.results)
+        results = count - len(spec.carried)
 
         def body(carry: Any, now: Any) -> Any:
             xs, key = now
-            out = parts.run_forward([*carry, *xs, *rest], scalars, key)
+            out = partition.run_forward([*carry, *xs, *rest], scalars, key)
             state = [*out[:carries], *out[results:count]]
-            return [strong(one) for one in state], (out[carries:results], out[count:])
+            return [strong(array) for array in state], (out[carries:results], out[count:])
 
-        along = list(arrays[carries : carries + slices])
-        init, rest, along, keys = vary_alike((init, rest, along, keys), known.axes)
-        last, (ys, kept) = jax.lax.scan(body, init, (along, keys), known.length)
-        return [*last[:carries], *ys, *last[carries:], *kept]
+        slices_of = list(arrays[carries : carries + slices])
+        init, rest, slices_of, keys = vary_alike((init, rest, slices_of, keys), spec.axes)
+        last, (ys, residuals) = jax.lax.scan(body, init, (slices_of, keys), spec.length)
+        return [*last[:carries], *ys, *last[carries:], *residuals]
 
     def _backward(self, arrays: Sequence[Any], scalars: Any, _key: Any) -> list[Any]:
-        known, parts = self.key, self.key.parts
-        carries, inputs = known.carries, known.carries + known.slices
-        count = len(known.differentiable)
-        given = dict(zip(known.differentiable, arrays[:count], strict=True))
-        saved = dict(zip(known.saved, arrays[count : count + len(known.saved)], strict=True))
-        kept = list(arrays[count + len(known.saved) :])
-        along = {number: array for number, array in saved.items() if number < inputs}
-        mine = [n for n, number in enumerate(parts.wanted) if number < carries]
-        sums = [n for n, number in enumerate(parts.wanted) if number >= inputs]
-        ys = {number: array for number, array in given.items() if number >= carries}
+        spec, partition = self.key, self.key.parts
+        carries, inputs = spec.carries, spec.carries + spec.slices
+        count = len(spec.differentiable)
+        cotangents = dict(zip(spec.differentiable, arrays[:count], strict=True))
+        saved = dict(zip(spec.saved, arrays[count : count + len(spec.saved)], strict=True))
+        residuals = list(arrays[count + len(spec.saved) :])
+        along = {index: array for index, array in saved.items() if index < inputs}
+        carried_grads = [n for n, index in enumerate(partition.wanted) if index < carries]
+        sums = [n for n, index in enumerate(partition.wanted) if index >= inputs]
+        ys = {index: array for index, array in cotangents.items() if index >= carries}
         zeros = [jnp.zeros(*aval.token) for aval in self.gradients]
 
         def body(state: Any, now: Any) -> Any:
             grads, sums_so_far = state
-            ys, along, kept = now
-            mine_now = {parts.wanted[n]: grad for n, grad in zip(mine, grads, strict=True)}
-            inputs = [ys[n] if n >= carries else mine_now[n] for n in known.differentiable]
-            inputs += [along.get(number, array) for number, array in saved.items()]
-            new = [strong(one) for one in parts.run_backward([*inputs, *kept], scalars)]
+            ys, along, residuals = now
+            grad_of = {
+                partition.wanted[n]: grad for n, grad in zip(carried_grads, grads, strict=True)
+            }
+            inputs = [ys[n] if n >= carries else grad_of[n] for n in spec.differentiable]
+            inputs += [along.get(index, array) for index, array in saved.items()]
+            new = [strong(grad) for grad in partition.run_backward([*inputs, *residuals], scalars)]
             added = [a + new[n] for a, n in zip(sums_so_far, sums, strict=True)]
-            rest = [g for n, g in enumerate(new) if n not in mine and n not in sums]
-            return ([new[n] for n in mine], added), rest
+            rest = [g for n, g in enumerate(new) if n not in carried_grads and n not in sums]
+            return ([new[n] for n in carried_grads], added), rest
 
-        start = [given[parts.wanted[n]] if parts.wanted[n] in given else zeros[n] for n in mine]
+        start = [
+            cotangents[partition.wanted[n]] if partition.wanted[n] in cotangents else zeros[n]
+            for n in carried_grads
+        ]
         state = (start, [zeros[n] for n in sums])
         values = list(saved.values())
-        found = vary_alike((state, ys, along, kept, values), known.axes)
-        state, ys, along, kept, values = found
+        result = vary_alike((state, ys, along, residuals, values), spec.axes)
+        state, ys, along, residuals, values = result
         saved = dict(zip(saved, values, strict=True))
         (grads, added), stacks = jax.lax.scan(
-            body, state, (ys, along, kept), known.length, reverse=True
+            body, state, (ys, along, residuals), spec.length, reverse=True
         )
         return [*grads, *stacks, *added]
 
@@ -120,15 +125,15 @@ def loop_of(
     around, carried, rest = captured_slots(run)
     each = [*run.inputs[:carries], *(around[n] for n in carried)]
     ends = [*run.results, *(slot for _, slot in run.written)]
-    parts = cut_both(
+    partition = partition_vjp(
         run, [*each, *run.inputs[carries:], *rest], ends, each, wants=wants, recompute=recompute
     )
     written = [storage.aval for storage, _ in run.written]
     key = _ScanKey(
-        parts,
+        partition,
         (*run.avals, *written),
-        saved_numbers(run, parts, around),
-        tuple(run.differentiable) if parts.backward else (),
+        saved_indices(run, partition, around),
+        tuple(run.differentiable) if partition.backward else (),
         length,
         carries,
         slices,
@@ -142,18 +147,18 @@ def loop_of(
             jax.ShapeDtypeStruct((length, *size) if carries <= n < carries + slices else size, kind)
             for n, (size, kind) in enumerate(tokens)
         ]
-        made = ScanLoop(
+        scan = ScanLoop(
             key,
             inputs,
             (f"scan of {length} steps", f"backward scan of {length} steps"),
             [*run.avals[:carries], *(stacked(a, length) for a in run.avals[carries:]), *written],
             [
-                stacked(aval, length) if carries <= number < carries + slices else aval
-                for number, aval in zip(parts.wanted, parts.avals, strict=True)
+                stacked(aval, length) if carries <= index < carries + slices else aval
+                for index, aval in zip(partition.wanted, partition.avals, strict=True)
             ],
-            draws=bool(parts.forward.draws),
+            draws=bool(partition.forward.draws),
         )
-        loop = _LOOPS.intern(key, made)
+        loop = _LOOPS.intern(key, scan)
     return loop
 
 

@@ -30,8 +30,8 @@ class Subprogram:
         live: slots of its results.
         draws: for each entry that draws, which key it takes; see `SubTrace.draws`.
         scalars: which of the recording's lifted floats it takes.
-        recipes: what the numbers of recipes in the entries stand for.
-        lines: of each entry the line of user code, where somebody wanted to know.
+        recipes: the recipes by the ids in the entries.
+        lines: of each entry the line of user code, where it was requested.
     """
 
     program: tuple[Any, ...]
@@ -62,56 +62,50 @@ class Subprogram:
                 yield jax.random.fold_in(key, draw)
 
 
-def cut(subtrace: SubTrace, given: Sequence[int], wanted: Sequence[int]) -> Subprogram:
+def extract(subtrace: SubTrace, inputs: Sequence[int], outputs: Sequence[int]) -> Subprogram:
     """The function that computes some slots from others.
 
     Args:
         subtrace: what was recorded.
-        given: slots of its inputs; the inputs of the recording that it needs are among them.
-        wanted: slots of its results.
+        inputs: slots of its inputs; the inputs of the recording that it needs are among them.
+        outputs: slots of its results.
     """
-    numbers = {slot: number for number, slot in enumerate(given)}
-    entries, needed = [], set(wanted) - set(given)
+    index_of = {slot: index for index, slot in enumerate(inputs)}
+    entries, needed = [], set(outputs) - set(inputs)
     lines = subtrace.lines or [""] * len(subtrace.program)
-    found = reversed(_described(subtrace))
-    for (entry, first, count, floats, draw), line in zip(found, reversed(lines), strict=False):
+    described = reversed(_described(subtrace))
+    for (entry, first, count, floats, draw), line in zip(described, reversed(lines), strict=False):
         if needed.isdisjoint(range(first, first + count)):
             continue
         entries.append((entry, first, count, floats, draw, line))
-        needed.update(slot for slot in entry[1:] if slot not in numbers)
-    program: list[Any] = [_input(subtrace, slot) for slot in given]
-    at, draws, scalars, said = len(program), [], [], [""] * len(program)
+        needed.update(slot for slot in entry[1:] if slot not in index_of)
+    program: list[Any] = [_input(subtrace, slot) for slot in inputs]
+    at, draws, scalars, labels = len(program), [], [], [""] * len(program)
     for entry, first, count, floats, draw, line in reversed(entries):
-        said.append(line)
-        program.append((entry[0], *[numbers[slot] for slot in entry[1:]]))
+        labels.append(line)
+        program.append((entry[0], *[index_of[slot] for slot in entry[1:]]))
         for slot in range(first, first + count):
-            numbers.setdefault(slot, at + slot - first)
+            index_of.setdefault(slot, at + slot - first)
         at += count
         scalars += floats
         draws += [] if draw is None else [subtrace.draws[draw]]
-    live = tuple([numbers[slot] for slot in wanted])
+    live = tuple([index_of[slot] for slot in outputs])
     used = frozenset([RECIPES[entry[0]] for entry, *_ in entries])
-    return Subprogram(tuple(program), live, tuple(draws), tuple(scalars), used, tuple(said))
+    return Subprogram(tuple(program), live, tuple(draws), tuple(scalars), used, tuple(labels))
 
 
 def needed_slots(
-    subtrace: SubTrace, wanted: Sequence[int], available: Sequence[int], border: int
+    subtrace: SubTrace, outputs: Sequence[int], available: Sequence[int], boundary: int
 ) -> tuple[list[int], list[int]]:
     """What a later part of the recording takes from an earlier one.
 
     Views of something taken are made again instead.
 
-    Args:
-        subtrace: what was recorded.
-        wanted: slots that the later part computes.
-        available: slots that it can have anyway.
-        border: the first slot of the later part.
-
     Returns:
         The slots that it takes of those available, and its residuals.
     """
     at_hand, seen = set(available), set()
-    used, kept, stack = set(), set(), list(wanted)
+    used, residuals, stack = set(), set(), list(outputs)
     while stack:
         slot = stack.pop()
         if slot in seen:
@@ -120,11 +114,11 @@ def needed_slots(
         entry = subtrace.maker(slot)
         if slot in at_hand:
             used.add(slot)
-        elif entry is not None and (slot >= border or _is_view(entry)):
+        elif entry is not None and (slot >= boundary or _is_view(entry)):
             stack += entry[1:]
         else:
-            kept.add(slot)
-    return sorted(used), sorted(kept)
+            residuals.add(slot)
+    return sorted(used), sorted(residuals)
 
 
 def _is_view(entry: Sequence[int]) -> bool:
@@ -133,19 +127,19 @@ def _is_view(entry: Sequence[int]) -> bool:
 
 
 def _input(subtrace: SubTrace, slot: int) -> Any:
-    """The entry of an input: shape and dtype, where the recording knows them."""
+    """The entry of an input: shape and dtype, where the recording has them."""
     return subtrace.tokens.get(slot, ((), "computed before"))
 
 
 def _described(subtrace: SubTrace) -> list[Any]:
     """The operations: entry, first slot, number of slots, floats, and which draw it is."""
-    found, slot, floats, draws = [], 0, 0, 0
+    described, slot, floats, draws = [], 0, 0, 0
     for entry in subtrace.program:
         if not isinstance(entry[0], int):
             slot += 1
             continue
         recipe = RECIPES[entry[0]]
-        mine = range(floats, floats + recipe.lifted)
-        found.append((entry, slot, recipe.count, mine, draws if recipe.random else None))
+        lifted = range(floats, floats + recipe.lifted)
+        described.append((entry, slot, recipe.count, lifted, draws if recipe.random else None))
         slot, floats, draws = slot + recipe.count, floats + recipe.lifted, draws + recipe.random
-    return found
+    return described

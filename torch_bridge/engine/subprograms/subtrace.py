@@ -1,4 +1,4 @@
-"""Torch code recorded as a subprogram: the body of a loop or of a function, not run as it stands.
+"""Torch code recorded as a subprogram: the body of a loop or of a function, not run as it is.
 
 Inside `SubTrace`, operations go to a list of their own. Its inputs are placeholder tensors; what
 the code reads from around it is found out and becomes an input as well, so nothing is frozen.
@@ -35,8 +35,7 @@ from isoshard.torch_bridge._torch_internals.higher_order_ops import is_control_f
 from isoshard.torch_bridge._torch_internals.tensor_fields import HOOK_FIELDS, sequence_number
 from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
-from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
-from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, note_constant, noted_in
+from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, logged_to, note_constant
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES as recipes
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import (
@@ -58,12 +57,12 @@ class SubTrace(Recorder):
             the code seeds the device itself.
         outside: memory from before that the code reads.
         constants: values that the code brings from the host.
-        aliases: tensors from around that require a gradient, and what stands for each inside.
+        aliases: tensors from around that require a gradient, and the replacement of each.
         frozen: tensors from around that the code uses and that require none.
         tokens: shape and dtype of each input, by slot.
-        recipes: what the numbers of recipes in the entries stand for.
-        lines: of each operation the line of user code; empty where nobody wants to know.
-        stand_in: gives what stands inside for a tensor from around, or None.
+        recipes: the recipes by the ids in the entries.
+        lines: of each operation the line of user code; empty where it was not requested.
+        stand_in: gives the tensor that replaces one from around, or None.
         folded: computes a slot that depends on no input, where values are wanted early.
         axes: of a `jax.shard_map` around, over which the code communicates; those of a subprogram
             are also of the one around it.
@@ -99,7 +98,7 @@ class SubTrace(Recorder):
 
     def input(self, aval: Aval, *, requires_grad: bool = False) -> lazy_tensor.LazyTensor:
         """A placeholder tensor, for a value to come."""
-        with noted_in(None):
+        with logged_to(None):
             tensor = lazy_tensor.fresh(aval, self._leaf(*aval.token))
         self._touched.created[id(tensor._storage)] = -1
         self._given[id(tensor)] = (tensor, tensor._storage.value)
@@ -163,13 +162,13 @@ class SubTrace(Recorder):
             self.lines.append(self.line_of_user())
         return [self._new(entry) for _ in range(recipe.count)]
 
-    def view(self, whole: Value, chain: Any) -> Value | None:
+    def view(self, base: Value, chain: Any) -> Value | None:
         """The value of a view that was read before."""
-        return self._views.get((self.slot(whole), chain))
+        return self._views.get((self.slot(base), chain))
 
-    def keep_view(self, whole: Value, chain: Any, part: Value) -> None:
+    def keep_view(self, base: Value, chain: Any, view: Value) -> None:
         """Remember the value of a view."""
-        self._views[self.slot(whole), chain] = part
+        self._views[self.slot(base), chain] = view
 
     # What the code did.
 
@@ -177,21 +176,21 @@ class SubTrace(Recorder):
         """The number of a value here."""
         if value.tape is self:
             return value.slot
-        found = self._foreign.get(id(value))
-        if found is None:
+        slot = self._foreign.get(id(value))
+        if slot is None:
             if value.array is None:
                 materialize([value])
             array: Any = value.array
-            found = self._meet(value, array.shape, array.dtype)
+            slot = self._meet(value, array.shape, array.dtype)
             self.constants.append(value)
-        return found
+        return slot
 
     def slots(self, tensors: Sequence[lazy_tensor.LazyTensor]) -> list[int]:
         """The numbers of the present values of tensors; to be called inside."""
         return [self.slot(lazy_tensor.read(tensor)) for tensor in tensors]
 
     def alias(self, tensor: Any) -> Any:
-        """What stands for a tensor in here."""
+        """The tensor that replaces one in here."""
         return self._mode.inside(tensor) if isinstance(tensor, lazy_tensor.LazyTensor) else tensor
 
     def maker(self, slot: int) -> tuple[int, ...] | None:
@@ -207,23 +206,23 @@ class SubTrace(Recorder):
             self._firsts.append(value)
 
     def around_slots(self) -> list[int]:
-        """The numbers of what each of `outside` held before, and of `constants`."""
+        """The slots of what each of `outside` had before, and of `constants`."""
         return [
             *(self._foreign[id(value)] for value in self._firsts),
             *map(self.slot, self.constants),
         ]
 
     def firsts(self) -> list[Value]:
-        """What each of `outside` held before."""
+        """The value of each of `outside` before."""
         return list(self._firsts)
 
     def constant_tensors(self) -> list[lazy_tensor.LazyTensor]:
         """`constants` as tensors."""
-        found = []
+        tensors = []
         for value in self.constants:
             size, dtype = self.tokens[self.slot(value)]
-            found.append(lazy_tensor.fresh(Aval.contiguous(size, logical_dtype(dtype)), value))
-        return found
+            tensors.append(lazy_tensor.fresh(Aval.contiguous(size, logical_dtype(dtype)), value))
+        return tensors
 
     def written(self) -> list[tuple[Storage, int]]:
         """Memory from before to which the code wrote, with the slot of what it holds now."""
@@ -253,12 +252,12 @@ class SubTrace(Recorder):
         self._mode.refuse_behind(carried, what)
 
     def put_back(self) -> None:
-        """Give memory from before what it held."""
+        """Restore the value of memory from before."""
         for storage, first in zip(self.outside, self._firsts, strict=True):
             storage.value = first
 
     def forget(self) -> None:
-        """Let go of what was there before: a value that is held would be kept by every program."""
+        """Drop the values from before, which every program would keep alive."""
         self._values.clear()
         self._firsts.clear()
         self._given.clear()
@@ -272,7 +271,7 @@ class SubTrace(Recorder):
         if self.folded is None or self._ended or self.axes:
             return None
         around = zip(self.around_slots(), [*self._firsts, *self.constants], strict=True)
-        seen = {slot for slot, one in around if not isinstance(one.array, Tracer)}
+        seen = {slot for slot, value in around if not isinstance(value.array, Tracer)}
         stack = [value.slot]
         while stack:
             slot = stack.pop()
@@ -317,7 +316,7 @@ class SubTrace(Recorder):
 
     def _meet(self, value: Value, shape: Any, dtype: Any) -> int:
         slot = self._foreign[id(value)] = self._leaf(shape, dtype).slot
-        self._values.append(value)  # alive as long as its id stands for it
+        self._values.append(value)  # alive as long as its id is in use
         return slot
 
     def _leaf(self, shape: Any, dtype: Any) -> Value:
@@ -370,16 +369,16 @@ class _Aliasing(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def refuse_behind(self, carried: Sequence[lazy_tensor.LazyTensor], what: str) -> None:
-        self._carried, self._what = {id(one) for one in carried}, what
+        self._carried, self._what = {id(tensor) for tensor in carried}, what
 
     def _check_gradient(self, outputs: Any, inputs: Any, *_: Any, **__: Any) -> None:
-        asked = pytree.tree_leaves(inputs)
+        leaves = pytree.tree_leaves(inputs)
         aliases = [
-            alias for _, alias in self._subtrace.aliases if any(alias is one for one in asked)
+            alias for _, alias in self._subtrace.aliases if any(alias is leaf for leaf in leaves)
         ]
         if not aliases or not self._carried:
             return
-        graphs = [one.grad_fn for one in pytree.tree_leaves(outputs) if one is not None]
+        graphs = [leaf.grad_fn for leaf in pytree.tree_leaves(outputs) if leaf is not None]
         if not self._carried.isdisjoint(id(leaf) for leaf in leaves_of(graphs)):
             raise ValueError(
                 f"{self._what} takes the gradient of a tensor of shape {tuple(aliases[0].shape)} "
@@ -388,15 +387,15 @@ class _Aliasing(TorchFunctionMode):
             )
 
     def inside(self, tensor: lazy_tensor.LazyTensor) -> lazy_tensor.LazyTensor:
-        found = self._known.get(id(tensor))
-        if found is not None:
-            return found
+        cached = self._known.get(id(tensor))
+        if cached is not None:
+            return cached
         if self._is_made_inside(tensor):
             return tensor
         stand_in = self._subtrace.stand_in
-        if stand_in is not None and (made := stand_in(tensor)) is not None:
-            self._known[id(tensor)] = self._known[id(made)] = made
-            return made
+        if stand_in is not None and (replacement := stand_in(tensor)) is not None:
+            self._known[id(tensor)] = self._known[id(replacement)] = replacement
+            return replacement
         if not tensor.requires_grad:
             self._subtrace.frozen.append(weakref.ref(tensor))
             return tensor
@@ -411,7 +410,7 @@ class _Aliasing(TorchFunctionMode):
         return alias
 
     def forget(self) -> None:
-        """Let go of the tensors it knows."""
+        """Drop its references to tensors."""
         self._known.clear()
 
     def _is_made_inside(self, tensor: lazy_tensor.LazyTensor) -> bool:
@@ -422,14 +421,14 @@ class _Aliasing(TorchFunctionMode):
 
 
 def inside(tensors: Sequence[Any]) -> list[Any]:
-    """What stands for tensors in the code that is being recorded; themselves where none is.
+    """The tensors that replace others in the code being recorded; themselves without one.
 
     Operators find it by themselves; a `torch.autograd.Function` is given its arguments as they are.
     """
-    here = recorder()
-    if not isinstance(here, SubTrace) or not torch.is_grad_enabled():
+    current = recorder()
+    if not isinstance(current, SubTrace) or not torch.is_grad_enabled():
         return list(tensors)
-    return [here.alias(tensor) for tensor in tensors]
+    return [current.alias(tensor) for tensor in tensors]
 
 
 def is_recording() -> bool:
@@ -462,3 +461,23 @@ _OUTLIVES_A_TRACE = (
     "a tensor that was made while JAX traced torch code outlives the trace: it was kept in an "
     "attribute, a list or a variable, and has no value. Return the tensor from that code instead."
 )
+
+
+def leaves_of(graphs: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors that autograd graphs end in; a graph is a node or None.
+
+    >>> x, y = torch.ones(2, requires_grad=True), torch.ones(2)
+    >>> [leaf is x for leaf in leaves_of([(2 * x + y).grad_fn])]
+    [True]
+    """
+    stack, seen, leaves = list(graphs), set(), []
+    while stack:
+        node: Any = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        stack += [following for following, _ in node.next_functions]
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves.append(variable)
+    return leaves

@@ -16,10 +16,9 @@ import torch
 from isoshard.torch_bridge._torch_internals.undocumented import is_autocast_enabled
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
 from isoshard.torch_bridge.engine.values.value import Aval
 
-from .subtrace import SubTrace
+from .subtrace import SubTrace, leaves_of
 
 Code = Callable[[list[Any]], Sequence[lazy_tensor.LazyTensor]]
 
@@ -44,7 +43,7 @@ class TracedVjp:
 
     Args:
         code: takes one tensor for each of `inputs`, and returns tensors.
-        inputs: what stands for its arguments.
+        inputs: the slots of its arguments.
         what: what the code is, for messages.
         backward: whether its VJP is recorded as well, where something wants a gradient.
         may_write: whether it may write to inputs whose gradient is not wanted.
@@ -86,18 +85,18 @@ class TracedVjp:
         self.subtrace = subtrace = SubTrace()
         self._what, self._may_write, self._may_collect = what, may_write, may_collect
         tensors = [
-            subtrace.input(Aval.contiguous(one.aval.meta.size, one.aval.meta.dtype))
-            for one in inputs
+            subtrace.input(Aval.contiguous(input_.aval.meta.size, input_.aval.meta.dtype))
+            for input_ in inputs
         ]
-        for one, tensor in zip(inputs, tensors, strict=True):
-            tensor.requires_grad_(one.wanted)
+        for input_, tensor in zip(inputs, tensors, strict=True):
+            tensor.requires_grad_(input_.wanted)
         self._tensors = tensors
         subtrace.refuse_gradients_behind(
-            [one for one, given in zip(tensors, inputs, strict=True) if given.carried], what
+            [input_ for input_, source in zip(tensors, inputs, strict=True) if source.carried], what
         )
-        self.wanted = [one.wanted for one in inputs]
+        self.wanted = [input_.wanted for input_ in inputs]
         self.input_avals = [tensor._aval for tensor in tensors]
-        wants = any(one.wanted for one in inputs) or (backward and torch.is_grad_enabled())
+        wants = any(input_.wanted for input_ in inputs) or (backward and torch.is_grad_enabled())
         try:
             with subtrace:
                 self.inputs = subtrace.slots(tensors)
@@ -118,7 +117,7 @@ class TracedVjp:
                     f"and returned one {kind}"
                 )
         results[:] = [self.subtrace.alias(result) for result in results]
-        collected = [one for one in self._leaves() if one.grad is not None]
+        collected = [leaf for leaf in self._leaves() if leaf.grad is not None]
         if collected and not self._may_collect:
             raise ValueError(
                 f"{self._what} calls backward(), whose gradient for a tensor of shape "
@@ -126,19 +125,21 @@ class TracedVjp:
                 "on what comes out"
             )
         self.results = self.subtrace.slots(results)
-        self.avals = [Aval.contiguous(tuple(one.shape), one.dtype) for one in results]
-        self.annotations = [None if one._chain.ops else one._storage.annotation for one in results]
-        self.differentiable = [n for n, one in enumerate(results) if one.requires_grad]
+        self.avals = [Aval.contiguous(tuple(result.shape), result.dtype) for result in results]
+        self.annotations = [
+            None if result._chain.ops else result._storage.annotation for result in results
+        ]
+        self.differentiable = [n for n, result in enumerate(results) if result.requires_grad]
         self.written = self.subtrace.written()
         written = {id(tensor) for tensor in self.subtrace.written_inputs()}
         self.changed = [
-            (number, self.subtrace.slot(tensor._storage.value))
-            for number, tensor in enumerate(self._tensors)
+            (index, self.subtrace.slot(tensor._storage.value))
+            for index, tensor in enumerate(self._tensors)
             if id(tensor) in written
         ]
         if self.changed and not self._may_write:
-            changed = [self._tensors[number] for number, _ in self.changed]
-            sizes = ", ".join(f"{tuple(one.shape)} {one.dtype}" for one in changed)
+            changed = [self._tensors[index] for index, _ in self.changed]
+            sizes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in changed)
             raise ValueError(
                 f"{self._what} writes to its arguments in place ({sizes}), and would not do so "
                 "each time it is used; write to a copy (x.clone()) and return that"
@@ -158,11 +159,11 @@ class TracedVjp:
     def _differentiate(self, results: Sequence[lazy_tensor.LazyTensor]) -> None:
         leaves = self._leaves()
         self._check_graph(results, leaves)
-        grads = [self.subtrace.input(self.avals[number]) for number in self.differentiable]
+        grads = [self.subtrace.input(self.avals[index]) for index in self.differentiable]
         self.given = self.subtrace.slots(grads)
         self.border = min(self.given, default=0)
         with _without_autocast():
-            torch.autograd.backward([results[number] for number in self.differentiable], grads)
+            torch.autograd.backward([results[index] for index in self.differentiable], grads)
         self.gradients: list[int | None] = []
         for leaf in leaves:
             grad = leaf.grad
@@ -177,15 +178,15 @@ class TracedVjp:
         self, results: Sequence[lazy_tensor.LazyTensor], leaves: Sequence[lazy_tensor.LazyTensor]
     ) -> None:
         """Refuse a graph that ends in a tensor from around."""
-        mine = {id(leaf) for leaf in leaves}
-        for variable in leaves_of([results[number].grad_fn for number in self.differentiable]):
-            if id(variable) in mine:
+        own_leaves = {id(leaf) for leaf in leaves}
+        for variable in leaves_of([results[index].grad_fn for index in self.differentiable]):
+            if id(variable) in own_leaves:
                 continue
-            made_here = (
+            is_own = (
                 isinstance(variable, lazy_tensor.LazyTensor)
                 and id(variable._storage) in self.subtrace.log.created
             )
-            if not made_here:
+            if not is_own:
                 raise ValueError(
                     f"{self._what} hands a tensor from outside to a torch.autograd.Function: one "
                     f"of shape {tuple(variable.shape)}, which requires a gradient. Make it an "

@@ -82,13 +82,13 @@ class VjpEntries:
         rng = jax.eval_shape(lambda: jax.random.key(0)) if draws else None
         floats = [jax.ShapeDtypeStruct((), jnp.float64)] * len(forward.scalars)
         with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-            found = jax.eval_shape(self._forward, inputs, floats, rng)
+            structs = jax.eval_shape(self._forward, inputs, floats, rng)
         self.residuals = [
-            Aval.contiguous(tuple(one.shape), logical_dtype(one.dtype))
-            for one in found[len(results) :]
+            Aval.contiguous(tuple(residual.shape), logical_dtype(residual.dtype))
+            for residual in structs[len(results) :]
         ]
         lifted = len(forward.scalars)
-        self.forward = Recipe(names[0], self._forward, len(found), random=draws, lifted=lifted)
+        self.forward = Recipe(names[0], self._forward, len(structs), random=draws, lifted=lifted)
         self.backward = None
         if backward is not None:
             lifted = len(backward.scalars)
@@ -110,17 +110,16 @@ class VjpEntries:
             closed: what is taken from around.
             inputs: a tensor for each input.
             *last: tensors that `forward` takes behind those from around.
-
-        Returns:
-            A tensor for each of `results`.
         """
         around = [*closed.tensors(), *last]
         if self.key.differentiable:
             originals = subtrace.inside(closed.originals)
-            found = node.apply(self, closed, len(inputs), *inputs, *originals, *around)
+            results = node.apply(self, closed, len(inputs), *inputs, *originals, *around)
         else:
-            found = self.record(closed, [lazy_tensor.read(one) for one in (*inputs, *around)])
-        return found
+            results = self.record(
+                closed, [lazy_tensor.read(tensor) for tensor in (*inputs, *around)]
+            )
+        return results
 
     def record(self, closed: ClosedOver, values: Sequence[Any]) -> list[Any]:
         """Record `forward`; gives tensors, the residuals among them."""
@@ -133,7 +132,7 @@ class VjpNode(torch.autograd.Function):
     """A recorded function in torch's graph; each kind of function has a class of its own.
 
     Attributes:
-        refusal: what gradients of gradients are refused with.
+        refusal: the error of gradients of gradients.
     """
 
     refusal: str
@@ -144,19 +143,21 @@ class VjpNode(torch.autograd.Function):
     ) -> tuple[Any, ...]:
         """Record the function; see `VjpEntries.call`."""
         values = [lazy_tensor.read(tensor) for tensor in tensors]
-        given = [*values[:inputs], *values[inputs + len(closed.originals) :]]
-        made, count = entries.record(closed, given), len(entries.results)
+        inputs_read = [*values[:inputs], *values[inputs + len(closed.originals) :]]
+        outputs, count = entries.record(closed, inputs_read), len(entries.results)
         ctx.entries, ctx.width = entries, len(tensors)
         ctx.floats = closed.floats(entries.key.parts.backward)
         # A tensor that needs no gradient may be written to before backward.
-        kept = [
+        candidates = [
             tensor if tensor.requires_grad else lazy_tensor.fresh(tensor._aval, value)
             for tensor, value in zip(tensors, values, strict=True)
         ]
-        ctx.save_for_backward(*(kept[number] for number in entries.key.saved), *made[count:])
+        ctx.save_for_backward(*(candidates[index] for index in entries.key.saved), *outputs[count:])
         gradients = set(entries.key.differentiable)
-        ctx.mark_non_differentiable(*[t for n, t in enumerate(made[:count]) if n not in gradients])
-        return tuple(made[:count])
+        ctx.mark_non_differentiable(
+            *[t for n, t in enumerate(outputs[:count]) if n not in gradients]
+        )
+        return tuple(outputs[:count])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -165,25 +166,21 @@ class VjpNode(torch.autograd.Function):
             raise RuntimeError(function_of(type(ctx)).refusal)
         entries: VjpEntries = ctx.entries
         assert entries.backward is not None
-        given = [*(grads[number] for number in entries.key.differentiable), *ctx.saved_tensors]
-        values = [lazy_tensor.read(tensor) for tensor in given]
-        found = recorder().record(entries.backward, values, ctx.floats)
+        operands = [*(grads[index] for index in entries.key.differentiable), *ctx.saved_tensors]
+        values = [lazy_tensor.read(tensor) for tensor in operands]
+        gradients = recorder().record(entries.backward, values, ctx.floats)
         result: list[Any] = [None] * ctx.width
-        wanted = entries.key.parts.wanted
-        for number, aval, value in zip(wanted, entries.gradients, found, strict=True):
-            result[number] = lazy_tensor.fresh(aval, value)
+        inputs = entries.key.parts.wanted
+        for index, aval, value in zip(inputs, entries.gradients, gradients, strict=True):
+            result[index] = lazy_tensor.fresh(aval, value)
         return (None, None, None, *result)
 
 
-def saved_numbers(run: TracedVjp, parts: VjpPartition, around: Sequence[int]) -> tuple[int, ...]:
-    """Numbers of the tensors that backward needs; see `EntriesKey`.
-
-    Args:
-        run: some code.
-        parts: what was cut from it.
-        around: slots of what it takes from around.
-    """
+def saved_indices(
+    run: TracedVjp, partition: VjpPartition, around: Sequence[int]
+) -> tuple[int, ...]:
+    """Numbers of the tensors that backward needs; see `EntriesKey`."""
     first = len(run.inputs) + len(run.subtrace.aliases)
-    numbers = {slot: number for number, slot in enumerate(run.inputs)}
-    numbers |= {slot: first + number for number, slot in enumerate(around)}
-    return tuple([numbers[slot] for slot in parts.used])
+    index_of = {slot: index for index, slot in enumerate(run.inputs)}
+    index_of |= {slot: first + index for index, slot in enumerate(around)}
+    return tuple([index_of[slot] for slot in partition.used])

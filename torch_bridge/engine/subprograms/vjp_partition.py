@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from isoshard.torch_bridge.engine.values.value import Aval
 
-from .subprogram import Subprogram, cut, needed_slots
+from .subprogram import Subprogram, extract, needed_slots
 from .traced_vjp import TracedVjp, aval_of
 
 
@@ -25,7 +25,7 @@ class VjpPartition:
             residuals; gives the gradients of what is `wanted`, where it `has` one. None if no
             gradient is wanted.
         used: slots of the inputs that backward takes.
-        kept: slots of the residuals.
+        residuals: slots of the residuals.
         wanted: what has a gradient: numbers of inputs, and of aliases after them.
         has: whether the code's results depend on each of those.
         avals: of the gradients wanted.
@@ -34,17 +34,17 @@ class VjpPartition:
     forward: Subprogram
     backward: Subprogram | None
     used: tuple[int, ...] = dataclasses.field(compare=False)
-    kept: tuple[int, ...] = dataclasses.field(compare=False)
+    residuals: tuple[int, ...] = dataclasses.field(compare=False)
     wanted: tuple[int, ...]
     has: tuple[bool, ...]
     avals: tuple[Aval, ...]
 
     def run_forward(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
         """The results and the residuals, a key among them if backward draws; while JAX traces."""
-        found = self.forward.run(arrays, scalars, key)
+        outputs = self.forward.run(arrays, scalars, key)
         if self.backward is not None and self.backward.draws:
-            found.append(jax.random.key_data(key))
-        return found
+            outputs.append(jax.random.key_data(key))
+        return outputs
 
     def run_backward(self, arrays: Sequence[Any], scalars: Any) -> list[Any]:
         """A gradient for all of `wanted`, zeros where it has none; while JAX traces."""
@@ -53,16 +53,16 @@ class VjpPartition:
         if self.backward.draws:
             *arrays, data = arrays
             key = jax.random.wrap_key_data(data)
-        found = iter(self.backward.run(arrays, scalars, key))
+        grads = iter(self.backward.run(arrays, scalars, key))
         return [
-            next(found).astype(aval.physical) if has else jnp.zeros(*aval.token)
+            next(grads).astype(aval.physical) if has else jnp.zeros(*aval.token)
             for has, aval in zip(self.has, self.avals, strict=True)
         ]
 
 
-def cut_both(
+def partition_vjp(
     run: TracedVjp,
-    given: Sequence[int],
+    inputs: Sequence[int],
     results: Sequence[int],
     each: Sequence[int] = (),
     *,
@@ -73,36 +73,36 @@ def cut_both(
 
     Args:
         run: code and its gradient.
-        given: slots of the inputs of forward.
+        inputs: slots of the inputs of forward.
         results: slots of its results.
-        each: those of `given` that are residuals, as they are gone when backward runs.
+        each: those of `inputs` that are residuals, as they are gone when backward runs.
         wants: whether a tensor that the code is called with wants a gradient.
         recompute: whether backward recomputes what it can, instead of having residuals kept.
     """
     if not (wants or run.subtrace.aliases) or not run.differentiable:
-        return VjpPartition(cut(run.subtrace, given, results), None, (), (), (), (), ())
-    slots, wanted, avals = [], [], []
+        return VjpPartition(extract(run.subtrace, inputs, results), None, (), (), (), (), ())
+    slots, differentiated, avals = [], [], []
     aliases = [alias for _, alias in run.subtrace.aliases]
-    for number, slot in enumerate(run.gradients):
-        if number >= len(run.inputs):
-            avals.append(aval_of(aliases[number - len(run.inputs)]))
-        elif run.wanted[number]:
-            avals.append(run.input_avals[number])
+    for index, slot in enumerate(run.gradients):
+        if index >= len(run.inputs):
+            avals.append(aval_of(aliases[index - len(run.inputs)]))
+        elif run.wanted[index]:
+            avals.append(run.input_avals[index])
         else:
             continue
-        wanted.append(number)
+        differentiated.append(index)
         slots.append(slot)
-    found = [slot for slot in slots if slot is not None]
-    border = 0 if recompute else run.border
-    taken, kept = needed_slots(run.subtrace, found, [*given, *run.given], border)
-    used = [slot for slot in taken if slot in given and slot not in each]
-    kept = [*(slot for slot in taken if slot in each), *kept]
+    grad_slots = [slot for slot in slots if slot is not None]
+    boundary = 0 if recompute else run.border
+    taken, residuals = needed_slots(run.subtrace, grad_slots, [*inputs, *run.given], boundary)
+    used = [slot for slot in taken if slot in inputs and slot not in each]
+    residuals = [*(slot for slot in taken if slot in each), *residuals]
     return VjpPartition(
-        cut(run.subtrace, given, [*results, *kept]),
-        cut(run.subtrace, [*run.given, *used, *kept], found),
+        extract(run.subtrace, inputs, [*results, *residuals]),
+        extract(run.subtrace, [*run.given, *used, *residuals], grad_slots),
         tuple(used),
-        tuple(kept),
-        tuple(wanted),
+        tuple(residuals),
+        tuple(differentiated),
         tuple([slot is not None for slot in slots]),
         tuple(avals),
     )

@@ -17,15 +17,15 @@ import numpy as np
 from isoshard.torch_bridge.lowerings import one_index_scatter
 
 
-def put(whole: jax.Array, places: np.ndarray, part: jax.Array) -> jax.Array:
+def put(base: jax.Array, indices: np.ndarray, values: jax.Array) -> jax.Array:
     """Scatter as bits: XLA on the CPU computes with bfloat16 in float32, which alters a NaN."""
-    if jnp.iscomplexobj(whole):
-        return one_index_scatter.put(whole, places, part)
-    unit = whole.dtype.itemsize
+    if jnp.iscomplexobj(base):
+        return one_index_scatter.put(base, indices, values)
+    unit = base.dtype.itemsize
     flat = one_index_scatter.put(
-        as_units(whole, unit), places.ravel(), as_units(part.astype(whole.dtype), unit)
+        as_units(base, unit), indices.ravel(), as_units(values.astype(base.dtype), unit)
     )
-    return of_units(flat, whole.shape, whole.dtype)
+    return of_units(flat, base.shape, base.dtype)
 
 
 def as_units(x: jax.Array, unit: int) -> jax.Array:
@@ -43,8 +43,8 @@ def of_units(flat: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Ar
         return (flat != 0).reshape(shape)
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return _recast(flat, dtype.itemsize, dtype).reshape(shape)
-    parts = _recast(flat, dtype.itemsize // 2, np.dtype(f"float{4 * dtype.itemsize}"))
-    return jax.lax.complex(parts[0::2], parts[1::2]).reshape(shape)
+    halves = _recast(flat, dtype.itemsize // 2, np.dtype(f"float{4 * dtype.itemsize}"))
+    return jax.lax.complex(halves[0::2], halves[1::2]).reshape(shape)
 
 
 def _recast(x: jax.Array, width: int, dtype: np.dtype) -> jax.Array:

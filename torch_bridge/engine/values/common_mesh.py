@@ -1,9 +1,9 @@
 """Meshes of several shapes over the same devices, as one finer mesh.
 
-A program may read tensors laid out on a mesh (2, 4) and others on a mesh (8,) of the same devices
+A program may read tensors sharded over a mesh (2, 4) and others on a mesh (8,) of the same devices
 in the same order. JAX describes what XLA chooses for a result in the axes of one mesh only, so
 such a program gets its inputs on a mesh whose axes are fine enough for all of them. Users see each
-tensor on the mesh they know (`layout_numbers.said_on`).
+tensor on their own mesh (`layout_numbers.restated_on`).
 
 >>> common_shape([(2, 4), (8,), (4, 2)])
 (2, 2, 2)
@@ -33,11 +33,11 @@ from . import layout_numbers
 _KNOWN: Bounded[frozenset[int], dict[int, int]] = Bounded(PROGRAMS, "engine: common meshes")
 
 
-def refine(numbers: Iterable[int]) -> dict[int, int]:
+def refine(layout_ids: Iterable[int]) -> dict[int, int]:
     """Write layouts in the axes of one mesh.
 
     Args:
-        numbers: layouts over the same devices in the same order.
+        layout_ids: layouts over the same devices in the same order.
 
     Returns:
         A layout for each layout that has to change; empty if they are on one mesh already.
@@ -45,39 +45,39 @@ def refine(numbers: Iterable[int]) -> dict[int, int]:
     Raises:
         ShardingError: the meshes have no common refinement, such as (2, 3) and (3, 2).
     """
-    key = frozenset(numbers)
-    found = _KNOWN.get(key)
-    if found is None:
-        found = _KNOWN[key] = _refine(key)
-    return found
+    key = frozenset(layout_ids)
+    finer = _KNOWN.get(key)
+    if finer is None:
+        finer = _KNOWN[key] = _refine(key)
+    return finer
 
 
 _FINER: contextvars.ContextVar[dict[int, int]] = contextvars.ContextVar("finer")
 
 
 @contextlib.contextmanager
-def refining(numbers: Iterable[int]) -> Iterator[None]:
+def refining(layout_ids: Iterable[int]) -> Iterator[None]:
     """While a program that names these layouts is traced, let `refined` translate them."""
-    groups = {number: layout_numbers.devices(number) for number in numbers}
+    groups = {layout_id: layout_numbers.devices(layout_id) for layout_id in layout_ids}
     most = max(groups.values(), key=len, default=())
-    token = _FINER.set(refine(number for number, group in groups.items() if group == most))
+    token = _FINER.set(refine(layout_id for layout_id, group in groups.items() if group == most))
     try:
         yield
     finally:
         _FINER.reset(token)
 
 
-def refined(number: int) -> int:
+def refined(layout_id: int) -> int:
     """A layout in the axes of the one mesh of the program being traced, if that is another."""
-    return _FINER.get({}).get(number, number)
+    return _FINER.get({}).get(layout_id, layout_id)
 
 
 def common_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
     """The coarsest mesh shape of which every axis of every shape is a run of axes, or None."""
-    cuts = sorted({step for shape in shapes for step in (math.prod(shape), *_strides(shape))})
-    if any(big % small for small, big in itertools.pairwise(cuts)):
+    boundaries = sorted({step for shape in shapes for step in (math.prod(shape), *_strides(shape))})
+    if any(big % small for small, big in itertools.pairwise(boundaries)):
         return None
-    return tuple(big // small for small, big in itertools.pairwise(cuts))[::-1]
+    return tuple(big // small for small, big in itertools.pairwise(boundaries))[::-1]
 
 
 def _strides(shape: Sequence[int]) -> list[int]:
@@ -85,11 +85,11 @@ def _strides(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
-def _refine(numbers: frozenset[int]) -> dict[int, int]:
+def _refine(layout_ids: frozenset[int]) -> dict[int, int]:
     named = {
-        number: value
-        for number in numbers
-        if isinstance(value := layout_numbers.sharding(number), NamedSharding)
+        layout_id: value
+        for layout_id in layout_ids
+        if isinstance(value := layout_numbers.sharding(layout_id), NamedSharding)
     }
     meshes = {mesh_of(value) for value in named.values()}
     if len(meshes) < 2:
@@ -103,15 +103,17 @@ def _refine(numbers: frozenset[int]) -> dict[int, int]:
             "some with isoshard.reshard(tensor, spec, mesh)."
         )
     flat = next(iter(meshes)).devices.reshape(-1)
-    names = tuple(f"axis{place}" for place in range(len(shape)))
+    names = tuple(f"axis{index}" for index in range(len(shape)))
     fine = Mesh(np.asarray(flat).reshape(shape), names)
-    return {number: _computed_on(number, _on(value, fine)) for number, value in named.items()}
+    return {
+        layout_id: _computed_on(layout_id, _on(value, fine)) for layout_id, value in named.items()
+    }
 
 
-def _computed_on(number: int, value: NamedSharding) -> int:
-    """A layout that programs have in the axes of another mesh; blocks stay the same blocks."""
-    blocks = layout_numbers.blocks(number)
-    return layout_numbers.computed_as(value if blocks is None else blocks.on(value), number)
+def _computed_on(layout_id: int, value: NamedSharding) -> int:
+    """A layout that programs have in the axes of another mesh; blocks are unchanged."""
+    blocks = layout_numbers.blocks(layout_id)
+    return layout_numbers.computed_as(value if blocks is None else blocks.on(value), layout_id)
 
 
 def _on(value: NamedSharding, fine: Mesh) -> NamedSharding:
@@ -131,21 +133,21 @@ def _on(value: NamedSharding, fine: Mesh) -> NamedSharding:
         )
         for entry in value.spec
     ]
-    said = PartitionSpec(*(entry or None for entry in spec))
-    return NamedSharding(fine, said, memory_kind=value.memory_kind)
+    entries = PartitionSpec(*(entry or None for entry in spec))
+    return NamedSharding(fine, entries, memory_kind=value.memory_kind)
 
 
-def rewrap(array: jax.Array | UnevenArray, number: int) -> jax.Array | UnevenArray:
+def rewrap(array: jax.Array | UnevenArray, layout_id: int) -> jax.Array | UnevenArray:
     """The same buffers under an equal layout that is written otherwise."""
-    blocks = layout_numbers.blocks(number)
+    blocks = layout_numbers.blocks(layout_id)
     if isinstance(array, UnevenArray):
-        return blocks.wrap(_rewrapped(array.array, number)) if blocks else array
-    return _rewrapped(array, number)
+        return blocks.wrap(_rewrapped(array.array, layout_id)) if blocks else array
+    return _rewrapped(array, layout_id)
 
 
-def _rewrapped(array: jax.Array, number: int) -> jax.Array:
-    pieces = [shard.data for shard in array.addressable_shards]
+def _rewrapped(array: jax.Array, layout_id: int) -> jax.Array:
+    shards = [shard.data for shard in array.addressable_shards]
     with jax.enable_x64(True):
         return jax.make_array_from_single_device_arrays(
-            array.shape, layout_numbers.sharding(number), pieces, dtype=array.dtype
+            array.shape, layout_numbers.sharding(layout_id), shards, dtype=array.dtype
         )

@@ -75,10 +75,10 @@ class Rows:
     def __init__(self, rows: Sequence[tuple[Any, tuple[int, ...]]]):
         """Read the symbols once, to see which are equal."""
         self.count = len(rows)
-        self._read = _together([what for what, taken in rows if not taken and callable(what)])
+        self._read = _joint_reader([what for what, taken in rows if not taken and callable(what)])
         firsts: dict[Any, int] = {}
         read = self._read()
-        like = [firsts.setdefault((type(one), repr(one)), n) for n, one in enumerate(read)]
+        like = [firsts.setdefault((type(value), repr(value)), n) for n, value in enumerate(read)]
         self._others = [n for n, first in enumerate(like) if first != n]
         self._firsts = [like[n] for n in self._others]
         one_value = len(self._others) > 1 and len(set(self._firsts)) == 1
@@ -92,32 +92,32 @@ class Rows:
         read = self._read()
         last, present = self._last
         if not all(map(operator.is_, read, last)):
-            present = (self._folded if self._are_alike(read) else self._every).values(read)
+            present = (self._folded if self._are_equal(read) else self._every).values(read)
             self._last = read, present
         return present
 
-    def _are_alike(self, read: list[Any]) -> bool:
+    def _are_equal(self, read: list[Any]) -> bool:
         """Whether the symbols that were equal are still so, to the last bit."""
         if self._select is not None:  # as the step counts of an optimizer: one look in C
-            one, others = read[self._firsts[0]], self._select(read)
-            same = others.count(one) == len(others) and bool(one)  # 0.0 is equal to -0.0
-            return same and set(map(type, others)) == {type(one)}
+            first, others = read[self._firsts[0]], self._select(read)
+            same = others.count(first) == len(others) and bool(first)  # 0.0 is equal to -0.0
+            return same and set(map(type, others)) == {type(first)}
         others = list(map(read.__getitem__, self._others))
         firsts = list(map(read.__getitem__, self._firsts))
         same = others == firsts and all(others)
         return same and list(map(type, others)) == list(map(type, firsts))
 
 
-def _together(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
+def _joint_reader(reads: Sequence[Callable[[], Any]]) -> Callable[[], list[Any]]:
     """A function that reads all symbols: those of one list at once, if they follow the others."""
     listed = [read for read in reads if isinstance(read, Listed)]
     first = len(reads) - len(listed)
-    asked = reads[:first]
-    apart = any(isinstance(read, Listed) for read in asked)
+    requested = reads[:first]
+    apart = any(isinstance(read, Listed) for read in requested)
     if len(listed) < 2 or apart or len({id(read.numbers) for read in listed}) > 1:
         return lambda: [read() for read in reads]
-    numbers, get = listed[0].numbers, operator.itemgetter(*(read.place for read in listed))
-    return lambda: [*(read() for read in asked), *get(numbers)]
+    indices, get = listed[0].numbers, operator.itemgetter(*(read.place for read in listed))
+    return lambda: [*(read() for read in requested), *get(indices)]
 
 
 class _Order:
@@ -135,30 +135,30 @@ class _Order:
         self._symbols = [n for n, first in enumerate(like) if first == n]
         self._constants = [rows[row][0] for row in constants]
         where = dict(zip(constants, itertools.count(len(self._symbols))))
-        places = {first: place for place, first in enumerate(self._symbols)}
-        where |= {row: places[first] for row, first in zip(symbols, like, strict=True)}
+        index_of = {first: index for index, first in enumerate(self._symbols)}
+        where |= {row: index_of[first] for row, first in zip(symbols, like, strict=True)}
         steps: list[tuple[Callable[..., Any], tuple[int, ...]]] = []
-        known: dict[Any, int] = {}
+        rows_of: dict[Any, int] = {}
         for row, (function, operands) in enumerate(rows):
             if operands:
                 step = (function, tuple([where[operand] for operand in operands]))
-                if step not in known:
-                    known[step] = len(self._symbols) + len(constants) + len(steps)
+                if step not in rows_of:
+                    rows_of[step] = len(self._symbols) + len(constants) + len(steps)
                     steps.append(step)
-                where[row] = known[step]
+                where[row] = rows_of[step]
         self._where = [where[row] for row in range(len(rows))]
         self._calls = [(function, _taking(operands)) for function, operands in steps]
 
     def values(self, read: list[Any]) -> Present:
         """Compute from what the symbols are now."""
-        done = [read[number] for number in self._symbols] + self._constants
+        done = [read[symbol] for symbol in self._symbols] + self._constants
         for function, operands in self._calls:
             done.append(function(*operands(done)))
         return Present(done, self._where)
 
 
-def _taking(places: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
+def _taking(indices: tuple[int, ...]) -> Callable[[list[Any]], Sequence[Any]]:
     """A function that gives what a list has in these places."""
-    if len(places) > 1:
-        return operator.itemgetter(*places)
-    return operator.itemgetter(*(slice(place, place + 1) for place in places))
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    return operator.itemgetter(*(slice(index, index + 1) for index in indices))

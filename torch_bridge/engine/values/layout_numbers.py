@@ -15,8 +15,8 @@ P('x',)
 
 Programs are compiled under Auto axes: `layout` and `sharding` are over them, and so are the arrays
 that values hold. A layout over a mesh with Explicit axes has a number of its own, which `as_named`
-knows by: that is what users see, and what results are handed out in. So has one whose program ran
-over a finer mesh, as it read tensors on other meshes as well (`common_mesh`): `said_on` makes it.
+returns: that is what users see, and what results are handed out in. So has one whose program ran
+over a finer mesh, as it read tensors on other meshes as well (`common_mesh`): see `restated_on`.
 
 >>> typed = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), P("x"))
 >>> intern(typed) == number, untyped(intern(typed)) == number
@@ -28,21 +28,24 @@ over a finer mesh, as it read tensors on other meshes as well (`common_mesh`): `
 from __future__ import annotations
 
 import functools
-import threading
-from typing import Any
-
 import jax
-from jax.sharding import Mesh
-
+import threading
 from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto, is_typed, on_mesh, same_grid
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.axis_types import is_typed
+from isoshard.core.layout.axis_types import on_mesh
+from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.offload import is_offloaded, on_device
+from isoshard.core.layout.offload import is_offloaded
+from isoshard.core.layout.offload import on_device
 from isoshard.core.layout.partial_sums import stored
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime.caches import cached
+from jax.sharding import Mesh
+from typing import Any
+
 
 UNPLACED = -1
 """The layout of a value that may be placed wherever a program needs it."""
@@ -66,142 +69,142 @@ def intern(layout: Layout) -> int:
 def _numbered(computed: Layout, named: Layout) -> int:
     """The number of a layout that programs have in one way, and users in another."""
     with _NUMBERING:
-        number = _NUMBERS.get((computed, named))  # another thread may ask at the same time
-        if number is None:
-            number = _NUMBERS[computed, named] = len(_LAYOUTS)
+        layout_id = _NUMBERS.get((computed, named))  # another thread may call at the same time
+        if layout_id is None:
+            layout_id = _NUMBERS[computed, named] = len(_LAYOUTS)
             _GROUPS.append(_assignment(named))
             _LAYOUTS.append(computed)
             _NAMED.append(stored(named))  # a reduced axis is one of copies
-    return number
+    return layout_id
 
 
-def layout(number: int) -> Layout:
+def layout(layout_id: int) -> Layout:
     """The layout behind a number, under Auto axes: a sharding, or blocks with padding."""
-    return _LAYOUTS[number]
+    return _LAYOUTS[layout_id]
 
 
-def as_named(number: int) -> Layout:
+def as_named(layout_id: int) -> Layout:
     """The layout behind a number on the mesh of whoever named it."""
-    return _NAMED[number]
+    return _NAMED[layout_id]
 
 
-def untyped(number: int) -> int:
+def untyped(layout_id: int) -> int:
     """The number of the same layout under Auto axes."""
-    if number == UNPLACED or _NAMED[number] is _LAYOUTS[number]:
-        return number
-    return intern(_LAYOUTS[number])
+    if layout_id == UNPLACED or _NAMED[layout_id] is _LAYOUTS[layout_id]:
+        return layout_id
+    return intern(_LAYOUTS[layout_id])
 
 
-def computed_as(layout: Layout, number: int) -> int:
+def computed_as(layout: Layout, layout_id: int) -> int:
     """The number of a layout that users see as they do that of another number.
 
     Args:
         layout: under Auto axes.
-        number: of the same blocks on the same devices.
+        layout_id: of the same blocks on the same devices.
     """
-    return _numbered(layout, _NAMED[number])
+    return _numbered(layout, _NAMED[layout_id])
 
 
-def said_on(number: int, mesh: Mesh | None) -> int:
+def restated_on(layout_id: int, mesh: Mesh | None) -> int:
     """The number of the same layout as users see it on another mesh of the same devices.
 
     Args:
-        number: of a layout.
-        mesh: may be None, or have no axes to say it with; then the number stays.
+        layout_id: of a layout.
+        mesh: may be None, or have none of its axes; then the id is returned.
 
     >>> from isoshard import P, make_mesh
     >>> mesh, fine = make_mesh((8,), ("x",)), make_mesh((2, 4), ("axis0", "axis1"))
     >>> number = intern(jax.sharding.NamedSharding(fine, P(("axis0", "axis1"))))
-    >>> seen = said_on(number, mesh)
-    >>> as_named(seen).spec, sharding(seen).spec, said_on(seen, fine) == number
+    >>> seen = restated_on(number, mesh)
+    >>> as_named(seen).spec, sharding(seen).spec, restated_on(seen, fine) == number
     (P('x',), P(('axis0', 'axis1'),), True)
     """
-    found = None if number == UNPLACED else sharding(number)
-    if mesh is None or not isinstance(found, jax.sharding.NamedSharding):
-        return number
-    same = restated(found, mesh)
+    layout = None if layout_id == UNPLACED else sharding(layout_id)
+    if mesh is None or not isinstance(layout, jax.sharding.NamedSharding):
+        return layout_id
+    same = restated(layout, mesh)
     if same is None:
-        return number
-    blocks = _LAYOUTS[number]
+        return layout_id
+    blocks = _LAYOUTS[layout_id]
     named = blocks.on(same) if isinstance(blocks, BlockLayout) else same
     return intern(named) if _under_auto(named) == blocks else _numbered(blocks, named)
 
 
 @cached(4096)
-def restated(found: jax.sharding.NamedSharding, mesh: Mesh) -> jax.sharding.NamedSharding | None:
+def restated(layout: jax.sharding.NamedSharding, mesh: Mesh) -> jax.sharding.NamedSharding | None:
     """The same blocks on the same devices, in the axes of another mesh; None if it has none."""
-    if same_grid(found.mesh, mesh):
-        return on_mesh(found, mesh)
+    if same_grid(layout.mesh, mesh):
+        return on_mesh(layout, mesh)
     try:
-        return named_sharding(found, mesh, len(found.spec))
+        return named_sharding(layout, mesh, len(layout.spec))
     except ShardingError:
         return None
 
 
-def is_restated(number: int) -> bool:
+def is_restated(layout_id: int) -> bool:
     """Whether users see a layout on another mesh than programs have it on."""
-    return number != UNPLACED and _NAMED[number] is not _LAYOUTS[number]
+    return layout_id != UNPLACED and _NAMED[layout_id] is not _LAYOUTS[layout_id]
 
 
-def users_mesh(number: int) -> Mesh | None:
+def users_mesh(layout_id: int) -> Mesh | None:
     """The mesh that users see a layout on; None if it is on none."""
-    found: Any = None if number == UNPLACED else _NAMED[number]
-    found = found.sharding if isinstance(found, BlockLayout) else found
-    return mesh_of(found) if isinstance(found, jax.sharding.NamedSharding) else None
+    layout: Any = None if layout_id == UNPLACED else _NAMED[layout_id]
+    layout = layout.sharding if isinstance(layout, BlockLayout) else layout
+    return mesh_of(layout) if isinstance(layout, jax.sharding.NamedSharding) else None
 
 
-def typed_mesh(number: int) -> Mesh | None:
+def typed_mesh(layout_id: int) -> Mesh | None:
     """The mesh of a layout, if it has Explicit axes."""
-    mesh = users_mesh(number)
+    mesh = users_mesh(layout_id)
     return mesh if mesh is not None and is_typed(mesh) else None
 
 
-def sharding(number: int) -> jax.sharding.Sharding:
+def sharding(layout_id: int) -> jax.sharding.Sharding:
     """The sharding behind a number; of blocks with padding, that of the padded array."""
-    found = _LAYOUTS[number]
-    return found.sharding if isinstance(found, BlockLayout) else found
+    layout = _LAYOUTS[layout_id]
+    return layout.sharding if isinstance(layout, BlockLayout) else layout
 
 
-def computed(number: int) -> Layout:
+def computed(layout_id: int) -> Layout:
     """The layout of a number inside a program: in the memory that the devices compute in."""
-    found = _LAYOUTS[number]
-    return on_device(found) if is_offloaded(found) else found
+    layout = _LAYOUTS[layout_id]
+    return on_device(layout) if is_offloaded(layout) else layout
 
 
-def is_resting(number: int) -> bool:
+def is_resting(layout_id: int) -> bool:
     """Whether a layout is in another memory than its devices compute in."""
-    return number != UNPLACED and is_offloaded(_LAYOUTS[number])
+    return layout_id != UNPLACED and is_offloaded(_LAYOUTS[layout_id])
 
 
-def blocks(number: int) -> BlockLayout | None:
+def blocks(layout_id: int) -> BlockLayout | None:
     """The blocks with padding behind a number; None for any other layout, and for none."""
-    found = None if number == UNPLACED else _LAYOUTS[number]
-    return found if isinstance(found, BlockLayout) else None
+    layout = None if layout_id == UNPLACED else _LAYOUTS[layout_id]
+    return layout if isinstance(layout, BlockLayout) else None
 
 
-def devices(number: int) -> tuple[Device, ...]:
+def devices(layout_id: int) -> tuple[Device, ...]:
     """The devices of a layout, in the order in which programs number them."""
-    return _GROUPS[number]
+    return _GROUPS[layout_id]
 
 
-def replicated_like(number: int) -> int:
+def replicated_like(layout_id: int) -> int:
     """The layout that keeps a whole copy on every device of another layout."""
-    found = _REPLICATED.get(number)
-    if found is None:
-        like = sharding(number)
+    replicated_id = _REPLICATED.get(layout_id)
+    if replicated_id is None:
+        like = sharding(layout_id)
         if isinstance(like, jax.sharding.NamedSharding):
             like = jax.sharding.NamedSharding(like.mesh, jax.sharding.PartitionSpec())
-        mesh, whole = users_mesh(number), intern(like)
-        found = whole if mesh is None else said_on(whole, auto(mesh))
-        _REPLICATED[number] = found
-    return found
+        mesh, replicated = users_mesh(layout_id), intern(like)
+        replicated_id = replicated if mesh is None else restated_on(replicated, auto(mesh))
+        _REPLICATED[layout_id] = replicated_id
+    return replicated_id
 
 
 def _under_auto(layout: Layout) -> Layout:
-    found = layout.sharding if isinstance(layout, BlockLayout) else layout
-    if not isinstance(found, jax.sharding.NamedSharding) or not is_typed(found.mesh):
+    inner = layout.sharding if isinstance(layout, BlockLayout) else layout
+    if not isinstance(inner, jax.sharding.NamedSharding) or not is_typed(inner.mesh):
         return layout
-    untyped = on_mesh(found, auto(mesh_of(found)))
+    untyped = on_mesh(inner, auto(mesh_of(inner)))
     return layout.on(untyped) if isinstance(layout, BlockLayout) else untyped
 
 

@@ -1,4 +1,4 @@
-"""What stands for the arguments of an operator call while their values are not known.
+"""Placeholders for the arguments of an operator call without their values.
 
 >>> import torch
 >>> Meta.of(torch.ones(2, 3))
@@ -16,7 +16,7 @@ import torch
 
 
 class Meta(NamedTuple):
-    """What torch knows of a tensor without its values.
+    """A tensor's size, stride and dtype.
 
     Attributes:
         size: the shape.
@@ -30,7 +30,7 @@ class Meta(NamedTuple):
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the elements lie in row-major order."""
+        """Whether the elements are in row-major order."""
         return self.tensor().is_contiguous()
 
     def tensor(self) -> torch.Tensor:

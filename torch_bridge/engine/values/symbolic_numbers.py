@@ -88,18 +88,13 @@ class Table:
         return self._thread != threading.get_ident()
 
     def symbol(self, read: Callable[[], float], value: float) -> torch.SymFloat:
-        """A number read anew before each replay.
-
-        Args:
-            read: gives its value then.
-            value: its value now.
-        """
+        """A number read anew before each replay."""
         self.rows.append((read, ()))
         return torch.SymFloat(SymbolicNode(self, len(self.rows) - 1, value))
 
-    def constant(self, number: Any) -> int:
-        """The row of a number that stays."""
-        return self._row(number, (), (type(number), repr(number)))
+    def constant(self, index: Any) -> int:
+        """The row of a constant."""
+        return self._row(index, (), (type(index), repr(index)))
 
     def compute(
         self, function: Callable[..., float], nodes: Sequence[SymbolicNode]
@@ -127,7 +122,7 @@ class Table:
         return self._arranged.values()
 
     def evaluate(self, scalars: Sequence[Any]) -> list[float]:
-        """The present value of each scalar: floats stay, expressions are computed."""
+        """The present value of each scalar: floats are kept, expressions are computed."""
         done = self.values()
         return [filled(scalar, done) for scalar in scalars]
 
@@ -158,21 +153,21 @@ class Scalars:
         where, chosen, index = self._arranged
         if where is not values.where:
             where = values.where
-            places = [where[row] for row in self._rows]
-            chosen, index = np.unique(np.array(places, np.intp), return_inverse=True)
+            indices = [where[row] for row in self._rows]
+            chosen, index = np.unique(np.array(indices, np.intp), return_inverse=True)
             chosen = chosen.tolist()
             self._arranged = (where, chosen, index)
-        numbers = values.numbers
-        return np.array([numbers[place] for place in chosen], np.float64).take(index)
+        computed = values.numbers
+        return np.array([computed[index] for index in chosen], np.float64).take(index)
 
 
 def filled(scalar: Any, values: Present) -> Any:
-    """The value of an expression among those of its table; anything else stands for itself."""
+    """The value of an expression among those of its table; anything else is its own value."""
     return values[scalar.node.row] if isinstance(scalar, torch.SymFloat) else scalar
 
 
 class SymbolicNode:
-    """What torch asks of the inside of a `SymFloat`.
+    """What torch calls on the node of a `SymFloat`.
 
     Attributes:
         table: where expressions are kept.
@@ -201,24 +196,24 @@ class SymbolicNode:
     is_bool = is_nested_int = is_constant = has_hint = is_int
 
     def maybe_as_float(self) -> None:
-        """No constant stands for it."""
+        """It is no constant."""
 
     maybe_as_int = constant_int = constant_float = maybe_as_float
 
-    def wrap_float(self, number: float) -> SymbolicNode:
+    def wrap_float(self, index: float) -> SymbolicNode:
         """A constant as an expression."""
-        return SymbolicNode(self.table, self.table.constant(number), number)
+        return SymbolicNode(self.table, self.table.constant(index), index)
 
     wrap_int = wrap_float
 
     def guard_float(self, file: builtins.str, line: int) -> float:
-        """Python asked for the number itself."""
+        """Python reads the number itself."""
         if self.table.is_foreign():
             return float(self.value)
         raise CaptureError(_frozen(self.value, "converted to a Python float"))
 
     def guard_int(self, file: builtins.str, line: int) -> int:
-        """Python asked for the number itself."""
+        """Python reads the number itself."""
         if self.table.is_foreign():
             return int(self.value)
         raise CaptureError(_frozen(self.value, "converted to a Python int"))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import jax
@@ -44,7 +45,7 @@ class Aval:
         meta: size, stride and logical dtype.
         physical: the dtype of the JAX buffer.
         token: shape and physical dtype; equal in avals that differ in stride only.
-        root: the view chain of a storage of this aval, once it was asked for.
+        root: the view chain of a storage of this aval, once it was requested.
         expanded: some elements are one in memory, as in a broadcast view.
     """
 
@@ -75,13 +76,13 @@ class Aval:
             TypeError: JAX cannot store its dtype.
             RuntimeError: it has more axes than JAX's arrays have.
         """
-        found = Aval._known.get(meta)
-        if found is None:
+        result = Aval._known.get(meta)
+        if result is None:
             with _INTERNING:
-                found = Aval._known.get(meta)
-                if found is None:
-                    found = Aval._known[meta] = Aval(meta)
-        return found
+                result = Aval._known.get(meta)
+                if result is None:
+                    result = Aval._known[meta] = Aval(meta)
+        return result
 
     @staticmethod
     def contiguous(size: tuple[int, ...], dtype: torch.dtype) -> Aval:
@@ -93,11 +94,11 @@ class Taken:
     """The array of a value that tapes take as an input, kept though the value itself may die.
 
     A tape holds an input's array, but not its `Value`: whether somebody can still see the value is
-    whether the `Value` is alive. If nobody can, and no other tape needs it, its memory is donated.
+    whether the `Value` is alive. If not, and no other tape needs it, its memory is donated.
 
     Attributes:
         value: weakly, the value.
-        array: what it held when a tape took it; None while no tape needs it.
+        array: its array when a tape took it; None while no tape needs it.
         layout: as of the value then.
         memory: as of the value then.
         origin: as of the value then.
@@ -166,7 +167,7 @@ ENGINE = "(the engine)"
 class Value:
     """One immutable array.
 
-    It is alive as long as somebody may ask for it: a storage holds it, or code that has read it.
+    It is alive as long as it is referenced: by a storage, or by code that has read it.
     Tapes hold values weakly, compute only those that are alive, and donate the memory of inputs
     that are not.
 
@@ -281,7 +282,7 @@ class Storage:
 
     Attributes:
         value: the current value.
-        annotation: the `NamedSharding` a user asked for, or None.
+        annotation: the `NamedSharding` that a user requested, or None.
         aval: size, memory order and dtype of the whole storage, seen as one tensor.
         number: unlike that of any other storage.
     """
@@ -298,7 +299,7 @@ class Storage:
         self.aval = aval
 
     def write(self, value: Value) -> None:
-        """Replace the value; the layout of the memory stays."""
+        """Replace the value; the layout of the memory is kept."""
         if value.layout == layout_numbers.UNPLACED:
             value.layout = self.value.layout
         value.memory = self.number
@@ -317,15 +318,15 @@ class Storage:
         new.shared = old.shared
         self.value = new
         del old
-        held = last()
-        if held is not None:
-            held.shared = new.shared = True
+        last_value = last()
+        if last_value is not None:
+            last_value.shared = new.shared = True
         elif taken is not None and taken.tapes:
             taken.shared = new.shared = True
         return new
 
     def is_sole_holder(self) -> bool:
-        """Whether nobody else can see the value, so that its memory may be overwritten.
+        """Whether nothing else references the value, so that its memory may be overwritten.
 
         The storage gives it up for another value with the same array: if it dies, nobody else had
         it.
@@ -339,10 +340,10 @@ class Storage:
         new.memory = value.memory
         new.origin = value.origin
         del value, taken
-        held = last()
-        if held is None:
+        last_value = last()
+        if last_value is None:
             return True
-        self.value = held
+        self.value = last_value
         return False
 
 
@@ -353,3 +354,26 @@ def contiguous_stride(size: tuple[int, ...]) -> tuple[int, ...]:
         stride.append(step)
         step *= max(extent, 1)
     return tuple(reversed(stride))
+
+
+def donated_error(shape: tuple[int, ...]) -> RuntimeError:
+    """The error of reading a tensor whose array was donated.
+
+    >>> import torch, isoshard as iso, isoshard.torch_bridge
+    >>> t = torch.ones(8, device="jax")
+    >>> _ = jax.jit(lambda x: x + 1, donate_argnums=0)(iso.to_jax(t))
+    >>> t + 1
+    Traceback (most recent call last):
+        ...
+    RuntimeError: the array behind a tensor of shape (8,) was donated: a jax.jit(.., donate_argnums=..) was given iso.to_jax(tensor), and has written over it. Go on with what that call returned, or donate a copy: iso.to_jax(tensor, copy=True)
+    """  # noqa: E501
+    return RuntimeError(
+        f"the array behind a tensor of shape {shape} was donated: a jax.jit(.., donate_argnums=..) "
+        "was given iso.to_jax(tensor), and has written over it. Go on with what that call "
+        "returned, or donate a copy: iso.to_jax(tensor, copy=True)"
+    )
+
+
+def first_donated(arrays: Iterable[Any]) -> jax.Array | None:
+    """The first of some arrays that was donated."""
+    return next((x for x in arrays if isinstance(x, jax.Array) and x.is_deleted()), None)

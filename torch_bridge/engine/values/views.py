@@ -78,15 +78,15 @@ class Chain:
     def then(self, op: ViewOp) -> Chain:
         """This view followed by one more operation."""
         following = self._next
-        found = None if following is None else following.get(op)
-        if found is None:
+        chain = None if following is None else following.get(op)
+        if chain is None:
             with _INTERNING:
                 if self._next is None:
                     self._next = weakref.WeakValueDictionary()
-                found = self._next.get(op)
-                if found is None:
-                    found = self._next[op] = self._then(op)
-        return found
+                chain = self._next.get(op)
+                if chain is None:
+                    chain = self._next[op] = self._then(op)
+        return chain
 
     def _then(self, op: ViewOp) -> Chain:
         if op[0] == "strided":
@@ -109,7 +109,7 @@ class Chain:
         return self._parent
 
     def _before_expand(self, op: ViewOp) -> Chain:
-        """Select from a broadcast by selecting first: then a write knows which copy it hit."""
+        """Select from a broadcast by selecting first: then a write has one copy as its target."""
         small = self._shorter()
         small = small.then(("reshape", (1,) * (len(self.size) - len(small.size)) + small.size))
         size = _shape_after(op, self.size, self.base)
@@ -126,14 +126,14 @@ class Chain:
 
     def _strided(self, size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Chain:
         """`as_strided` addresses the storage, whatever view it is called on."""
-        found = Chain.root(self.base)
+        chain = Chain.root(self.base)
         simple = _as_slices(self.base, size, stride, offset)
         if simple is None:
             op = ("strided", size, stride, offset)
-            return found.then(op) if self.ops else Chain(self.base, (op,), size, self)
+            return chain.then(op) if self.ops else Chain(self.base, (op,), size, self)
         for op in simple:
-            found = found.then(op)
-        return found
+            chain = chain.then(op)
+        return chain
 
     def flat(self, dtype: np.dtype) -> Chain:
         """The storage's memory, seen as a row of elements of another dtype.
@@ -141,32 +141,34 @@ class Chain:
         Args:
             dtype: in JAX's buffers; complex memory is seen as real and imaginary parts first.
         """
-        found = Chain.root(self.base).then(("permute", tuple(_order(self.base))))
-        count, own = math.prod(self.size), np.dtype(self.base.physical)
-        if own.kind == "c":
-            found, count = found.then(("as_real",)), 2 * count
-            own = np.dtype(f"float{4 * own.itemsize}")
-        found = found.then(("reshape", (count,)))
-        if own == dtype:
-            return found
-        return found.then(("bitcast", (count * own.itemsize // np.dtype(dtype).itemsize,), dtype))
+        chain = Chain.root(self.base).then(("permute", tuple(_order(self.base))))
+        count, base_dtype = math.prod(self.size), np.dtype(self.base.physical)
+        if base_dtype.kind == "c":
+            chain, count = chain.then(("as_real",)), 2 * count
+            base_dtype = np.dtype(f"float{4 * base_dtype.itemsize}")
+        chain = chain.then(("reshape", (count,)))
+        if base_dtype == dtype:
+            return chain
+        return chain.then(
+            ("bitcast", (count * base_dtype.itemsize // np.dtype(dtype).itemsize,), dtype)
+        )
 
-    def read(self, whole: jax.Array) -> jax.Array:
+    def read(self, memory: jax.Array) -> jax.Array:
         """The view's value, from the storage's."""
         for op in self.ops:
-            whole = forward(op, whole, self.base)
-        return whole
+            memory = forward(op, memory, self.base)
+        return memory
 
-    def write(self, whole: jax.Array, part: jax.Array) -> jax.Array:
-        """The storage's value after `part` is written to the view."""
+    def write(self, memory: jax.Array, values: jax.Array) -> jax.Array:
+        """The storage's value after `values` is written to the view."""
         if any(op[0] in ("unfold", "strided", "taken", "expand") for op in self.ops[:-1]):
-            return _write_elements(self.ops, self.base, whole, part)
-        stages = [whole]
+            return _write_elements(self.ops, self.base, memory, values)
+        stages = [memory]
         for op in self.ops[:-1]:
             stages.append(forward(op, stages[-1], self.base))
         for op, stage in zip(reversed(self.ops), reversed(stages), strict=True):
-            part = backward(op, stage, part, self.base)
-        return part
+            values = backward(op, stage, values, self.base)
+        return values
 
     def __repr__(self) -> str:
         """Readable in error messages."""
@@ -212,7 +214,7 @@ def forward(op: ViewOp, x: jax.Array, base: Aval) -> jax.Array:
         return jnp.broadcast_to(x, op[1])
     if kind == "slice":
         _, dim, start, stop, step = op
-        if stop - start <= step:  # one element: XLA's partitioner fails where it is said with steps
+        if stop - start <= step:  # one element: XLA's partitioner fails for slices with steps
             stop, step = min(stop, start + 1), 1
         return read_slice(x, dim, start, max(start, stop), step)
     if kind == "index":
@@ -242,72 +244,72 @@ def forward(op: ViewOp, x: jax.Array, base: Aval) -> jax.Array:
     raise ValueError(f"unknown view operation {op}")
 
 
-def backward(op: ViewOp, whole: jax.Array, part: jax.Array, base: Aval) -> jax.Array:
-    """`whole` with what one view operation shows of it replaced by `part`."""
+def backward(op: ViewOp, memory: jax.Array, values: jax.Array, base: Aval) -> jax.Array:
+    """`memory` with what one view operation shows of it replaced by `values`."""
     kind = op[0]
     if kind == "reshape":
-        return part.reshape(whole.shape)
+        return values.reshape(memory.shape)
     if kind == "permute":
-        return part.transpose(np.argsort(op[1]))
+        return values.transpose(np.argsort(op[1]))
     if kind == "slice":
         _, dim, start, stop, step = op
-        if part.shape[dim] == 1:
+        if values.shape[dim] == 1:
             stop, step = start + 1, 1
-        return write_slice(whole, part, dim, start, stop, step)
+        return write_slice(memory, values, dim, start, stop, step)
     if kind == "index":
         dim, start = op[1:]
-        return write_slice(whole, jnp.expand_dims(part, dim), dim, start, start + 1)
+        return write_slice(memory, jnp.expand_dims(values, dim), dim, start, start + 1)
     if kind == "bitcast":
-        return bit_views.bitcast(part, whole.shape, whole.dtype)
+        return bit_views.bitcast(values, memory.shape, memory.dtype)
     if kind in ("conj", "neg"):
-        return forward(op, part, base)
+        return forward(op, values, base)
     if kind == "as_real":
-        return jax.lax.complex(part[..., 0], part[..., 1])
+        return jax.lax.complex(values[..., 0], values[..., 1])
     if kind == "as_complex":
-        return jnp.stack([part.real, part.imag], axis=-1)
+        return jnp.stack([values.real, values.imag], axis=-1)
     if kind == "strided":
-        return _unflat(put(_flat(whole, base), _positions(*op[1:]), part), base)
+        return _unflat(put(_flat(memory, base), _positions(*op[1:]), values), base)
     if kind == "taken":
-        return bit_views.put(whole, _positions(*op[1:]), part)
+        return bit_views.put(memory, _positions(*op[1:]), values)
     # Diagonals and windows: let the view of the positions say where each element goes.
     with jax.ensure_compile_time_eval():
-        numbers = jnp.arange(math.prod(whole.shape)).reshape(whole.shape)
-        places = np.asarray(forward(op, numbers, base))
-    return put(whole.reshape(-1), places.ravel(), part.reshape(-1)).reshape(whole.shape)
+        positions = jnp.arange(math.prod(memory.shape)).reshape(memory.shape)
+        indices = np.asarray(forward(op, positions, base))
+    return put(memory.reshape(-1), indices.ravel(), values.reshape(-1)).reshape(memory.shape)
 
 
 def _write_elements(
-    ops: tuple[ViewOp, ...], base: Aval, whole: jax.Array, part: jax.Array
+    ops: tuple[ViewOp, ...], base: Aval, memory: jax.Array, values: jax.Array
 ) -> jax.Array:
     """Write to a part of a view whose elements overlap: each goes to its own place.
 
     Places are counted in units as wide as the narrowest element that a view of the chain has, and a
     wider element has several of them, along a last axis.
     """
-    widths = [whole.dtype.itemsize, part.dtype.itemsize]
+    widths = [memory.dtype.itemsize, values.dtype.itemsize]
     widths += [np.dtype(op[2]).itemsize for op in ops if op[0] == "bitcast"]
     unit = min(widths)
     with jax.ensure_compile_time_eval():
-        count = whole.dtype.itemsize // unit
-        places = jnp.arange(whole.size * count).reshape(*whole.shape, count)
+        count = memory.dtype.itemsize // unit
+        indices = jnp.arange(memory.size * count).reshape(*memory.shape, count)
         for op in ops:
             if op[0] in ("conj", "neg"):
-                part = forward(op, part, base)
+                values = forward(op, values, base)
             elif op[0] == "bitcast":
-                places = places.reshape(*op[1], np.dtype(op[2]).itemsize // unit)
+                indices = indices.reshape(*op[1], np.dtype(op[2]).itemsize // unit)
             elif op[0] == "as_real":
-                places = places.reshape(*places.shape[:-1], 2, -1)
+                indices = indices.reshape(*indices.shape[:-1], 2, -1)
             elif op[0] == "as_complex":
-                places = places.reshape(*places.shape[:-2], -1)
+                indices = indices.reshape(*indices.shape[:-2], -1)
             else:
-                places = jax.vmap(lambda x, op=op: forward(op, x, base), -1, -1)(places)
-        places = np.asarray(places)
-    if not places.size:
-        return whole
+                indices = jax.vmap(lambda x, op=op: forward(op, x, base), -1, -1)(indices)
+        indices = np.asarray(indices)
+    if not indices.size:
+        return memory
     if all(op[0] not in ("bitcast", "as_real", "as_complex") for op in ops):
-        return put(whole.reshape(-1), places.ravel(), part.reshape(-1)).reshape(whole.shape)
-    flat = put(bit_views.as_units(whole, unit), places.ravel(), bit_views.as_units(part, unit))
-    return bit_views.of_units(flat, whole.shape, whole.dtype)
+        return put(memory.reshape(-1), indices.ravel(), values.reshape(-1)).reshape(memory.shape)
+    flat = put(bit_views.as_units(memory, unit), indices.ravel(), bit_views.as_units(values, unit))
+    return bit_views.of_units(flat, memory.shape, memory.dtype)
 
 
 def _windows(extent: int, size: int, step: int) -> np.ndarray:
@@ -316,7 +318,7 @@ def _windows(extent: int, size: int, step: int) -> np.ndarray:
 
 
 def _positions(size: tuple[int, ...], stride: tuple[int, ...], offset: int) -> np.ndarray:
-    """Where each element lies in the storage's memory."""
+    """The index of each element in the storage's memory."""
     where = np.full(size, offset, np.int32)
     for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
         shape = [1] * len(size)
@@ -348,8 +350,8 @@ def _as_slices(
 
     Partitioners understand slices; they gather the whole array for an index list.
     """
-    whole, steps = base.meta.size, base.meta.stride
-    if steps != contiguous_stride(whole) or not whole or 0 in size or 0 in whole:
+    base_size, steps = base.meta.size, base.meta.stride
+    if steps != contiguous_stride(base_size) or not base_size or 0 in size or 0 in base_size:
         return None
     start, rest = [], offset
     for step in steps:
@@ -361,24 +363,24 @@ def _as_slices(
             continue
         fits = [
             d
-            for d in range(len(whole))
+            for d in range(len(base_size))
             if d not in used
             and step > 0
             and step % steps[d] == 0
-            and start[d] + (extent - 1) * (step // steps[d]) < whole[d]
+            and start[d] + (extent - 1) * (step // steps[d]) < base_size[d]
         ]
         if not fits:
             return None
         used[fits[0]] = (axis, extent, step // steps[fits[0]])
-    if any(first >= extent for first, extent in zip(start, whole, strict=True)):
+    if any(first >= extent for first, extent in zip(start, base_size, strict=True)):
         return None
     ops: list[ViewOp] = []
-    for d in range(len(whole)):
+    for d in range(len(base_size)):
         _, extent, step = used.get(d, (0, 1, 1))
         ops.append(("slice", d, start[d], start[d] + (extent - 1) * step + 1, step))
-    kept = sorted(used)
-    ops.append(("reshape", tuple(used[d][1] for d in kept)))
-    order = sorted(range(len(kept)), key=lambda place: used[kept[place]][0])
+    axes = sorted(used)
+    ops.append(("reshape", tuple(used[d][1] for d in axes)))
+    order = sorted(range(len(axes)), key=lambda index: used[axes[index]][0])
     ops.append(("permute", tuple(order)))
     ops.append(("reshape", size))
     return ops

@@ -4,7 +4,7 @@
 operation is the same for both: `("index", 0, 3)` is `("index_at", 0)` and 3, and
 `("slice", 0, 6, 12, 2)` is `("slice_at", 0, 3, 2)` and 6: three elements, every other one.
 
->>> operation, start = apart(("index", 0, 1))
+>>> operation, start = split_start(("index", 0, 1))
 >>> operation, start
 (('index_at', 0), 1)
 >>> x = jax.numpy.arange(6.0).reshape(2, 3)
@@ -34,7 +34,7 @@ _AT = frozenset({"index_at", "slice_at"})
 _SCATTERED = frozenset({"unfold", "strided", "taken", "expand"})
 
 
-def apart(op: ViewOp) -> tuple[ViewOp, int] | None:
+def split_start(op: ViewOp) -> tuple[ViewOp, int] | None:
     """A view operation without its place, and that; None of one that has none, or shows nothing."""
     if op[0] == "index":
         return ("index_at", op[1]), op[2]
@@ -46,18 +46,18 @@ def apart(op: ViewOp) -> tuple[ViewOp, int] | None:
     return None
 
 
-def all_apart(ops: Sequence[ViewOp]) -> tuple[tuple[ViewOp, ...], tuple[int, ...]]:
+def split_starts(ops: Sequence[ViewOp]) -> tuple[tuple[ViewOp, ...], tuple[int, ...]]:
     """The operations of a view without their places, and these.
 
-    >>> all_apart((("permute", (1, 0)), ("index", 0, 3)))
+    >>> split_starts((("permute", (1, 0)), ("index", 0, 3)))
     ((('permute', (1, 0)), ('index_at', 0)), (3,))
     """
-    found = [apart(op) or (op, None) for op in ops]
-    return tuple([op for op, _ in found]), tuple([at for _, at in found if at is not None])
+    pairs = [split_start(op) or (op, None) for op in ops]
+    return tuple([op for op, _ in pairs]), tuple([at for _, at in pairs if at is not None])
 
 
-def is_one(op: ViewOp) -> bool:
-    """Whether an operation that stands apart from its place shows one place along the axis."""
+def is_single(op: ViewOp) -> bool:
+    """Whether an operation without its start shows one index along the axis."""
     return op[0] == "index_at" or op[2] == 1
 
 
@@ -67,14 +67,7 @@ def can_write(ops: Sequence[ViewOp]) -> bool:
 
 
 def read(ops: Sequence[ViewOp], base: Aval, x: jax.Array, starts: Sequence[Any]) -> jax.Array:
-    """What a view shows.
-
-    Args:
-        ops: its operations, some apart from their places.
-        base: the storage that it views.
-        x: the value of that.
-        starts: the places, one number each.
-    """
+    """What a view shows."""
     left = iter(starts)
     for op in ops:
         x = _forward(op, x, base, left)
@@ -82,9 +75,9 @@ def read(ops: Sequence[ViewOp], base: Aval, x: jax.Array, starts: Sequence[Any])
 
 
 def write(
-    ops: Sequence[ViewOp], base: Aval, x: jax.Array, part: jax.Array, starts: Sequence[Any]
+    ops: Sequence[ViewOp], base: Aval, x: jax.Array, values: jax.Array, starts: Sequence[Any]
 ) -> jax.Array:
-    """The storage's value after `part` is written to a view; arguments as of `read`."""
+    """The storage's value after `values` is written to a view; arguments as of `read`."""
     left = iter(starts)
     stages = [x]
     for op in ops[:-1]:
@@ -92,22 +85,22 @@ def write(
     right = iter(reversed(starts))
     for op, stage in zip(reversed(ops), reversed(stages), strict=True):
         if op[0] in _AT:
-            part = put_at(op, stage, part, next(right))
+            values = put_at(op, stage, values, next(right))
         else:
-            part = backward(op, stage, part, base)
-    return part
+            values = backward(op, stage, values, base)
+    return values
 
 
-def put_at(op: ViewOp, x: jax.Array, part: jax.Array, start: Any) -> jax.Array:
-    """`x` with what an operation shows of it at a place replaced by `part`.
+def put_at(op: ViewOp, x: jax.Array, values: jax.Array, start: Any) -> jax.Array:
+    """`x` with what an operation shows of it at a place replaced by `values`.
 
-    On a mesh only of one that `is_one`, and of a slice only without steps.
+    On a mesh only of one that `is_single`, and of a slice only without steps.
     """
     dim = op[1]
     if op[0] == "index_at":
-        part = jnp.expand_dims(part, dim)
+        values = jnp.expand_dims(values, dim)
     start = _number(start, x.shape[dim])
-    return write_slice(x, part, dim, start, start + part.shape[dim])
+    return write_slice(x, values, dim, start, start + values.shape[dim])
 
 
 def _forward(op: ViewOp, x: jax.Array, base: Aval, starts: Any) -> jax.Array:

@@ -1,8 +1,8 @@
-"""Which axes of its memory a view shows, and so how a view lies.
+"""View dim map: which axes of its memory a view shows, and so how a view is sharded.
 
 >>> import torch, isoshard.torch_bridge
 >>> view = torch.ones(4, 6, 2, device="jax")[1].t()[:, 3:]
->>> axes_shown(view._chain), spec_shown(view._chain, PartitionSpec("y", None, "x"), gathered=True)
+>>> view_axes(view._chain), view_spec(view._chain, PartitionSpec("y", None, "x"), gathered=True)
 ((2, None), P('x',))
 """
 
@@ -21,14 +21,14 @@ Origins = tuple[int | None, ...]
 
 
 @overload
-def spec_shown(chain: Chain, spec: PartitionSpec, *, gathered: Literal[True]) -> PartitionSpec: ...
+def view_spec(chain: Chain, spec: PartitionSpec, *, gathered: Literal[True]) -> PartitionSpec: ...
 
 
 @overload
-def spec_shown(chain: Chain, spec: PartitionSpec, *, gathered: bool) -> PartitionSpec | None: ...
+def view_spec(chain: Chain, spec: PartitionSpec, *, gathered: bool) -> PartitionSpec | None: ...
 
 
-def spec_shown(chain: Chain, spec: PartitionSpec, *, gathered: bool) -> PartitionSpec | None:
+def view_spec(chain: Chain, spec: PartitionSpec, *, gathered: bool) -> PartitionSpec | None:
     """The spec of a view; None where it is not known.
 
     Args:
@@ -38,7 +38,7 @@ def spec_shown(chain: Chain, spec: PartitionSpec, *, gathered: bool) -> Partitio
     """
     entries = [*spec, *[None] * (len(chain.base.meta.size) - len(spec))]
     split = [axis for axis, entry in enumerate(entries) if axis_names(entry)]
-    axes = axes_shown(chain)
+    axes = view_axes(chain)
     if axes is None:
         return PartitionSpec() if gathered else None
     if not (gathered or {*split} <= {*axes}):
@@ -49,15 +49,15 @@ def spec_shown(chain: Chain, spec: PartitionSpec, *, gathered: bool) -> Partitio
     return PartitionSpec(*seen)
 
 
-def axes_shown(chain: Chain) -> Origins | None:
+def view_axes(chain: Chain) -> Origins | None:
     """For each axis of a view the axis of the memory that it is, None if it is none as a whole.
 
-    None for a view of which that cannot be said.
+    None for a view without such a map.
     """
-    found = chain.recipes.get("axes shown")
-    if found is None:
-        found = chain.recipes["axes shown"] = (_followed(chain),)
-    return found[0]
+    shown = chain.recipes.get("axes shown")
+    if shown is None:
+        shown = chain.recipes["axes shown"] = (_followed(chain),)
+    return shown[0]
 
 
 def _followed(chain: Chain) -> Origins | None:
@@ -77,8 +77,8 @@ def _followed(chain: Chain) -> Origins | None:
         elif kind == "expand":
             axes = [None] * (len(op[1]) - len(size)) + axes
             pairs = zip(axes[-len(size) :] if size else [], size, op[1][-len(size) :], strict=False)
-            kept = [axis if have == want else None for axis, have, want in pairs]
-            axes, size = axes[: len(op[1]) - len(size)] + kept, op[1]
+            followed = [axis if have == want else None for axis, have, want in pairs]
+            axes, size = axes[: len(op[1]) - len(size)] + followed, op[1]
         elif kind == "reshape":
             axes, size = _reshaped(axes, size, op[1]), op[1]
         else:

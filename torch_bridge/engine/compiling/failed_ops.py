@@ -3,7 +3,7 @@
 A tape is one program, so one operation that cannot be lowered, compiled or executed would take with
 it whatever else was waiting. The operation at fault is looked for: an error while the program is
 traced tells it; for any other, the program is bisected. Its results and those that depend on them
-are poisoned: asking for one raises the error again. The rest is computed.
+have failed: reading one raises the error again. The rest is computed.
 
 >>> import jax, torch, isoshard
 >>> def refuses(_):
@@ -33,14 +33,13 @@ from isoshard.core.runtime.jaxprs import equations
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from isoshard.torch_bridge.engine.recording.recorder import Recorder
 from isoshard.torch_bridge.engine.recording.tape import Tape
-from isoshard.torch_bridge.engine.values import donated
-from isoshard.torch_bridge.engine.values.value import Value
+from isoshard.torch_bridge.engine.values.value import Value, first_donated
 
-from .execution_plan import CompileRequest
-from .interpreting import needed, place_of
+from .interpreting import entry_index, needed
+from .liveness import CompileRequest
 
 
-class Poisoned(Recorder):
+class FailedOps(Recorder):
     """Stands where the tape of a value stood that was never computed.
 
     Args:
@@ -66,13 +65,13 @@ def abandon(tape: Tape, error: Exception) -> None:
 
     Args:
         tape: before it forgets.
-        error: raised when one of its results is asked for.
+        error: raised when one of its results is read.
     """
-    held = Poisoned(error)
+    failed = FailedOps(error)
     for slot in range(len(tape.slots)):
         value = tape.value(slot)
         if value is not None and value.tape is tape and value.array is None:
-            value.tape = held
+            value.tape = failed
 
 
 def is_of_an_operation(error: Exception, arrays: Sequence[Any]) -> bool:
@@ -83,19 +82,15 @@ def is_of_an_operation(error: Exception, arrays: Sequence[Any]) -> bool:
         arrays: its inputs; where they are gone, there is nothing to compute from.
     """
     exhausted = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
-    return not exhausted and donated.gone(arrays) is None
+    return not exhausted and first_donated(arrays) is None
 
 
 def calls_host(program: Any) -> bool:
-    """Whether a traced program calls Python while it runs.
-
-    Args:
-        program: a jaxpr.
-    """
+    """Whether a traced program calls Python while it runs."""
     return any("callback" in step.primitive.name for step in equations(program))
 
 
-def poison(
+def mark_failed(
     tape: Tape, plan: CompileRequest, error: Exception, fails: Callable[[CompileRequest], bool]
 ) -> bool:
     """Give up what an operation at fault makes, and all that depends on it.
@@ -109,17 +104,17 @@ def poison(
     Returns:
         Whether the operation was found, and the rest of the tape can be tried.
     """
-    place = place_of(error)
-    place = _searched(plan, fails) if place is None else place
-    if place is None:
+    index = entry_index(error)
+    index = _searched(plan, fails) if index is None else index
+    if index is None:
         return False
-    lost = _dependents(plan.program, place)
+    lost = _dependents(plan.program, index)
     values = [tape.value(slot) for slot in plan.live if slot in lost]
-    _explain(error, plan.program[place])
-    held = Poisoned(error)
+    _explain(error, plan.program[index])
+    failed = FailedOps(error)
     for value in values:
         if value is not None:
-            value.tape = held
+            value.tape = failed
     return any(isinstance(value, Value) for value in values)
 
 
@@ -127,46 +122,46 @@ def _searched(plan: CompileRequest, fails: Callable[[CompileRequest], bool]) -> 
     """The first entry with which a program fails; None where it fails without any, or no more."""
     used = needed(plan.program, plan.live)
     slots = _slots(plan.program)
-    places = [
-        place
-        for place, entry in enumerate(plan.program)
-        if used[place] and isinstance(entry[0], int)
+    candidates = [
+        index
+        for index, entry in enumerate(plan.program)
+        if used[index] and isinstance(entry[0], int)
     ]
 
     def first(count: int) -> bool:
-        live = [slot for place in places[:count] for slot in slots[place]]
-        part = dataclasses.replace(
+        live = [slot for index in candidates[:count] for slot in slots[index]]
+        request = dataclasses.replace(
             plan, live=tuple(live), wanted=(-1,) * len(live), donated=(), blocks=()
         )
-        return fails(part)
+        return fails(request)
 
-    low, high = 0, len(places)  # the first `low` entries do not fail, the first `high` do
+    low, high = 0, len(candidates)  # the first `low` entries do not fail, the first `high` do
     if not high or not first(high):
         return None
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if first(middle) else (middle, high)
-    return places[low]
+    return candidates[low]
 
 
 def _slots(entries: Sequence[Any]) -> list[range]:
     """The slots of each entry's results."""
-    found: list[range] = []
+    slots: list[range] = []
     slot = 0
     for entry in entries:
         count = RECIPES[entry[0]].count if isinstance(entry[0], int) else 1
-        found.append(range(slot, slot + count))
+        slots.append(range(slot, slot + count))
         slot += count
-    return found
+    return slots
 
 
-def _dependents(entries: Sequence[Any], place: int) -> set[int]:
+def _dependents(entries: Sequence[Any], index: int) -> set[int]:
     """The slots of an entry's results, and of whatever is computed from them."""
     slots = _slots(entries)
-    lost = set(slots[place])
-    for entry, made in zip(entries[place + 1 :], slots[place + 1 :], strict=True):
+    lost = set(slots[index])
+    for entry, results in zip(entries[index + 1 :], slots[index + 1 :], strict=True):
         if isinstance(entry[0], int) and not lost.isdisjoint(entry[1:]):
-            lost.update(made)
+            lost.update(results)
     return lost
 
 

@@ -8,33 +8,26 @@ which one the result is to lie on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
-
+from collections.abc import Sequence
 from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics
 from isoshard.core.transfer.reshard import reshard_array
-
 from . import layout_numbers
 from .value import Value
 
 
-def on_one_mesh(name: str, values: Sequence[Value]) -> list[Value]:
+def unified(name: str, values: Sequence[Value]) -> list[Value]:
     """Values on the devices of one mesh, or on none; those that are on it already as they are.
-
-    Args:
-        name: the operation that takes them.
-        values: each with an array.
 
     Raises:
         ShardingError: several meshes have one that is split over them.
     """
     placed = [value.layout for value in values if _is_on_mesh(value.layout)]
-    split = [number for number in placed if not _is_whole(number)]
-    groups = list(dict.fromkeys(layout_numbers.devices(number) for number in split))
+    split = [layout_id for layout_id in placed if not _is_replicated(layout_id)]
+    groups = list(dict.fromkeys(layout_numbers.devices(layout_id) for layout_id in split))
     if len(groups) > 1:
         raise differently_numbered(name, groups)
     home = [*split, *placed][0] if placed else layout_numbers.UNPLACED
@@ -48,12 +41,7 @@ def on_one_mesh(name: str, values: Sequence[Value]) -> list[Value]:
 
 
 def differently_numbered(name: str, groups: Sequence[tuple[Device, ...]]) -> ShardingError:
-    """The error for operands on several meshes.
-
-    Args:
-        name: the operation.
-        groups: the devices of each mesh, in order.
-    """
+    """The error for operands on several meshes."""
     orders = " and ".join(str([device.id for device in group]) for group in groups)
     return ShardingError(
         f"{name} has operands on meshes that number the devices differently: {orders}. Mark both "
@@ -61,21 +49,21 @@ def differently_numbered(name: str, groups: Sequence[tuple[Device, ...]]) -> Sha
     )
 
 
-def _is_on_mesh(number: int) -> bool:
-    return number != layout_numbers.UNPLACED and len(layout_numbers.devices(number)) > 1
+def _is_on_mesh(layout_id: int) -> bool:
+    return layout_id != layout_numbers.UNPLACED and len(layout_numbers.devices(layout_id)) > 1
 
 
-def _is_whole(number: int) -> bool:
-    found = layout_numbers.layout(number)
-    return not isinstance(found, BlockLayout) and found.is_fully_replicated
+def _is_replicated(layout_id: int) -> bool:
+    layout = layout_numbers.layout(layout_id)
+    return not isinstance(layout, BlockLayout) and layout.is_fully_replicated
 
 
-def _moved(value: Value, number: int) -> Value:
-    """The same whole array on every device of another layout; the value stays as it is."""
+def _moved(value: Value, layout_id: int) -> Value:
+    """The same array, replicated over the devices of another layout; the value is unchanged."""
     metrics.count("transfers.between_devices")
-    whole = layout_numbers.sharding(number)
-    move = jax.device_put if whole.is_fully_addressable else reshard_array
+    replicated = layout_numbers.sharding(layout_id)
+    move = jax.device_put if replicated.is_fully_addressable else reshard_array
     with jax.enable_x64(True):
-        result = Value(move(value.array, whole), number)
+        result = Value(move(value.array, replicated), layout_id)
     result.shared = value.shared = True  # JAX may keep a buffer of a device that both are on
     return result

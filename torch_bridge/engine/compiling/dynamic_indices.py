@@ -2,38 +2,44 @@
 
 In `for i in range(20): step(data[i])` each `i` is another view chain, and so another program. Here
 the second of these finds that it is the first but for a place, and becomes a program that takes the
-place as a number, as it takes a learning rate; it serves all that follow. What stays where it is
-(the parts of a stacked weight) stays static, and so does a program that is run again as it was.
+place as a number, as it takes a learning rate; it serves all that follow. What does not change
+(the layers of a stacked weight) is static, and so is a program that is run again as it was.
 
 What may move is what costs nothing more at a place that is not known:
 
 - on one device every index and slice, read or written, and the gradient of each;
 - on a mesh those of an input along an axis that is whole on every device, and writes of one place,
-  which every device chooses among its own. An axis that is split stays static: to read from it at a
+  which every device chooses among its own. An axis that is split is static: to read from it at a
   place that is not known, XLA would gather it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
-
-from isoshard.core.runtime.caches import CALLS, PROGRAMS, Bounded, Interned
+import threading
+from collections.abc import Callable
+from collections.abc import Sequence
+from isoshard.core.runtime.caches import Bounded
+from isoshard.core.runtime.caches import CALLS
+from isoshard.core.runtime.caches import Interned
+from isoshard.core.runtime.caches import PROGRAMS
 from isoshard.torch_bridge._torch_internals import schema_of
 from isoshard.torch_bridge.common.dtypes import physical_dtype
-from isoshard.torch_bridge.engine.recording.lazy_tensor import WrittenView, reading
-from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
-from isoshard.torch_bridge.engine.values import layout_numbers, moving_views
-from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.engine.values.views import Chain, ViewOp
-
-from .execution_plan import CompileRequest
+from .liveness import CompileRequest
 from .plan_lowering import layouts_in
+from isoshard.torch_bridge.engine.recording.lazy_tensor import WrittenView
+from isoshard.torch_bridge.engine.recording.lazy_tensor import reading
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES
+from isoshard.torch_bridge.engine.recording.recipes import Recipe
+from isoshard.torch_bridge.engine.values import dynamic_views
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval
+from isoshard.torch_bridge.engine.values.views import Chain
+from isoshard.torch_bridge.engine.values.views import ViewOp
+from jax.sharding import NamedSharding
+from typing import Any
+
 
 Axes = tuple[bool, ...]
 """Of each axis whether it is whole on every device."""
@@ -55,7 +61,7 @@ class _Mover:
 
 
 @dataclasses.dataclass
-class _SeenPlaces:
+class _SeenIndices:
     """Programs that are one but for the places of views.
 
     Attributes:
@@ -67,12 +73,12 @@ class _SeenPlaces:
     moved: set[int] = dataclasses.field(default_factory=set[int])
 
 
-_SEEN_PLACES: Bounded[Any, _SeenPlaces] = Bounded(PROGRAMS, "engine: indices that change")
+_SEEN_INDICES: Bounded[Any, _SeenIndices] = Bounded(PROGRAMS, "engine: indices that change")
 _RECIPES: Interned[Any, Recipe] = Interned(CALLS, "engine: recipes of indices that change")
 _NOTING = threading.Lock()
 
 
-def with_moving_places(
+def with_dynamic_indices(
     plan: CompileRequest, lean: CompileRequest, scalars: Sequence[Any]
 ) -> tuple[CompileRequest, Sequence[Any]]:
     """A plan whose moving places are inputs, if there are any.
@@ -90,22 +96,22 @@ def with_moving_places(
         return plan, scalars
     starts = tuple([start for mover in movers.values() for start in mover.starts])
     entries: list[Any] = list(lean.program)
-    for place, mover in movers.items():
-        entries[place] = (mover.form, *entries[place][1:])
+    for index, mover in movers.items():
+        entries[index] = (mover.form, *entries[index][1:])
     key = dataclasses.replace(lean, program=tuple(entries)).key()
     with _NOTING:
-        alike = _SEEN_PLACES.get(key)
-        if alike is None:
-            alike = _SEEN_PLACES[key] = _SeenPlaces(starts)
-        first = alike.starts
-        alike.moved.update(n for n in range(len(first)) if starts[n] != first[n])
-        moved = set(alike.moved)
+        seen = _SEEN_INDICES.get(key)
+        if seen is None:
+            seen = _SEEN_INDICES[key] = _SeenIndices(starts)
+        first = seen.starts
+        seen.moved.update(n for n in range(len(first)) if starts[n] != first[n])
+        moved = set(seen.moved)
     return _taking(lean, scalars, movers, moved) if moved else (plan, scalars)
 
 
-def is_only_moved(one: Recipe, other: Recipe) -> bool:
+def is_only_moved(recipe: Recipe, other: Recipe) -> bool:
     """Whether two recipes of views differ in nothing but a place."""
-    forms = [_everywhere(recipe) for recipe in (one, other)]
+    forms = [_everywhere(recipe) for recipe in (recipe, other)]
     return None not in forms and forms[0] == forms[1]
 
 
@@ -123,21 +129,21 @@ def _taking(
     floats: list[Any] = []
     slot = taken = passed = 0
     recipes: set[Recipe] = set()
-    for place, entry in enumerate(plan.program):
+    for index, entry in enumerate(plan.program):
         if not isinstance(entry[0], int):
             entries.append(entry)
             slots.append(slot)
             slot += 1
             continue
-        recipe, inputs = RECIPES[entry[0]], [slots[one] for one in entry[1:]]
+        recipe, inputs = RECIPES[entry[0]], [slots[slot] for slot in entry[1:]]
         floats += scalars[taken : taken + recipe.lifted]
         taken += recipe.lifted
         chain = [recipe]
-        if place in movers:
-            mover = movers[place]
-            numbers = range(passed, passed + len(mover.starts))
-            passed = numbers.stop
-            chosen = tuple([number in moved for number in numbers])
+        if index in movers:
+            mover = movers[index]
+            lifted = range(passed, passed + len(mover.starts))
+            passed = lifted.stop
+            chosen = tuple([index in moved for index in lifted])
             floats += [start for start, moves in zip(mover.starts, chosen, strict=True) if moves]
             chain = mover.recipes(chosen) if any(chosen) else chain
         for recipe in chain:
@@ -149,8 +155,8 @@ def _taking(
     new = dataclasses.replace(
         plan,
         program=tuple(entries),
-        leaves=tuple([slots[one] for one in plan.leaves]),
-        live=tuple([slots[one] for one in plan.live]),
+        leaves=tuple([slots[slot] for slot in plan.leaves]),
+        live=tuple([slots[slot] for slot in plan.live]),
         lifted=len(floats),
         recipes=frozenset(recipes),
         moved=len(moved),
@@ -160,50 +166,44 @@ def _taking(
 
 def _movers(plan: CompileRequest) -> dict[int, _Mover]:
     """The entries with places that may move, by their own places in the program."""
-    alone = all(len(layout_numbers.devices(number)) == 1 for number in layouts_in(plan))
-    found: dict[int, _Mover] = {}
+    alone = all(len(layout_numbers.devices(layout)) == 1 for layout in layouts_in(plan))
+    movers: dict[int, _Mover] = {}
     axes: list[Axes | None] = []  # of each slot; None where it is XLA that decides
     placed = iter(plan.placed)
-    for place, entry in enumerate(plan.program):
+    for index, entry in enumerate(plan.program):
         if not isinstance(entry[0], int):
-            axes.append(_whole_axes(next(placed), len(entry[0])))
+            axes.append(_unsharded_axes(next(placed), len(entry[0])))
             continue
         recipe = RECIPES[entry[0]]
         its = axes[entry[1]] if len(entry) > 1 else None
         mover = _mover(recipe, its, alone=alone)
         if mover is not None and mover.starts:
-            found[place] = mover
-        stays = isinstance(recipe.detail, WrittenView)  # memory keeps its layout
-        axes += [its if stays else None] * recipe.count
-    return found
+            movers[index] = mover
+        keeps_layout = isinstance(recipe.detail, WrittenView)  # memory keeps its layout
+        axes += [its if keeps_layout else None] * recipe.count
+    return movers
 
 
-def _whole_axes(number: int, rank: int) -> Axes:
+def _unsharded_axes(index: int, rank: int) -> Axes:
     """Of each axis of an input whether its layout has it whole on every device."""
-    found = None if number == layout_numbers.UNPLACED else layout_numbers.sharding(number)
-    if found is None or len(found.device_set) == 1 or found.is_fully_replicated:
+    sharding = None if index == layout_numbers.UNPLACED else layout_numbers.sharding(index)
+    if sharding is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
         return (True,) * rank
-    if not isinstance(found, NamedSharding):
+    if not isinstance(sharding, NamedSharding):
         return (False,) * rank
-    return tuple([names is None for names in (*found.spec, *[None] * rank)][:rank])
+    return tuple([names is None for names in (*sharding.spec, *[None] * rank)][:rank])
 
 
 def _mover(recipe: Recipe, axes: Axes | None, *, alone: bool) -> _Mover | None:
-    """An entry's places that may move; None if it can have none.
-
-    Args:
-        recipe: of the entry.
-        axes: of what it reads.
-        alone: whether the program is of one device.
-    """
+    """An entry's places that may move; None if it can have none."""
     detail = recipe.detail
     if isinstance(detail, Chain):
         return _read(detail, _free(detail.ops, axes, alone))
-    if isinstance(detail, WrittenView) and moving_views.can_write(detail.chain.ops):
+    if isinstance(detail, WrittenView) and dynamic_views.can_write(detail.chain.ops):
         ops = detail.chain.ops
         last = len(ops) - 1  # is written to, and not read
-        numbers = [*_free(ops[:last], axes, alone), last]
-        return _written(detail.chain, [n for n in numbers if _puts(ops[n], alone)])
+        indices = [*_free(ops[:last], axes, alone), last]
+        return _written(detail.chain, [n for n in indices if _puts(ops[n], alone)])
     if recipe.name in ("aten::select_backward", "aten::slice_backward"):
         return _gradient(recipe, alone)
     return None
@@ -212,85 +212,87 @@ def _mover(recipe: Recipe, axes: Axes | None, *, alone: bool) -> _Mover | None:
 def _free(ops: Sequence[ViewOp], axes: Axes | None, alone: bool) -> list[int]:
     """The operations of a view that may have their places anywhere."""
     if alone or (axes is not None and all(axes)):
-        return [number for number, op in enumerate(ops) if moving_views.apart(op) is not None]
-    found: list[int] = []
+        return [index for index, op in enumerate(ops) if dynamic_views.split_start(op) is not None]
+    result: list[int] = []
     left = list(axes or ())
-    for number, op in enumerate(ops):
+    for index, op in enumerate(ops):
         if axes is None or op[0] not in ("index", "slice", "permute"):
             break
         if op[0] == "permute":
             left = [left[axis] for axis in op[1]]
             continue
-        if left[op[1]] and moving_views.apart(op) is not None:
-            found.append(number)
+        if left[op[1]] and dynamic_views.split_start(op) is not None:
+            result.append(index)
         if op[0] == "index":
             del left[op[1]]
-    return found
+    return result
 
 
 def _puts(op: ViewOp, alone: bool) -> bool:
     """Whether something can be put to a place of an operation that is not known."""
-    found = moving_views.apart(op)
-    if found is None:
+    split = dynamic_views.split_start(op)
+    if split is None:
         return False
-    return moving_views.is_one(found[0]) or (alone and found[0][-1] == 1)
+    return dynamic_views.is_single(split[0]) or (alone and split[0][-1] == 1)
 
 
-def _apart(ops: Sequence[ViewOp], numbers: Sequence[int]) -> tuple[tuple[ViewOp, ...], list[int]]:
+def _split_starts(
+    ops: Sequence[ViewOp], indices: Sequence[int]
+) -> tuple[tuple[ViewOp, ...], list[int]]:
     """The operations of a view, some without their places; and these places."""
     new, starts = list(ops), list[int]()
-    for number in numbers:
-        found = moving_views.apart(ops[number])
-        assert found is not None
-        new[number] = found[0]
-        starts.append(found[1])
+    for index in indices:
+        split = dynamic_views.split_start(ops[index])
+        assert split is not None
+        new[index] = split[0]
+        starts.append(split[1])
     return tuple(new), starts
 
 
 def _interned(key: tuple[Any, ...], name: str, run: Callable[..., Any], lifted: int) -> Recipe:
-    found = _RECIPES.lookup(key)
-    return found or _RECIPES.intern(key, Recipe(name, run, 1, lifted=lifted))
+    recipe = _RECIPES.lookup(key)
+    return recipe or _RECIPES.intern(key, Recipe(name, run, 1, lifted=lifted))
 
 
-def _read(chain: Chain, numbers: list[int]) -> _Mover:
+def _read(chain: Chain, indices: list[int]) -> _Mover:
     base = chain.base
 
     def recipes(chosen: tuple[bool, ...]) -> list[Recipe]:
-        mine = [number for number, moves in zip(numbers, chosen, strict=True) if moves]
-        count = mine[-1] + 1
-        ops, _ = _apart(chain.ops[:count], mine)
+        moving = [index for index, moves in zip(indices, chosen, strict=True) if moves]
+        count = moving[-1] + 1
+        ops, _ = _split_starts(chain.ops[:count], moving)
         first = _interned(
             ("view", base, ops),
             "view",
-            lambda arrays, starts, _key: [moving_views.read(ops, base, arrays[0], starts)],
-            len(mine),
+            lambda arrays, starts, _key: [dynamic_views.read(ops, base, arrays[0], starts)],
+            len(moving),
         )
         before = Chain.root(base)
         for op in chain.ops[:count]:
             before = before.then(op)
-        # What follows stays a chain, which products look through (`peephole.py`).
+        # What follows remains a chain, which products look through (`rewrites.py`).
         after = Chain.root(Aval.contiguous(before.size, base.meta.dtype))
         for op in chain.ops[count:]:
             after = after.then(op)
         return [first, reading(after)] if after.ops else [first]
 
-    form, starts = _apart(chain.ops, numbers)
+    form, starts = _split_starts(chain.ops, indices)
     return _Mover(("view", base, form), tuple(starts), recipes)
 
 
-def _written(chain: Chain, numbers: list[int]) -> _Mover:
+def _written(chain: Chain, indices: list[int]) -> _Mover:
     base = chain.base
 
     def recipes(chosen: tuple[bool, ...]) -> list[Recipe]:
-        mine = [number for number, moves in zip(numbers, chosen, strict=True) if moves]
-        ops, _ = _apart(chain.ops, mine)
+        moving = [index for index, moves in zip(indices, chosen, strict=True) if moves]
+        ops, _ = _split_starts(chain.ops, moving)
 
         def run(arrays: Sequence[Any], starts: Sequence[Any], _key: Any) -> list[Any]:
-            return [moving_views.write(ops, base, arrays[0], arrays[1], starts)]
+            return [dynamic_views.write(ops, base, arrays[0], arrays[1], starts)]
 
-        return [_interned(("write", base, ops), "write", run, len(mine))]
+        return [_interned(("write", base, ops), "write", run, len(moving))]
 
-    form, starts = _apart(chain.ops, numbers)
+    form, starts = _split_starts(chain.ops, indices)
     return _Mover(("write", base, form), tuple(starts), recipes)
 
 
@@ -298,22 +300,22 @@ def _gradient(recipe: Recipe, alone: bool) -> _Mover | None:
     """The gradient of an index or a slice: a write into zeros."""
     call = recipe.detail
     names = [argument.name for argument in schema_of(call.op).arguments]
-    given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
-    size = tuple(given["input_sizes"])
-    dim = given["dim"] % max(len(size), 1)
+    named = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+    size = tuple(named["input_sizes"])
+    dim = named["dim"] % max(len(size), 1)
     if recipe.name == "aten::select_backward":
-        op: ViewOp = ("index", dim, given["index"] % size[dim])
+        op: ViewOp = ("index", dim, named["index"] % size[dim])
     else:
-        start, stop, step = slice(given["start"], given["end"], given["step"]).indices(size[dim])
+        start, stop, step = slice(named["start"], named["end"], named["step"]).indices(size[dim])
         op = ("slice", dim, start, stop, step)
-    found = moving_views.apart(op)
-    if found is None or not _puts(op, alone):
+    split = dynamic_views.split_start(op)
+    if split is None or not _puts(op, alone):
         return None
-    form, start = found
+    form, start = split
     dtype = physical_dtype(call.outs[0].dtype)
     key = (recipe.name, size, dtype, form)
 
     def run(arrays: Sequence[Any], starts: Sequence[Any], _key: Any) -> list[Any]:
-        return [moving_views.put_at(form, jnp.zeros(size, dtype), arrays[0], starts[0])]
+        return [dynamic_views.put_at(form, jnp.zeros(size, dtype), arrays[0], starts[0])]
 
     return _Mover(key, (start,), lambda _chosen: [_interned(key, recipe.name, run, 1)])

@@ -38,21 +38,21 @@ def looked_through(recipe: Any, entry: Sequence[int], makers: Sequence[Any]) -> 
         entry: the number of the recipe, and the slots it reads.
         makers: what made each slot so far.
     """
-    found = dict.fromkeys(entry[1:])
+    slots = dict.fromkeys(entry[1:])
     turns = isinstance(recipe.detail, Chain) and recipe.detail.ops == (TURN,)
     if not turns and recipe.name not in _PRODUCTS:
-        return [*found]
-    pending = list(found)
+        return [*slots]
+    pending = list(slots)
     for slot in pending:
-        made = makers[slot]
-        if made is None:
+        maker = makers[slot]
+        if maker is None:
             continue
-        is_turned = turns and slot == entry[1] and made[0].name == "aten::mm"
-        if is_turned or made[0].name in _REMAKES or isinstance(made[0].detail, Chain):
-            new = [one for one in made[1][1:] if one not in found]
-            found.update(dict.fromkeys(new))
+        is_turned = turns and slot == entry[1] and maker[0].name == "aten::mm"
+        if is_turned or maker[0].name in _REMAKES or isinstance(maker[0].detail, Chain):
+            new = [slot for slot in maker[1][1:] if slot not in slots]
+            slots.update(dict.fromkeys(new))
             pending += new
-    return [*found]
+    return [*slots]
 
 
 class MatmulOperand(NamedTuple):
@@ -113,9 +113,9 @@ class Rewriter:
         return None
 
     def _view(self, chain: Chain, slot: int) -> list[Any] | None:
-        made = self._makers[slot]
-        if chain.ops == (TURN,) and made and made[0].name == "aten::mm":
-            return [product(self._matrix(made[1][2]).turn(), self._matrix(made[1][1]).turn())[0]]
+        maker = self._makers[slot]
+        if chain.ops == (TURN,) and maker and maker[0].name == "aten::mm":
+            return [product(self._matrix(maker[1][2]).turn(), self._matrix(maker[1][1]).turn())[0]]
         if chain.ops[0][0] == "reshape":
             got = self._remade(chain.ops[0][1], slot)
             if got is not None:
@@ -165,10 +165,10 @@ class Rewriter:
         value = self._env[slot]
         if slot in self._unmerged and value.ndim == 2:
             return Matrix(self._unmerged[slot], False)
-        made = self._makers[slot]
-        if made is None:
+        maker = self._makers[slot]
+        if maker is None:
             return Matrix(value, False)
-        recipe, entry = made
+        recipe, entry = maker
         if recipe.name in _REMAKES:
             source = self._env[entry[1]]
             if source.shape == value.shape:
@@ -184,10 +184,10 @@ class Rewriter:
         source = self._env[entry[1]]
         for op in ops[:-1]:
             source = forward(op, source, chain.base)
-        found = forward(ops[-1], source, chain.base)
+        matrix = forward(ops[-1], source, chain.base)
         if ops[-1][0] == "reshape":
-            found = _rows_from(source, found).array
-        return Matrix(found, turned)
+            matrix = _rows_from(source, matrix).array
+        return Matrix(matrix, turned)
 
     def _batched(self, left: int, right: int) -> list[Any] | None:
         a, b = self._operand(left), self._operand(right)
@@ -208,10 +208,10 @@ class Rewriter:
         value = self._env[slot]
         if slot in self._unmerged:
             return MatmulOperand(self._unmerged[slot], False)
-        made = self._makers[slot]
-        if made is None:
+        maker = self._makers[slot]
+        if maker is None:
             return MatmulOperand(value, False)
-        recipe, entry = made
+        recipe, entry = maker
         if recipe.name in _REMAKES:
             source = self._env[entry[1]]
             if source.shape == value.shape:
@@ -233,8 +233,8 @@ class Rewriter:
         source = self._env[slot]
         for op in ops[:-1]:
             source = forward(op, source, chain.base)
-        found = _merged_from(source, source.reshape(ops[-1][1]))
-        return MatmulOperand(found.array, turned)
+        merged = _merged_from(source, source.reshape(ops[-1][1]))
+        return MatmulOperand(merged.array, turned)
 
 
 def _rows_from(source: Any, value: Any) -> Matrix:

@@ -1,7 +1,7 @@
 """What of a tape has to be computed, and what may be overwritten by it.
 
-Liveness decides both: a result that nobody can see is not computed, and the memory of an input that
-nobody can see is donated to a result.
+Liveness decides both: a result without references is not computed, and the memory of an input that
+has no references left is donated to a result.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class CompileRequest:
         draws: number of random keys.
         lifted: number of lifted floats.
         settings: see `compile_settings.current`.
-        recipes: what the numbers of recipes in the entries stand for.
+        recipes: the recipes by the ids in the entries.
         blocks: as of `Program`; known once the plan has been traced.
         calls_host: it calls Python while it runs, which may raise; likewise.
         options: those of the compiler; likewise.
         notes: what to say of its entries while it is traced; no part of the key.
-        moved: how many of its lifted floats are places of views; see `moving_places`.
+        moved: how many of its lifted floats are places of views; see `dynamic_indices`.
     """
 
     program: tuple[Any, ...]
@@ -61,7 +61,7 @@ class CompileRequest:
     notes: Notes | None = None
     moved: int = 0
 
-    def whole(self) -> jax.sharding.Sharding | None:
+    def replicated(self) -> jax.sharding.Sharding | None:
         """The layout of lifted floats and random words: replicated over the program's devices."""
         home = max(self.placed, default=layout_numbers.UNPLACED)
         if home == layout_numbers.UNPLACED:
@@ -71,7 +71,7 @@ class CompileRequest:
     def lean(self) -> CompileRequest:
         """The same without entries that no result depends on.
 
-        Inputs stay, and what draws random numbers or takes floats, whose order they would change.
+        Inputs are kept, and what draws random numbers or takes floats, whose order would change.
         """
         slots, slot, fixed = [], 0, set[int]()
         for entry in self.program:
@@ -83,39 +83,41 @@ class CompileRequest:
         used = needed(self.program, [*self.live, *fixed])
         if all(used):
             return self
-        kept = [slot for its, is_used in zip(slots, used, strict=True) if is_used for slot in its]
-        numbers = {slot: number for number, slot in enumerate(kept)}
+        used_slots = [
+            slot for its, is_used in zip(slots, used, strict=True) if is_used for slot in its
+        ]
+        index_of = {slot: index for index, slot in enumerate(used_slots)}
         return dataclasses.replace(
             self,
             program=tuple(
-                (entry[0], *[numbers[slot] for slot in entry[1:]])
+                (entry[0], *[index_of[slot] for slot in entry[1:]])
                 if isinstance(entry[0], int)
                 else entry
                 for entry, is_used in zip(self.program, used, strict=True)
                 if is_used
             ),
-            leaves=tuple([numbers[slot] for slot in self.leaves]),
-            live=tuple([numbers[slot] for slot in self.live]),
+            leaves=tuple([index_of[slot] for slot in self.leaves]),
+            live=tuple([index_of[slot] for slot in self.live]),
         )
 
     def key(self) -> Any:
         """Two plans with one key are the same program."""
-        made = (self.program, self.live, self.wanted, self.donated, self.placed)
-        return (*made, self.settings)
+        key = (self.program, self.live, self.wanted, self.donated, self.placed)
+        return (*key, self.settings)
 
 
 def plan_of(tape: Tape) -> CompileRequest:
-    """Find the results that somebody can see, and the inputs that nobody can see any more."""
+    """Find the results that are referenced, and the inputs that are no more."""
     leaves = tape.leaves
     taken = [tape.slots[slot] for slot in leaves]
-    place_of = {one.memory: position for position, one in enumerate(tape.inputs())}
-    seen = [one() for one in tape.slots if not isinstance(one, Taken)]
+    index_of = {input_.memory: position for position, input_ in enumerate(tape.inputs())}
+    seen = [slot() for slot in tape.slots if not isinstance(slot, Taken)]
     values = {value.slot: value for value in seen if value is not None and value.tape is tape}
     # JAX pairs donated inputs with results in order: put each result where the input is whose
     # memory it takes over, or XLA copies.
     last = len(leaves)
-    live = sorted(values, key=lambda slot: place_of.get(values[slot].memory, last))
-    free = [n for n, one in enumerate(taken) if isinstance(one, Taken) and one.is_free]
+    live = sorted(values, key=lambda slot: index_of.get(values[slot].memory, last))
+    free = [n for n, value in enumerate(taken) if isinstance(value, Taken) and value.is_free]
     return CompileRequest(
         tuple(tape.program),
         tuple(leaves),
