@@ -19,27 +19,24 @@ for x in batches:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import torch
-from collections.abc import Callable
-from collections.abc import Sequence
+
 from isoshard.core.repeats.jaxpr_functions import strong
-from isoshard.core.runtime.caches import Interned
-from isoshard.core.runtime.caches import PROGRAMS
+from isoshard.core.runtime.caches import PROGRAMS, Interned
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.subprograms.closed_over import ClosedOver
 from isoshard.torch_bridge.engine.subprograms.scan_loop import captured_slots
-from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram
-from isoshard.torch_bridge.engine.subprograms.subprogram import extract
-from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput
-from isoshard.torch_bridge.engine.subprograms.traced_vjp import TracedVjp
-from isoshard.torch_bridge.engine.subprograms.traced_vjp import aval_of
+from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, extract
+from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput, TracedVjp, aval_of
 from isoshard.torch_bridge.engine.values.value import Aval
-from typing import Any
 
 
 def accumulate(

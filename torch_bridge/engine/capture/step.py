@@ -27,36 +27,33 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import torch
 import warnings
 from collections.abc import Callable
-from isoshard.core.errors import CaptureError
-from isoshard.core.errors import RecompilationWarning
+from typing import Any
+
+import torch
+
+from isoshard.core.errors import CaptureError, RecompilationWarning
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.exact_keys import exact
 from isoshard.core.runtime.uncollected import uncollected
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.common import naming
-from .assemble import Assembly
-from .assemble import Repeat
-from .assemble import checked_repeat
-from .assemble import line_of
-from .guard_sources import Source
-from .guards import Change
-from .guards import is_plain
-from .opaque_types import is_user_type
-from .replay import Replay
-from .step_gradients import raw_gradient
-from .step_recording import Recording
-from .tensor_guards import gradient_state
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.ambient import ambient
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values.dynamic_views import split_starts
-from typing import Any
 
+from .assemble import Assembly, Repeat, checked_repeat, line_of
+from .guard_sources import Source
+from .guards import Change, is_plain
+from .opaque_types import is_user_type
+from .replay import Replay
+from .step_gradients import raw_gradient
+from .step_recording import Recording
+from .tensor_guards import gradient_state
 
 ShardArguments = Callable[[tuple[Any, ...], dict[str, Any]], None]
 """Shards the arguments of one call."""

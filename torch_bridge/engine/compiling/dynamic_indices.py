@@ -16,30 +16,24 @@ What may move is what costs nothing more at a place that is not known:
 from __future__ import annotations
 
 import dataclasses
-import jax.numpy as jnp
 import threading
-from collections.abc import Callable
-from collections.abc import Sequence
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import CALLS
-from isoshard.core.runtime.caches import Interned
-from isoshard.core.runtime.caches import PROGRAMS
-from isoshard.torch_bridge._torch_internals import schema_of
-from isoshard.torch_bridge.common.dtypes import physical_dtype
-from .liveness import CompileRequest
-from .plan_lowering import layouts_in
-from isoshard.torch_bridge.engine.recording.lazy_tensor import WrittenView
-from isoshard.torch_bridge.engine.recording.lazy_tensor import reading
-from isoshard.torch_bridge.engine.recording.recipes import RECIPES
-from isoshard.torch_bridge.engine.recording.recipes import Recipe
-from isoshard.torch_bridge.engine.values import dynamic_views
-from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.engine.values.views import Chain
-from isoshard.torch_bridge.engine.values.views import ViewOp
-from jax.sharding import NamedSharding
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+from isoshard.core.runtime.caches import CALLS, PROGRAMS, Bounded, Interned
+from isoshard.torch_bridge._torch_internals import schema_of
+from isoshard.torch_bridge.common.dtypes import physical_dtype
+from isoshard.torch_bridge.engine.recording.lazy_tensor import WrittenView, reading
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
+from isoshard.torch_bridge.engine.values import dynamic_views, layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval
+from isoshard.torch_bridge.engine.values.views import Chain, ViewOp
+
+from .liveness import CompileRequest
+from .plan_lowering import layouts_in
 
 Axes = tuple[bool, ...]
 """Of each axis whether it is whole on every device."""

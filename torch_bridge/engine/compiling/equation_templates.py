@@ -16,21 +16,20 @@
 
 from __future__ import annotations
 
-import jax
-from collections.abc import Callable
-from collections.abc import Sequence
-from isoshard.core.repeats.inlined_calls import inlined
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
-from isoshard.core.runtime._jax_internals.jaxpr_classes import DebugInfo
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Jaxpr
-from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Var
-from isoshard.core.runtime.jaxprs import closed
-from isoshard.core.runtime.jaxprs import opened
-from isoshard.core.runtime.jaxprs import substituted
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import jax
+
+from isoshard.core.repeats.inlined_calls import inlined
+from isoshard.core.runtime._jax_internals.jaxpr_classes import (
+    ClosedJaxpr,
+    DebugInfo,
+    Jaxpr,
+    JaxprEqn,
+    Var,
+)
+from isoshard.core.runtime.jaxprs import closed, opened, substituted
 
 _NAMES = DebugInfo("isoshard_step", "traced", None, None)
 

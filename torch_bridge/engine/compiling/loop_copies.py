@@ -25,20 +25,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Container
-from collections.abc import Iterable
-from collections.abc import Mapping
-from isoshard.core.repeats.rolled_program import Rolled
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Jaxpr
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Literal
-from isoshard.core.runtime.flops import is_product
-from isoshard.core.runtime.flops import program_flops
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.runtime.jaxprs import jaxprs_inside
-from isoshard.core.runtime.jaxprs import opened
-from isoshard.core.runtime.jaxprs import scan_counts
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
+from isoshard.core.repeats.rolled_program import Rolled
+from isoshard.core.runtime._jax_internals.jaxpr_classes import Jaxpr, Literal
+from isoshard.core.runtime.flops import is_product, program_flops
+from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.runtime.jaxprs import jaxprs_inside, opened, scan_counts
 
 FLOPS_A_BYTE = 6.0
 """A byte copied takes as long as so many flops of a step, at most. Processor time with loops less

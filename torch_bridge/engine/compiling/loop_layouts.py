@@ -8,17 +8,17 @@ values between layers (`planner/axes/border_layouts.py`) is written into the loo
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from jax.sharding import NamedSharding, PartitionSpec
+
 from isoshard.core.extensions import spread_shardings
 from isoshard.core.layout.spec import stacked_sharding
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
-from isoshard.core.runtime._jax_internals.jaxpr_classes import Var
-from .liveness import CompileRequest
-from .plan_lowering import layouts_in
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
 
+from .liveness import CompileRequest
+from .plan_lowering import layouts_in
 
 Borders = Callable[[ClosedJaxpr], dict[Var, NamedSharding]]
 """Gives layouts of the variables of a program that computes what a plan does."""

@@ -7,9 +7,9 @@ before that one has been computed, so that it takes no memory of the devices whi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from isoshard.core.layout.offload import is_on_host
-from isoshard.core.layout.offload import to_device_after
 from typing import Any
+
+from isoshard.core.layout.offload import is_on_host, to_device_after
 
 
 class OffloadedInputs:

@@ -8,30 +8,27 @@ layouts; what is traced there can be lowered there. Tracing alone needs no devic
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import jax
 import numpy as np
-from collections.abc import Iterator
-from collections.abc import Sequence
+
 from isoshard.core.blocks.block_layout import lay_in_blocks
 from isoshard.core.layout import custom_partitioning
-from isoshard.core.layout.offload import to_device
-from isoshard.core.layout.offload import to_memory_of
+from isoshard.core.layout.offload import to_device, to_memory_of
 from isoshard.core.runtime import cpu_compiler
-from .failed_ops import calls_host
-from .interpreting import Notes
-from .interpreting import interpret
-from .interpreting import needed
-from .liveness import CompileRequest
-from .padded_blocks import has_blocks
-from .padded_blocks import in_blocks
 from isoshard.torch_bridge.engine.recording import random_state
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.engine.values.common_mesh import refined
-from isoshard.torch_bridge.engine.values.common_mesh import refining
+from isoshard.torch_bridge.engine.values.common_mesh import refined, refining
 from isoshard.torch_bridge.lowerings.program_partition import compiling_for
 from isoshard.torch_bridge.lowerings.sequence_split import splitting
-from typing import Any
+
+from .failed_ops import calls_host
+from .interpreting import Notes, interpret, needed
+from .liveness import CompileRequest
+from .padded_blocks import has_blocks, in_blocks
 
 
 def lowered(

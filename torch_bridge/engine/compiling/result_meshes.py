@@ -10,19 +10,20 @@ of only, not on what else the program computes.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Sequence
+from typing import Any
+
 import jax
-from collections.abc import Collection
-from collections.abc import Sequence
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.layout.axis_types import is_typed
+
+from isoshard.core.layout.axis_types import auto, is_typed
 from isoshard.core.runtime.caches import cached
-from .interpreting import needed
-from .liveness import CompileRequest
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Value
-from typing import Any
+
+from .interpreting import needed
+from .liveness import CompileRequest
 
 
 def result_layouts(plan: CompileRequest, layout_ids: Sequence[int]) -> list[int]:

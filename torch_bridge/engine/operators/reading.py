@@ -12,11 +12,14 @@ of its own, and a checkpoint of 48 layers would compile hundreds. Here the numbe
 from __future__ import annotations
 
 import functools
-import jax
 import math
-import numpy as np
 import time
+from typing import Any
+
+import jax
+import numpy as np
 import torch
+
 from isoshard.core.blocks.block_layout import without_padding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
@@ -30,7 +33,6 @@ from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values.value import donated_error
-from typing import Any
 
 
 def array_of(tensor: lazy_tensor.LazyTensor) -> jax.Array:

@@ -19,11 +19,12 @@ import asyncio
 import threading
 import weakref
 from asyncio import _get_running_loop as _running_loop
-from collections.abc import Callable
-from collections.abc import Sequence
-from .recipes import Recipe
-from isoshard.torch_bridge.engine.values.value import Value
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from isoshard.torch_bridge.engine.values.value import Value
+
+from .recipes import Recipe
 
 
 class Recorder:

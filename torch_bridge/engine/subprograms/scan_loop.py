@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from collections.abc import Sequence
+
 from isoshard.core.repeats.jaxpr_functions import strong
-from isoshard.core.runtime.caches import Interned
-from isoshard.core.runtime.caches import PROGRAMS
+from isoshard.core.runtime.caches import PROGRAMS, Interned
 from isoshard.core.runtime.shard_map_axes import vary_alike
-from .traced_vjp import TracedVjp
-from .vjp_entries import EntriesKey
-from .vjp_entries import VjpEntries
-from .vjp_entries import saved_indices
-from .vjp_partition import partition_vjp
 from isoshard.torch_bridge.engine.values.value import Aval
-from typing import Any
+
+from .traced_vjp import TracedVjp
+from .vjp_entries import EntriesKey, VjpEntries, saved_indices
+from .vjp_partition import partition_vjp
 
 
 @dataclasses.dataclass(frozen=True)

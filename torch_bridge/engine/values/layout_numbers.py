@@ -28,24 +28,21 @@ over a finer mesh, as it read tensors on other meshes as well (`common_mesh`): s
 from __future__ import annotations
 
 import functools
-import jax
 import threading
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
 from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.layout.axis_types import is_typed
-from isoshard.core.layout.axis_types import on_mesh
-from isoshard.core.layout.axis_types import same_grid
+from isoshard.core.layout.axis_types import auto, is_typed, on_mesh, same_grid
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.offload import is_offloaded
-from isoshard.core.layout.offload import on_device
+from isoshard.core.layout.offload import is_offloaded, on_device
 from isoshard.core.layout.partial_sums import stored
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime.caches import cached
-from jax.sharding import Mesh
-from typing import Any
-
 
 UNPLACED = -1
 """The layout of a value that may be placed wherever a program needs it."""

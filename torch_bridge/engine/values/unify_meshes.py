@@ -8,13 +8,16 @@ which one the result is to lie on.
 
 from __future__ import annotations
 
-import jax
 from collections.abc import Sequence
+
+import jax
+
 from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics
 from isoshard.core.transfer.reshard import reshard_array
+
 from . import layout_numbers
 from .value import Value
 
