@@ -1,4 +1,4 @@
-"""Planning ahead of time, on machines that are not here: `iso.planner`.
+"""Planning ahead of time, for hardware that is not attached: `iso.planner`.
 
 >>> import isoshard as iso
 >>> machine = iso.planner.topology("v5e:16x16")
@@ -76,12 +76,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load what a name stands for."""
+    """Load a name lazily."""
     if name not in _LAZY:
         raise AttributeError(f"module 'isoshard.planner' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{_CORE}.{_LAZY[name]}"), name)
-    globals()[name] = found
-    return found
+    value = getattr(importlib.import_module(f"{_CORE}.{_LAZY[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

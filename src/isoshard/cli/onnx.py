@@ -1,4 +1,4 @@
-"""`isoshard onnx`: check an annotated ONNX model, show what each device holds of it, run it.
+"""`isoshard onnx`: check an annotated ONNX model, show its shards on each device, run it.
 
     isoshard onnx check model.onnx              # exit status 1 if there are errors
     isoshard onnx check model.onnx --json
@@ -31,54 +31,54 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         0 if all is well, 1 if `check` finds errors, 2 for a file that cannot be read.
     """
-    given = _parser().parse_args(list(argv))
+    options = _parser().parse_args(list(argv))
     try:
-        return given.run(given)
+        return options.run(options)
     except (onnx.ModelError, onnx.AnnotationError) as error:
-        print(f"isoshard onnx {given.command}: {error}", file=sys.stderr)
+        print(f"isoshard onnx {options.command}: {error}", file=sys.stderr)
         return 2
 
 
-def check(given: argparse.Namespace) -> int:
+def check(options: argparse.Namespace) -> int:
     """Print what `validate` finds.
 
     Args:
-        given: the arguments.
+        options: the arguments.
 
     Returns:
         The exit status.
     """
-    findings = onnx.validate(given.file, given.config)
-    shown = [one for one in findings if given.all or one.severity != "info"]
-    counts = Counter(one.severity for one in findings)
-    if given.json:
+    findings = onnx.validate(options.file, options.config)
+    shown = [finding for finding in findings if options.all or finding.severity != "info"]
+    counts = Counter(finding.severity for finding in findings)
+    if options.json:
         fields = ("rule", "severity", "message", "node", "tensor", "axis", "configuration")
-        print(json.dumps([{name: getattr(one, name) for name in fields} for one in shown]))
+        print(json.dumps([{name: getattr(finding, name) for name in fields} for finding in shown]))
     else:
         print("\n".join(map(str, shown)), end="\n" if shown else "")
-        hidden = "" if given.all or not counts["info"] else " (--all shows it)"
+        hidden = "" if options.all or not counts["info"] else " (--all shows it)"
         print(
-            f"{given.file}: {_count(counts['error'], 'error')}, "
+            f"{options.file}: {_count(counts['error'], 'error')}, "
             f"{_count(counts['warning'], 'warning')}, {counts['info']} for information{hidden}"
         )
     return 1 if counts["error"] else 0
 
 
-def show(given: argparse.Namespace) -> int:
-    """Print what each device holds.
+def show(options: argparse.Namespace) -> int:
+    """Print each device's shards.
 
     Args:
-        given: the arguments.
+        options: the arguments.
 
     Returns:
         The exit status.
     """
     from .onnx_drawing import draw
 
-    width = given.width or shutil.get_terminal_size((100, 24)).columns
-    color = sys.stdout.isatty() if given.color is None else given.color
-    sizes = dict(given.size)
-    print(draw(given.file, given.config, sizes=sizes, width=width, color=color))
+    width = options.width or shutil.get_terminal_size((100, 24)).columns
+    color = sys.stdout.isatty() if options.color is None else options.color
+    sizes = dict(options.size)
+    print(draw(options.file, options.config, sizes=sizes, width=width, color=color))
     return 0
 
 
@@ -101,8 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands, name: str, run, what: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=what, description=what)
+def _command(commands, name: str, run, summary: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=summary, description=summary)
     parser.add_argument("file", help="the model")
     parser.add_argument("--config", help="name of the device configuration, if there are several")
     parser.set_defaults(run=run)
@@ -110,11 +110,11 @@ def _command(commands, name: str, run, what: str) -> argparse.ArgumentParser:
 
 
 def _size(text: str) -> tuple[str, int]:
-    name, _, number = text.partition("=")
-    if not name or not number.isdigit():
+    name, _, size = text.partition("=")
+    if not name or not size.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r}: write a name and a number, as in batch=8")
-    return name, int(number)
+    return name, int(size)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
