@@ -22,12 +22,10 @@ Source: https://openxla.org/xla/operation_semantics and the text form of XLA's H
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
-from isoshard.core.runtime.hlo_collectives import operation
-
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (?P<rest>.*)$", re.MULTILINE)
+from isoshard.core.runtime.hlo_collectives import counted, operation
+from isoshard.core.runtime.hlo_text import instructions
 
 
 class Collective(NamedTuple):
@@ -44,16 +42,10 @@ class Collective(NamedTuple):
 
 def find(program: str) -> list[Collective]:
     """List the collectives of an HLO module's text, in the order of the text."""
-    sent = (operation(instruction["rest"]) for instruction in _INSTRUCTION.finditer(program))
+    sent = map(operation, instructions(program).values())
     return [Collective(*found) for found in sent if found is not None]
 
 
 def summarize(program: str) -> dict[str, tuple[int, int]]:
     """Count and total bytes of each kind of collective that occurs in an HLO module's text."""
-    found = find(program)
-    kinds = sorted({collective.kind for collective in found})
-    return {
-        kind: (len(sizes), sum(sizes))
-        for kind in kinds
-        for sizes in [[c.bytes for c in found if c.kind == kind]]
-    }
+    return counted(program)

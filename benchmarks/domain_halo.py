@@ -25,9 +25,9 @@ from jax import lax
 from rich.table import Table
 
 import isoshard as iso
-from isoshard.core.domain.windows.conv import conv
-from isoshard.core.domain.windows.pool import max_pool
-from isoshard.core.domain.windows.resize import interpolate
+from isoshard.domain.windows.conv import conv
+from isoshard.domain.windows.pool import max_pool
+from isoshard.domain.windows.resize import interpolate
 from tools.harness import tables, timing
 from tools.harness.command import Benchmark
 

@@ -102,7 +102,7 @@ def to_jax(count: int, mesh: Any, calls: int) -> dict[str, Callable[[], Any]]:
     import jax
 
     import isoshard as iso
-    from isoshard.torch_bridge.dtensor import translation
+    from isoshard.torch_bridge.placements import translation
 
     x = _dtensor(count, mesh)
     layout = translation.layout_of(x.placements, mesh, tuple(x.shape)).sharding

@@ -32,7 +32,7 @@ def clouds(points: int, queries: int) -> tuple[np.ndarray, np.ndarray]:
 def isoshard(points: np.ndarray, queries: np.ndarray, k: int, rounds: int) -> dict[str, Any]:
     """`iso.domain.points.knn` over virtual devices of one process, both clouds split."""
     import isoshard as iso
-    from isoshard.core.domain.points import knn
+    from isoshard.domain.points import knn
 
     iso.simulate_devices(DEVICES)
     a, b = _split(points, queries)
@@ -46,7 +46,7 @@ def isoshard_gradient(
     import jax
 
     import isoshard as iso
-    from isoshard.core.domain.points import knn
+    from isoshard.domain.points import knn
 
     iso.simulate_devices(DEVICES)
     a, b = _split(points, queries)

@@ -29,7 +29,7 @@ from rich.table import Table
 from torch import nn
 
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.loading import MpDeviceLoader, ParallelLoader
+from isoshard.torch_xla_bridge.loading import MpDeviceLoader, ParallelLoader
 from tools.harness import tables, timing
 from tools.harness.command import Benchmark
 

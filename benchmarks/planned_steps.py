@@ -48,7 +48,7 @@ from benchmarks.planned_training import (
     sent,
 )
 from benchmarks.planning_ranking import spearman
-from isoshard.core.planner.machine.measured_cpu import host_rates
+from isoshard.planner.machine.measured_cpu import host_rates
 from tools.harness import calls, results, timing
 from tools.harness.command import Benchmark
 

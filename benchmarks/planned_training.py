@@ -21,9 +21,9 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from benchmarks.models.twins import Twins, adopt, chain, llama
 from isoshard import Plan
-from isoshard.core.planner.programs.device_ops import axes_along
 from isoshard.core.runtime.hlo_collectives import collectives as collectives_of
 from isoshard.jax_bridge import train_step
+from isoshard.planner.programs.device_ops import axes_along
 from tools.harness import timing
 
 DEVICES, RATE, STEPS, TURN = 8, 1e-4, 5, 3

@@ -21,17 +21,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.counted_collectives import Sent, counted
 from benchmarks.planning_models import FAMILIES, Family
-from isoshard.core.planner.axes.border_layouts import for_compilers
-from isoshard.core.planner.estimating import DEPTHS, device_program
-from isoshard.core.planner.machine.topologies import topology
-from isoshard.core.planner.plan_search.constrained_step import constrained
-from isoshard.core.planner.plan_search.hand_plans import hand_plans
-from isoshard.core.planner.programs.compile_worker import compiled
-from isoshard.core.planner.programs.compiling import PLATFORMS
-from isoshard.core.planner.programs.exporting import exported
-from isoshard.core.planner.programs.targets import CompileTarget, target_of
-from isoshard.core.planner.traced.jax_steps import traced_jax_step
-from isoshard.core.planner.traced.traced_step import TracedStep
+from isoshard.core.traced.jax_steps import traced_jax_step
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.axes.border_layouts import for_compilers
+from isoshard.planner.estimating import DEPTHS, device_program
+from isoshard.planner.machine.topologies import topology
+from isoshard.planner.plan_search.constrained_step import constrained
+from isoshard.planner.plan_search.hand_plans import hand_plans
+from isoshard.planner.programs.compile_worker import compiled
+from isoshard.planner.programs.compiling import PLATFORMS
+from isoshard.planner.programs.exporting import exported
+from isoshard.planner.programs.targets import CompileTarget, target_of
 from tools.harness import tables
 from tools.harness.command import Benchmark
 

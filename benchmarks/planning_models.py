@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from isoshard.core.planner.traced.traced_step import MODULE
+from isoshard.core.traced.traced_step import MODULE
 
 Tree = dict[str, Any]
 Loss = Callable[[Any, Any], jax.Array]

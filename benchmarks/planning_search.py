@@ -21,14 +21,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.planning_models import FAMILIES, Family
 from isoshard.core.plan import Plan
-from isoshard.core.planner.machine.topologies import topology_of
-from isoshard.core.planner.plan_search.hand_plans import HandPlan, hand_plans
-from isoshard.core.planner.plan_search.mesh_shapes import meshes_for
-from isoshard.core.planner.plan_search.plan_cost import PlanCost, SearchDepth, kinds_of_layouts
-from isoshard.core.planner.plan_search.searched_step import SearchedStep, searched
-from isoshard.core.planner.plan_search.searching import search
-from isoshard.core.planner.traced.jax_steps import traced_jax_step
-from isoshard.core.planner.traced.traced_step import TracedStep
+from isoshard.core.traced.jax_steps import traced_jax_step
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.machine.topologies import topology_of
+from isoshard.planner.plan_search.hand_plans import HandPlan, hand_plans
+from isoshard.planner.plan_search.mesh_shapes import meshes_for
+from isoshard.planner.plan_search.plan_cost import PlanCost, SearchDepth, kinds_of_layouts
+from isoshard.planner.plan_search.searched_step import SearchedStep, searched
+from isoshard.planner.plan_search.searching import search
 from tools.harness import results, tables
 from tools.harness.command import Benchmark
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .checkpoint.manifest import Sum
     from .checkpoint.source import Entry, NamedState, Source, Wanted
     from .layout.uneven import Sizes, UnevenArray
-    from .planner.traced.traced_step import TracedStep
+    from .traced.traced_step import TracedStep
 
 Loader = Callable[[], object]
 
@@ -149,7 +149,7 @@ class Framework:
     def traced_step(
         self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any
     ) -> TracedStep:
-        """A step of this framework as planning takes it; see `isoshard.core.planner.traced`."""
+        """A step of this framework as planning takes it; see `isoshard.core.traced`."""
         self._lacks("traced_step", step)
 
     def elements(self, x: Any) -> Mapping[str, Any]:

@@ -22,6 +22,19 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
+HEART = ("core", "jax_bridge", "torch_bridge")
+"""The folders that need no annex: docs/architecture.md."""
+
+ANNEXES = ("planner", "domain", "onnx_bridge", "torch_xla_bridge")
+"""Folders that import the heart, and that it calls by `core/extensions.py` alone."""
+
+
+def source_folders() -> tuple[pathlib.Path, ...]:
+    """The folders that the package's modules are in, of a checkout or of an installed package."""
+    core = pathlib.Path(__file__).parent
+    names = (*HEART, *ANNEXES, "src/isoshard", "cli")
+    return tuple(core.parent / name for name in names)
+
 
 class Origin:
     """The origin of an installation.

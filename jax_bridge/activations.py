@@ -32,6 +32,8 @@ from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.plan import Plan, PlanError
 from isoshard.core.plan.unused_rules import check_activation_axes, warn_unused_activations
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.caches import cached
+from isoshard.core.runtime.formatting import listed
 
 from .call_classes import called_by, of_classes
 from .graphs import is_nnx
@@ -137,7 +139,7 @@ def _subclassed(model: Any, mesh: Mesh, plan: Plan, seen: Constrained) -> Iterat
         yield
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _subclass(kind: type, said: Any, mesh: Mesh) -> type:
     """A class that calls as `kind` does, and lays out the values.
 
@@ -207,9 +209,8 @@ def _is_leaf(node: Any) -> bool:
 
 def _refuse_if_in_vain(seen: Constrained, *, enough: bool = True) -> None:
     if enough and not seen.modules and seen.others:
-        names = ", ".join(repr(name) for name in list(seen.others)[:20])
-        more = f" and {len(seen.others) - 20} more" if len(seen.others) > 20 else ""
+        names = listed([*map(repr, seen.others)], 20)
         raise PlanError(
             "no pattern for activations matches a module that is called; the modules are "
-            f"{names}{more} ('' is the whole model)"
+            f"{names} ('' is the whole model)"
         )

@@ -21,12 +21,7 @@ from typing import Any
 
 
 def called_by(kind: type, call: Callable[..., Any]) -> type:
-    """A class like `kind`, whose objects are called by a function.
-
-    Args:
-        kind: the class of a module.
-        call: takes the module and the arguments.
-    """
+    """A class like `kind`, whose objects are called by a function."""
     functools.update_wrapper(call, kind.__call__)
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__call__": call}
     return type(kind)(kind.__name__, (kind,), names)
@@ -34,11 +29,7 @@ def called_by(kind: type, call: Callable[..., Any]) -> type:
 
 @contextlib.contextmanager
 def of_classes(modules: Sequence[tuple[Any, type]]) -> Iterator[None]:
-    """For the time of the `with`, modules are of other classes.
-
-    Args:
-        modules: each with a subclass of its class.
-    """
+    """For the time of the `with`, modules are of other classes."""
     before = [(module, type(module)) for module, _ in modules]
     try:
         for module, kind in modules:

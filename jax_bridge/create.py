@@ -168,12 +168,12 @@ def _groups(sizes: list[int]) -> Iterator[list[int]]:
     limit = max(_SMALL, sum(sizes) // _GROUPS)
     group: list[int] = []
     total = 0
-    for number in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        if group and total + sizes[number] > limit:
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if group and total + sizes[index] > limit:
             yield group
             group, total = [], 0
-        group.append(number)
-        total += sizes[number]
+        group.append(index)
+        total += sizes[index]
     if group:
         yield group
 

@@ -34,9 +34,6 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
         call: how the function is called with a mesh, for messages.
         *given: the arguments; `LEFT_OUT` at the end for what was not given.
 
-    Returns:
-        The arguments, with the mesh.
-
     Raises:
         ShardingError: the mesh is left out, and none is set.
         TypeError: there is no plan; or something else stands where a plan has its mesh.
@@ -52,7 +49,7 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
         if isinstance(rest[0] if rest else None, Plan | P):
             as_mesh(mesh)  # which says what a mesh is
         mesh, rest = None, list(given)
-    rest = [one for one in rest if one is not LEFT_OUT]
+    rest = [value for value in rest if value is not LEFT_OUT]
     if not rest:
         raise TypeError(f"what is its layout? Give a plan, or one spec for all: {call}")
     if mesh is None and isinstance(rest[0], NamedSharding):
@@ -61,8 +58,8 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
     return mesh, *rest
 
 
-def _is_mesh(given: Any) -> bool:
-    return isinstance(given, Mesh | AbstractMesh) or hasattr(given, "get_jax_mesh")
+def _is_mesh(args: Any) -> bool:
+    return isinstance(args, Mesh | AbstractMesh) or hasattr(args, "get_jax_mesh")
 
 
 def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:
@@ -74,9 +71,6 @@ def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:
         plan: a `Plan`, or one spec for every leaf. Keys and counters of `nnx.Rngs` are replicated
             whatever it says.
 
-    Returns:
-        The same tree with a NamedSharding in place of each array.
-
     Raises:
         PlanError: naming every leaf that the plan does not fit.
     """
@@ -86,9 +80,9 @@ def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:
     boxes = named_boxes(state)
     resolved = plan.resolve(boxes, mesh)
     warn_replicated(plan, resolved)
-    found = resolved.shardings
+    result = resolved.shardings
     _, tree = jax.tree.flatten(state)
-    return tree.unflatten([found.get(name, NamedSharding(mesh, P())) for name, _ in named])
+    return tree.unflatten([result.get(name, NamedSharding(mesh, P())) for name, _ in named])
 
 
 def with_types(x: Any, mesh: Any) -> Any:
@@ -126,16 +120,16 @@ def named_boxes(state: Any) -> dict[str, Any]:
         >>> named_boxes({"a": linen.Partitioned(1.0, names=("x",)), "b": 2.0})
         {'a': Partitioned(value=1.0, names=('x',), mesh=None), 'b': 2.0}
     """
-    found = {}
+    result = {}
     for path, box in jax.tree.leaves_with_path(state, is_leaf=_is_box):
         arrays = jax.tree.leaves_with_path(box)
         if is_random_state(box):
             continue
         if len(arrays) == 1 and names_of(box) is not None:
-            found[path_name(path + arrays[0][0])] = box
+            result[path_name(path + arrays[0][0])] = box
         else:
-            found |= {path_name(path + rest): array for rest, array in arrays}
-    return found
+            result |= {path_name(path + rest): array for rest, array in arrays}
+    return result
 
 
 def _is_box(node: Any) -> bool:

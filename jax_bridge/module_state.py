@@ -65,5 +65,5 @@ def filled(model: Any, values: dict[str, Any]) -> Any:
 
 def _named(model: Any, state: Any) -> list[tuple[str, Any]]:
     """The arrays of a state by name, those in blocks of unequal sizes as they are."""
-    found = jax.tree.leaves_with_path(state, is_leaf=is_uneven)
-    return [("" if is_variable(model) else path_name(path), array) for path, array in found]
+    leaves = jax.tree.leaves_with_path(state, is_leaf=is_uneven)
+    return [("" if is_variable(model) else path_name(path), array) for path, array in leaves]

@@ -25,17 +25,17 @@ from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.checkpoint.source import Entry, NamedState
 from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.extensions import traced_flax_step
 from isoshard.core.frameworks import Framework, register
 from isoshard.core.layout.axis_types import AnyMesh
 from isoshard.core.layout.mesh import ambient_mesh, mesh_of
-from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.traced.traced_step import TracedStep
 from isoshard.core.transfer import device_put, exchange
 
 from . import module_state
 from .graphs import join, split
 from .layout import leaf_names, named_boxes, plan_state
-from .planning import traced_flax_step
 
 _KINDS = (nnx.Pytree, nnx.State, nnx.Variable)
 
@@ -187,7 +187,7 @@ class Flax(Framework):
     def traced_step(
         self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any
     ) -> TracedStep:
-        """See `planning.traced_flax_step`."""
+        """See `planner.flax_steps.traced_flax_step`."""
         return traced_flax_step(step, args, kwargs, mesh, plan)
 
     def sharding_of(self, x: Any) -> dict[str, NamedSharding] | NamedSharding:
@@ -233,22 +233,22 @@ def _place(state: Any, layouts: Any, copy: bool | None) -> Any:
     """Move the arrays of a state, once all of them may."""
     names, arrays, tree = _flat(state)
     moves = list(zip(names, arrays, jax.tree.leaves(layouts), strict=True))
-    faults = []
+    errors = []
     for name, array, layout in moves:
         try:
             if not isinstance(array, Tracer):
                 mesh_of(layout)
             exchange.check_shareable(array, layout, copy=copy, name=name)
         except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
+            errors.append(error)
+    raise_collected(errors)
     return tree.unflatten(exchange.to_jax(x, to, copy=copy, name=name) for name, x, to in moves)
 
 
 def _mesh_of(model: Any) -> AnyMesh:
     arrays = _arrays(model).values()
     told = [jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding for x in arrays]
-    layouts = [one for one in told if isinstance(one, NamedSharding) and not one.mesh.empty]
+    layouts = [value for value in told if isinstance(value, NamedSharding) and not value.mesh.empty]
     meshes = {layout.mesh for layout in layouts}
     if not meshes:
         return ambient_mesh("iso.reshard(x, plan, mesh)")

@@ -132,9 +132,6 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
         mesh: the mesh, or what `as_mesh` takes; it may be abstract.
         plan: the `Plan` of the parameters, or one spec for all.
 
-    Returns:
-        The state with a NamedSharding in place of each array.
-
     Raises:
         PlanError: as `create_opt_state`; or a rule does not fit a slot, or a memory rule of the
             plan matches nothing.
@@ -145,7 +142,7 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
     layouts = dict(named_leaves(plan_state(params, mesh, plan)))
     whole = NamedSharding(mesh, P())
     parameters = {leaf.name: leaf for leaf in leaves_of(named_boxes(params))}
-    found, others, slots = {}, {}, {}
+    result, others, slots = {}, {}, {}
     for name, leaf in named_leaves(state):
         owner = _owner(name, shapes)
         follows = bool(owner) and leaf.shape == shapes[owner]
@@ -153,17 +150,17 @@ def opt_state_layouts(state: Any, params: Any, mesh: Mesh, plan: Any) -> Any:
             [slot] = leaves_of({name: leaf})
             slots[slot] = parameters.get(owner) if follows else None
         if follows:
-            found[name] = layouts[owner]
+            result[name] = layouts[owner]
         elif leaf.ndim:
             others[name] = leaf
     ruled = slot_layouts(plan, slots, list(parameters.values()), mesh)
     others = {name: leaf for name, leaf in others.items() if name not in ruled}
     rest = Plan(default=plan.default, replicate_below=plan.replicate_below)
-    found |= rest.resolve(others, mesh).shardings | ruled
+    result |= rest.resolve(others, mesh).shardings | ruled
     names = [name for name, _ in named_leaves(state)]
     check_used((factor.memory for factor in plan.factors), [*shapes, *names])
     return jax.tree.structure(state).unflatten(
-        in_memory(found.get(name, whole), plan.memory_for(name), name=name) for name in names
+        in_memory(result.get(name, whole), plan.memory_for(name), name=name) for name in names
     )
 
 

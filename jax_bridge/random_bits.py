@@ -43,9 +43,6 @@ def write_out(traced: ClosedJaxpr) -> ClosedJaxpr:
 
     Args:
         traced: by `jax.make_jaxpr`.
-
-    Returns:
-        The function with the same inputs and results.
     """
     return _WrittenOut().program(traced)
 
@@ -78,11 +75,11 @@ def _call(step: JaxprEqn) -> JaxprEqn:
 def _bits(width: int, shape: tuple[int, ...], key: Any) -> jax.Array:
     """The bits that `jax.random.bits` draws: each element encrypts its own number."""
     first, second = jax.random.key_data(key)
-    number = jnp.zeros(shape, jnp.uint32)
+    index = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):
         step = np.uint32(math.prod(shape[axis + 1 :]))
-        number += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * step
-    high, low = _threefry(first, second, jnp.zeros(shape, jnp.uint32), number)
+        index += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * step
+    high, low = _threefry(first, second, jnp.zeros(shape, jnp.uint32), index)
     kind = jnp.dtype(f"uint{width}")
     if width == 64:
         return high.astype(kind) << np.uint64(32) | low.astype(kind)

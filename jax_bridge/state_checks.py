@@ -15,10 +15,6 @@ from isoshard.core.runtime._jax_internals.tracers import Tracer
 def check_layout(state: Any, layouts: Any) -> None:
     """Refuse a state that was laid out by another plan.
 
-    Args:
-        state: of a training step.
-        layouts: the same tree with the layout of each array.
-
     Raises:
         ShardingError: naming each array that lies elsewhere.
     """
@@ -39,10 +35,6 @@ def check_layout(state: Any, layouts: Any) -> None:
 
 def check_structure(before: Any, after: Any) -> None:
     """Refuse a model that is made of other parts after a step.
-
-    Args:
-        before: the arrays that are not trained, before the loss was called.
-        after: those after it.
 
     Raises:
         ShardingError: naming what is new and what is gone.

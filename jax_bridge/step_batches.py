@@ -3,7 +3,7 @@
 >>> import numpy as np
 >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
 >>> batches = StepBatches(mesh, Plan.data_parallel("data"), "error")
->>> placed, = batches.put((np.ones((8, 4), np.float32),))
+>>> placed, = batches.place((np.ones((8, 4), np.float32),))
 >>> placed.sharding.spec
 P('data',)
 """
@@ -22,7 +22,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.freezing import UNSET
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.core.transfer.leaf_specs import NamedArray, named_arrays
 
 
@@ -52,7 +52,7 @@ class StepBatches:
         self._plan = plan.for_inputs() if says else None
         self._pads = uneven == "pad"
         self._rows = BatchRows(mesh, local=False)
-        self._specs: Bounded[Any, list[Any]] = Bounded(PROGRAMS)
+        self._specs: Bounded[Any, list[Any]] = Bounded(PROGRAMS, "jax training steps: specs")
 
     def place(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
         """Lay out the arrays of a batch.
@@ -98,16 +98,16 @@ class StepBatches:
             leaf.spec = spec
 
     def _placed(self, leaves: list[NamedArray]) -> list[Any]:
-        values, faults, size = [], [], 0
+        values, errors, size = [], [], 0
         for leaf in leaves:
             on_host = isinstance(leaf.value, np.ndarray)
             try:  # a step runs on while the caller fills the memory of its next batch
-                place = _has_axes(leaf)
-                values.append(leaf.put(self._mesh, on_host or None) if place else leaf.value)
+                position = _has_axes(leaf)
+                values.append(leaf.put(self._mesh, on_host or None) if position else leaf.value)
                 size += leaf.value.nbytes if on_host else 0
             except ShardingError as error:
-                faults.append(error)
-        raise_collected(faults)
+                errors.append(error)
+        raise_collected(errors)
         if size:
             metrics.record_transfer("host_to_device", size, metrics.user_location())
         return values

@@ -43,6 +43,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.extensions import marked_modules, traced_train_step
 from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh
 from isoshard.core.layout.leaf_paths import named_leaves
 from isoshard.core.layout.mesh import as_mesh, describe_mesh
@@ -50,17 +51,16 @@ from isoshard.core.layout.offload import on_device, to_device, to_device_after
 from isoshard.core.layout.on_auto_axes import axes_of, hint, on_auto, on_auto_axes
 from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
-from isoshard.core.planner.traced.traced_step import TracedStep
 from isoshard.core.runtime import metrics, serialize_virtual
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
+from isoshard.core.traced.traced_step import TracedStep
 from isoshard.core.transfer import exchange
 
 from .activations import Constrained, constrain_activations
 from .create import born
 from .layout import LEFT_OUT, mesh_first, named_boxes, plan_state, with_types
 from .optimizers import opt_state_layouts
-from .planning import marked_modules, traced_train_step
 from .state_checks import check_layout, check_structure
 from .step_batches import StepBatches
 from .train_state import TrainState
@@ -172,7 +172,7 @@ class TrainStep:
         self._plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
         self._options = options
         self._batches = StepBatches(mesh, self._plan, options["uneven"])
-        self._programs: Bounded[Any, Any] = Bounded(PROGRAMS)
+        self._programs: Bounded[Any, Any] = Bounded(PROGRAMS, "jax training steps: programs")
         self._traced = 0
         self._lays_out = True
         self._marks: Callable[[list[Any]], AbstractContextManager[Any]] = nullcontext

@@ -101,12 +101,6 @@ class ModelError(CodedError, ValueError, code="ISO009"):
 def raise_annotations(faults: Sequence[AnnotationError]) -> None:
     """Raise what was collected over many tensors as one error.
 
-    Args:
-        faults: the errors; may be empty.
-
-    Raises:
-        AnnotationError: if there are any; the error itself if there is one.
-
     Example:
         >>> raise_annotations([AnnotationError("a", tensor="x"), AnnotationError("b", tensor="y")])
         Traceback (most recent call last):

@@ -31,7 +31,7 @@ from isoshard.core.errors import no_sharing
 from isoshard.core.frameworks import Framework
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import named_sharding
-from isoshard.core.planner.traced.traced_step import TracedStep
+from isoshard.core.traced.traced_step import TracedStep
 
 from .annotating import annotate
 from .planning import traced_onnx_step

@@ -2,7 +2,7 @@
 
 >>> import numpy as np
 >>> from onnx import helper
->>> from isoshard.core.planner.machine.topologies import topology
+>>> from isoshard.planner.machine.topologies import topology
 >>> w = helper.make_tensor("w", 1, [4, 8], np.ones((4, 8), np.float32))
 >>> x = helper.make_tensor_value_info("x", 1, ["batch", 4])
 >>> y = helper.make_tensor_value_info("y", 1, ["batch", 8])
@@ -28,8 +28,8 @@ import onnx
 from jax.sharding import Mesh
 
 from isoshard.core.layout.axis_types import auto
-from isoshard.core.planner.traced.jax_steps import traced_jax_step
-from isoshard.core.planner.traced.traced_step import TracedStep
+from isoshard.core.traced.jax_steps import traced_jax_step
+from isoshard.core.traced.traced_step import TracedStep
 
 from .annotating import annotate
 from .errors import ModelError
@@ -46,14 +46,6 @@ def traced_onnx_step(
     model: onnx.ModelProto, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any
 ) -> TracedStep:
     """Trace a model for a mesh, without its weights.
-
-    Args:
-        model: annotated, or not if there is a plan.
-        args: the inputs in the order of the file: arrays, or `jax.ShapeDtypeStruct`s; none at all
-            if the file says their shapes.
-        kwargs: inputs by name.
-        mesh: over devices that are here or described.
-        plan: annotates the model; None: its own annotations say how it lies.
 
     Raises:
         ModelError: an input does not fit, an operator cannot run, or the model has several stages,

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 120.0
 IMPORTED = (
     *(*SLOW_IMPORTS, "isoshard", "isoshard.torch_bridge", "isoshard.cli.dispatch"),
-    *("isoshard.torch_bridge.torch_xla", "transformers.models.llama.modeling_llama"),
+    *("isoshard.torch_xla_bridge.torch_xla", "transformers.models.llama.modeling_llama"),
 )
 _ADDRESS = "ISOSHARD_TESTS_SERVER"
 """What the processes of pytest that share a server find its address by."""

@@ -57,13 +57,13 @@ PACKAGES = (
 
 FIRST = (
     *("isoshard", "isoshard.torch_bridge", "isoshard.jax_bridge", "isoshard.onnx_bridge"),
-    *("isoshard.core.domain", "isoshard.core.planner"),
+    *("isoshard.domain", "isoshard.planner"),
 )
 ROOMS = (
     *("isoshard", "isoshard.core", "isoshard.jax_bridge", "isoshard.onnx_bridge"),
     "isoshard.torch_bridge",
 )
-SKIPPED = "isoshard.torch_bridge.torch_xla_backend"
+SKIPPED = "isoshard.torch_xla_bridge.torch_xla_backend"
 """Needs torch 2.9 and torch_xla."""
 
 TABLES = (

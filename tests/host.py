@@ -1,6 +1,6 @@
 """What tests take the host to be: two cores of recorded rates, without an accelerator of torch's.
 
-Measuring takes 15 seconds: tests/core/planner/machine/test_topologies.py does.
+Measuring takes 15 seconds: tests/planner/machine/test_topologies.py does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import gc
 import sys
 from types import MappingProxyType
 
-from isoshard.core.planner.machine import measured_cpu
+from isoshard.planner.machine import measured_cpu
 
 measured = measured_cpu.host_rates
 

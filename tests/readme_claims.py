@@ -139,7 +139,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/ecosystem/test_cases.py::test_the_numbers_are_those_of_the_cpu",
     ),
     "| a script of torch_xla's SPMD API |": (
-        "tests/torch_bridge/torch_xla/test_guide.py::test_the_guides_example_runs",
+        "tests/torch_xla_bridge/test_guide.py::test_the_guides_example_runs",
         "tests/with_torch_xla/test_scripts.py::test_losses_are_equal",
         "tests/with_torch_xla/test_scripts.py::test_annotations_are_equal",
     ),
@@ -163,16 +163,16 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     "| an ONNX file |": (
         "tests/onnx_bridge/executor/test_end_to_end.py::test_equal_to_torch",
-        "tests/cli/test_onnx.py::TestCheck::test_faults",
-        "tests/cli/test_onnx.py::TestShow::test_the_picture",
+        "tests/onnx_bridge/cli/test_onnx.py::TestCheck::test_faults",
+        "tests/onnx_bridge/cli/test_onnx.py::TestShow::test_the_picture",
     ),
     "| one sample too large for a device |": (
-        "tests/core/domain/test_lifting_table.py::test_operators_on_any_split",
-        "tests/torch_bridge/domain/test_verbs.py::test_verbs_on_images",
+        "tests/domain/test_lifting_table.py::test_operators_on_any_split",
+        "tests/domain/torch_verbs/test_verbs.py::test_verbs_on_images",
     ),
     "| a machine that you do not have |": (
-        "tests/cli/test_plan_end_to_end.py::test_a_step_of_jax",
-        "tests/cli/test_plan_end_to_end.py::test_a_plan_that_is_found",
+        "tests/planner/cli/test_plan_end_to_end.py::test_a_step_of_jax",
+        "tests/planner/cli/test_plan_end_to_end.py::test_a_plan_that_is_found",
     ),
     "| a layout, or a question of speed |": (
         "tests/core/pictures/test_visualize.py::test_rank_4_draws_the_sharded_axes",
@@ -211,10 +211,9 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     ),
     "| TorchTPU |": ("tests/torch_bridge/spmd/test_annotations.py::",),
     "| ShardTensor |": (
-        "tests/torch_bridge/domain/test_table.py::test_operators_of_rows",
-        "tests/core/domain/points/test_neighbors.py::"
-        "test_a_point_on_a_query_and_second_derivatives",
-        "tests/core/domain/attention/test_ring_attention.py::test_zigzag_order_without_balance",
+        "tests/domain/torch_verbs/test_table.py::test_operators_of_rows",
+        "tests/domain/points/test_neighbors.py::test_a_point_on_a_query_and_second_derivatives",
+        "tests/domain/attention/test_ring_attention.py::test_zigzag_order_without_balance",
     ),
     "| JAX | nothing between": (
         "tests/core/plan/test_plan.py::test_one_plan_serves_torch_and_flax_names",
@@ -246,7 +245,11 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "[by example](docs/domain_example.md)": _LINKS,
     "- Trouble:": (*_LINKS, "tests/test_troubleshooting.py::test_each_class_has_a_section"),
     "- Look up:": _LINKS,
+    "- Contribute:": _LINKS,
+    "[debug a recompilation]": _LINKS,
+    "[release](docs/releasing.md)": _LINKS,
     "- Understand:": _LINKS,
+    "[architecture](docs/architecture.md)": _LINKS,
     "[What changed]": (*_LINKS, "tests/test_packaging.py::test_the_version_is_in_the_changelog"),
 }
 

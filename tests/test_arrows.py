@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from isoshard.core.installation import ANNEXES, HEART
 from tests.sources import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,14 +29,26 @@ class Room:
 
 
 EVERYONE = ("jax", "numpy", "rich")
+_HEART = tuple(f"isoshard.{name}" for name in HEART)
+COMMANDS = ("isoshard.core", "isoshard.cli", "isoshard")
 ROOMS = [
     Room("core", (), (*EVERYONE, "tensorstore", "orbax")),  # these two by `core/checkpoint` alone
     Room("jax_bridge", ("isoshard.core",), (*EVERYONE, "flax", "optax")),
     Room("torch_bridge", ("isoshard.core",), (*EVERYONE, "torch", "fsspec", "transformers")),
+    Room("planner/cli", ("isoshard.planner", *COMMANDS), (*EVERYONE, "torch", "transformers")),
+    Room("planner", _HEART, (*EVERYONE, "torch", "flax", "optax", "libtpu")),
+    Room("domain", ("isoshard.core", "isoshard.torch_bridge"), (*EVERYONE, "torch")),
+    Room("onnx_bridge/cli", ("isoshard.onnx_bridge", *COMMANDS), (*EVERYONE, "onnx")),
     Room(
         "onnx_bridge",
         ("isoshard.core",),
         (*EVERYONE, "onnx", "google.protobuf", "torch", "jax2onnx"),
+    ),
+    Room("torch_xla_bridge/cli", ("isoshard.torch_xla_bridge", *COMMANDS), EVERYONE),
+    Room(
+        "torch_xla_bridge",
+        ("isoshard.core", "isoshard.torch_bridge"),
+        (*EVERYONE, "torch", "torch_xla", "fsspec"),
     ),
     Room(
         "src/isoshard/cli",
@@ -44,13 +57,7 @@ ROOMS = [
     ),
     Room(
         "src/isoshard",
-        (
-            "isoshard.core",
-            "isoshard.jax_bridge",
-            "isoshard.onnx_bridge",
-            "isoshard.torch_bridge",
-            "isoshard.cli",
-        ),
+        (*_HEART, "isoshard.cli", *(f"isoshard.{name}" for name in ANNEXES)),
         EVERYONE,
     ),
 ]

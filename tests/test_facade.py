@@ -37,8 +37,8 @@ def test_a_started_backend_is_found():
 
 def test_importing_loads_no_framework_and_no_part_and_changes_nothing():
     """Nor Pallas, which `jax.extend` brings: a third of what the import would take."""
-    parts = {"isoshard.core.weights", "isoshard.core.data", "isoshard.core.domain", "jax.extend"}
-    parts |= {"isoshard.core.planner", "isoshard.core.checkpoint", "jax._src.pallas"}
+    parts = {"isoshard.core.weights", "isoshard.core.data", "isoshard.domain", "jax.extend"}
+    parts |= {"isoshard.planner", "isoshard.core.checkpoint", "jax._src.pallas"}
     program = f"import isoshard; print(sorted({parts!r} & set(sys.modules)))"
     assert run(program) == "[]\n[] []"
     more = "isoshard.weights; import onnx; jax.config.update('jax_enable_x64', True);"

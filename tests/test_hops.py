@@ -15,7 +15,7 @@ from tools import hops
 MOST = {
     "x + y": 6,
     "xs.sync()": 21,
-    "step(x)": 28,
+    "step(x)": 18,
     "iso.shard(module)": 17,
     "iso.save(module)": 18,
 }

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 
+from isoshard.core.installation import ANNEXES, HEART
 from isoshard.core.runtime import _jax_internals
 from isoshard.torch_bridge import _torch_internals
 from isoshard.torch_bridge.trainers import _lightning_internals
@@ -18,14 +19,14 @@ from . import private_names
 from .sources import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "src/isoshard")
+ROOMS = (*HEART, *ANNEXES, "src/isoshard")
 TABLES = {
     "core/runtime/_jax_internals/": _jax_internals,
     "torch_bridge/_torch_internals/": _torch_internals,
     "torch_bridge/trainers/_lightning_internals.py": _lightning_internals,
 }
 ALONE = {
-    "core/planner/programs/worker.py": "jax.experimental",
+    "planner/programs/worker.py": "jax.experimental",
 }
 """Files that run in interpreters without isoshard, and what they use of others for all that."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from isoshard._renamed import RENAMED
+from isoshard._renamed import MOVED, RENAMED
 
 ROOT = Path(__file__).resolve().parents[1]
 _IMPORT = """
@@ -42,6 +42,18 @@ def test_every_old_name_imports(old, monkeypatch):
         __import__(old)
     assert sys.modules[old] is sys.modules[RENAMED[old]]
     sys.modules.pop(old)
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_what_users_import_goes_on_without_a_warning(old):
+    assert importlib.import_module(old) is importlib.import_module(MOVED[old])
+
+
+def test_modules_inside_a_moved_package_are_the_same():
+    old = importlib.import_module("isoshard.torch_bridge.torch_xla.core.xla_model")
+    assert old.__name__ == "isoshard.torch_xla_bridge.torch_xla.core.xla_model"
+    with pytest.raises(ModuleNotFoundError, match=r"torch_bridge\.torch_xla\.nothing"):
+        importlib.import_module("isoshard.torch_bridge.torch_xla.nothing")
 
 
 @pytest.mark.parametrize("old", RENAMED)

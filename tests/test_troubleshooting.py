@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from isoshard.core.errors import RecompilationWarning, SpecError
-from isoshard.core.planner.programs.planning_errors import CompilationTimeoutError
+from isoshard.core.installation import ANNEXES, HEART
+from isoshard.planner.programs.planning_errors import CompilationTimeoutError
 from isoshard.torch_bridge.spmd.mark_errors import MarkSpecError
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
-FOLDERS = ("core", "jax_bridge", "torch_bridge", "onnx_bridge", "src/isoshard")
+FOLDERS = (*HEART, *ANNEXES, "src/isoshard")
 SECTION = re.compile(r"^### (?P<title>ISO\d{3} \w+)\n(?P<text>.*?)(?=^#|\Z)", re.M | re.S)
 SECTIONS = {match["title"]: match["text"].strip() for match in SECTION.finditer(PAGE)}
 CODED = re.compile(r"class (\w+)\(.*code=\"(ISO\d{3})\"\):")

@@ -15,10 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from isoshard.core.installation import ANNEXES, HEART
+
 ROOT = Path(__file__).resolve().parents[1]
-HOUSES = tuple(
-    f"{ROOT / house}/" for house in ("core", "torch_bridge", "jax_bridge", "onnx_bridge", "src")
-)
+HOUSES = tuple(f"{ROOT / house}/" for house in (*HEART, *ANNEXES, "src"))
 
 
 @dataclasses.dataclass

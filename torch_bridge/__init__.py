@@ -14,7 +14,7 @@ if __name__ != "isoshard.torch_bridge":
 
 from typing import TYPE_CHECKING, Any
 
-from . import old_torch as _old_torch
+from .common import old_torch as _old_torch
 
 __all__ = [
     "ActivationConstraints",
@@ -72,26 +72,25 @@ if TYPE_CHECKING or _old_torch.has_device():
     from isoshard.torch_bridge.engine.subprograms import factorisation_checks as _failures  # noqa: F401  (of factorisations)
     from isoshard.torch_bridge.engine.subprograms import off_cpu as _elsewhere  # noqa: F401  (for LAPACK)
     from isoshard.torch_bridge.lowerings.registry import register_lowering
+    from isoshard.torch_bridge.spmd.on_request import auto_plan
 
-    from . import control_flow as _control_flow
-    from . import device as _device
     from . import registration as _registration  # noqa: F401  (isoshard.shard and the other verbs)
     from . import trainers as _trainers
+    from .device import device as _device
+    from .device.generator import Generator
+    from .device.hardware import get_xla_supported_devices, xla_device
     from .distributed import local_checks as _local_checks  # noqa: F401  (methods of tensors)
     from .distributed import torch_hook as _torch_hook
     from .distributed import whole_views as _whole_views  # noqa: F401  (hints of errors)
-    from .generator import Generator
-    from .handlers import register_function_handler
+    from .execution.runtime import compile, memory_analysis, program_text, sync
+    from .handlers.handler_registry import register_function_handler
     from .interop.calling_jax import TorchFunction, torch_function
     from .interop.flax_module import TorchModule, torch_module
     from .interop.torch_to_jax import JaxFunction, jax_function
-    from .layout.activations import ActivationConstraints, constrain_activations
     from .layout.marks import ShardingType
     from .layout.shard_snapshots import XLAShard
+    from .loops import control_flow as _control_flow
     from .loops.scan import ScanLayers, StackedLayers, scan_layers
-    from .planning.on_request import auto_plan
-    from .runtime import compile, memory_analysis, program_text, sync
-    from .session.hardware import get_xla_supported_devices, xla_device
     from .spmd import (
         HybridMesh,
         Mesh,
@@ -108,7 +107,8 @@ if TYPE_CHECKING or _old_torch.has_device():
         xla_distribute_module,
         xla_distribute_tensor,
     )
-    from .tensor import XLAShardedTensor
+    from .spmd.activations import ActivationConstraints, constrain_activations
+    from .tensors.tensor import XLAShardedTensor
 
     _device.register()
     _control_flow.register()

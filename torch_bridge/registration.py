@@ -8,18 +8,18 @@ from typing import Any, NoReturn
 import torch
 from jax.sharding import Mesh
 
+from isoshard.core import extensions
 from isoshard.core.checkpoint.manifest import Sum
 from isoshard.core.checkpoint.source import Source
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import register
-from isoshard.core.planner.traced.traced_step import TracedStep
-from isoshard.core.runtime._jax_internals import refuse_values
+from isoshard.core.runtime._jax_internals import reject_values
+from isoshard.core.traced.traced_step import TracedStep
 
-from . import domain
 from .dtensor import spelling, starting
-from .framework import Torch
-from .planning import on_request as _on_request  # noqa: F401  (steps that are to be laid out)
-from .planning import torch_steps
+from .engine.capture.step import CompiledStep
+from .framework.framework import Torch
+from .spmd import on_request as _on_request  # noqa: F401  (steps that are to be laid out)
 from .state.filling import Filler
 from .state.torch_state import StateVerbs
 
@@ -28,18 +28,18 @@ class RegisteredTorch(StateVerbs, Torch):
     """What core's verbs meet when they are given tensors, modules or optimizers."""
 
     def call(self, verb: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `domain.call`."""
-        return domain.call(verb, args, kwargs)
+        """See `domain.torch_verbs`."""
+        return extensions.call_domain_verb(verb, args, kwargs)
 
     def owns_step(self, step: Any) -> bool:
-        """See `torch_steps.is_step`."""
-        return torch_steps.is_step(step)
+        """A step of `xs.compile`; others are recognized by what they hold."""
+        return isinstance(step, CompiledStep)
 
     def traced_step(
         self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any
     ) -> TracedStep:
-        """See `torch_steps.traced_step`."""
-        return torch_steps.traced_step(step, args, kwargs, mesh, plan)
+        """See `planner.torch_steps`."""
+        return extensions.traced_torch_step(step, args, kwargs, mesh, plan)
 
     def processes_joined(self) -> tuple[int, int] | None:
         """Rank and size of the default process group."""
@@ -92,5 +92,5 @@ def _no_array(tensor: torch.Tensor) -> NoReturn:
 
 
 register(RegisteredTorch())
-refuse_values(torch.Tensor, _no_array)
+reject_values(torch.Tensor, _no_array)
 spelling.register()

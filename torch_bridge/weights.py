@@ -23,9 +23,9 @@ from isoshard.core.weights.weight_errors import WeightError, raise_listed
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, own_parameters
 
-from .dtypes import physical_dtype
-from .exchange import to_numpy
-from .framework import Torch
+from .common.dtypes import physical_dtype
+from .common.exchange import to_numpy
+from .framework.framework import Torch
 from .layout.widths import jax_dtype
 from .overrides import swap_parameters
 

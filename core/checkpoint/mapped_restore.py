@@ -23,8 +23,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.blocks.block_layout import BlockLayout, lay_out_in_blocks
 from isoshard.core.checkpoint.source import Entry, Memory, NamedState, Source, Wanted
-from isoshard.core.domain import BlockLayout, lay_out_in_blocks
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.layout.leaf_paths import named_leaves
 from isoshard.core.layout.mesh import mesh_of

@@ -22,8 +22,8 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.checkpoint.source import Entry, Memory, Place, Wanted
-from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.layout.axis_types import on_mesh, same_grid
 from isoshard.core.layout.mesh import describe_mesh

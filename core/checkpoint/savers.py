@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from isoshard.core.errors import CheckpointError
 from isoshard.core.processes import coordination
 from isoshard.core.processes.rounds import Round, Words
+from isoshard.core.runtime.formatting import listed
 
 T = TypeVar("T")
 
@@ -158,8 +159,7 @@ class _Outcome(Round):
             for rank, lines in words.items()
             if lines is None or lines
         ]
-        more = f"; and {len(told) - _MOST} more" if len(told) > _MOST else ""
-        return "; ".join(told[:_MOST]) + more
+        return listed(told, _MOST, "; ")
 
 
 def _tried(work: Callable[[], T]) -> tuple[T, None] | tuple[Any, BaseException]:

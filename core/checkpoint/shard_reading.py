@@ -21,8 +21,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.checkpoint.source import Block, Entry, Memory, Source
-from isoshard.core.domain import BlockLayout
 from isoshard.core.layout.uneven import Sizes, UnevenArray
 from isoshard.core.layout.valid_elements import valid_slices
 from isoshard.core.transfer.device_dtypes import check_narrowing, device_dtype

@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.checkpoint.source import Entry, Memory, NamedState, Place, Wanted
-from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import CheckpointError, CopyError
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.uneven import UnevenArray

@@ -18,7 +18,7 @@ from pathlib import Path
 from isoshard.core.checkpoint.steps import TEMPORARY, Steps
 from isoshard.core.checkpoint.storage import LocalStorage, local, remove_tree
 from isoshard.core.errors import CheckpointError
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from .savers import Team
 

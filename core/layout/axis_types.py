@@ -22,7 +22,6 @@ ShapedArray(float32[8@x,4@y])
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +32,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.frameworks import framework_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.caches import cached
 
 from .offload import on_device, to_device, to_memory_of
 from .partial_sums import check_no_sums, reduced, resharded, same_terms, stored, unreduced
@@ -43,7 +43,7 @@ AnyMesh = Mesh | AbstractMesh
 _NO_SUMS = "over Auto axes the compiler reduces sums where it chooses"
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def auto(mesh: Any) -> Any:
     """The same grid with Auto axes for Explicit ones; Manual axes are kept.
 

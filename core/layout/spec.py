@@ -25,7 +25,6 @@ mesh axis of size 1 splits nothing but keeps its name: on a larger mesh the same
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError, SpecError, UnevenError
+from isoshard.core.runtime.caches import cached
 
 from .axis_types import same_devices, same_grid
 from .mesh import as_mesh, describe_mesh
@@ -258,10 +258,10 @@ def is_spec(obj: Any) -> bool:
     )
 
 
-_interned = functools.lru_cache(maxsize=8192)(NamedSharding)
+_interned = cached(8192, "core.layout.spec: shardings")(NamedSharding)
 
 
-@functools.lru_cache(maxsize=8192)
+@cached(8192)
 def _shard_counts(spec: P, mesh: Mesh) -> tuple[int, ...]:
     return tuple(math.prod(mesh.shape[name] for name in axis_names(entry)) for entry in spec)
 
@@ -284,7 +284,7 @@ class _Key:
         return isinstance(other, _Key) and self.kinds == other.kinds and self.spec == other.spec
 
 
-@functools.lru_cache(maxsize=8192)
+@cached(8192)
 def _cached(key: _Key, mesh: Mesh, ndim: int) -> P | None:
     """Translate, or None if that fails: the caller raises again, with the tensor's name."""
     try:
@@ -320,3 +320,9 @@ def _of_same_devices(sharding: NamedSharding, mesh: Mesh, name: str) -> Any:
             "pass its .spec, or that mesh."
         )
     return theirs
+
+
+def stacked_sharding(sharding: NamedSharding) -> NamedSharding:
+    """The sharding of a stack of arrays that have one each: the leading axis is not split."""
+    spec = P(None, *sharding.spec)
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)

@@ -21,6 +21,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.formatting import listed
 
 from .leaf_paths import path_name
 from .mesh import ambient_mesh, describe_mesh
@@ -49,19 +50,14 @@ def common_mesh(x: Any) -> Any:
     if not meshes:
         return ambient_mesh("iso.reshard(x, spec, mesh)")
     if len(meshes) > 1:
-        listed = "; ".join(
-            f"{_names_text(names)} on {_mesh_text(mesh)}" for mesh, names in meshes.items()
+        text = "; ".join(
+            f"{listed(names, 4)} on {_mesh_text(mesh)}" for mesh, names in meshes.items()
         )
         raise ShardingError(
-            f"the arrays are on {len(meshes)} different meshes: {listed}. Choose one: "
+            f"the arrays are on {len(meshes)} different meshes: {text}. Choose one: "
             "iso.reshard(x, spec, mesh)"
         )
     return next(iter(meshes))
-
-
-def _names_text(names: list[str]) -> str:
-    shown = ", ".join(names[:4])
-    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
 
 
 def _mesh_text(mesh: Any) -> str:

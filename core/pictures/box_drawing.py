@@ -39,19 +39,16 @@ def grid_lines(
         rows: one label per row; all empty for none.
         columns: one label per column; all empty for none.
         width: columns to fit into; what does not fit is left out, with `…` in its place.
-
-    Returns:
-        The lines of the picture.
     """
     texts = [text for row in cells for text, _ in row]
     cell = max(MIN_CELL, *map(len, texts), *map(len, columns)) + 2
     gutter = max(map(len, rows)) + 1 if any(rows) else 0
-    drawn_columns = kept(len(columns), max(3, (width - gutter - 1) // (cell + 1)))
+    drawn_columns = shown_indices(len(columns), max(3, (width - gutter - 1) // (cell + 1)))
     drawn = len(drawn_columns)
     lines = [_header(drawn_columns, columns, gutter, cell)] if any(columns) else []
     lines.append(_rule("┌┬┐", gutter, cell, drawn))
-    for number, row in enumerate(kept(len(rows), MAX_ROWS)):
-        if number:
+    for index, row in enumerate(shown_indices(len(rows), MAX_ROWS)):
+        if index:
             lines.append(_rule("├┼┤", gutter, cell, drawn))
         boxes = [_GAP if row is None or c is None else cells[row][c] for c in drawn_columns]
         lines.append(_row("…" if row is None else rows[row], boxes, gutter, cell))
@@ -92,17 +89,13 @@ def rich_text(lines: Sequence[Line]) -> Any:
     return Text("\n").join([Text.assemble(*line) for line in lines])
 
 
-def kept(count: int, room: int) -> list[int | None]:
+def shown_indices(count: int, width: int) -> list[int | None]:
     """The numbers that are drawn: all, or the first few, a gap and the last.
-
-    Args:
-        count: how many there are.
-        room: for how many there is room, three at least.
 
     Returns:
         Numbers from 0 on; None is a gap.
     """
-    return [*range(count)] if count <= room else [*range(room - 2), None, count - 1]
+    return [*range(count)] if count <= width else [*range(width - 2), None, count - 1]
 
 
 def _header(shown: Sequence[int | None], columns: Sequence[str], gutter: int, cell: int) -> Line:
@@ -117,7 +110,7 @@ def _rule(corners: str, gutter: int, cell: int, count: int) -> Line:
 
 def _row(label: str, boxes: Sequence[Cell], gutter: int, cell: int) -> Line:
     line: Line = [(f"{label:>{gutter - 1}} " if gutter else "", LABEL), ("│", "")]
-    for text, number in boxes:
-        style = f"black on {COLORS[number % len(COLORS)]}" if number >= 0 else LABEL
+    for text, device in boxes:
+        style = f"black on {COLORS[device % len(COLORS)]}" if device >= 0 else LABEL
         line += [(f"{text:^{cell}}", style), ("│", "")]
     return line

@@ -17,9 +17,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from isoshard.core.layout.tiles import Tiles
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
-from .device_numbers import numbers_text
+from .device_numbers import device_ranges
 
 _AMOUNTS = 8
 
@@ -55,39 +55,32 @@ def device_bytes(tiles: Tiles, bounds: Sequence[Sequence[int]], itemsize: float)
     holders = set(tiles.grid.ravel().tolist())
     return DeviceBytes(
         math.ceil(math.prod(axis[-1] for axis in bounds) * itemsize),
-        {number: block if number in holders else 0 for number in range(tiles.num_devices)},
+        {device: block if device in holders else 0 for device in range(tiles.num_devices)},
     )
 
 
-def amounts(held: DeviceBytes) -> tuple[list[tuple[str, int]], int]:
+def amounts(stored: DeviceBytes) -> tuple[list[tuple[str, int]], int]:
     """The devices that hold equally much.
-
-    Args:
-        held: by the devices.
 
     Returns:
         Their numbers and the bytes, of the first few amounts; and how many more amounts there are.
     """
-    alike: dict[int, list[int]] = {}
-    for number, size in held.by_device.items():
-        alike.setdefault(size, []).append(number)
-    rows = [(numbers_text(devices), size) for size, devices in alike.items()]
+    devices_of_size: dict[int, list[int]] = {}
+    for device, size in stored.by_device.items():
+        devices_of_size.setdefault(size, []).append(device)
+    rows = [(device_ranges(devices), size) for size, devices in devices_of_size.items()]
     return rows[:_AMOUNTS], max(0, len(rows) - _AMOUNTS)
 
 
-def bars(held: DeviceBytes, width: int) -> list[str]:
-    """A line for the devices that hold equally much, with a bar.
-
-    Args:
-        held: by the devices.
-        width: columns to fit into.
-    """
-    shown, left_out = amounts(held)
+def bars(stored: DeviceBytes, width: int) -> list[str]:
+    """A line for the devices that hold equally much, with a bar."""
+    shown, left_out = amounts(stored)
     sizes = [human_bytes(size) for _, size in shown]
     gutter = max([len(name) for name, _ in shown], default=0)
-    room = max(1, width - gutter - max(map(len, sizes), default=0) - 4)
+    longest = max(1, width - gutter - max(map(len, sizes), default=0) - 4)
+    scale = longest / stored.most if stored.most else 0
     lines = [
-        f"{name:<{gutter}}  {'█' * (round(room * size / held.most) if held.most else 0)}  {told}"
-        for (name, size), told in zip(shown, sizes, strict=True)
+        f"{name:<{gutter}}  {'█' * round(size * scale)}  {text}"
+        for (name, size), text in zip(shown, sizes, strict=True)
     ]
     return [*lines, *[f"… {left_out} more amounts"] * bool(left_out)]

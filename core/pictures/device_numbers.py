@@ -1,6 +1,6 @@
 """Device numbers in few characters, for the boxes of a picture.
 
->>> numbers_text([3, 0, 1, 2, 9])
+>>> device_ranges([3, 0, 1, 2, 9])
 '0-3,9'
 >>> from isoshard.core.layout.mesh import make_mesh
 >>> terms_text(range(8), terms_of(make_mesh((2, 4), ("x", "y")), ("y",)))
@@ -23,12 +23,8 @@ Terms = Sequence[int]
 """By device number which sum its term belongs to."""
 
 
-def numbers_text(devices: Iterable[int]) -> str:
-    """List device numbers: runs as `0-3`, too many as `0,2,…,30`.
-
-    Args:
-        devices: their numbers, in any order.
-    """
+def device_ranges(devices: Iterable[int]) -> str:
+    """List device numbers: runs as `0-3`, too many as `0,2,…,30`."""
     runs: list[list[int]] = []
     for device in sorted(devices):
         if runs and device == runs[-1][-1] + 1:
@@ -43,30 +39,17 @@ def numbers_text(devices: Iterable[int]) -> str:
 
 
 def terms_of(mesh: AnyMesh, names: Iterable[str]) -> Terms:
-    """Which devices of a mesh hold terms of the same sum.
-
-    Args:
-        mesh: the mesh.
-        names: the axes along which sums are still to be taken.
-
-    Returns:
-        By device number a number, alike along those axes.
-    """
+    """By device id, which sum over mesh axes it holds a term of: equal numbers, one sum."""
     shape = [1 if name in names else size for name, size in mesh.shape.items()]
-    numbers = np.arange(math.prod(shape)).reshape(shape)
-    return np.broadcast_to(numbers, tuple(mesh.shape.values())).ravel().tolist()
+    ids = np.arange(math.prod(shape)).reshape(shape)
+    return np.broadcast_to(ids, tuple(mesh.shape.values())).ravel().tolist()
 
 
 def terms_text(devices: Iterable[int], terms: Terms) -> str:
-    """List device numbers, those of each sum behind a `Σ`; too many sums as `Σ0,1 … Σ6,7`.
-
-    Args:
-        devices: their numbers, in any order.
-        terms: which sum each belongs to.
-    """
+    """List device numbers, those of each sum behind a `Σ`; too many sums as `Σ0,1 … Σ6,7`."""
     sums: dict[int, list[int]] = {}
     for device in sorted(devices):
         sums.setdefault(terms[device], []).append(device)
-    parts = [f"Σ{numbers_text(held)}" for held in sums.values()]
+    parts = [f"Σ{device_ranges(devices)}" for devices in sums.values()]
     text = " ".join(parts)
     return text if len(text) <= MAX_CHARACTERS else f"{parts[0]} … {parts[-1]}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
-from .box_drawing import COLORS, MAX_ROWS, kept
+from .box_drawing import COLORS, MAX_ROWS, shown_indices
 from .device_bytes import DeviceBytes, amounts
-from .layout_drawing import Boxes, LayoutDrawing, said_of, total
+from .layout_drawing import Boxes, LayoutDrawing, bytes_text, total
 
 _ROOT = ".isoshard-picture"
 _RULES = {
@@ -32,7 +32,7 @@ _RULES = {
     " .bar b": "background:#8884;border-radius:2px;",
     " .bar i": "display:block;height:10px;border-radius:2px;background:#5f86ec;",
 }
-_STYLE = "".join(f"{_ROOT}{what}{{{how}}}" for what, how in _RULES.items())
+_STYLE = "".join(f"{_ROOT}{selector}{{{how}}}" for selector, how in _RULES.items())
 
 
 def fragment_of(drawings: Sequence[LayoutDrawing]) -> str:
@@ -40,41 +40,40 @@ def fragment_of(drawings: Sequence[LayoutDrawing]) -> str:
 
     Args:
         drawings: of arrays, one or several.
-
-    Returns:
-        HTML.
     """
-    whole = total(drawings) if len(drawings) > 1 else None
-    head = "" if whole is None else f"<p><b>{escape(said_of(whole))}</b></p>{_bars(whole)}"
-    body = "".join(_drawing(one) for one in drawings)
+    every = total(drawings) if len(drawings) > 1 else None
+    head = "" if every is None else f"<p><b>{escape(bytes_text(every))}</b></p>{_bars(every)}"
+    body = "".join(_drawing(drawing) for drawing in drawings)
     return f'<div class="isoshard-picture"><style>{_STYLE}</style>{head}{body}</div>'
 
 
-def _drawing(one: LayoutDrawing) -> str:
-    head = "" if one.name is None else f"<h4>{escape(one.name)}</h4>"
-    title = f"<p><b>{escape('  '.join(one.title))}</b></p>"
-    words = "".join(f'<p class="dim">{escape(line)}</p>' for line in (one.blocks, *one.notes))
-    panels = "".join(map(_table, one.panels))
-    if one.left_out:
-        panels += f'<p class="dim">… {one.left_out} more slices</p>'
-    return f'{head}{title}{words}<div class="beside"><div>{panels}</div>{_held(one)}</div>'
-
-
-def _held(one: LayoutDrawing) -> str:
-    if one.held is None:
-        return ""
-    sent = "".join(
-        f'<p class="dim">gathered over {escape(axis)}: each device receives {human_bytes(size)}</p>'
-        for axis, size in one.received
+def _drawing(drawing: LayoutDrawing) -> str:
+    head = "" if drawing.name is None else f"<h4>{escape(drawing.name)}</h4>"
+    title = f"<p><b>{escape('  '.join(drawing.title))}</b></p>"
+    notes = "".join(
+        f'<p class="dim">{escape(line)}</p>' for line in (drawing.blocks, *drawing.notes)
     )
-    return f"<div><p>{escape(said_of(one.held))}</p>{_bars(one.held)}{sent}</div>"
+    panels = "".join(map(_table, drawing.panels))
+    if drawing.left_out:
+        panels += f'<p class="dim">… {drawing.left_out} more slices</p>'
+    return f'{head}{title}{notes}<div class="beside"><div>{panels}</div>{_stored(drawing)}</div>'
 
 
-def _bars(held: DeviceBytes) -> str:
-    shown, left_out = amounts(held)
+def _stored(drawing: LayoutDrawing) -> str:
+    if drawing.held is None:
+        return ""
+    panels = "".join(
+        f'<p class="dim">gathered over {escape(axis)}: each device receives {human_bytes(size)}</p>'
+        for axis, size in drawing.received
+    )
+    return f"<div><p>{escape(bytes_text(drawing.held))}</p>{_bars(drawing.held)}{panels}</div>"
+
+
+def _bars(stored: DeviceBytes) -> str:
+    shown, left_out = amounts(stored)
     rows = "".join(
         f"<span>{escape(devices)}</span>"
-        f'<b><i style="width:{100 * size / held.whole if held.whole else 0:.0f}%"></i></b>'
+        f'<b><i style="width:{100 * size / stored.whole if stored.whole else 0:.0f}%"></i></b>'
         f"<span>{human_bytes(size)}</span>"
         for devices, size in shown
     )
@@ -83,19 +82,19 @@ def _bars(held: DeviceBytes) -> str:
 
 
 def _table(panel: Boxes) -> str:
-    columns = kept(len(panel.columns), MAX_ROWS)
+    columns = shown_indices(len(panel.columns), MAX_ROWS)
     head = ""
     if any(panel.columns):
         cells = ["…" if at is None else panel.columns[at] for at in columns]
         head = "<tr><th></th>" + "".join(f"<th>{escape(cell)}</th>" for cell in cells) + "</tr>"
         head = f"<thead>{head}</thead>"
     rows = []
-    for row in kept(len(panel.rows), MAX_ROWS):
+    for row in shown_indices(len(panel.rows), MAX_ROWS):
         label = "…" if row is None else panel.rows[row]
         cells = ['<td class="gap">…</td>' if None in (row, at) else "" for at in columns]
-        for place, at in enumerate(columns):
+        for index, at in enumerate(columns):
             if row is not None and at is not None:
-                cells[place] = _cell(panel, row, at)
+                cells[index] = _cell(panel, row, at)
         rows.append(f"<tr><th>{escape(label)}</th>{''.join(cells)}</tr>")
     heading = f"<p>{escape(panel.heading)}</p>" if panel.heading else ""
     return f"{heading}<table>{head}<tbody>{''.join(rows)}</tbody></table>"
@@ -103,7 +102,7 @@ def _table(panel: Boxes) -> str:
 
 def _cell(panel: Boxes, row: int, column: int) -> str:
     text, colour = panel.cells[row][column]
-    where = ", ".join(one for one in (panel.rows[row], panel.columns[column]) if one)
-    told = f"[{where}] on {text}" if where else f"on {text}"
+    where = ", ".join(text for text in (panel.rows[row], panel.columns[column]) if text)
+    title = f"[{where}] on {text}" if where else f"on {text}"
     fill = COLORS[colour % len(COLORS)]
-    return f'<td style="background:{fill}" title="{escape(told)}">{escape(text)}</td>'
+    return f'<td style="background:{fill}" title="{escape(title)}">{escape(text)}</td>'

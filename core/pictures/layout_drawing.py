@@ -18,7 +18,7 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from .box_drawing import LABEL, Cell, Line, grid_lines
 from .device_bytes import DeviceBytes
@@ -68,11 +68,7 @@ class LayoutDrawing:
     name: str | None = None
 
     def lines(self, width: int) -> Iterator[Line]:
-        """The drawing as lines for a terminal.
-
-        Args:
-            width: columns to fit into.
-        """
+        """The drawing as lines for a terminal."""
         if self.name is not None:
             yield [(self.name, "bold")]
         text = "  ".join(self.title)
@@ -91,32 +87,33 @@ class LayoutDrawing:
 def total(drawings: Sequence[LayoutDrawing]) -> DeviceBytes | None:
     """What devices hold of several arrays together.
 
-    Args:
-        drawings: of each.
-
     Returns:
         The sum, by device numbers where all are on the same devices, else by `Device.id`; None
         where something is not known of one.
     """
-    held = [one.held for one in drawings if one.held is not None]
-    if not held or len(held) < len(drawings):
+    stored = [drawing.held for drawing in drawings if drawing.held is not None]
+    if not stored or len(stored) < len(drawings):
         return None
-    together = collections.Counter[int]()
-    alike = all(one.devices == drawings[0].devices for one in drawings)
-    for one, each in zip(drawings, held, strict=True):
-        if not alike and one.devices is None:
+    by_device = collections.Counter[int]()
+    same_devices = all(drawing.devices == drawings[0].devices for drawing in drawings)
+    for drawing, each in zip(drawings, stored, strict=True):
+        if not same_devices and drawing.devices is None:
             return None
-        for number, size in each.by_device.items():
-            together[number if alike or one.devices is None else one.devices[number]] += size
-    return DeviceBytes(sum(each.whole for each in held), dict(sorted(together.items())))
+        for device, size in each.by_device.items():
+            by_device[
+                device if same_devices or drawing.devices is None else drawing.devices[device]
+            ] += size
+    return DeviceBytes(sum(each.whole for each in stored), dict(sorted(by_device.items())))
 
 
-def said_of(held: DeviceBytes) -> str:
+def bytes_text(stored: DeviceBytes) -> str:
     """What devices hold, in words.
 
     Args:
-        held: of an array, or of several.
+        stored: of an array, or of several.
     """
-    each = "at most " if held.most > min(held.by_device.values()) else ""
-    share = f" ({held.most / held.whole:.0%})" if held.whole else ""
-    return f"each device holds {each}{human_bytes(held.most)} of {human_bytes(held.whole)}{share}"
+    each = "at most " if stored.most > min(stored.by_device.values()) else ""
+    share = f" ({stored.most / stored.whole:.0%})" if stored.whole else ""
+    return (
+        f"each device holds {each}{human_bytes(stored.most)} of {human_bytes(stored.whole)}{share}"
+    )

@@ -28,7 +28,7 @@ from isoshard.core.runtime.shown_text import ShownText
 from .box_drawing import Line, colored, plain, rich_text
 from .device_bytes import bars
 from .html_boxes import fragment_of
-from .layout_drawing import LayoutDrawing, said_of, total
+from .layout_drawing import LayoutDrawing, bytes_text, total
 
 
 class LayoutPicture(ShownText):
@@ -47,13 +47,7 @@ class LayoutPicture(ShownText):
     def __new__(
         cls, drawings: Sequence[LayoutDrawing], width: int, *, colours: bool = False
     ) -> LayoutPicture:
-        """Draw.
-
-        Args:
-            drawings: of each array.
-            width: columns to fit into.
-            colours: whether the text has escape codes for a terminal.
-        """
+        """Draw."""
         lines = list(_lines(drawings, width))
         picture = super().__new__(cls, colored(lines) if colours else plain(lines))
         picture.drawings, picture.width = tuple(drawings), width
@@ -77,12 +71,12 @@ class LayoutPicture(ShownText):
 
 
 def _lines(drawings: Sequence[LayoutDrawing], width: int) -> Iterator[Line]:
-    for number, one in enumerate(drawings):
-        if number:
+    for index, drawing in enumerate(drawings):
+        if index:
             yield []
-        yield from one.lines(width)
-    whole = total(drawings) if len(drawings) > 1 else None
-    if whole is not None:
+        yield from drawing.lines(width)
+    every = total(drawings) if len(drawings) > 1 else None
+    if every is not None:
         yield []
-        yield [(said_of(whole), "bold")]
-        yield from ([(line, "")] for line in bars(whole, width))
+        yield [(bytes_text(every), "bold")]
+        yield from ([(line, "")] for line in bars(every, width))

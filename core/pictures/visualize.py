@@ -77,7 +77,7 @@ from isoshard.core.transfer.device_put import sharding_of
 
 from .box_drawing import Cell
 from .device_bytes import device_bytes
-from .device_numbers import Terms, numbers_text, terms_of, terms_text
+from .device_numbers import Terms, device_ranges, terms_of, terms_text
 from .layout_drawing import Boxes, LayoutDrawing
 from .layout_picture import LayoutPicture
 
@@ -157,19 +157,21 @@ def _of_object(x: Any) -> Iterator[LayoutDrawing]:
     framework = framework_of(x)
     if framework is None:
         for name, leaf in _leaves(x):
-            yield from (dataclasses.replace(one, name=name) for one in _drawings(leaf, None, None))
+            yield from (
+                dataclasses.replace(drawing, name=name) for drawing in _drawings(leaf, None, None)
+            )
         return
     layout = framework.sharding_of(x)
     if isinstance(layout, Sharding):
         yield _of_sharding(layout, tuple(x.shape), x.dtype, framework.block_sizes(x))
         return
-    known = framework.named_arrays(x)
-    for name, one in layout.items():
-        drawing = _of_sharding(one)
-        if name in known:
-            array = known[name]
+    leaves = framework.named_arrays(x)
+    for name, sharding in layout.items():
+        drawing = _of_sharding(sharding)
+        if name in leaves:
+            array = leaves[name]
             sizes = framework.block_sizes(array)
-            drawing = _of_sharding(one, tuple(array.shape), array.dtype, sizes)
+            drawing = _of_sharding(sharding, tuple(array.shape), array.dtype, sizes)
         yield dataclasses.replace(drawing, name=name)
 
 
@@ -195,15 +197,15 @@ def _of_sharding(
     tiles = Tiles.from_sharding(stored(sharding), ndim)
     if not isinstance(sharding, NamedSharding):
         device = next(iter(sharding.device_set))
-        return _drawing("", tiles, _one_device(device), shape, dtype, devices=(device.id,))
+        return _drawing("", tiles, _device_line(device), shape, dtype, devices=(device.id,))
     mesh = sharding.mesh
-    notes, terms = _own_devices(mesh), None
+    notes, terms = _local_devices(mesh), None
     if names := unreduced(sharding):
         reduced_by = {"sum": "sum", "max": "maximum", "min": "minimum"}[reduction(sharding)]
         over = ", ".join(names)
         notes.append(f"Σ: the {reduced_by} over {over} is still to be taken, of a term each")
         terms = terms_of(mesh, names)
-    ids = tuple(one.id for one in mesh.devices.flat) if isinstance(mesh, Mesh) else None
+    ids = tuple(device.id for device in mesh.devices.flat) if isinstance(mesh, Mesh) else None
     where = f"mesh ({_axes(mesh)})"
     title = repr(spec).replace(", unreduced_kind=sum", "")  # JAX 0.12 writes the usual kind, too
     drawing = _drawing(title, tiles, where, shape, dtype, notes, sizes, terms, devices=ids)
@@ -229,12 +231,12 @@ def _axes(mesh: AnyMesh) -> str:
     return ", ".join(f"{name}={size}{kind}" for (name, size), kind in axes)
 
 
-def _one_device(device: Device) -> str:
-    here = device.process_index == jax.process_index()
-    return f"on {device}{'' if here else f' of process {device.process_index}'}"
+def _device_line(device: Device) -> str:
+    is_local = device.process_index == jax.process_index()
+    return f"on {device}{'' if is_local else f' of process {device.process_index}'}"
 
 
-def _own_devices(mesh: AnyMesh) -> list[str]:
+def _local_devices(mesh: AnyMesh) -> list[str]:
     """Which of a mesh's devices this process has; nothing if all, or they are not known."""
     if not isinstance(mesh, Mesh):
         return []
@@ -242,9 +244,9 @@ def _own_devices(mesh: AnyMesh) -> list[str]:
     me = jax.process_index()
     if set(owners) == {me}:
         return []
-    mine = [number for number, owner in enumerate(owners) if owner == me]
+    local = [index for index, owner in enumerate(owners) if owner == me]
     return [
-        f"process {me} has {f'devices {numbers_text(mine)}' if mine else 'none of the devices'}"
+        f"process {me} has {f'devices {device_ranges(local)}' if local else 'none of the devices'}"
     ]
 
 
@@ -275,7 +277,7 @@ def _drawing(
 ) -> LayoutDrawing:
     bounds = None if shape is None else _bounds(tiles, shape, sizes)
     name = "" if dtype is None else str(dtype).removeprefix("torch.")
-    whole = "" if shape is None else f"{name}{list(shape)}"
+    subject = "" if shape is None else f"{name}{list(shape)}"
     rows, columns = _drawn_axes(tiles)
     others = [axis for axis in range(tiles.ndim) if axis not in (rows, columns)]
     slices = list(itertools.product(*(range(tiles.blocks[axis]) for axis in others)))
@@ -284,12 +286,12 @@ def _drawing(
         fixed = dict(zip(others, at, strict=True))
         heading = _heading(tiles, bounds, fixed, rows, columns) if others else ""
         panels.append(_boxes(heading, tiles, bounds, fixed, rows, columns, terms))
-    held = None
+    stored = None
     if bounds is not None and dtype is not None:
-        held = device_bytes(tiles, bounds, dtype.itemsize)
+        stored = device_bytes(tiles, bounds, dtype.itemsize)
     return LayoutDrawing(
-        tuple(part for part in (whole, spec, where) if part), _blocks(tiles, shape, sizes),
-        tuple(notes), tuple(panels), len(slices) - len(panels), held, (), devices,
+        tuple(text for text in (subject, spec, where) if text), _blocks(tiles, shape, sizes),
+        tuple(notes), tuple(panels), len(slices) - len(panels), stored, (), devices,
     )  # fmt: skip
 
 
@@ -314,9 +316,9 @@ def _blocks(tiles: Tiles, shape: tuple[int, ...] | None, sizes: Sizes | None) ->
     count, copies = math.prod(tiles.blocks), tiles.replicas
     blocks = "1 block" if count == 1 else f"{count} blocks"
     if shape is not None:
-        given = sizes or (None,) * len(shape)
-        parts_of = zip(shape, tiles.blocks, given, strict=True)
-        each = [extent // n if size is None else list(size) for extent, n, size in parts_of]
+        block_sizes = sizes or (None,) * len(shape)
+        axes = zip(shape, tiles.blocks, block_sizes, strict=True)
+        each = [extent // n if size is None else list(size) for extent, n, size in axes]
         blocks += f" of {each}"
     devices = "1 device" if copies == 1 else f"{copies} devices"
     return f"{blocks}, {'' if count == 1 else 'each '}on {devices}"
@@ -341,10 +343,10 @@ def _boxes(
     terms: Terms | None,
 ) -> Boxes:
     def cell(row: int, column: int) -> Cell:
-        place = {**fixed, rows: row, columns: column}
-        block = tuple(place[axis] for axis in range(tiles.ndim))
-        held = tiles.grid[block].tolist()
-        text = numbers_text(held) if terms is None else terms_text(held, terms)
+        indices = {**fixed, rows: row, columns: column}
+        block = tuple(indices[axis] for axis in range(tiles.ndim))
+        devices = tiles.grid[block].tolist()
+        text = device_ranges(devices) if terms is None else terms_text(devices, terms)
         return text, _count_to(block, tiles.blocks)
 
     across = range(1 if columns is None else tiles.blocks[columns])
@@ -384,10 +386,10 @@ def _range(bounds: Bounds | None, axis: int | None, at: int) -> str:
 
 
 def _count_to(block: tuple[int, ...], blocks: tuple[int, ...]) -> int:
-    number = 0
+    total = 0
     for at, count in zip(block, blocks, strict=True):
-        number = number * count + at
-    return number
+        total = total * count + at
+    return total
 
 
 def _rank(spec: Any, shape: tuple[int, ...] | None) -> int:

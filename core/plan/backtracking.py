@@ -24,11 +24,12 @@ The count is an upper bound: repetitions of single characters share the name amo
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+
+from isoshard.core.runtime.caches import cached
 
 from .layout_rules import PlanError
 
@@ -113,7 +114,7 @@ _OPENING = re.compile(
 )
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def ways(expression: str) -> Ways:
     """Count the ways of an expression that `re.compile` takes.
 

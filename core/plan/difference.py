@@ -15,10 +15,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes, table
 
 from .resolved_leaves import ResolvedLeaf
-from .text_tables import table
 
 if TYPE_CHECKING:
     from .resolved import ResolvedPlan

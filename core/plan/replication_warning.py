@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from isoshard.core.errors import ReplicationWarning
 from isoshard.core.layout.spec import axis_names
-from isoshard.core.runtime.bounded import Bounded
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.caches import Bounded
+from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.runtime.user_warnings import warn_user
 
 from .hf_plan import HfStyle
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .plan import Plan
 
 _SHOWN = 3
-_warned: Bounded[Any, bool] = Bounded(1024)
+_warned: Bounded[Any, bool] = Bounded(1024, "plan: warnings of replicated bytes")
 
 
 def warn_replicated(plan: Any, resolved: ResolvedPlan) -> None:

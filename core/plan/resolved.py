@@ -22,13 +22,12 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.leaf_paths import path_name
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes, table
 from isoshard.core.runtime.shown_text import preformatted
 
 from . import goldens
 from .difference import PlanDiff
 from .resolved_leaves import ResolvedActivation, ResolvedLeaf
-from .text_tables import table
 
 BY_DEFAULT, BY_SIZE, BY_NAMES = "(default)", "(small)", "(its own axis names)"
 

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh
 from isoshard.core.layout.offload import in_memory
 from isoshard.core.layout.spec import axis_names, check_even, normalize_spec
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from ..errors import ShardingError
 from .freezing import UNSET, Pairs

@@ -13,12 +13,13 @@ with a comment is called by it in tables:
 from __future__ import annotations
 
 import fnmatch
-import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jax.sharding import PartitionSpec as P
+
+from isoshard.core.runtime.caches import cached
 
 from .backtracking import MOST_WAYS, TooManyWays, ways
 from .layout_rules import PlanError
@@ -38,7 +39,7 @@ def matches(pattern: str, name: str) -> bool:
     return matcher(pattern)(name) is not None
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def matcher(pattern: str) -> Callable[[str], re.Match[str] | None]:
     """A compiled pattern; calling it raises as `matches` does."""
     if not pattern.startswith("re:"):
@@ -64,7 +65,7 @@ def matcher(pattern: str) -> Callable[[str], re.Match[str] | None]:
     return match
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def label(pattern: str) -> str:
     """The name of a pattern in tables: its leading comment, or itself."""
     match = re.match(r"re:\(\?#([^)]*)\)", pattern)

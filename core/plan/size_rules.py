@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.spec import axis_names, normalize_spec
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from .layout_rules import Axes, PlanError, kind_of
 from .model_leaves import ModelLeaf

@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from isoshard.core.errors import DistributedError
+from isoshard.core.runtime.formatting import listed
 
 from . import coordination, passed_calls
 from .passed_calls import Call
@@ -262,8 +263,7 @@ def _is_lines(value: Any) -> bool:
 def _shown(lines: Sequence[str], common: set[str]) -> str:
     """What of its lines a rank alone said, or those in their order if all said the same ones."""
     found = [line for line in lines if line not in common] or [*lines]
-    more = f"; and {len(found) - _MOST_LINES} more" if len(found) > _MOST_LINES else ""
-    return "; ".join(map(_short, found[:_MOST_LINES])) + more
+    return listed([*map(_short, found)], _MOST_LINES, "; ")
 
 
 def _silent(missing: Sequence[int], subject: str, timeout: float) -> str:

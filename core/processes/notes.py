@@ -23,6 +23,8 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
+from isoshard.core.runtime.formatting import listed
+
 from .launchers import Launch
 
 MUST_MATCH = ("isoshard", "jax", "jaxlib", "torch")
@@ -149,9 +151,7 @@ def _groups(notes: Sequence[Note], key: Callable[[Note], Hashable]) -> dict[Any,
 
 
 def _ranks(notes: Sequence[Note]) -> str:
-    listed = ", ".join(str(note.rank) for note in notes[:8])
-    more = f" and {len(notes) - 8} more" if len(notes) > 8 else ""
-    return f"rank{'s' * (len(notes) > 1)} {listed}{more}"
+    return f"rank{'s' * (len(notes) > 1)} {listed([str(note.rank) for note in notes], 8)}"
 
 
 def _these(notes: Sequence[Note]) -> str:

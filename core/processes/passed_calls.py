@@ -23,7 +23,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from isoshard.core.errors import DistributedError
-from isoshard.core.runtime.bounded import Bounded
+from isoshard.core.runtime.caches import Bounded
 from isoshard.core.runtime.metrics import user_frame
 
 from . import coordination
@@ -64,8 +64,10 @@ class _Calls:
     """Those of this process."""
 
     def __init__(self) -> None:
-        self._places: Bounded[Any, _Place] = Bounded(_KEPT)
-        self._passed: Bounded[Call, Callable[[], str]] = Bounded(_KEPT)
+        self._places: Bounded[Any, _Place] = Bounded(_KEPT, "calls by line", agreed=True)
+        self._passed: Bounded[Call, Callable[[], str]] = Bounded(
+            _KEPT, "calls that asked no process", agreed=True
+        )
         self._asked: dict[Call, str] = {}
         self._answered: list[str] = []
         self._lock = threading.Lock()

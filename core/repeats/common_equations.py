@@ -32,11 +32,6 @@ def computed_once(
 ) -> tuple[EquationFlow, list[RepeatedBlock], set[int]]:
     """Let all readers of equal equations read the first of them.
 
-    Args:
-        flow: of the program.
-        keys: of its equations.
-        blocks: the loops.
-
     Returns:
         The flow, the loops, and the equations that nothing reads now; numbers stay.
     """
@@ -47,21 +42,23 @@ def computed_once(
     operands = list(flow.operands)
     for time, equation in enumerate(flow.equations):
         if not alias.keys().isdisjoint(operands[time]):
-            operands[time] = tuple([alias.get(one, one) for one in operands[time]])
+            operands[time] = tuple([alias.get(operand, operand) for operand in operands[time]])
         if time in inside or equation.effects or equation.primitive.name in _KEPT:
             continue
-        read = tuple([one if one >= 0 else _literal(flow, one) for one in operands[time]])
+        read = tuple(
+            [operand if operand >= 0 else _literal(flow, operand) for operand in operands[time]]
+        )
         key = keys[time], equation.params.get("start_indices"), read
         first = first_of.setdefault(key, time)
         if first != time:
             skipped.add(time)
             alias.update(zip(flow.outputs[time], flow.outputs[first], strict=True))
     readers = readers_of(operands, len(flow.avals), skipped)
-    results = [alias.get(one, one) for one in flow.results]
+    results = [alias.get(value, value) for value in flow.results]
     flow = dataclasses.replace(flow, operands=operands, readers=readers, results=results)
-    numbers = np.arange(len(flow.avals))
-    numbers[[*alias]] = [*alias.values()]
-    return flow, [_moved(flow, block, numbers) for block in blocks], skipped
+    indices = np.arange(len(flow.avals))
+    indices[[*alias]] = [*alias.values()]
+    return flow, [_moved(flow, block, indices) for block in blocks], skipped
 
 
 def _literal(flow: EquationFlow, operand: int) -> Hashable:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Literal
-from isoshard.core.runtime.jaxprs import opened
+from isoshard.core.runtime.jaxprs import needed, opened
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,34 +61,30 @@ class EquationFlow:
     def read_together(self) -> list[tuple[int, list[int]]]:
         """Equations that read several inputs of the program, and these."""
         inputs = self.inputs
-        found = [
-            (time, [one for one in dict.fromkeys(operands) if 0 <= one < inputs])
+        result = [
+            (time, [operand for operand in dict.fromkeys(operands) if 0 <= operand < inputs])
             for time, operands in enumerate(self.operands)
             if len(operands) > 1
         ]
-        return [(time, some) for time, some in found if len(some) > 1]
+        return [(time, some) for time, some in result if len(some) > 1]
 
     @functools.cached_property
     def reads(self) -> tuple[np.ndarray[Any, np.dtype[np.int64]], ...]:
         """Which equation reads what which other one makes: the numbers of both."""
-        counts = [len(one) for one in self.operands]
+        counts = [len(operand) for operand in self.operands]
         times = np.repeat(np.arange(len(counts)), counts)
-        operands = np.array([one for read in self.operands for one in read], dtype=np.int64)
+        operands = np.array([value for read in self.operands for value in read], dtype=np.int64)
         makers = np.array([*self.made_by, -1], dtype=np.int64)[np.maximum(operands, -1)]
-        made = (operands >= 0) & (makers >= 0)
-        return times[made], makers[made]
+        reads = (operands >= 0) & (makers >= 0)
+        return times[reads], makers[reads]
 
     @classmethod
     def of(cls, program: ClosedJaxpr) -> EquationFlow:
-        """Number the values of a program.
-
-        Args:
-            program: any closed jaxpr.
-        """
+        """Number the values of a program."""
         jaxpr = opened(program)
         equations = needed(jaxpr.eqns, jaxpr.outvars)
         inputs = [*jaxpr.invars, *jaxpr.constvars]
-        numbers = {variable: number for number, variable in enumerate(inputs)}
+        indices = {variable: index for index, variable in enumerate(inputs)}
         avals = [variable.aval for variable in inputs]
         made_by = [-1] * len(inputs)
         literals: list[Any] = []
@@ -97,14 +93,14 @@ class EquationFlow:
             if isinstance(atom, Literal):
                 literals.append(atom)
                 return -len(literals)
-            return numbers[atom]
+            return indices[atom]
 
         operands, outputs = [], []
         for time, equation in enumerate(equations):
             operands.append(tuple([operand(atom) for atom in equation.invars]))
             begin = len(avals)
             for variable in equation.outvars:
-                numbers[variable] = len(avals)
+                indices[variable] = len(avals)
                 avals.append(variable.aval)
                 made_by.append(time)
             outputs.append(tuple(range(begin, len(avals))))
@@ -117,8 +113,8 @@ class EquationFlow:
     def variables(self) -> list[Any]:
         """The program's variable of each value."""
         jaxpr = opened(self.program)
-        made = [variable for one in self.equations for variable in one.outvars]
-        return [*jaxpr.invars, *jaxpr.constvars, *made]
+        variables = [variable for equation in self.equations for variable in equation.outvars]
+        return [*jaxpr.invars, *jaxpr.constvars, *variables]
 
     def aval(self, operand: int) -> Any:
         """What an operand is: its shape and dtype.
@@ -129,53 +125,26 @@ class EquationFlow:
         return self.avals[operand] if operand >= 0 else self.literals[-1 - operand].aval
 
     def literal(self, operand: int) -> np.ndarray[Any, Any]:
-        """The value of a literal, in its dtype.
-
-        Args:
-            operand: below 0.
-        """
+        """The value of a literal, in its dtype."""
         literal = self.literals[-1 - operand]
         return np.asarray(literal.val, literal.aval.dtype)
 
     def same_literals(self, operands: Sequence[int]) -> bool:
-        """Whether operands are literals with one value.
-
-        Args:
-            operands: at least one.
-        """
-        return max(operands) < 0 and len({self.literal(one).tobytes() for one in operands}) == 1
+        """Whether operands are literals with one value."""
+        return (
+            max(operands) < 0
+            and len({self.literal(operand).tobytes() for operand in operands}) == 1
+        )
 
 
 def readers_of(
     operands: Sequence[tuple[int, ...]], values: int, skipped: Collection[int] = ()
 ) -> list[list[int]]:
-    """Of each value the equations that read it, in order.
-
-    Args:
-        operands: of each equation.
-        values: how many there are.
-        skipped: equations that do not count.
-    """
-    found: list[list[int]] = [[] for _ in range(values)]
+    """Of each value the equations that read it, in order."""
+    readers: list[list[int]] = [[] for _ in range(values)]
     for time, read in enumerate(operands):
         if time not in skipped:
-            for one in read if len(read) < 2 else {*read}:
-                if one >= 0:
-                    found[one].append(time)
-    return found
-
-
-def needed(equations: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """The equations that results need, and those with effects.
-
-    Args:
-        equations: of a jaxpr.
-        results: its outvars.
-    """
-    wanted = {atom for atom in results if not isinstance(atom, Literal)}
-    kept = []
-    for equation in reversed(equations):
-        if equation.effects or not wanted.isdisjoint(equation.outvars):
-            kept.append(equation)
-            wanted.update([atom for atom in equation.invars if not isinstance(atom, Literal)])
-    return kept[::-1]
+            for value in read if len(read) < 2 else {*read}:
+                if value >= 0:
+                    readers[value].append(time)
+    return readers

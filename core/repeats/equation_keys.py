@@ -44,17 +44,17 @@ def equation_keys(
             of their own are equal only if their rules are the same objects.
     """
     keys = _Keys(differentiated)
-    kinds = [keys.aval(one) for one in flow.avals]
-    literals = [keys.aval(one.aval) for one in reversed(flow.literals)]
+    kinds = [keys.aval(aval) for aval in flow.avals]
+    literals = [keys.aval(literal.aval) for literal in reversed(flow.literals)]
     kinds += literals  # operands below 0 count from the end
-    numbers: dict[Hashable, int] = {}
-    found = []
+    indices: dict[Hashable, int] = {}
+    result = []
     for time, equation in enumerate(flow.equations):
         key: Hashable = time, None
         if not equation.effects:
-            key = keys.of(equation), tuple([kinds[one] for one in flow.operands[time]])
-        found.append(numbers.setdefault(key, len(numbers)))
-    return np.array(found, dtype=np.int64)
+            key = keys.of(equation), tuple([kinds[operand] for operand in flow.operands[time]])
+        result.append(indices.setdefault(key, len(indices)))
+    return np.array(result, dtype=np.int64)
 
 
 class _Keys:
@@ -69,12 +69,12 @@ class _Keys:
     def of(self, equation: Any) -> Hashable:
         """The key of an equation but for its operands."""
         params, primitive = equation.params, equation.primitive
-        seen = self._parametrized.get((id(params), primitive))
-        if seen is None:
-            number = self._numbers.setdefault(self._params(equation), len(self._numbers))
-            seen = self._parametrized[id(params), primitive] = params, number
+        cached = self._parametrized.get((id(params), primitive))
+        if cached is None:
+            index = self._numbers.setdefault(self._params(equation), len(self._numbers))
+            cached = self._parametrized[id(params), primitive] = params, index
         return (
-            seen[1],
+            cached[1],
             tuple([self.aval(variable.aval) for variable in equation.outvars]),
             self._once(equation.ctx, self._context),
         )
@@ -89,8 +89,10 @@ class _Keys:
             params = {"name": _MARK.sub("*", params["name"])}
         elif not self._differentiated and name.startswith(_WITH_RULES):
             # What is left out are rules for a derivative that is not taken any more.
-            kept = ClosedJaxpr | Jaxpr | int | str
-            params = {key: value for key, value in params.items() if isinstance(value, kept)}
+            static_types = ClosedJaxpr | Jaxpr | int | str
+            params = {
+                key: value for key, value in params.items() if isinstance(value, static_types)
+            }
         return (
             equation.primitive,
             tuple([(key, self._value(params[key])) for key in sorted(params)]),
@@ -98,14 +100,14 @@ class _Keys:
 
     def aval(self, aval: Any) -> int:
         """The key of a shape and dtype."""
-        return self._once(aval, lambda one: one)
+        return self._once(aval, lambda value: value)
 
     def _once(self, value: Any, key: Any) -> int:
-        seen = self._seen.get(id(value))
-        if seen is None:
-            number = self._numbers.setdefault(key(value), len(self._numbers))
-            seen = self._seen[id(value)] = value, number
-        return seen[1]
+        cached = self._seen.get(id(value))
+        if cached is None:
+            index = self._numbers.setdefault(key(value), len(self._numbers))
+            cached = self._seen[id(value)] = value, index
+        return cached[1]
 
     def _context(self, context: Any) -> Hashable:
         names = (
@@ -124,7 +126,7 @@ class _Keys:
         if isinstance(value, Jaxpr):
             return self._once(value, self._program)
         if isinstance(value, tuple | list):
-            return type(value), *[self._value(one) for one in value]
+            return type(value), *[self._value(value) for value in value]
         if isinstance(value, dict):
             return dict, *[(self._value(key), self._value(value[key])) for key in value]
         if isinstance(value, np.ndarray | np.generic):
@@ -132,43 +134,45 @@ class _Keys:
         try:
             hash(value)
         except TypeError:
-            return self._once(value, lambda one: ("object", id(one)))
+            return self._once(value, lambda value: ("object", id(value)))
         return type(value), value
 
     def _array(self, value: Any) -> Hashable:
         if getattr(value, "nbytes", _BY_VALUE + 1) > _BY_VALUE or value.dtype == object:
-            return self._once(value, lambda one: ("object", id(one)))
+            return self._once(value, lambda value: ("object", id(value)))
         value = np.asarray(value)
         return "array", value.shape, str(value.dtype), value.tobytes()
 
     def _closed(self, program: ClosedJaxpr) -> Hashable:
         consts = [
-            self._array(one) if isinstance(one, np.ndarray | np.generic) else ("object", id(one))
-            for one in program.consts
+            self._array(const)
+            if isinstance(const, np.ndarray | np.generic)
+            else ("object", id(const))
+            for const in program.consts
         ]
         return "closed", self._once(opened(program), self._program), *consts
 
     def _program(self, program: Any) -> Hashable:
-        numbers: dict[Any, int] = {}
+        indices: dict[Any, int] = {}
 
         def atom(one: Any) -> Hashable:
             if isinstance(one, Literal):
                 value = np.asarray(one.val)
                 return "literal", value.tobytes(), self.aval(one.aval)
-            return numbers[one]
+            return indices[one]
 
         def new(variables: Any) -> Hashable:
-            for one in variables:
-                numbers[one] = len(numbers)
-            return tuple([self.aval(one.aval) for one in variables])
+            for variable in variables:
+                indices[variable] = len(indices)
+            return tuple([self.aval(variable.aval) for variable in variables])
 
         key: list[Hashable] = [new(program.constvars), new(program.invars)]
         for equation in program.eqns:
-            operands = tuple([atom(one) for one in equation.invars])
+            operands = tuple([atom(var) for var in equation.invars])
             position: Hashable = ()
             if equation.primitive.name == "slice":
                 position = equation.params["start_indices"]
             key.append((self.of(equation), position, operands))
             new(equation.outvars)
-        key.append(tuple([atom(one) for one in program.outvars]))
+        key.append(tuple([atom(var) for var in program.outvars]))
         return "program", *key

@@ -40,12 +40,12 @@ class StepOrder:
         """Number each step by its first equation."""
         self._steps: dict[int, Step] = {}
         self._step_of = self._numbered(flow, blocks, batched_in, skipped, within or {})
-        self._numbers = {step: number for number, step in self._steps.items()}
+        self._numbers = {step: index for index, step in self._steps.items()}
         self._waits = _waits(flow, self._step_of, self._steps)
         self._followers: dict[int, list[int]] = {}
         for step, before in self._waits.items():
-            for one in before:
-                self._followers.setdefault(one, []).append(step)
+            for value in before:
+                self._followers.setdefault(value, []).append(step)
 
     def _numbered(
         self,
@@ -56,38 +56,34 @@ class StepOrder:
         within: Mapping[int, int],
     ) -> list[int]:
         """The step of each equation; -1 for one that does not run."""
-        found = [*range(len(flow.equations))]
+        numbered = [*range(len(flow.equations))]
         loops: list[list[int]] = [[] for _ in blocks]
         batches: dict[int, list[int]] = {}
-        for number, block in enumerate(blocks):
-            loops[number] += range(block.start, block.stop)
+        for index, block in enumerate(blocks):
+            loops[index] += range(block.start, block.stop)
         inside = {time for times in loops for time in times}
         for time, batch in batched_in.items():
             if time not in inside:
-                there = loops[within[batch]] if batch in within else batches.setdefault(batch, [])
-                there.append(time)
+                times = loops[within[batch]] if batch in within else batches.setdefault(batch, [])
+                times.append(time)
         for time in skipped:
-            found[time] = -1
-        several = [(("loop", number), times) for number, times in enumerate(loops)]
-        several += [(("batch", number), times) for number, times in batches.items()]
+            numbered[time] = -1
+        several = [(("loop", index), times) for index, times in enumerate(loops)]
+        several += [(("batch", index), times) for index, times in batches.items()]
         for step, times in several:
-            run = [time for time in times if found[time] >= 0]
+            run = [time for time in times if numbered[time] >= 0]
             if run:
                 first = min(run)
                 self._steps[first] = step
                 for time in run:
-                    found[time] = first
-        for time, number in enumerate(found):
-            if time == number:
-                self._steps.setdefault(number, ("equation", time))
-        return found
+                    numbered[time] = first
+        for time, index in enumerate(numbered):
+            if time == index:
+                self._steps.setdefault(index, ("equation", time))
+        return numbered
 
     def step_of(self, time: int) -> Step:
-        """The step that an equation belongs to.
-
-        Args:
-            time: of one that runs.
-        """
+        """The step that an equation belongs to."""
         return self._steps[self._step_of[time]]
 
     def ordered(self) -> tuple[list[Step], set[int]]:
@@ -98,7 +94,7 @@ class StepOrder:
             no use then).
         """
         left = {step: len(before) for step, before in self._waits.items()}
-        ready = [step for step, number in left.items() if not number]
+        ready = [step for step, index in left.items() if not index]
         heapq.heapify(ready)
         order: list[Step] = []
         while ready:
@@ -112,46 +108,44 @@ class StepOrder:
         return order, self._circle(left) if left else set()
 
     def following(self, step: Step) -> set[Step]:
-        """The steps that wait for one, or for a step that does.
-
-        Args:
-            step: the one.
-        """
-        found: set[int] = set()
+        """The steps that wait for one, or for a step that does."""
+        following: set[int] = set()
         pending = [self._numbers[step]]
         while pending:
-            new = [one for one in self._followers.get(pending.pop(), ()) if one not in found]
-            found.update(new)
+            new = [
+                value for value in self._followers.get(pending.pop(), ()) if value not in following
+            ]
+            following.update(new)
             pending += new
-        return {self._steps[one] for one in found}
+        return {self._steps[value] for value in following}
 
     def _circle(self, left: Mapping[int, int]) -> set[int]:
         """The batches on one circle of steps that wait for each other."""
         path: list[int] = []
-        seen: dict[int, int] = {}
+        visited: dict[int, int] = {}
         first = functools.partial(min, key=self._steps.__getitem__)
         step = first(left)
-        while step not in seen:
-            seen[step] = len(path)
+        while step not in visited:
+            visited[step] = len(path)
             path.append(step)
-            step = first([one for one in self._waits[step] if one in left])
-        steps = [self._steps[one] for one in path[seen[step] :]]
-        return {number for kind, number in steps if kind == "batch"}
+            step = first([value for value in self._waits[step] if value in left])
+        steps = [self._steps[value] for value in path[visited[step] :]]
+        return {index for kind, index in steps if kind == "batch"}
 
 
 def _waits(flow: EquationFlow, step_of: Sequence[int], steps: Iterable[int]) -> dict[int, set[int]]:
     """Which steps each waits for."""
-    found: dict[int, set[int]] = {step: set() for step in sorted(steps)}
-    numbers = np.array(step_of, dtype=np.int64)
-    later, earlier = (numbers[times] for times in flow.reads)
+    waits: dict[int, set[int]] = {step: set() for step in sorted(steps)}
+    indices = np.array(step_of, dtype=np.int64)
+    later, earlier = (indices[times] for times in flow.reads)
     several = (later >= 0) & (earlier >= 0) & (later != earlier)
     pairs = np.unique(later[several] * len(step_of) + earlier[several])
     for pair in pairs.tolist():
-        found[pair // len(step_of)].add(pair % len(step_of))
+        waits[pair // len(step_of)].add(pair % len(step_of))
     last_effect = -1
     for time, step in enumerate(step_of):
         if step >= 0 and flow.equations[time].effects:
             if last_effect not in (-1, step):
-                found[step].add(last_effect)
+                waits[step].add(last_effect)
             last_effect = step
-    return found
+    return waits

@@ -17,9 +17,9 @@ from typing import Any
 
 from jax.sharding import Sharding
 
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Literal, Var
-from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened, replaced
-from isoshard.core.runtime.jaxprs import equations as all_equations
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
+from isoshard.core.runtime.jaxprs import CALLS, equations, jaxprs_inside
+from isoshard.core.runtime.jaxprs import inlined as inlined_once
 
 _WRITTEN_OUT = ("jit", "closed_call", "eval_jaxpr", "custom_vjp_call", "split_operator")
 _BODY = {name: CALLS[name] for name in _WRITTEN_OUT}
@@ -39,50 +39,29 @@ def inlined(program: ClosedJaxpr, holding: str = "") -> ClosedJaxpr:
         The same program; the one given if there are no such calls.
     """
 
-    def wanted(equation: Any) -> bool:
-        return _holds(equation, holding) if holding else _is_call(equation)
-
-    if not any(wanted(one) for one in opened(program).eqns):
-        return program
-    names: dict[Any, Any] = {}
-    equations: list[Any] = []
-    for one in opened(program).eqns:
-        operands = [_read(atom, names) for atom in one.invars]
-        if not wanted(one):
-            equations.append(one.replace(invars=operands))
-            continue
-        inner = opened(one.params[_BODY[one.primitive.name]])
-        inside = dict(zip(inner.invars, operands, strict=True))
-        for each in inner.eqns:  # one program may be called often: each call has its own results
-            made = [Var(variable.aval) for variable in each.outvars]
-            read = [_read(atom, inside) for atom in each.invars]
-            equations.append(each.replace(invars=read, outvars=made))
-            inside.update(zip(each.outvars, made, strict=True))
-        names.update(zip(one.outvars, [_read(atom, inside) for atom in inner.outvars], strict=True))
-    results = [_read(one, names) for one in opened(program).outvars]
-    found = replaced(program, eqns=equations, outvars=results)
-    return inlined(found, holding) if holding else found
+    if not holding:
+        return inlined_once(program, _small_call)
+    while (again := inlined_once(program, lambda eqn: _call_with(eqn, holding))) is not program:
+        program = again
+    return program
 
 
-def _read(atom: Any, names: dict[Any, Any]) -> Any:
-    return atom if isinstance(atom, Literal) else names.get(atom, atom)
-
-
-def _holds(equation: Any, name: str) -> bool:
-    """Whether a call that can be written out has a primitive in it."""
-    body = equation.params.get(_BODY.get(equation.primitive.name, ""))
+def _call_with(eqn: Any, name: str) -> Any:
+    """What a call that can be written out calls, if it has a primitive in it."""
+    body = eqn.params.get(_BODY.get(eqn.primitive.name, ""))
     if body is None or body.consts:
-        return False
-    return any(one.primitive.name == name for one in all_equations(body))
+        return None
+    return body if any(step.primitive.name == name for step in equations(body)) else None
 
 
-def _is_call(equation: Any) -> bool:
-    params = equation.params
-    if equation.primitive.name != "jit" or params["jaxpr"].consts or equation.effects:
-        return False
-    if any(any(jaxprs_inside(one.params)) for one in params["jaxpr"].eqns):
-        return False
-    layouts = (*params["in_shardings"], *params["out_shardings"])
-    return not any(isinstance(one, Sharding) for one in layouts) and not any(
-        params["donated_invars"]
-    )
+def _small_call(eqn: Any) -> Any:
+    """What a `jit` without programs inside, shardings, donation or effects calls."""
+    params = eqn.params
+    if eqn.primitive.name != "jit" or params["jaxpr"].consts or eqn.effects:
+        return None
+    if any(any(jaxprs_inside(step.params)) for step in params["jaxpr"].eqns):
+        return None
+    shardings = (*params["in_shardings"], *params["out_shardings"])
+    if any(isinstance(sharding, Sharding) for sharding in shardings):
+        return None
+    return None if any(params["donated_invars"]) else params["jaxpr"]

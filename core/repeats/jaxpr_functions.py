@@ -1,4 +1,4 @@
-"""Equations as a function, and that of each row."""
+"""Equations as a function, that of each row, and what a loop may carry."""
 
 from __future__ import annotations
 
@@ -20,10 +20,17 @@ def function_of(variables: list[Any], results: Sequence[Any], equations: list[An
         results: what it returns, as a list.
         equations: in order.
     """
-    effects: Any = frozenset().union(*[one.effects for one in equations])
+    effects: Any = frozenset().union(*[equation.effects for equation in equations])
     names = DebugInfo("repeats", "rolled", None, None)
     jaxpr = Jaxpr([], variables, list(results), equations, effects, names)
     return jaxpr_as_fun(closed(jaxpr))
+
+
+def strong(array: Any) -> Any:
+    """An array without JAX's weak type, which a loop may not carry."""
+    if getattr(jax.typeof(array), "weak_type", False):
+        return jax.lax.convert_element_type(array, array.dtype)
+    return array
 
 
 def over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count: int) -> Any:
@@ -39,7 +46,12 @@ def over_rows(run: Any, axes: Sequence[int | None], given: Sequence[Any], count:
         return jax.vmap(run, in_axes=axes)(*given)
     except NotImplementedError:
         rows = [
-            run(*[one if axis is None else one[row] for one, axis in zip(given, axes, strict=True)])
+            run(
+                *[
+                    value if axis is None else value[row]
+                    for value, axis in zip(given, axes, strict=True)
+                ]
+            )
             for row in range(count)
         ]
-        return [jnp.stack(one) for one in zip(*rows, strict=True)]
+        return [jnp.stack(value) for value in zip(*rows, strict=True)]

@@ -12,17 +12,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-from isoshard.core.repeats.equation_flow import EquationFlow, needed
+from isoshard.core.layout.spec import stacked_sharding
+from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.equation_order import Step
-from isoshard.core.repeats.jaxpr_functions import function_of, over_rows
+from isoshard.core.repeats.jaxpr_functions import function_of, over_rows, strong
 from isoshard.core.repeats.loop_plans import LoopPlan
 from isoshard.core.repeats.row_updates import RowUpdates
 from isoshard.core.repeats.side_by_side import BatchedEquation
 from isoshard.core.repeats.stacked_values import StackedArray, StackedValues
 from isoshard.core.repeats.updates_in_loops import LoopUpdates
 from isoshard.core.runtime._jax_internals.jaxpr_classes import Var
+from isoshard.core.runtime.jaxprs import needed
 
 
 class LoopEmission:
@@ -68,11 +70,7 @@ class LoopEmission:
                 self._values[one] = value
 
     def run(self, steps: Sequence[Step]) -> None:
-        """Run the steps.
-
-        Args:
-            steps: in an order that fits.
-        """
+        """Run the steps."""
         single: list[int] = []
         for kind, number in steps:
             if kind == "equation":
@@ -87,11 +85,7 @@ class LoopEmission:
         self._equations(single)
 
     def value(self, operand: int) -> Any:
-        """One value or literal.
-
-        Args:
-            operand: its number.
-        """
+        """One value or literal."""
         if operand < 0:
             return jnp.asarray(self._flow.literal(operand))
         if operand not in self._values:
@@ -108,10 +102,10 @@ class LoopEmission:
         """
         if array not in self._arrays:
             if array.origin == "literals":
-                values = [self._flow.literal(one) for one in array.members]
+                values = [self._flow.literal(member) for member in array.members]
                 self._arrays[array] = jnp.asarray(np.stack(values))
             elif array.origin == "gathered":
-                rows = [jnp.expand_dims(self.value(one), 0) for one in array.members]
+                rows = [jnp.expand_dims(self.value(member), 0) for member in array.members]
                 self._arrays[array] = jax.lax.concatenate(rows, 0)
             else:
                 self._arrays[array] = self._slices(array)
@@ -122,18 +116,18 @@ class LoopEmission:
 
     def _slices(self, array: StackedArray) -> Any:
         """Slices of one value at different positions, by one gather."""
-        times = [self._flow.made_by[one] for one in array.members]
+        times = [self._flow.made_by[member] for member in array.members]
         whole = self.value(self._flow.operands[times[0]][0])
-        params = [self._flow.equations[one].params for one in times]
+        params = [self._flow.equations[time].params for time in times]
         sizes = self._flow.avals[array.members[0]].shape
         if params[0]["strides"] is not None and set(params[0]["strides"]) != {1}:
             strides = params[0]["strides"]
             rows = [
-                jax.lax.slice(whole, one["start_indices"], one["limit_indices"], strides)
-                for one in params
+                jax.lax.slice(whole, param["start_indices"], param["limit_indices"], strides)
+                for param in params
             ]
             return jnp.stack(rows)
-        begins = jnp.asarray(np.array([one["start_indices"] for one in params], np.int32))
+        begins = jnp.asarray(np.array([param["start_indices"] for param in params], np.int32))
         return jax.vmap(lambda begin: jax.lax.dynamic_slice(whole, begin, sizes))(begins)
 
     def _equations(self, times: Sequence[int]) -> None:
@@ -153,11 +147,11 @@ class LoopEmission:
                     atoms[operand] = variables[operand] = Var(flow.avals[operand])
                 read.append(atoms[operand] if operand >= 0 else atom)
             equations.append(equation.replace(invars=read))
-            made = dict(zip(flow.outputs[time], equation.outvars, strict=True))
-            atoms.update(made)
-            results.update(made)
+            outputs = dict(zip(flow.outputs[time], equation.outvars, strict=True))
+            atoms.update(outputs)
+            results.update(outputs)
         run = function_of(list(variables.values()), list(results.values()), equations)
-        values = run(*[self.value(one) for one in variables])
+        values = run(*[self.value(variable) for variable in variables])
         self._values.update(zip(results, values, strict=True))
 
     def _batch(self, number: int) -> None:
@@ -170,40 +164,40 @@ class LoopEmission:
         equation = flow.equations[batch.equations[0]]
         literals = {
             place: equation.invars[place]
-            for place, one in enumerate(batch.operands)
-            if isinstance(one, int) and one < 0
+            for place, operand in enumerate(batch.operands)
+            if isinstance(operand, int) and operand < 0
         }
         variables = [
             None if place in literals else Var(atom.aval)
             for place, atom in enumerate(equation.invars)
         ]
-        atoms = [literals.get(place, one) for place, one in enumerate(variables)]
-        given = [
-            self.array(one) if isinstance(one, StackedArray) else self.value(one)
-            for place, one in enumerate(batch.operands)
+        atoms = [literals.get(place, variable) for place, variable in enumerate(variables)]
+        args = [
+            self.array(operand) if isinstance(operand, StackedArray) else self.value(operand)
+            for place, operand in enumerate(batch.operands)
             if place not in literals
         ]
         axes = [
-            0 if isinstance(one, StackedArray) else None
-            for place, one in enumerate(batch.operands)
+            0 if isinstance(operand, StackedArray) else None
+            for place, operand in enumerate(batch.operands)
             if place not in literals
         ]
         named = isinstance(equation.params.get("sharding"), NamedSharding)
         if equation.primitive.name == "sharding_constraint" and named:
-            values = [_constrained(given[0], equation)]
+            values = [_constrained(args[0], equation)]
         else:
             run = function_of(
-                [one for one in variables if one is not None],
+                [variable for variable in variables if variable is not None],
                 equation.outvars,
                 [equation.replace(invars=atoms)],
             )
-            values = over_rows(run, axes, given, len(batch.equations))
+            values = over_rows(run, axes, args, len(batch.equations))
         self._arrays.update(zip(batch.results, values, strict=True))
 
     def _loop(self, plan: LoopPlan, number: int) -> None:
         block = plan.block
         body = _LoopBody(self._flow, plan)
-        mine = [
+        stacked = [
             one
             for one in sorted(self._wanted, key=lambda one: (one.origin, one.number))
             if one.owner == number and one.origin in ("made", "carried")
@@ -215,7 +209,7 @@ class LoopEmission:
             self._updates.get(number, LoopUpdates()),
             self._wanted,
         )
-        run = body.function([*mine, *update.made])
+        run = body.function([*stacked, *update.made])
         xs, fixed, rows = [], [], []
         for array, where in body.reads:
             if where is None:
@@ -223,7 +217,7 @@ class LoopEmission:
             else:
                 fixed.append(self.array(array))
                 rows.append(jnp.asarray(np.array(where, np.int32)))
-        whole = [where is None for _, where in body.reads]
+        unsliced = [where is None for _, where in body.reads]
         unchanging = [self.value(one) for one in body.unchanging]
         values = {one: self.value(one) for one in update.values}
         slots = len(block.carried)
@@ -231,46 +225,46 @@ class LoopEmission:
         carried = [
             self._layout((first, *block.made_as(block.made + one))) for one, first in block.carried
         ]
-        ends = [*carried, *[self._layout(one.members) for one in (*mine, *update.made)]]
+        ends = [*carried, *[self._layout(one.members) for one in (*stacked, *update.made)]]
 
         def iteration(carry: Any, step: Any) -> tuple[Any, Any]:
-            (begins, stacks), (elements, numbers, read, index) = carry, step
+            (begins, stacks), (elements, indices, read, index) = carry, step
             elements = iter(elements)
-            numbers = iter(zip(fixed, numbers, strict=True))
+            indices = iter(zip(fixed, indices, strict=True))
             taken = [
                 next(elements)
                 if one
                 else (lambda pair: jax.lax.dynamic_index_in_dim(*pair, keepdims=False))(
-                    next(numbers)
+                    next(indices)
                 )
-                for one in whole
+                for one in unsliced
             ]
             begins = map(_laid_out, begins, carried)
-            made = list(map(_laid_out, run(*begins, *taken, *unchanging), ends))
-            ended, given = made[:slots], made[slots : slots + len(mine)]
-            known = dict(zip(update.made, made[slots + len(mine) :], strict=True))
-            known.update(zip(update.read, read, strict=True))
-            stacks, others = update.run(known, values, stacks, index)
-            return (tuple(map(_strong, ended)), stacks), (given, others)
+            outputs = list(map(_laid_out, run(*begins, *taken, *unchanging), ends))
+            ended, args = outputs[:slots], outputs[slots : slots + len(stacked)]
+            existing = dict(zip(update.made, outputs[slots + len(stacked) :], strict=True))
+            existing.update(zip(update.read, read, strict=True))
+            stacks, others = update.run(existing, values, stacks, index)
+            return (tuple(map(strong, ended)), stacks), (args, others)
 
-        first = tuple([_strong(self.value(value)) for _, value in block.carried])
-        begin = first, [_strong(self.array(one)) for one in update.stacks]
+        first = tuple([strong(self.value(value)) for _, value in block.carried])
+        begin = first, [strong(self.array(stack)) for stack in update.stacks]
         index = jnp.arange(block.count, dtype=np.int32) if update.stacks else None
         steps = xs, rows, [self.array(one) for one in update.read], index
         with jax.named_scope(f"repeat_{number}"):
-            (last, stacks), (made, others) = jax.lax.scan(
+            (last, stacks), (outputs, others) = jax.lax.scan(
                 iteration, begin, steps, length=block.count, reverse=plan.reverse
             )
-        self._arrays.update(zip((*mine, *update.given), (*made, *others), strict=True))
+        self._arrays.update(zip((*stacked, *update.given), (*outputs, *others), strict=True))
         news = self._updates[number].replaced if number in self._updates else ()
         self._arrays.update(zip(news, stacks, strict=True))
-        for (place, _), value in zip(block.carried, last, strict=True):
-            self._values[int(block.firsts[-1]) + block.made + place] = value
+        for (position, _), value in zip(block.carried, last, strict=True):
+            self._values[int(block.firsts[-1]) + block.made + position] = value
 
     def _layout(self, values: Sequence[int]) -> NamedSharding | None:
         """The layout of values that have the same one."""
         layouts = [self._lies[one] if one >= 0 else None for one in values]
-        return layouts[0] if all(one == layouts[0] for one in layouts) else None
+        return layouts[0] if all(layout == layouts[0] for layout in layouts) else None
 
 
 class _LoopBody:
@@ -292,8 +286,8 @@ class _LoopBody:
         self._atoms: dict[int, Any] = {}
         self._known: dict[tuple[int, ...], Any] = {}
         self._repeated: list[Any] = []
-        for variable, places in zip(self._carries, block.carried.values(), strict=True):
-            self._atoms.update(dict.fromkeys(places, variable))
+        for variable, positions in zip(self._carries, block.carried.values(), strict=True):
+            self._atoms.update(dict.fromkeys(positions, variable))
         self._from_outside()
 
     def _from_outside(self) -> None:
@@ -303,15 +297,15 @@ class _LoopBody:
             self._known[values] = self._read[-1]
         for one in self._plan.repeated:
             equation = self._flow.equations[one.equation]
-            made = [Var(variable.aval) for variable in equation.outvars]
+            outputs = [Var(variable.aval) for variable in equation.outvars]
             atoms = [
                 self._atom((operand,) if isinstance(operand, int) else operand)
                 for operand in one.operands
             ]
-            self._repeated.append(equation.replace(invars=atoms, outvars=made))
-            self._known.update(zip(one.results, made, strict=True))
-        for place, values in self._block.outside.items():
-            self._atoms[place] = self._atom(self._plan.in_order(values))
+            self._repeated.append(equation.replace(invars=atoms, outvars=outputs))
+            self._known.update(zip(one.results, outputs, strict=True))
+        for position, values in self._block.outside.items():
+            self._atoms[position] = self._atom(self._plan.in_order(values))
         for equation, array in self._plan.sliced.items():
             self.reads.append((array, None))
             self._read.append(self._flow.equations[self._block.start + equation].outvars[0])
@@ -329,45 +323,32 @@ class _LoopBody:
         return self._known[values[:1]]
 
     def function(self, results: Sequence[StackedArray]) -> Any:
-        """From carries, elements and what does not change to new carries and results.
-
-        Args:
-            results: arrays that the loop is to give.
-        """
+        """From carries, elements and what does not change to new carries and results."""
         flow, block = self._flow, self._block
-        equations, outputs, place = list(self._repeated), [], 0
+        equations, outputs, position = list(self._repeated), [], 0
         for number in range(block.period):
             equation = flow.equations[block.start + number]
             atoms = []
             for operand in equation.invars:
-                atoms.append(self._atoms.get(place, operand))
-                place += 1
+                atoms.append(self._atoms.get(position, operand))
+                position += 1
             outputs += equation.outvars
             if number not in self._plan.sliced:
                 equations.append(equation.replace(invars=atoms))
-        given = [outputs[block.made + carried] for carried, _ in block.carried]
-        given += [
+        ends = [outputs[block.made + carried] for carried, _ in block.carried]
+        ends += [
             outputs[one.number] if one.origin == "made" else self._carries[one.number]
             for one in results
         ]
-        run = needed(equations, given)
-        return function_of([*self._carries, *self._read, *self._fixed], given, run)
+        run = needed(equations, ends)
+        return function_of([*self._carries, *self._read, *self._fixed], ends, run)
 
 
 def _laid_out(value: Any, layout: NamedSharding | None) -> Any:
     return value if layout is None else jax.lax.with_sharding_constraint(value, layout)
 
 
-def _strong(value: Any) -> Any:
-    """Without JAX's weak type, which an equation's operand may have and its result not."""
-    if value.aval.weak_type:
-        return jax.lax.convert_element_type(value, value.dtype)
-    return value
-
-
 def _constrained(value: Any, equation: Any) -> Any:
     """A layout for each member: the leading axis is not split."""
-    layout = equation.params["sharding"]
-    spec = PartitionSpec(None, *layout.spec)
-    layout = NamedSharding(layout.mesh, spec, memory_kind=layout.memory_kind)
+    layout = stacked_sharding(equation.params["sharding"])
     return jax.lax.with_sharding_constraint(value, layout)

@@ -23,11 +23,7 @@ Extent = tuple[int, int]
 
 
 def small(aval: Any) -> bool:
-    """Whether values of a shape and dtype may be copied together.
-
-    Args:
-        aval: of one of them.
-    """
+    """Whether values of a shape and dtype may be copied together."""
     return math.prod(aval.shape) * aval.dtype.itemsize <= SMALL
 
 
@@ -54,11 +50,7 @@ class LoopExtents:
         self._iterations: dict[int, tuple[int, int]] | None = None
 
     def add(self, block: RepeatedBlock) -> None:
-        """Add a block behind those before it, as far as it fits them.
-
-        Args:
-            block: with a carry.
-        """
+        """Add a block behind those before it, as far as it fits them."""
         self.blocks.append(block)
         self._iterations = None
         while self._fit_each() or self._fit_inputs():
@@ -71,28 +63,28 @@ class LoopExtents:
         """
         if self._iterations is not None:
             return self._iterations
-        found: dict[int, tuple[int, int]] = {}
+        iterations: dict[int, tuple[int, int]] = {}
         for number, block in enumerate(self.blocks):
             for members in set(block.outside.values()):
                 if len(set(members)) == len(members):
                     for iteration, value in enumerate(members):
                         if 0 <= value < self._flow.inputs:
-                            found.setdefault(value, (number, iteration))
+                            iterations.setdefault(value, (number, iteration))
             handed_on = {block.made + slot for slot, _ in block.carried}
             for iteration, first in enumerate(block.firsts.tolist()):
                 for made in range(block.made):
                     if made not in handed_on:
-                        found[first + made] = number, iteration
-        self._iterations = found
-        return found
+                        iterations[first + made] = number, iteration
+        self._iterations = iterations
+        return iterations
 
     def _fit_each(self) -> bool:
         for number, block in enumerate(self.blocks):
             begin, end, why = 0, block.count, ""
-            for place, members in _families(block):
+            for position, members in _families(block):
                 first, last = self._extent(number, members)
                 if (first > begin or last < end) and last - first < block.count:
-                    why = self._described(block, place, members)
+                    why = self._described(block, position, members)
                 begin, end = max(begin, first), min(end, last)
             if self._restrict(number, begin, end, why):
                 return True
@@ -102,20 +94,20 @@ class LoopExtents:
         block = self.blocks[number]
         if (begin, end) == (0, block.count):
             return False
-        kept = max(0, end - begin)
-        what = f"{block.count} equal parts of {block.period} equations"
-        if kept < self._at_least:
-            self.reasons.append(f"{what} are no loop: {why}")
+        remaining = max(0, end - begin)
+        subject = f"{block.count} equal parts of {block.period} equations"
+        if remaining < self._at_least:
+            self.reasons.append(f"{subject} are no loop: {why}")
             del self.blocks[number]
         else:
             self.reasons.append(
-                f"{what}: {block.count - kept} of them stay outside of the loop: {why}"
+                f"{subject}: {block.count - remaining} of them stay outside of the loop: {why}"
             )
             self.blocks[number] = block.restricted(begin, end)
         return True
 
-    def _described(self, block: RepeatedBlock, place: int, members: tuple[int, ...]) -> str:
-        equation = self._flow.equations[block.start + block.places[place]]
+    def _described(self, block: RepeatedBlock, position: int, members: tuple[int, ...]) -> str:
+        equation = self._flow.equations[block.start + block.places[position]]
         aval = self._flow.aval(members[0])
         return (
             f"an operand of `{equation.primitive.name}`, {aval.str_short()}, is another value in "
@@ -127,21 +119,21 @@ class LoopExtents:
         if min(members) < 0 or small(self._flow.aval(members[0])):
             return 0, len(members)
         if max(members) < self._flow.inputs:
-            labels = [[self._label(one)] for one in members]
+            labels = [[self._label(member)] for member in members]
             extent = _longest(labels, lambda old, new: old == new)
             return extent if len(set(members[slice(*extent)])) == extent[1] - extent[0] else (0, 0)
-        homes = [list(self._homes(number, one)) for one in members]
+        homes = [list(self._homes(number, member)) for member in members]
         begin, end = _longest(
             homes, lambda old, new: old[:2] == new[:2] and abs(old[2] - new[2]) == 1
         )
         if end - begin < 2:
             return 0, 0
         loop = homes[begin + 1][0][0]
-        stretch = [{one[2] for one in home if one[0] == loop} for home in homes[begin:end]]
+        stretch = [{value[2] for value in home if value[0] == loop} for home in homes[begin:end]]
         last = self.blocks[loop].count - 1
-        if all(one == {-1} for one in stretch[:1]) and last in stretch[-1]:
+        if all(value == {-1} for value in stretch[:1]) and last in stretch[-1]:
             begin += 1
-        elif all(one == {-1} for one in stretch[-1:]) and last in stretch[0]:
+        elif all(value == {-1} for value in stretch[-1:]) and last in stretch[0]:
             end -= 1
         return begin, end
 
@@ -161,23 +153,23 @@ class LoopExtents:
     def _fit_inputs(self) -> bool:
         """Inputs that two blocks read in turn: both read the same of them."""
         families = [
-            (number, frozenset(members), members, place)
+            (number, frozenset(members), members, position)
             for number, block in enumerate(self.blocks)
-            for place, members in _families(block)
+            for position, members in _families(block)
             if 0 <= min(members) and max(members) < self._flow.inputs
         ]
         readers: dict[int, list[int]] = {}
         for one, (_, names, _, _) in enumerate(families):
             for name in names:
                 readers.setdefault(name, []).append(one)
-        for number, names, members, place in families:
+        for number, names, members, position in families:
             others = {one for name in names for one in readers[name]}
             for one in sorted(others):
                 other, their, _, _ = families[one]
                 if their == names:
                     continue
                 block = self.blocks[number]
-                equation = self._flow.equations[block.start + block.places[place]]
+                equation = self._flow.equations[block.start + block.places[position]]
                 why = (
                     f"an input of `{equation.primitive.name}` is read in another iteration "
                     "elsewhere"
@@ -195,18 +187,18 @@ class LoopExtents:
 
 def _families(block: RepeatedBlock) -> list[tuple[int, tuple[int, ...]]]:
     """Operands from outside that differ: the first place of each, and its values."""
-    found: dict[tuple[int, ...], int] = {}
-    for place, members in block.outside.items():
+    families: dict[tuple[int, ...], int] = {}
+    for position, members in block.outside.items():
         if len(set(members)) > 1:
-            found.setdefault(members, place)
-    return [(place, members) for members, place in found.items()]
+            families.setdefault(members, position)
+    return [(position, members) for members, position in families.items()]
 
 
 def _longest(labels: Sequence[Sequence[Any]], follows: Callable[[Any, Any], bool]) -> Extent:
     """The longest stretch in which each element has a label that follows one of the last."""
     best = begin = 0, 1
     for place, (old, new) in enumerate(itertools.pairwise(labels), 1):
-        fits = any(follows(one, two) for one in old for two in new)
+        fits = any(follows(value, two) for value in old for two in new)
         begin = (begin[0], place + 1) if fits else (place, place + 1)
-        best = max(best, begin, key=lambda one: one[1] - one[0])
+        best = max(best, begin, key=lambda value: value[1] - value[0])
     return best

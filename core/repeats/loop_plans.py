@@ -53,11 +53,7 @@ class LoopPlan:
     repeated: tuple[RecomputedEquation, ...] = ()
 
     def in_order(self, values: tuple[int, ...]) -> tuple[int, ...]:
-        """Values of iterations in the order of arrays.
-
-        Args:
-            values: of the first iteration, of the second, ..
-        """
+        """Values of iterations in the order of arrays."""
         return values[::-1] if self.reverse else values
 
 
@@ -81,10 +77,10 @@ def planned(
     plan = LoopPlan(block, _backwards(families, stacks), {}, {})
     for family in families:
         values = plan.in_order(family)
-        found = stacks.find(values)
-        if found is not None:
-            everything = found[1] == tuple(range(len(found[0].members)))
-            plan.reads[values] = found[0], None if everything else found[1]
+        find = stacks.find(values)
+        if find is not None:
+            everything = find[1] == tuple(range(len(find[0].members)))
+            plan.reads[values] = find[0], None if everything else find[1]
             continue
         if max(values) < 0:
             if flow.same_literals(values):
@@ -96,11 +92,11 @@ def planned(
             array = StackedArray(values, "gathered")
         plan.reads[values] = stacks.add(array), None
     for equation in _sliced(flow, block):
-        made = flow.outputs[block.start + equation][0] - int(block.firsts[0])
-        values = plan.in_order(block.made_as(made))
+        index = flow.outputs[block.start + equation][0] - int(block.firsts[0])
+        values = plan.in_order(block.made_as(index))
         plan.sliced[equation] = stacks.add(StackedArray(values, "sliced", number, equation))
-    for made in range(block.made):
-        stacks.add(StackedArray(plan.in_order(block.made_as(made)), "made", number, made))
+    for index in range(block.made):
+        stacks.add(StackedArray(plan.in_order(block.made_as(index)), "made", number, index))
     for slot, ((carried, first), _) in enumerate(block.carried.items()):
         values = first, *block.made_as(block.made + carried)[:-1]
         stacks.add(StackedArray(plan.in_order(values), "carried", number, slot))
@@ -135,32 +131,26 @@ def _backwards(families: dict[tuple[int, ...], None], stacks: StackedValues) -> 
     """Whether most of what is read lies in the opposite order."""
     votes = 0
     for family in families:
-        found = stacks.find(family)
-        if found is not None and found[0].origin != "literals":
-            votes += 1 if found[1][0] < found[1][-1] else -1
+        find = stacks.find(family)
+        if find is not None and find[0].origin != "literals":
+            votes += 1 if find[1][0] < find[1][-1] else -1
     return votes < 0
 
 
 def _sliced(flow: EquationFlow, block: RepeatedBlock) -> list[int]:
     """Equations of an iteration that slice a value from outside at different positions."""
     return [
-        block.places[place]
-        for place, values in block.outside.items()
-        if flow.equations[block.start + block.places[place]].primitive.name == "slice"
+        block.places[position]
+        for position, values in block.outside.items()
+        if flow.equations[block.start + block.places[position]].primitive.name == "slice"
         and len(set(values)) == 1
-        and len(slice_positions(flow, block, block.places[place])) > 1
+        and len(slice_positions(flow, block, block.places[position])) > 1
     ]
 
 
 def slice_positions(
     flow: EquationFlow, block: RepeatedBlock, equation: int
 ) -> set[tuple[int, ...]]:
-    """Where a slice begins, in all iterations.
-
-    Args:
-        flow: of the program.
-        block: its iterations.
-        equation: of an iteration.
-    """
+    """Where a slice begins, in all iterations."""
     times = range(block.start + equation, block.stop, block.period)
     return {tuple(flow.equations[time].params["start_indices"]) for time in times}

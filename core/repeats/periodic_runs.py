@@ -36,16 +36,8 @@ class PeriodicRun:
 
 
 def periodic_runs(keys: Numbers, at_least: int = 3) -> list[PeriodicRun]:
-    """The runs of a sequence, without overlap, in order; those that save most come first.
-
-    Args:
-        keys: the sequence.
-        at_least: how many repeats a run has at least.
-
-    Returns:
-        Runs with at least that many whole periods.
-    """
-    found: list[PeriodicRun] = []
+    """The runs of a sequence, without overlap, in order; those that save most come first."""
+    result: list[PeriodicRun] = []
     stretches = [(0, len(keys))]
     while stretches:
         begin, end = stretches.pop()
@@ -53,9 +45,9 @@ def periodic_runs(keys: Numbers, at_least: int = 3) -> list[PeriodicRun]:
         if best is None:
             continue
         run = dataclasses.replace(best, start=begin + best.start)
-        found.append(run)
+        result.append(run)
         stretches += [(begin, run.start), (run.start + run.length, end)]
-    return sorted(found, key=lambda run: run.start)
+    return sorted(result, key=lambda run: run.start)
 
 
 def _best(keys: Numbers, at_least: int) -> PeriodicRun | None:
@@ -77,27 +69,27 @@ def _periods(keys: Numbers, at_least: int) -> list[int]:
     for window in _WINDOWS:
         if len(keys) < window * at_least:
             continue
-        distances, numbers = np.unique(_distances(_hashes(keys, window)), return_counts=True)
-        frequent = np.argsort(-numbers, kind="stable")[:_PERIODS]
-        for place in frequent.tolist():
-            period = int(distances[place])
-            counts[period] = max(counts.get(period, 0), int(numbers[place]))
+        distances, indices = np.unique(_distances(_hashes(keys, window)), return_counts=True)
+        frequent = np.argsort(-indices, kind="stable")[:_PERIODS]
+        for position in frequent.tolist():
+            period = int(distances[position])
+            counts[period] = max(counts.get(period, 0), int(indices[position]))
     most = len(keys) // at_least
-    return sorted((one for one in counts if one <= most), key=lambda one: (-counts[one], one))[
-        : 2 * _PERIODS
-    ]
+    return sorted(
+        (count for count in counts if count <= most), key=lambda count: (-counts[count], count)
+    )[: 2 * _PERIODS]
 
 
 def _hashes(keys: Numbers, window: int) -> Numbers:
     """One number for each window of so many numbers; `window` is a power of two."""
-    found = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
+    hashes = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1)
     width = 1
     while width < window:
-        found = (found[:-width] * np.uint64(0xBF58476D1CE4E5B9)) ^ (
-            found[width:] * np.uint64(0x94D049BB133111EB) + np.uint64(width)
+        hashes = (hashes[:-width] * np.uint64(0xBF58476D1CE4E5B9)) ^ (
+            hashes[width:] * np.uint64(0x94D049BB133111EB) + np.uint64(width)
         )
         width *= 2
-    return found.view(np.int64)
+    return hashes.view(np.int64)
 
 
 def _distances(hashes: Numbers) -> Numbers:

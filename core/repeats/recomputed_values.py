@@ -44,16 +44,7 @@ _CHEAP = frozenset(
 def recomputed(
     flow: EquationFlow, plans: Sequence[LoopPlan], stacks: StackedValues
 ) -> list[LoopPlan]:
-    """Let loops compute again what is cheap.
-
-    Args:
-        flow: of the program.
-        plans: the loops.
-        stacks: all arrays.
-
-    Returns:
-        Loops that read less, and say what they repeat.
-    """
+    """Let loops compute again what is cheap."""
     return [_Later(flow, plans, stacks, plan).changed() for plan in plans]
 
 
@@ -80,12 +71,12 @@ class _Later:
             array, where = self._plan.reads[values]
             if array.origin == "made" and where is None and array.owner < len(self._plans):
                 earlier = self._plans[array.owner]
-                place = earlier.block.maker(array.number)
-                if self._fits(earlier) and self._can(array.owner, place, {}):
+                position = earlier.block.maker(array.number)
+                if self._fits(earlier) and self._can(array.owner, position, {}):
                     del self._reads[values]
-                    self._repeat(array.owner, place)
+                    self._repeat(array.owner, position)
         self._read_sources()
-        order = [self._repeated[one] for one in sorted(self._repeated)]
+        order = [self._repeated[value] for value in sorted(self._repeated)]
         return dataclasses.replace(self._plan, reads=self._reads, repeated=tuple(order))
 
     def _read_sources(self) -> None:
@@ -96,8 +87,8 @@ class _Later:
             if array.origin != "made" or where is not None or not self._alone(values):
                 continue
             if array.owner < len(self._plans) and self._fits(self._plans[array.owner]):
-                place = self._plans[array.owner].block.maker(array.number)
-                sources = self._sources(array.owner, place)
+                position = self._plans[array.owner].block.maker(array.number)
+                sources = self._sources(array.owner, position)
                 if sources:
                     made_of.setdefault(sources, []).append(values)
         for sources, several in made_of.items():
@@ -118,37 +109,37 @@ class _Later:
         avals = [self._flow.avals[values[0]] for values in several]
         return sum(aval.size * aval.dtype.itemsize for aval in avals)
 
-    def _sources(self, loop: int, place: int) -> frozenset[Values] | None:
+    def _sources(self, loop: int, position: int) -> frozenset[Values] | None:
         """What this loop lacks to repeat an equation and the cheap ones before it.
 
         None if something is no array of the earlier loop, or the equation is not cheap.
         """
-        if not self._cheap(loop, place):
+        if not self._cheap(loop, position):
             return None
-        found: set[Values] = set()
-        for operand in self._operands(loop, place):
+        sources: set[Values] = set()
+        for operand in self._operands(loop, position):
             if self._has(loop, operand, {}):
                 continue
             array = self._stacks.exactly(operand) if isinstance(operand, tuple) else None
             if array is None or array.origin != "made" or array.owner != loop:
                 return None
             further = self._sources(loop, self._plans[loop].block.maker(array.number))
-            found |= further or {array.members}
-        return frozenset(found)
+            sources |= further or {array.members}
+        return frozenset(sources)
 
     def _fits(self, earlier: LoopPlan) -> bool:
         return earlier is not self._plan and earlier.block.count == self._plan.block.count
 
-    def _can(self, loop: int, place: int, known: dict[int, bool]) -> bool:
+    def _can(self, loop: int, position: int, existing: dict[int, bool]) -> bool:
         """Whether an equation is cheap, and made of what this loop reads or can make."""
-        if place not in known:
-            known[place] = False
-            known[place] = self._cheap(loop, place) and all(
-                self._has(loop, one, known) for one in self._operands(loop, place)
+        if position not in existing:
+            existing[position] = False
+            existing[position] = self._cheap(loop, position) and all(
+                self._has(loop, operand, existing) for operand in self._operands(loop, position)
             )
-        return known[place]
+        return existing[position]
 
-    def _has(self, loop: int, operand: int | Values, known: dict[int, bool]) -> bool:
+    def _has(self, loop: int, operand: int | Values, existing: dict[int, bool]) -> bool:
         if isinstance(operand, int):
             return True
         if operand in self._reads:
@@ -157,54 +148,54 @@ class _Later:
         if array is None:
             return False
         if array.origin == "made" and array.owner == loop:
-            return self._can(loop, self._plans[loop].block.maker(array.number), known)
+            return self._can(loop, self._plans[loop].block.maker(array.number), existing)
         return array.origin in ("input", "literals", "sliced") and len(array.members) == len(
             operand
         )
 
-    def _cheap(self, loop: int, place: int) -> bool:
+    def _cheap(self, loop: int, position: int) -> bool:
         block = self._plans[loop].block
-        return place not in self._plans[loop].sliced and _is_cheap(
-            self._flow.equations[block.start + place]
+        return position not in self._plans[loop].sliced and _is_cheap(
+            self._flow.equations[block.start + position]
         )
 
-    def _operands(self, loop: int, place: int) -> list[int | Values]:
+    def _operands(self, loop: int, position: int) -> list[int | Values]:
         """What an equation of an earlier loop reads, as values of all iterations."""
         plan = self._plans[loop]
         block = plan.block
-        found: list[int | Values] = []
-        begin = block.first_operand(place)
-        for number in range(begin, begin + len(self._flow.operands[block.start + place])):
-            values = plan.in_order(tuple(block.operands[:, number].tolist()))
+        operands: list[int | Values] = []
+        begin = block.first_operand(position)
+        for index in range(begin, begin + len(self._flow.operands[block.start + position])):
+            values = plan.in_order(tuple(block.operands[:, index].tolist()))
             if len(set(values)) == 1 or self._flow.same_literals(values):
-                found.append(values[0])
+                operands.append(values[0])
             else:
-                found.append(values)
-        return found
+                operands.append(values)
+        return operands
 
-    def _repeat(self, loop: int, place: int) -> None:
+    def _repeat(self, loop: int, position: int) -> None:
         """Repeat an equation, and those before it that it needs."""
-        if (loop, place) in self._repeated:
+        if (loop, position) in self._repeated:
             return
         plan = self._plans[loop]
-        operands = self._operands(loop, place)
-        for one in operands:
-            if isinstance(one, tuple) and one not in self._reads:
-                array = self._stacks.exactly(one)
+        operands = self._operands(loop, position)
+        for operand in operands:
+            if isinstance(operand, tuple) and operand not in self._reads:
+                array = self._stacks.exactly(operand)
                 if array is not None and array.origin == "made" and array.owner == loop:
                     self._repeat(loop, plan.block.maker(array.number))
                 elif array is not None:
-                    self._reads[one] = array, None
-        time = plan.block.start + place
+                    self._reads[operand] = array, None
+        time = plan.block.start + position
         first = int(plan.block.firsts[0])
         results = [
             plan.in_order(plan.block.made_as(value - first)) for value in self._flow.outputs[time]
         ]
-        self._repeated[loop, place] = RecomputedEquation(time, tuple(operands), tuple(results))
+        self._repeated[loop, position] = RecomputedEquation(time, tuple(operands), tuple(results))
 
 
 def _is_cheap(equation: Any) -> bool:
     inside = list(jaxprs_inside(equation.params))
     if equation.primitive.name in ("jit", "pjit"):
-        return all(_is_cheap(one) for program in inside for one in program.eqns)
+        return all(_is_cheap(eqn) for program in inside for eqn in program.eqns)
     return equation.primitive.name in _CHEAP and not inside

@@ -27,9 +27,6 @@ def first_border(
         flow: of the program.
         run: the run.
         iterations: of values that loops before it read or made: which loop, which iteration.
-
-    Returns:
-        A number from 0 to the period.
     """
     strangers = _strangers(flow, run, iterations)
     parted = _parted(flow, run)
@@ -50,20 +47,20 @@ def _strangers(
     reads: list[list[tuple[int, int]]] = []
     for time in range(middle, min(middle + 2 * run.period, run.start + run.length)):
         operands = flow.operands[time]
-        reads.append([iterations[one] for one in operands if one in iterations])
+        reads.append([iterations[operand] for operand in operands if operand in iterations])
     reads += [[]] * (2 * run.period - len(reads))
     counts: collections.Counter[tuple[int, int]] = collections.Counter()
     for labels in reads[: run.period]:
         counts.update(labels)
-    found = []
-    for border in range(run.period):
+    strangers = []
+    for index in range(run.period):
         of_loops: dict[int, int] = {}
-        for (loop, _), number in counts.items():
-            of_loops[loop] = max(of_loops.get(loop, 0), number)
-        found.append(counts.total() - sum(of_loops.values()))
-        counts.subtract(reads[border])
-        counts.update(reads[border + run.period])
-    return found
+        for (loop, _), count in counts.items():
+            of_loops[loop] = max(of_loops.get(loop, 0), count)
+        strangers.append(counts.total() - sum(of_loops.values()))
+        counts.subtract(reads[index])
+        counts.update(reads[index + run.period])
+    return strangers
 
 
 def _crossing(flow: EquationFlow, run: PeriodicRun) -> list[int]:
@@ -82,22 +79,22 @@ def _crossing(flow: EquationFlow, run: PeriodicRun) -> list[int]:
                 changes[near[-1] - run.start + 1] -= 1
     over = np.cumsum(changes)
     middle = max(1, (run.length // run.period - 1) // 2) * run.period
-    return [int(over[min(middle + border, run.length)]) for border in range(run.period)]
+    return [int(over[min(middle + index, run.length)]) for index in range(run.period)]
 
 
 def _parted(flow: EquationFlow, run: PeriodicRun) -> list[int]:
     """For each border, how often it parts inputs of the program that one later equation reads."""
     stop = run.start + run.length
-    found = [0] * run.period
+    parted = [0] * run.period
     for later, inputs in flow.read_together:
         if later < stop:
             continue
         firsts = [
-            next((time for time in flow.readers[one] if run.start <= time < stop), -1)
-            for one in inputs
+            next((time for time in flow.readers[input_] if run.start <= time < stop), -1)
+            for input_ in inputs
         ]
         reads = [time for time in firsts if time >= 0]
         if len(reads) > 1 and max(reads) - min(reads) < run.period:
             for time in range(min(reads) + 1, max(reads) + 1):
-                found[(time - run.start) % run.period] += 1
-    return found
+                parted[(time - run.start) % run.period] += 1
+    return parted

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from isoshard.core.repeats.equation_flow import EquationFlow
-from isoshard.core.runtime.jaxprs import jaxprs_inside
+from isoshard.core.runtime.jaxprs import equations, jaxprs_inside
 
 _OUTSIDE = np.iinfo(np.int64).min
 """Stands in a pattern for an operand that comes from outside."""
@@ -82,25 +82,25 @@ class RepeatedBlock:
     @functools.cached_property
     def carried(self) -> dict[tuple[int, int], list[int]]:
         """Operands by (value of the iteration before, counted from the end; first value)."""
-        found: dict[tuple[int, int], list[int]] = {}
-        for place in np.flatnonzero((self.pattern < 0) & (self.pattern != _OUTSIDE)).tolist():
-            slot = int(self.pattern[place]), int(self.operands[0, place])
-            found.setdefault(slot, []).append(place)
-        return found
+        result: dict[tuple[int, int], list[int]] = {}
+        for position in np.flatnonzero((self.pattern < 0) & (self.pattern != _OUTSIDE)).tolist():
+            slot = int(self.pattern[position]), int(self.operands[0, position])
+            result.setdefault(slot, []).append(position)
+        return result
 
     @functools.cached_property
     def recurs(self) -> bool:
         """Whether a carried value depends on one carried before: iterations cannot run at once."""
         bits = {number: 1 << one for one, number in enumerate({slot for slot, _ in self.carried})}
         needs = [0] * self.made
-        places = self.pattern.tolist()
+        positions = self.pattern.tolist()
         value = 0
         for number in range(self.period):
             begin = self.first_operand(number)
             count = len(self.flow.operands[self.start + number])
             needed = 0
-            for place in places[begin : begin + count]:
-                needed |= needs[place] if place >= 0 else bits.get(place, 0)
+            for position in positions[begin : begin + count]:
+                needed |= needs[position] if position >= 0 else bits.get(position, 0)
             for _ in self.flow.outputs[self.start + number]:
                 needs[value] = needed
                 value += 1
@@ -115,9 +115,11 @@ class RepeatedBlock:
     @functools.cached_property
     def outside(self) -> dict[int, tuple[int, ...]]:
         """Operands from outside: the value of each iteration."""
-        places = np.flatnonzero(self.pattern == _OUTSIDE)
-        columns = self.operands[:, places].T.tolist()
-        return {place: tuple(one) for place, one in zip(places.tolist(), columns, strict=True)}
+        outside = np.flatnonzero(self.pattern == _OUTSIDE)
+        columns = self.operands[:, outside].T.tolist()
+        return {
+            position: tuple(one) for position, one in zip(outside.tolist(), columns, strict=True)
+        }
 
     @functools.cached_property
     def places(self) -> list[int]:
@@ -158,12 +160,7 @@ class RepeatedBlock:
         return tuple((self.firsts + number).tolist())
 
     def restricted(self, begin: int, end: int) -> RepeatedBlock:
-        """Some of the iterations.
-
-        Args:
-            begin: the first one that stays.
-            end: the one after the last that stays.
-        """
+        """Some of the iterations."""
         return RepeatedBlock(
             self.flow,
             self.start + begin * self.period,
@@ -179,13 +176,6 @@ def blocks_of(
 ) -> list[RepeatedBlock]:
     """The blocks among iterations with equal keys.
 
-    Args:
-        flow: of the program.
-        start: the first equation.
-        period: equations in one iteration.
-        count: iterations.
-        at_least: how many a block has at least.
-
     Returns:
         Blocks without overlap, in order.
     """
@@ -193,18 +183,18 @@ def blocks_of(
     operands = np.array([one for time in times for one in flow.operands[time]], dtype=np.int64)
     operands = operands.reshape(count, -1)
     firsts = np.array([flow.outputs[time][0] for time in times[::period]], dtype=np.int64)
-    made = sum(len(flow.outputs[time]) for time in times[:period])
+    outputs = sum(len(flow.outputs[time]) for time in times[:period])
     from_first = operands - firsts[:, None]
-    inside = (operands >= 0) & (from_first >= -made)
+    inside = (operands >= 0) & (from_first >= -outputs)
     inside[0] &= from_first[0] >= 0
     patterns = np.where(inside, from_first, _OUTSIDE)
     slices = _slice_positions(flow, start, period, count, inside)
     latest = np.where(inside, -1, operands).max(axis=1, initial=-1)
-    found = []
+    blocks = []
     for begin, end in _intervals(patterns, slices, latest, firsts):
         if end - begin >= max(at_least, 2):
             rows = slice(begin, end)
-            found.append(
+            blocks.append(
                 RepeatedBlock(
                     flow,
                     start + begin * period,
@@ -214,7 +204,7 @@ def blocks_of(
                     patterns[begin + 1],
                 )
             )
-    return found
+    return blocks
 
 
 def _intervals(
@@ -241,7 +231,7 @@ def _intervals(
 
 def _written_out(equation: Any) -> int:
     inside = jaxprs_inside(equation.params)
-    return 1 + sum(_written_out(one) for program in inside for one in program.eqns)
+    return 1 + sum(len(list(equations(program))) for program in inside)
 
 
 def _slice_positions(
@@ -253,13 +243,13 @@ def _slice_positions(
 ) -> Matrix:
     """Where slices of what is made inside begin; those of other values may differ."""
     columns = []
-    place = 0
+    position = 0
     for number in range(period):
         if flow.equations[start + number].primitive.name == "slice":
             times = range(start + number, start + count * period, period)
             begins = [flow.equations[time].params["start_indices"] for time in times]
-            numbers: dict[Any, int] = {}
-            numbered = [numbers.setdefault(one, len(numbers)) for one in begins]
-            columns.append(np.where(inside[:, place], numbered, -1))
-        place += len(flow.operands[start + number])
+            indices: dict[Any, int] = {}
+            numbered = [indices.setdefault(one, len(indices)) for one in begins]
+            columns.append(np.where(inside[:, position], numbered, -1))
+        position += len(flow.operands[start + number])
     return np.array(columns, dtype=np.int64).reshape(-1, count).T

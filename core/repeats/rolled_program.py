@@ -30,8 +30,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
+from isoshard.core.layout.spec import stacked_sharding
 from isoshard.core.repeats.common_equations import computed_once
 from isoshard.core.repeats.equation_flow import EquationFlow
 from isoshard.core.repeats.equation_keys import equation_keys
@@ -138,62 +139,68 @@ def rolled(
     """
     _check(program, at_least, labels, replaces)
     flow = EquationFlow.of(inlined(program))
-    laid = {} if layouts is None else layouts(flow.program)
-    lies = [laid.get(one) for one in flow.variables()] if laid else [None] * len(flow.avals)
+    shardings_of = {} if layouts is None else layouts(flow.program)
+    shardings = (
+        [shardings_of.get(variable) for variable in flow.variables()]
+        if shardings_of
+        else [None] * len(flow.avals)
+    )
 
-    def label(number: int) -> Hashable:
-        return None if labels is None else labels[number]
+    def label(index: int) -> Hashable:
+        return None if labels is None else labels[index]
 
     keys = equation_keys(flow, differentiated=differentiated)
-    extents, beside = _blocks(flow, keys, at_least, label)
+    extents, others = _blocks(flow, keys, at_least, label)
     flow, blocks, skipped = computed_once(flow, keys.tolist(), extents.blocks)
-    refused: frozenset[int] = frozenset(skipped)
+    rejected: frozenset[int] = frozenset(skipped)
     while True:
         stacks = StackedValues()
-        plans = [planned(flow, number, block, stacks, label) for number, block in enumerate(blocks)]
-        side = _batched(flow, keys, plans, beside, stacks, label, refused)
+        plans = [planned(flow, index, block, stacks, label) for index, block in enumerate(blocks)]
+        side = _batched(flow, keys, plans, others, stacks, label, rejected)
         order = StepOrder(flow, blocks, side.batched_in, skipped)
         steps, circle = order.ordered()
         if not circle:
             break
-        refused |= {side.batches[number].equations[0] for number in circle}
+        rejected |= {side.batches[index].equations[0] for index in circle}
     plans = recomputed(flow, shared(flow, keys.tolist(), plans, stacks), stacks)
     inputs = _inputs(flow, stacks)
     results = _results(flow, stacks, inputs, replaces)
     within: dict[int, LoopUpdates] = {}
-    given = [one for one, _ in results]
+    result_values = [value for value, _ in results]
     if updates:
-        within = updates_in(flow, plans, side, given, _new_of(inputs, results, replaces), order)
-        loop_of = {batch: loop for loop, one in within.items() for batch in one.batches}
+        within = updates_in(
+            flow, plans, side, result_values, _new_of(inputs, results, replaces), order
+        )
+        loop_of = {batch: loop for loop, updates in within.items() for batch in updates.batches}
         steps, _ = StepOrder(flow, blocks, side.batched_in, skipped, loop_of).ordered()
-    wanted = wanted_arrays(flow, plans, side, stacks, given, skipped, within)
+    requested = wanted_arrays(flow, plans, side, stacks, result_values, skipped, within)
 
-    def run(*given: Any) -> list[Any]:
+    def run(*args: Any) -> list[Any]:
         emission = LoopEmission(
             flow,
             plans,
             side.batches,
             stacks,
-            wanted,
-            list(zip(inputs, given, strict=True)),
-            lies,
+            requested,
+            list(zip(inputs, args, strict=True)),
+            shardings,
             within,
         )
         emission.run(steps)
         return [
-            emission.array(one) if isinstance(one, StackedArray) else emission.value(one)
-            for one, _ in results
+            emission.array(value) if isinstance(value, StackedArray) else emission.value(value)
+            for value, _ in results
         ]
 
     with _types_of(flow):
-        traced = jax.make_jaxpr(run)(*[_struct(flow, one) for one in inputs])
+        traced = jax.make_jaxpr(run)(*[_struct(flow, input_) for input_ in inputs])
     loops = [
-        Loop(f"repeat_{number}", plan.block.count, plan.block.period)
-        for number, plan in enumerate(plans)
+        Loop(f"repeat_{index}", plan.block.count, plan.block.period)
+        for index, plan in enumerate(plans)
     ]
     return Rolled(
         traced,
-        tuple([_stack(one) for one in inputs]),
+        tuple([_stack(input_) for input_ in inputs]),
         tuple([stack for _, stack in results]),
         tuple(loops),
         len(side.batches),
@@ -209,14 +216,14 @@ def _check(
 ) -> None:
     if at_least < 2:
         raise ValueError(f"at_least={at_least}: a loop has 2 iterations or more")
-    for what, given, wanted in (
-        ("labels", labels, len(opened(program).invars)),
-        ("replaces", replaces, len(opened(program).outvars)),
+    for name, entries, count, kind in (
+        ("labels", labels, len(opened(program).invars), "inputs"),
+        ("replaces", replaces, len(opened(program).outvars), "results"),
     ):
-        if given is not None and len(given) != wanted:
-            of = "inputs" if what == "labels" else "results"
+        if entries is not None and len(entries) != count:
             raise ValueError(
-                f"{what} has {len(given)} entries, and the program {wanted} {of}: give one for each"
+                f"{name} has {len(entries)} entries, and the program {count} {kind}: give one for "
+                "each"
             )
 
 
@@ -225,31 +232,31 @@ def _blocks(
 ) -> tuple[LoopExtents, list[RepeatedBlock]]:
     """Blocks that are loops, and those in which nothing goes from one iteration to the next."""
     extents = LoopExtents(flow, at_least, label)
-    beside = []
+    others = []
     for run in periodic_runs(keys, at_least):
         border = first_border(flow, run, extents.iterations())
         count = (run.length - border) // run.period
         if count < at_least:
             border, count = 0, run.length // run.period
-        found = blocks_of(flow, run.start + border, run.period, count, at_least)
-        if not found and run.length - run.period >= _WORTH:
-            extents.reasons.append(_apart(run, count))
-        for block in found:
+        blocks = blocks_of(flow, run.start + border, run.period, count, at_least)
+        if not blocks and run.length - run.period >= _WORTH:
+            extents.reasons.append(_mixed_reason(run, count))
+        for block in blocks:
             if not block.recurs:
-                beside.append(block)
+                others.append(block)
             elif _worth_it(block) and _slices_fit(flow, block, extents):
                 extents.add(block)
-    return extents, beside
+    return extents, others
 
 
 def _worth_it(block: RepeatedBlock) -> bool:
     """Whether a loop saves equations, and its iterations do more than add numbers up."""
-    made = block.made_as(0)[0]
-    shapes = [one.shape for one in block.flow.avals[made : made + block.made]]
+    outputs = block.made_as(0)[0]
+    shapes = [aval.shape for aval in block.flow.avals[outputs : outputs + block.made]]
     return block.saved >= _WORTH and any(shapes)
 
 
-def _apart(run: PeriodicRun, count: int) -> str:
+def _mixed_reason(run: PeriodicRun, count: int) -> str:
     return (
         f"{count} equal parts of {run.period} equations are no loop: each reads other results of "
         "those before it"
@@ -257,11 +264,11 @@ def _apart(run: PeriodicRun, count: int) -> str:
 
 
 def _slices_fit(flow: EquationFlow, block: RepeatedBlock, extents: LoopExtents) -> bool:
-    for place, values in block.outside.items():
-        equation = flow.equations[block.start + block.places[place]]
+    for position, values in block.outside.items():
+        equation = flow.equations[block.start + block.places[position]]
         if equation.primitive.name == "slice" and len(set(values)) > 1:
-            times = range(block.start + block.places[place], block.stop, block.period)
-            if len({tuple(flow.equations[one].params["start_indices"]) for one in times}) > 1:
+            times = range(block.start + block.places[position], block.stop, block.period)
+            if len({tuple(flow.equations[time].params["start_indices"]) for time in times}) > 1:
                 extents.reasons.append(
                     f"{block.count} equal parts of {block.period} equations are no loop: they "
                     "slice other values at other positions"
@@ -274,33 +281,33 @@ def _batched(
     flow: EquationFlow,
     keys: Any,
     plans: Sequence[LoopPlan],
-    beside: Sequence[RepeatedBlock],
+    others: Sequence[RepeatedBlock],
     stacks: StackedValues,
     label: Callable[[int], Hashable],
-    refused: frozenset[int],
+    rejected: frozenset[int],
 ) -> SideBySide:
     taken = [time for plan in plans for time in range(plan.block.start, plan.block.stop)]
-    side = SideBySide(flow, keys.tolist(), stacks, taken, label, refused)
+    side = SideBySide(flow, keys.tolist(), stacks, taken, label, rejected)
     families = []
     for plan in plans:
         block = plan.block
         families += list(plan.reads)
-        for made in range(block.made):
-            values = plan.in_order(block.made_as(made))
+        for output in range(block.made):
+            values = plan.in_order(block.made_as(output))
             if any(not block.start <= time < block.stop for time in flow.readers[values[0]]):
                 families.append(values)
     side.follow(families)
-    for block in beside:
-        for number in range(block.period):
-            side.batch(tuple(range(block.start + number, block.stop, block.period)))
+    for block in others:
+        for position in range(block.period):
+            side.batch(tuple(range(block.start + position, block.stop, block.period)))
     side.follow(())
     return side
 
 
 def _inputs(flow: EquationFlow, stacks: StackedValues) -> list[int | StackedArray]:
     stacked = {value: array for array in stacks.inputs for value in array.members}
-    found = dict.fromkeys(stacked.get(number, number) for number in range(flow.inputs))
-    return list(found)
+    inputs = dict.fromkeys(stacked.get(value, value) for value in range(flow.inputs))
+    return list(inputs)
 
 
 def _results(
@@ -311,34 +318,34 @@ def _results(
 ) -> list[tuple[int | StackedArray, Stack]]:
     """What the program gives: values or arrays, and the numbers of the original results."""
     left: dict[int, int] = dict(enumerate(flow.results))
-    found: dict[int, tuple[int | StackedArray, Stack]] = {}
+    by_index: dict[int, tuple[int | StackedArray, Stack]] = {}
 
-    def give(array: StackedArray, numbers: tuple[int, ...]) -> None:
-        found[min(numbers)] = array, Stack(numbers, True)
-        for number in numbers:
-            del left[number]
+    def give(array: StackedArray, positions: tuple[int, ...]) -> None:
+        by_index[min(positions)] = array, Stack(positions, True)
+        for position in positions:
+            del left[position]
 
     news = {} if replaces is None else {old: new for new, old in enumerate(replaces)}
     for array in inputs:
-        if isinstance(array, StackedArray) and all(one in news for one in array.members):
-            numbers = tuple([news[one] for one in array.members])
-            values = tuple([flow.results[one] for one in numbers])
+        if isinstance(array, StackedArray) and all(member in news for member in array.members):
+            indices = tuple([news[member] for member in array.members])
+            values = tuple([flow.results[position] for position in indices])
             if len(set(values)) == len(values) and min(values) >= 0:
-                known = stacks.exactly(values)
-                give(known or stacks.add(StackedArray(values, "gathered")), numbers)
-    for number in range(len(flow.results)):
-        if number not in left:
+                existing = stacks.exactly(values)
+                give(existing or stacks.add(StackedArray(values, "gathered")), indices)
+    for position in range(len(flow.results)):
+        if position not in left:
             continue
-        of = {value: one for one, value in reversed(left.items())}
-        for array in stacks.homes(left[number]):
+        of = {value: position for position, value in reversed(left.items())}
+        for array in stacks.homes(left[position]):
             if array.origin in ("made", "carried", "batched", "input") and all(
-                one in of for one in array.members
+                member in of for member in array.members
             ):
-                give(array, tuple([of[one] for one in array.members]))
+                give(array, tuple([of[member] for member in array.members]))
                 break
         else:
-            found[number] = left.pop(number), Stack((number,), False)
-    return [found[number] for number in sorted(found)]
+            by_index[position] = left.pop(position), Stack((position,), False)
+    return [by_index[position] for position in sorted(by_index)]
 
 
 def _new_of(
@@ -348,29 +355,29 @@ def _new_of(
 ) -> dict[StackedArray, StackedArray]:
     """Of results that replace a stack of inputs, row by row, that stack."""
     stacks: dict[tuple[int | None, ...], StackedArray] = {
-        one.members: one for one in inputs if isinstance(one, StackedArray)
+        stack.members: stack for stack in inputs if isinstance(stack, StackedArray)
     }
-    found: dict[StackedArray, StackedArray] = {}
+    new_of: dict[StackedArray, StackedArray] = {}
     for array, stack in results:
         if replaces is not None and isinstance(array, StackedArray):
-            old = stacks.get(tuple([replaces[one] for one in stack.numbers]))
+            old = stacks.get(tuple([replaces[position] for position in stack.numbers]))
             if old is not None:
-                found[array] = old
-    return found
+                new_of[array] = old
+    return new_of
 
 
-def _stack(one: int | StackedArray) -> Stack:
-    return Stack(one.members, True) if isinstance(one, StackedArray) else Stack((one,), False)
+def _stack(value: int | StackedArray) -> Stack:
+    return Stack(value.members, True) if isinstance(value, StackedArray) else Stack((value,), False)
 
 
-def _struct(flow: EquationFlow, one: int | StackedArray) -> jax.ShapeDtypeStruct:
-    aval = flow.avals[one.members[0] if isinstance(one, StackedArray) else one]
-    lead = (len(one.members),) if isinstance(one, StackedArray) else ()
+def _struct(flow: EquationFlow, value: int | StackedArray) -> jax.ShapeDtypeStruct:
+    aval = flow.avals[value.members[0] if isinstance(value, StackedArray) else value]
+    lead = (len(value.members),) if isinstance(value, StackedArray) else ()
     layout = getattr(aval, "sharding", None)
     if layout is not None and layout.mesh.empty:
         layout = None
     if layout is not None and lead:
-        layout = NamedSharding(layout.mesh, PartitionSpec(None, *layout.spec))
+        layout = stacked_sharding(layout)
     return jax.ShapeDtypeStruct(
         (*lead, *aval.shape), aval.dtype, sharding=layout, weak_type=aval.weak_type
     )

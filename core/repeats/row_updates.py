@@ -48,20 +48,24 @@ class RowUpdates:
     ) -> None:
         """Look at what they read."""
         self._flow = flow
-        self._batches = [batches[number] for number in updates.batches]
+        self._batches = [batches[batch] for batch in updates.batches]
         self._replaced = updates.replaced
-        made = {one for batch in self._batches for one in batch.results}
-        read = dict.fromkeys(one for batch in self._batches for one in batch.operands)
-        arrays = [one for one in read if isinstance(one, StackedArray) and one not in made]
-        self.values = [one for one in read if isinstance(one, int) and one >= 0]
+        outputs = {value for batch in self._batches for value in batch.results}
+        read = dict.fromkeys(operand for batch in self._batches for operand in batch.operands)
+        arrays = [
+            value for value in read if isinstance(value, StackedArray) and value not in outputs
+        ]
+        self.values = [value for value in read if isinstance(value, int) and value >= 0]
         self.stacks = list(updates.replaced.values())
-        self.made = [one for one in arrays if one.origin == "made" and one.owner == loop]
-        self.read = [one for one in arrays if one not in self.made and one not in self.stacks]
+        self.made = [array for array in arrays if array.origin == "made" and array.owner == loop]
+        self.read = [
+            array for array in arrays if array not in self.made and array not in self.stacks
+        ]
         self.given = [
-            one
+            value
             for batch in self._batches
-            for one in batch.results
-            if one in wanted and one not in updates.replaced
+            for value in batch.results
+            if value in wanted and value not in updates.replaced
         ]
 
     def run(
@@ -74,7 +78,7 @@ class RowUpdates:
         """One iteration.
 
         Args:
-            rows: of `made` and `read`.
+            rows: of `outputs` and `read`.
             values: of `values`.
             stacks: of `stacks`.
             index: of the row.
@@ -82,34 +86,34 @@ class RowUpdates:
         Returns:
             The stacks with new rows, and rows of `given`.
         """
-        rows = {one: jnp.expand_dims(row, 0) for one, row in rows.items()}
+        rows = {value: jnp.expand_dims(row, 0) for value, row in rows.items()}
         now = dict(zip(self.stacks, stacks, strict=True))
-        rows.update((one, _row(now[one], index)) for one in self.stacks)
+        rows.update((stack, _row(now[stack], index)) for stack in self.stacks)
         for batch in self._batches:
-            made = self._evaluated(batch, rows, values)
-            for result, row in zip(batch.results, made, strict=True):
+            outputs = self._evaluated(batch, rows, values)
+            for result, row in zip(batch.results, outputs, strict=True):
                 old = self._replaced.get(result)
                 rows[result] = row
                 if old is not None:  # what follows reads the new array: then no copy is needed
                     now[old] = jax.lax.dynamic_update_slice_in_dim(now[old], row, index, 0)
                     rows[result] = _row(now[old], index)
-        return [now[one] for one in self.stacks], [rows[one][0] for one in self.given]
+        return [now[stack] for stack in self.stacks], [rows[stack][0] for stack in self.given]
 
     def _evaluated(
         self, batch: BatchedEquation, rows: Mapping[StackedArray, Any], values: Mapping[int, Any]
     ) -> list[Any]:
         equation = self._flow.equations[batch.equations[0]]
-        atoms, variables, given, axes = [], [], [], []
-        for one, atom in zip(batch.operands, equation.invars, strict=True):
-            if isinstance(one, int) and one < 0:
+        atoms, variables, args, axes = [], [], [], []
+        for operand, atom in zip(batch.operands, equation.invars, strict=True):
+            if isinstance(operand, int) and operand < 0:
                 atoms.append(atom)
                 continue
             variables.append(Var(atom.aval))
             atoms.append(variables[-1])
-            given.append(values[one] if isinstance(one, int) else rows[one])
-            axes.append(None if isinstance(one, int) else 0)
+            args.append(values[operand] if isinstance(operand, int) else rows[operand])
+            axes.append(None if isinstance(operand, int) else 0)
         run = function_of(variables, equation.outvars, [equation.replace(invars=atoms)])
-        return over_rows(run, axes, given, 1)
+        return over_rows(run, axes, args, 1)
 
 
 def _row(array: Any, index: Any) -> Any:

@@ -28,25 +28,15 @@ _KEPT_APART = frozenset({"optimization_barrier"})
 def shared(
     flow: EquationFlow, keys: Sequence[int], plans: Sequence[LoopPlan], stacks: StackedValues
 ) -> list[LoopPlan]:
-    """Let loops read reductions that an earlier one has.
-
-    Args:
-        flow: of the program.
-        keys: of its equations.
-        plans: the loops.
-        stacks: all arrays.
-
-    Returns:
-        Loops that compute less.
-    """
-    found: list[LoopPlan] = []
+    """Let loops read reductions that an earlier one has."""
+    result: list[LoopPlan] = []
     for plan in plans:
         same = _Same(flow, keys, stacks)
-        for earlier in found:
+        for earlier in result:
             if earlier.block.count == plan.block.count:
                 same.note(earlier)
-        found.append(dataclasses.replace(plan, sliced={**plan.sliced, **same.reductions(plan)}))
-    return found
+        result.append(dataclasses.replace(plan, sliced={**plan.sliced, **same.reductions(plan)}))
+    return result
 
 
 class _Same:
@@ -71,17 +61,17 @@ class _Same:
         """Equations of an iteration that need not run, and what has their results."""
         if not self._made:
             return {}
-        found = {}
+        reductions = {}
         for number in range(plan.block.period):
-            made = self._made.get(self._key(plan, number))
-            if made is None or number in plan.sliced:
+            outputs = self._made.get(self._key(plan, number))
+            if outputs is None or number in plan.sliced:
                 continue
-            for mine, other in zip(self._results(plan, number), made, strict=True):
-                self._alias.update(zip(mine, other, strict=True))
-            array = self._stacks.exactly(made[0])
+            for own_arrays, other in zip(self._results(plan, number), outputs, strict=True):
+                self._alias.update(zip(own_arrays, other, strict=True))
+            array = self._stacks.exactly(outputs[0])
             if array is not None and array.origin == "made" and self._is_small(plan, number):
-                found[number] = array
-        return found
+                reductions[number] = array
+        return reductions
 
     def _key(self, plan: LoopPlan, number: int) -> Hashable:
         """Equal for equations that compute the same in all iterations; None: like no other."""
@@ -97,21 +87,21 @@ class _Same:
             if self._flow.same_literals(values):
                 read.append((self._flow.literal(values[0]).tobytes(), self._flow.aval(values[0])))
             else:
-                same = tuple([self._alias.get(one, one) for one in values])
+                same = tuple([self._alias.get(value, value) for value in values])
                 read.append(plan.in_order(same))
         return self._keys[time], equation.params.get("start_indices"), *read
 
     def _results(self, plan: LoopPlan, number: int) -> tuple[tuple[int, ...], ...]:
         first = int(plan.block.firsts[0])
         outputs = self._flow.outputs[plan.block.start + number]
-        return tuple([plan.in_order(plan.block.made_as(one - first)) for one in outputs])
+        return tuple([plan.in_order(plan.block.made_as(output - first)) for output in outputs])
 
     def _is_small(self, plan: LoopPlan, number: int) -> bool:
         time = plan.block.start + number
         equation = self._flow.equations[time]
         if not equation.primitive.name.startswith("reduce_") or len(equation.outvars) > 1:
             return False
-        largest = max(_bytes(self._flow.aval(one)) for one in self._flow.operands[time])
+        largest = max(_bytes(self._flow.aval(operand)) for operand in self._flow.operands[time])
         return _SMALLER * _bytes(equation.outvars[0].aval) <= largest
 
 

@@ -68,18 +68,14 @@ class SideBySide:
         self._label = label
         self._refused = refused
         self._taken = set(taken)
-        self._alone = {time for time, one in enumerate(flow.equations) if one.effects}
+        self._alone = {time for time, equation in enumerate(flow.equations) if equation.effects}
         self._failed: set[tuple[int, ...]] = set()
         self._new: list[tuple[int, ...]] = []
         self.batches: list[BatchedEquation] = []
         self.batched_in: dict[int, int] = {}
 
     def follow(self, families: Iterable[tuple[int, ...]]) -> None:
-        """Batch what reads the members of arrays, what reads that, and so on.
-
-        Args:
-            families: members of arrays.
-        """
+        """Batch what reads the members of arrays, what reads that, and so on."""
         pending = list(families)
         before = -1
         while len(self.batches) > before:
@@ -94,22 +90,14 @@ class SideBySide:
                 self._readers(family)
 
     def batch(self, equations: tuple[int, ...], deep: int = 0) -> bool:
-        """Batch equal equations if what they read is in arrays.
-
-        Args:
-            equations: in the order of the leading axis.
-            deep: how many readers led here.
-
-        Returns:
-            Whether they are batched now.
-        """
+        """Batch equal equations if what they read is in arrays."""
         if equations[0] in self.batched_in:
-            number = self.batched_in[equations[0]]
-            return self.batches[number].equations == equations
+            batch = self.batched_in[equations[0]]
+            return self.batches[batch].equations == equations
         if not self._free(equations) or equations in self._failed or deep > _DEEP:
             return False
         self._failed.add(equations)
-        columns = list(zip(*[self._flow.operands[one] for one in equations], strict=True))
+        columns = list(zip(*[self._flow.operands[equation] for equation in equations], strict=True))
         operands = []
         for column in columns:
             operand = self._operand(column, deep)
@@ -117,23 +105,25 @@ class SideBySide:
                 return False
             operands.append(operand)
         sliced = False
-        if all(isinstance(one, int) for one in operands):
+        if all(isinstance(operand, int) for operand in operands):
             first = self._flow.equations[equations[0]]
             if first.primitive.name != "slice":
                 return False
             sliced = True
         elif self._flow.equations[equations[0]].primitive.name == "slice":
-            params = [self._flow.equations[one].params["start_indices"] for one in equations]
+            params = [
+                self._flow.equations[equation].params["start_indices"] for equation in equations
+            ]
             if len(set(params)) > 1:
                 return False
         if not self._free(equations):
             return False
-        number = len(self.batches)
-        self.batched_in.update(dict.fromkeys(equations, number))
+        batch = len(self.batches)
+        self.batched_in.update(dict.fromkeys(equations, batch))
         results = []
         for result in range(len(self._flow.outputs[equations[0]])):
-            members = tuple([self._flow.outputs[one][result] for one in equations])
-            results.append(self._stacks.add(StackedArray(members, "batched", number, result)))
+            members = tuple([self._flow.outputs[equation][result] for equation in equations])
+            results.append(self._stacks.add(StackedArray(members, "batched", batch, result)))
             self._new.append(members)
         self.batches.append(BatchedEquation(equations, tuple(operands), tuple(results), sliced))
         return True
@@ -141,33 +131,33 @@ class SideBySide:
     def _free(self, equations: tuple[int, ...]) -> bool:
         return (
             len(set(equations)) == len(equations)
-            and len({self._keys[one] for one in equations}) == 1
+            and len({self._keys[equation] for equation in equations}) == 1
             and self._refused.isdisjoint(equations)
             and self._taken.isdisjoint(equations)
             and self._alone.isdisjoint(equations)
-            and not any(one in self.batched_in for one in equations)
+            and not any(equation in self.batched_in for equation in equations)
         )
 
     def _operand(self, column: tuple[int, ...], deep: int) -> int | StackedArray | None:
         first = column[0]
-        if all(one == first for one in column):
+        if all(value == first for value in column):
             return first
         if max(column) < 0:
             if self._flow.same_literals(column):
                 return first
             return self._stacks.add(StackedArray(column, "literals"))
-        known = self._stacks.exactly(column)
-        if known is not None:
-            return known
+        existing = self._stacks.exactly(column)
+        if existing is not None:
+            return existing
         if min(column) < 0:
             return None
         if stackable(self._flow, column, self._stacks, self._label):
             return self._stacks.add(StackedArray(column, "input"))
-        makers = tuple([self._flow.made_by[one] for one in column])
+        makers = tuple([self._flow.made_by[value] for value in column])
         if min(makers) >= 0:
             results = {
-                self._flow.outputs[maker].index(one)
-                for maker, one in zip(makers, column, strict=True)
+                self._flow.outputs[maker].index(value)
+                for maker, value in zip(makers, column, strict=True)
             }
             if len(results) == 1 and self.batch(makers, deep + 1):
                 return self._stacks.exactly(column)
@@ -180,15 +170,15 @@ class SideBySide:
         groups = [self._reads(value) for value in family]
         for read, first in groups[0].items():
             others = [group.get(read, ()) for group in groups]
-            if all(len(one) == len(first) for one in others):
+            if all(len(other) == len(first) for other in others):
                 for equations in zip(*others, strict=True):
                     self.batch(equations)
 
     def _reads(self, value: int) -> dict[tuple[int, int], list[int]]:
         """Equations that read a value and are not in a loop, by key and operand."""
-        found: dict[tuple[int, int], list[int]] = {}
+        reads: dict[tuple[int, int], list[int]] = {}
         for time in self._flow.readers[value]:
             if time not in self._taken and time not in self._alone:
-                place = self._flow.operands[time].index(value)
-                found.setdefault((self._keys[time], place), []).append(time)
-        return found
+                position = self._flow.operands[time].index(value)
+                reads.setdefault((self._keys[time], position), []).append(time)
+        return reads

@@ -40,7 +40,7 @@ class StackedArray:
     @functools.cached_property
     def index(self) -> dict[int, int]:
         """Where each value lies."""
-        return {value: place for place, value in enumerate(self.members)}
+        return {value: index for index, value in enumerate(self.members)}
 
 
 class StackedValues:
@@ -53,33 +53,21 @@ class StackedValues:
         self.inputs: list[StackedArray] = []
 
     def add(self, array: StackedArray) -> StackedArray:
-        """Add an array; if one with the same members is there, that one is returned.
-
-        Args:
-            array: the new one.
-        """
-        known = self._arrays.setdefault(array.members, array)
-        if known is array:
+        """Add an array; if one with the same members is there, that one is returned."""
+        existing = self._arrays.setdefault(array.members, array)
+        if existing is array:
             for value in dict.fromkeys(array.members):
                 self._homes.setdefault(value, []).append(array)
             if array.origin == "input":
                 self.inputs.append(array)
-        return known
+        return existing
 
     def exactly(self, members: tuple[int, ...]) -> StackedArray | None:
-        """The array of these values in this order.
-
-        Args:
-            members: values.
-        """
+        """The array of these values in this order."""
         return self._arrays.get(members)
 
     def homes(self, value: int) -> Sequence[StackedArray]:
-        """The arrays that a value lies in.
-
-        Args:
-            value: its number.
-        """
+        """The arrays that a value lies in."""
         return self._homes.get(value, ())
 
     def find(self, members: tuple[int, ...]) -> tuple[StackedArray, tuple[int, ...]] | None:
@@ -92,6 +80,6 @@ class StackedValues:
         if exact is not None:
             return exact, tuple(range(len(members)))
         for array in self.homes(members[0]):
-            if all(one in array.index for one in members):
-                return array, tuple([array.index[one] for one in members])
+            if all(member in array.index for member in members):
+                return array, tuple([array.index[member] for member in members])
         return None

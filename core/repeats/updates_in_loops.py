@@ -50,35 +50,23 @@ def updates_in(
     new_of: Mapping[StackedArray, StackedArray],
     order: StepOrder,
 ) -> dict[int, LoopUpdates]:
-    """The updates that can run in loops.
-
-    Args:
-        flow: of the program.
-        plans: the loops.
-        side: the batched equations.
-        results: what the program gives.
-        new_of: of arrays that replace an input, that input.
-        order: of its steps, with all of these outside of loops.
-
-    Returns:
-        By the number of the loop.
-    """
-    found: dict[int, LoopUpdates] = {}
+    """The updates that can run in loops."""
+    updates: dict[int, LoopUpdates] = {}
     taken: set[int] = set()
     step_of = functools.cache(order.step_of)
 
     @functools.cache
     def reading(array: StackedArray) -> frozenset[Step]:
-        return frozenset(step_of(time) for one in array.members for time in flow.readers[one])
+        return frozenset(step_of(time) for member in array.members for time in flow.readers[member])
 
-    for number, plan in enumerate(plans):
-        after = order.following(("loop", number))
-        one = _Updates(flow, plan, side, set(results), new_of, number, after, step_of, reading)
-        batches = one.batches()
+    for index, plan in enumerate(plans):
+        after = order.following(("loop", index))
+        member = _Updates(flow, plan, side, set(results), new_of, index, after, step_of, reading)
+        batches = member.batches()
         if batches and taken.isdisjoint(batches):
             taken.update(batches)
-            found[number] = LoopUpdates(tuple(batches), one.replaced(batches))
-    return found
+            updates[index] = LoopUpdates(tuple(batches), member.replaced(batches))
+    return updates
 
 
 class _Updates:
@@ -111,18 +99,18 @@ class _Updates:
     def batches(self) -> list[int]:
         """The batched equations that run in the loop, in order."""
         gradients = dict.fromkeys(
-            one
+            array
             for batch in self._side.batches
-            for one in _arrays(batch)
-            if one.origin == "made"
-            and one.owner == self._number
-            and one not in self._results
-            and _bytes(self._flow, one) >= _LARGE
+            for array in _arrays(batch)
+            if array.origin == "made"
+            and array.owner == self._number
+            and array not in self._results
+            and _bytes(self._flow, array) >= _LARGE
         )
-        found: dict[int, None] = {}
+        batches: dict[int, None] = {}
         for gradient in gradients:
-            found.update(dict.fromkeys(self._of(gradient)))
-        return list(found)
+            batches.update(dict.fromkeys(self._of(gradient)))
+        return list(batches)
 
     def _of(self, gradient: StackedArray) -> list[int]:
         """What is done with a gradient in the loop: nothing if it would give more arrays."""
@@ -130,18 +118,16 @@ class _Updates:
         if not self._readers(gradient) <= {*inside}:
             return []
         inside = self._without_late(inside, gradient)
-        there = self.replaced(inside)
-        made = [one for number in inside for one in self._side.batches[number].results]
-        if any(one not in there and not self._readers(one) <= {*inside} for one in made):
+        replaced = self.replaced(inside)
+        outputs = [value for index in inside for value in self._side.batches[index].results]
+        if any(
+            value not in replaced and not self._readers(value) <= {*inside} for value in outputs
+        ):
             return []
         return self._with_makers(inside)
 
     def replaced(self, inside: Collection[int]) -> dict[StackedArray, StackedArray]:
-        """The results that replace the rows of an input in place.
-
-        Args:
-            inside: the batched equations in the loop.
-        """
+        """The results that replace the rows of an input in place."""
         return {
             new: old
             for new, old in self._new_of.items()
@@ -161,55 +147,61 @@ class _Updates:
                 return False
             if step[0] == "batch" and step[1] in inside and step[1] not in before:
                 return False
-        again = [one for equation in self._plan.repeated for one in equation.operands]
-        return not any(isinstance(one, tuple) and one[0] in old.index for one in again)
+        again = [operand for equation in self._plan.repeated for operand in equation.operands]
+        return not any(isinstance(value, tuple) and value[0] in old.index for value in again)
 
     def _without_late(self, inside: list[int], gradient: StackedArray) -> list[int]:
         """Without those that can run after the loop, on arrays that are there anyway."""
-        there = self.replaced(inside)
-        kept: set[int] = set()
+        replaced = self.replaced(inside)
+        remaining: set[int] = set()
         while True:
             late: set[int] = set()
-            for number in inside:
-                made = [one for one in _arrays(self._side.batches[number]) if one.owner in inside]
-                made = [one for one in made if one.origin == "batched" and one not in there]
-                reads = _arrays(self._side.batches[number])
-                if number not in kept and gradient not in reads:
-                    if all(one.owner in late for one in made):
-                        late.add(number)
+            for index in inside:
+                outputs = [
+                    array for array in _arrays(self._side.batches[index]) if array.owner in inside
+                ]
+                outputs = [
+                    value
+                    for value in outputs
+                    if value.origin == "batched" and value not in replaced
+                ]
+                reads = _arrays(self._side.batches[index])
+                if index not in remaining and gradient not in reads:
+                    if all(value.owner in late for value in outputs):
+                        late.add(index)
             left = {*inside} - late
             needed = {
-                number
-                for number in late
-                for one in self._side.batches[number].results
-                if self._readers(one) & left
+                index
+                for index in late
+                for value in self._side.batches[index].results
+                if self._readers(value) & left
             }
             if not needed:
-                return [number for number in inside if number in left]
-            kept |= needed
+                return [index for index in inside if index in left]
+            remaining |= needed
 
     def _with_makers(self, inside: list[int]) -> list[int]:
         """With those that only these read: their results need no array."""
-        found = dict.fromkeys(inside)
-        for number in reversed(range(len(self._side.batches))):
-            batch = self._side.batches[number]
+        result = dict.fromkeys(inside)
+        for index in reversed(range(len(self._side.batches))):
+            batch = self._side.batches[index]
             if (
-                number not in found
+                index not in result
                 and not batch.sliced
                 and len(batch.equations) == self._plan.block.count
-                and all(self._readers(one) <= found.keys() for one in batch.results)
+                and all(self._readers(value) <= result.keys() for value in batch.results)
                 and any(map(self._readers, batch.results))
                 and all(map(self._is_independent, batch.operands))
-                and any(one.origin == "input" for one in _arrays(batch))
+                and any(array.origin == "input" for array in _arrays(batch))
             ):
-                found = {number: None, **found}
-        return list(found)
+                result = {index: None, **result}
+        return list(result)
 
     def _readers(self, array: StackedArray) -> set[int]:
         """The batched equations that read an array; -1 for whatever else does, but for the loop."""
         steps = self._reading(array) - {("loop", self._number)}
-        found = {step[1] if step[0] == "batch" else -1 for step in steps}
-        return found | {-1} if not self._given.isdisjoint(array.members) else found
+        readers = {step[1] if step[0] == "batch" else -1 for step in steps}
+        return readers | {-1} if not self._given.isdisjoint(array.members) else readers
 
     def _inside(self, gradient: StackedArray) -> list[int]:
         """All batched equations made of a gradient and of what is there before the loop."""
@@ -217,9 +209,9 @@ class _Updates:
         before = -1
         while len(inside) > before:
             before = len(inside)
-            for number, batch in enumerate(self._side.batches):
-                if number not in inside and self._fits(batch, gradient, inside):
-                    inside[number] = None
+            for index, batch in enumerate(self._side.batches):
+                if index not in inside and self._fits(batch, gradient, inside):
+                    inside[index] = None
         return list(inside)
 
     def _fits(
@@ -228,36 +220,44 @@ class _Updates:
         first = self._flow.equations[batch.equations[0]]
         if batch.sliced or first.effects or first.primitive.name == "sharding_constraint":
             return False
-        made = [
-            one is gradient
-            or (isinstance(one, StackedArray) and one.origin == "batched" and one.owner in inside)
-            for one in batch.operands
+        outputs = [
+            operand is gradient
+            or (
+                isinstance(operand, StackedArray)
+                and operand.origin == "batched"
+                and operand.owner in inside
+            )
+            for operand in batch.operands
         ]
-        return any(made) and all(
-            here or self._is_independent(one)
-            for here, one in zip(made, batch.operands, strict=True)
+        return any(outputs) and all(
+            output or self._is_independent(operand)
+            for output, operand in zip(outputs, batch.operands, strict=True)
         )
 
     def _is_independent(self, operand: int | StackedArray) -> bool:
         """Whether something is there before the loop."""
         values = operand.members if isinstance(operand, StackedArray) else (operand,)
-        makers = [self._flow.made_by[one] for one in values if one >= 0]
+        makers = [self._flow.made_by[value] for value in values if value >= 0]
         steps = {self._step(time) for time in makers if time >= 0}
         return steps.isdisjoint(self._after) and ("loop", self._number) not in steps
 
     def _before(self, batch: int, inside: Collection[int]) -> set[int]:
         """A batched equation and those in the loop that it is made of."""
-        found, pending = {batch}, [batch]
+        result, pending = {batch}, [batch]
         while pending:
-            for one in _arrays(self._side.batches[pending.pop()]):
-                if one.origin == "batched" and one.owner in inside and one.owner not in found:
-                    found.add(one.owner)
-                    pending.append(one.owner)
-        return found
+            for array in _arrays(self._side.batches[pending.pop()]):
+                if (
+                    array.origin == "batched"
+                    and array.owner in inside
+                    and array.owner not in result
+                ):
+                    result.add(array.owner)
+                    pending.append(array.owner)
+        return result
 
 
 def _arrays(batch: BatchedEquation) -> list[StackedArray]:
-    return [one for one in batch.operands if isinstance(one, StackedArray)]
+    return [operand for operand in batch.operands if isinstance(operand, StackedArray)]
 
 
 def _bytes(flow: EquationFlow, array: StackedArray) -> int:

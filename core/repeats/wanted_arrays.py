@@ -20,19 +20,9 @@ def wanted_arrays(
     skipped: set[int],
     within: Mapping[int, LoopUpdates],
 ) -> set[StackedArray]:
-    """Arrays that loops are to give: all that others read of them.
-
-    Args:
-        flow: of the program.
-        plans: its loops.
-        side: its batched equations.
-        stacks: all arrays.
-        results: what the program gives.
-        skipped: equations that do not run.
-        within: batched equations that run in a loop, by its number.
-    """
-    arrays = {one for one in results if isinstance(one, StackedArray)}
-    values = {one for one in results if isinstance(one, int)}
+    """Arrays that loops are to give: all that others read of them."""
+    arrays = {value for value in results if isinstance(value, StackedArray)}
+    values = {value for value in results if isinstance(value, int)}
     inside = {*side.batched_in, *skipped}
     for plan in plans:
         block = plan.block
@@ -40,12 +30,12 @@ def wanted_arrays(
         arrays.update(array for array, _ in plan.reads.values())
         arrays.update(array for array in plan.sliced.values() if array.origin == "made")
         values.update(first for _, first in block.carried)
-        values.update(one[0] for one in block.outside.values() if len(set(one)) == 1)
-    loop_of = {batch: loop for loop, one in within.items() for batch in one.batches}
-    for number, batch in enumerate(side.batches):
-        read = [one for one in batch.operands if isinstance(one, StackedArray)]
-        arrays.update(one for one in read if not _stays_in(one, loop_of.get(number), loop_of))
-        values.update(one for one in batch.operands if isinstance(one, int))
+        values.update(value[0] for value in block.outside.values() if len(set(value)) == 1)
+    loop_of = {batch: loop for loop, value in within.items() for batch in value.batches}
+    for index, batch in enumerate(side.batches):
+        read = [operand for operand in batch.operands if isinstance(operand, StackedArray)]
+        arrays.update(value for value in read if not _stays_in(value, loop_of.get(index), loop_of))
+        values.update(operand for operand in batch.operands if isinstance(operand, int))
         if batch.sliced:
             values.update(flow.operands[batch.equations[0]])
     for time, operands in enumerate(flow.operands):
@@ -62,8 +52,8 @@ def wanted_arrays(
     for value in sorted(values - lasts):
         if value < 0 or flow.made_by[value] not in inside:
             continue
-        homes = [one for one in stacks.homes(value) if one.origin != "gathered"]
-        if homes and not any(one in arrays for one in homes):
+        homes = [value for value in stacks.homes(value) if value.origin != "gathered"]
+        if homes and not any(value in arrays for value in homes):
             arrays.add(homes[0])
     return arrays
 

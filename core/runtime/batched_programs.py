@@ -34,12 +34,7 @@ class AddedAxis:
         return cls(axis.size, tuple(names.items()))
 
     def over(self, function: Any, axes: Sequence[Any]) -> Any:
-        """A function of all examples.
-
-        Args:
-            function: of one.
-            axes: for each argument, where it has the axis.
-        """
+        """A function of all examples."""
         return jax.vmap(function, in_axes=tuple(axes), axis_size=self.size, **dict(self.options))
 
 
@@ -68,13 +63,13 @@ class BatchedProgram:
             self._linears[which] = BatchedDerivative(inner, self._mapped, None, self._axis)
         return self._linears[which]
 
-    def spread(self, number: int, tangent: Any) -> Any:
+    def spread(self, index: int, tangent: Any) -> Any:
         """Of an operand that all examples share, a tangent for each."""
-        inner = functools.partial(self._inner.spread, number)
-        if self._mapped[number]:
+        inner = functools.partial(self._inner.spread, index)
+        if self._mapped[index]:
             return self._axis.over(inner, [0])(tangent)
-        one = inner(tangent)
-        return jnp.broadcast_to(one, (self._axis.size, *one.shape))
+        tangent_of_row = inner(tangent)
+        return jnp.broadcast_to(tangent_of_row, (self._axis.size, *tangent_of_row.shape))
 
 
 class BatchedDerivative:
@@ -97,27 +92,27 @@ class BatchedDerivative:
         """See the class."""
         self._inner, self._mapped, self._kept, self._axis = inner, mapped, kept, axis
         self.count, self.which = inner.count, inner.which
-        self.with_slope = inner.with_slope
+        self.with_cotangent = inner.with_cotangent
 
     def forward(self, *operands: Any) -> tuple[list[Any], list[Any]]:
         """The results and residuals of all examples."""
         return self._axis.over(self._inner.forward, _axes(self._mapped))(*operands)
 
     def backward(
-        self, operands: Sequence[Any], residuals: Sequence[Any], slopes: Sequence[Any]
+        self, operands: Sequence[Any], residuals: Sequence[Any], cotangents: Sequence[Any]
     ) -> list[Any]:
         """The cotangents of all examples, apart also where they share an operand."""
         kept = (True,) * len(residuals) if self._kept is None else self._kept
-        axes = [_axes(self._mapped), _axes(kept), [0] * len(slopes)]
+        axes = [_axes(self._mapped), _axes(kept), [0] * len(cotangents)]
         run = self._axis.over(self._inner.backward, axes)
-        return run(list(operands), list(residuals), list(slopes))
+        return run(list(operands), list(residuals), list(cotangents))
 
     @functools.cached_property
-    def pullback(self) -> Program:
+    def vjp(self) -> Program:
         """The backward pass as a program."""
-        mapped = (*self._mapped, *(True for _ in self.with_slope))
-        return BatchedProgram(self._inner.pullback, mapped, self._axis)
+        mapped = (*self._mapped, *(True for _ in self.with_cotangent))
+        return BatchedProgram(self._inner.vjp, mapped, self._axis)
 
 
 def _axes(mapped: Sequence[bool]) -> list[Any]:
-    return [0 if one else None for one in mapped]
+    return [0 if is_mapped else None for is_mapped in mapped]

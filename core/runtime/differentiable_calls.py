@@ -4,7 +4,7 @@ A `Program` computes results, and gives for each set of operands a `Derivative`:
 keeps residuals, and a backward pass from them. JAX asks for no other derivative: the forward pass
 stands in the trace as ordinary operations, so `jax.checkpoint` decides about each of its values;
 the map of tangents is one operation, whose transposition is the backward pass. Derivatives of the
-backward pass come from `Derivative.pullback`, a program again.
+backward pass come from `Derivative.vjp`, a program again.
 
 | operation | computes |
 |---|---|
@@ -36,20 +36,16 @@ from .primitives import new_primitive
 
 
 def call(program: Program, *operands: Any) -> list[Any]:
-    """Call a program; in a JAX trace as one operation.
-
-    Args:
-        program: what is called.
-        *operands: arrays, one for each that it takes.
-    """
+    """Call a program; in a JAX trace as one operation."""
     return _bound(program, operands)
 
 
 def _bound(program: Program, operands: Sequence[Any]) -> list[Any]:
     """Bind with what the program computes, in which JAX looks for the devices of layouts."""
-    if any(type(one).__name__ in _DIFFERENTIATED for one in operands):  # it is not asked for
+    # Tracers of a derivative do not look for it.
+    if any(type(operand).__name__ in _DIFFERENTIATED for operand in operands):
         return _call.bind(*operands, program=program, jaxpr=None)
-    jaxpr = jax.make_jaxpr(lambda *given: list(program(*given)))(*operands)
+    jaxpr = jax.make_jaxpr(lambda *args: list(program(*args)))(*operands)
     return _call.bind(*operands, program=program, jaxpr=jaxpr)
 
 
@@ -78,19 +74,19 @@ def _jvp_of_call(
     linear = program.linear(which)
     computed, residuals = linear.forward(*map(jax.lax.stop_gradient, primals))
     results = _attached(program, primals, computed)
-    given = [program.spread(number, tangents[number]) for number in which]
-    return results, _tangents_of(linear, primals, residuals, given, results)
+    spread = [program.spread(index, tangents[index]) for index in which]
+    return results, _tangents_of(linear, primals, residuals, spread, results)
 
 
 def _attached(program: Program, operands: Sequence[Any], computed: Sequence[Any]) -> list[Any]:
     """What was computed without derivatives, as results that have the program's."""
-    count, given = len(operands), [*operands, *computed]
-    jaxpr = jax.make_jaxpr(lambda *given: list(given[count:]))(*given)
-    return _results.bind(*given, program=program, count=count, jaxpr=jaxpr)
+    count, values = len(operands), [*operands, *computed]
+    jaxpr = jax.make_jaxpr(lambda *values: list(values[count:]))(*values)
+    return _results.bind(*values, program=program, count=count, jaxpr=jaxpr)
 
 
-def _outcome(*given: Any, program: Program, count: int, jaxpr: Any) -> list[Any]:
-    return list(given[count:])
+def _outcome(*values: Any, program: Program, count: int, jaxpr: Any) -> list[Any]:
+    return list(values[count:])
 
 
 def _jvp_of_results(
@@ -106,11 +102,11 @@ def _batch_results(
     if _is_around(axis, axes, None):
         results = _attached(program, arrays[:count], arrays[count:])
         return results, [None] * len(results)
-    mapped = tuple(one is not None for one in axes[:count])
+    mapped = tuple(axis is not None for axis in axes[:count])
     fronted = [_fronted(*pair) for pair in zip(arrays, axes, strict=True)]
     computed = [
-        jnp.broadcast_to(one, (axis.size, *one.shape)) if at is None else one
-        for one, at in zip(fronted[count:], axes[count:], strict=True)
+        jnp.broadcast_to(value, (axis.size, *value.shape)) if at is None else value
+        for value, at in zip(fronted[count:], axes[count:], strict=True)
     ]
     batched = BatchedProgram(program, mapped, AddedAxis.of(axis))
     results = _attached(batched, fronted[:count], computed)
@@ -121,14 +117,14 @@ def _tangents_of(
     linear: Derivative,
     primals: Sequence[Any],
     residuals: Sequence[Any],
-    given: Sequence[Any],
+    tangents_in: Sequence[Any],
     results: Sequence[Any],
 ) -> list[Any]:
-    slopes = tuple(jax.typeof(results[number]) for number in linear.with_slope)
-    types = (slopes, tuple(map(jax.typeof, given)))
-    found = _tangents.bind(*primals, *residuals, *given, linear=linear, types=types)
-    tangents = dict(zip(linear.with_slope, found, strict=True))
-    return [tangents[n] if n in tangents else _none(one) for n, one in enumerate(results)]
+    cotangents = tuple(jax.typeof(results[index]) for index in linear.with_cotangent)
+    types = (cotangents, tuple(map(jax.typeof, tangents_in)))
+    outputs = _tangents.bind(*primals, *residuals, *tangents_in, linear=linear, types=types)
+    tangents = dict(zip(linear.with_cotangent, outputs, strict=True))
+    return [tangents[n] if n in tangents else _none(result) for n, result in enumerate(results)]
 
 
 def _batch_call(
@@ -138,7 +134,7 @@ def _batch_call(
         results = _bound(program, arrays)
         return results, [None] * len(results)
     fronted = [_fronted(*pair) for pair in zip(arrays, axes, strict=True)]
-    batched = BatchedProgram(program, tuple(one is not None for one in axes), AddedAxis.of(axis))
+    batched = BatchedProgram(program, tuple(axis is not None for axis in axes), AddedAxis.of(axis))
     results = _bound(batched, fronted)
     return results, [0] * len(results)
 
@@ -146,7 +142,7 @@ def _batch_call(
 def _is_around(axis: Any, axes: Sequence[Any], jaxpr: Any) -> bool:
     """Whether an axis is none of an operation's."""
     named = jaxpr is not None and any(getattr(e, "name", None) == axis.name for e in jaxpr.effects)
-    return not named and all(one is None for one in axes)
+    return not named and all(axis is None for axis in axes)
 
 
 def _split(operands: Sequence[Any], linear: Derivative, last: int) -> tuple[list[Any], ...]:
@@ -156,14 +152,16 @@ def _split(operands: Sequence[Any], linear: Derivative, last: int) -> tuple[list
 
 
 def _expand(*operands: Any, linear: Derivative, types: Any) -> list[Any]:
-    primals, residuals, given = _split(operands, linear, len(linear.which))
-    return _transposed(lambda *slopes: linear.backward(primals, residuals, slopes), types, given)
+    primals, residuals, tangents = _split(operands, linear, len(linear.which))
+    return _transposed(
+        lambda *cotangents: linear.backward(primals, residuals, cotangents), types, tangents
+    )
 
 
-def _transposed(pull: Any, types: Any, given: Sequence[Any]) -> list[Any]:
+def _transposed(pull: Any, types: Any, tangents: Sequence[Any]) -> list[Any]:
     """The map of tangents, from that of cotangents."""
     try:
-        return list(jax.linear_transpose(pull, *types[0])(list(given)))
+        return list(jax.linear_transpose(pull, *types[0])(list(tangents)))
     except (NotImplementedError, ValueError, TypeError) as error:
         raise NotImplementedError(
             "forward-mode derivatives (jax.jvp, jax.jacfwd) of torch code are made from its "
@@ -173,48 +171,50 @@ def _transposed(pull: Any, types: Any, given: Sequence[Any]) -> list[Any]:
         ) from error
 
 
-def _slopes(*_: Any, linear: Derivative, types: Any) -> list[Any]:
+def _cotangent_types(*_: Any, linear: Derivative, types: Any) -> list[Any]:
     return list(types[0])
 
 
-def _transpose_tangents(slopes: Any, *operands: Any, linear: Derivative, types: Any) -> list[Any]:
+def _transpose_tangents(
+    cotangents: Any, *operands: Any, linear: Derivative, types: Any
+) -> list[Any]:
     primals, residuals, _ = _split(operands, linear, len(linear.which))
-    full = list(map(_full, slopes, types[0]))
-    found = _bound_pullback(linear, types, [*primals, *residuals, *full])
-    return [*[None] * (len(primals) + len(residuals)), *found]
+    full = list(map(_full, cotangents, types[0]))
+    cotangents_in = _bound_vjp(linear, types, [*primals, *residuals, *full])
+    return [*[None] * (len(primals) + len(residuals)), *cotangents_in]
 
 
-def _bound_pullback(linear: Derivative, types: Any, operands: Sequence[Any]) -> list[Any]:
-    def pull(*given: Any) -> list[Any]:
-        return list(linear.backward(*_split(given, linear, len(types[0]))))
+def _bound_vjp(linear: Derivative, types: Any, operands: Sequence[Any]) -> list[Any]:
+    def pull(*args: Any) -> list[Any]:
+        return list(linear.backward(*_split(args, linear, len(types[0]))))
 
     jaxpr = jax.make_jaxpr(pull)(*operands)
-    return _pullback.bind(*operands, linear=linear, types=types, jaxpr=jaxpr)
+    return _vjp.bind(*operands, linear=linear, types=types, jaxpr=jaxpr)
 
 
 def _jvp_of_tangents(
     primals: Sequence[Any], tangents: Sequence[Any], *, linear: Derivative, types: Any
 ) -> tuple[list[Any], list[Any]]:
-    operands, residuals, given = _split(primals, linear, len(linear.which))
-    changes, _, changes_given = _split(tangents, linear, len(linear.which))
+    operands, residuals, tangents_in = _split(primals, linear, len(linear.which))
+    changes, _, changes_of_tangents = _split(tangents, linear, len(linear.which))
     results = _tangents.bind(*primals, linear=linear, types=types)
-    found: list[Any] = []
-    if any(not isinstance(one, Zero) for one in changes_given):
-        full = list(map(_full, changes_given, types[1]))
-        found = _tangents.bind(*operands, *residuals, *full, linear=linear, types=types)
+    changed: list[Any] = []
+    if any(not isinstance(change, Zero) for change in changes_of_tangents):
+        full = list(map(_full, changes_of_tangents, types[1]))
+        changed = _tangents.bind(*operands, *residuals, *full, linear=linear, types=types)
     which = _changing(changes)
     if which:
-        second = linear.pullback.linear(which)
+        second = linear.vjp.linear(which)
 
-        def pull(*slopes: Any) -> list[Any]:
-            there = [*operands, *slopes]
-            _, kept = second.forward(*map(jax.lax.stop_gradient, operands), *slopes)
-            moved = [linear.pullback.spread(number, changes[number]) for number in which]
-            return _expand(*there, *kept, *moved, linear=second, types=(types[1], ()))
+        def pull(*cotangents: Any) -> list[Any]:
+            point = [*operands, *cotangents]
+            _, residuals = second.forward(*map(jax.lax.stop_gradient, operands), *cotangents)
+            moved = [linear.vjp.spread(index, changes[index]) for index in which]
+            return _expand(*point, *residuals, *moved, linear=second, types=(types[1], ()))
 
-        more = _transposed(pull, types, given)
-        found = [a + b for a, b in zip(found, more, strict=True)] if found else more
-    return results, found or list(map(_none, results))
+        more = _transposed(pull, types, tangents_in)
+        changed = [a + b for a, b in zip(changed, more, strict=True)] if changed else more
+    return results, changed or list(map(_none, results))
 
 
 def _batched(
@@ -223,24 +223,24 @@ def _batched(
     """A `Derivative` for many examples, its types and operands."""
     added = AddedAxis.of(axis)
     fronted = [_fronted(*pair) for pair in zip(arrays, axes, strict=True)]
-    mapped = [one is not None for one in axes]
-    operands, residuals, given = _split(fronted, linear, last)
-    on, kept, moved = _split(mapped, linear, last)
-    given = [
-        one if is_mapped else jnp.broadcast_to(one, (added.size, *one.shape))
-        for one, is_mapped in zip(given, moved, strict=True)
+    mapped = [axis is not None for axis in axes]
+    operands, residuals, values = _split(fronted, linear, last)
+    on, mapped_residuals, moved = _split(mapped, linear, last)
+    values = [
+        value if is_mapped else jnp.broadcast_to(value, (added.size, *value.shape))
+        for value, is_mapped in zip(values, moved, strict=True)
     ]
-    batched = BatchedDerivative(linear, tuple(on), tuple(kept), added)
-    longer = tuple(tuple(_longer(one, added.size) for one in some) for some in types)
-    return batched, longer, [*operands, *residuals, *given]
+    batched = BatchedDerivative(linear, tuple(on), tuple(mapped_residuals), added)
+    longer = tuple(tuple(_longer(aval, added.size) for aval in some) for some in types)
+    return batched, longer, [*operands, *residuals, *values]
 
 
 def _batch_tangents(axis: Any, arrays: Any, axes: Any, *, linear: Derivative, types: Any) -> Any:
     if _is_around(axis, axes, None):
         results = _tangents.bind(*arrays, linear=linear, types=types)
         return results, [None] * len(results)
-    linear, types, given = _batched(axis, arrays, axes, linear, types, len(linear.which))
-    results = _tangents.bind(*given, linear=linear, types=types)
+    linear, types, tangents = _batched(axis, arrays, axes, linear, types, len(linear.which))
+    results = _tangents.bind(*tangents, linear=linear, types=types)
     return results, [0] * len(results)
 
 
@@ -252,41 +252,41 @@ def _pulled(*_: Any, linear: Derivative, types: Any, jaxpr: Any) -> list[Any]:
     return list(types[1])
 
 
-def _transpose_pullback(
+def _transpose_vjp(
     changes: Any, *operands: Any, linear: Derivative, types: Any, jaxpr: Any
 ) -> list[Any]:
     primals, residuals, _ = _split(operands, linear, len(types[0]))
     full = list(map(_full, changes, types[1]))
-    found = _tangents.bind(*primals, *residuals, *full, linear=linear, types=types)
-    return [*[None] * (len(primals) + len(residuals)), *found]
+    tangents = _tangents.bind(*primals, *residuals, *full, linear=linear, types=types)
+    return [*[None] * (len(primals) + len(residuals)), *tangents]
 
 
-def _jvp_of_pullback(
+def _jvp_of_vjp(
     primals: Sequence[Any], tangents: Sequence[Any], *, linear: Derivative, types: Any, jaxpr: Any
 ) -> tuple[list[Any], list[Any]]:
-    operands, _, slopes = _split(primals, linear, len(types[0]))
-    changes, _, changes_of_slopes = _split(tangents, linear, len(types[0]))
-    results = _bound_pullback(linear, types, primals)
-    moved = [*changes, *changes_of_slopes]
+    operands, _, cotangents = _split(primals, linear, len(types[0]))
+    changes, _, changes_of_cotangents = _split(tangents, linear, len(types[0]))
+    results = _bound_vjp(linear, types, primals)
+    moved = [*changes, *changes_of_cotangents]
     which = _changing(moved)
     if not which:
         return results, list(map(_none, results))
-    program = linear.pullback
+    program = linear.vjp
     second = program.linear(which)
-    there = [*operands, *slopes]
-    _, kept = second.forward(*map(jax.lax.stop_gradient, there))
-    given = [program.spread(number, moved[number]) for number in which]
-    return results, _tangents_of(second, there, kept, given, results)
+    point = [*operands, *cotangents]
+    _, residuals = second.forward(*map(jax.lax.stop_gradient, point))
+    spread = [program.spread(index, moved[index]) for index in which]
+    return results, _tangents_of(second, point, residuals, spread, results)
 
 
-def _batch_pullback(
+def _batch_vjp(
     axis: Any, arrays: Any, axes: Any, *, linear: Derivative, types: Any, jaxpr: Any
 ) -> Any:
     if _is_around(axis, axes, jaxpr):
-        results = _bound_pullback(linear, types, arrays)
+        results = _bound_vjp(linear, types, arrays)
         return results, [None] * len(results)
-    linear, types, given = _batched(axis, arrays, axes, linear, types, len(types[0]))
-    results = _bound_pullback(linear, types, given)
+    linear, types, cotangents = _batched(axis, arrays, axes, linear, types, len(types[0]))
+    results = _bound_vjp(linear, types, cotangents)
     return results, [0] * len(results)
 
 
@@ -301,14 +301,14 @@ def _longer(aval: Any, size: int) -> Any:
 
 def _changing(tangents: Sequence[Any]) -> tuple[int, ...]:
     return tuple(
-        number
-        for number, one in enumerate(tangents)
-        if not isinstance(one, Zero) and getattr(one, "dtype", None) != jax.dtypes.float0
+        index
+        for index, tangent in enumerate(tangents)
+        if not isinstance(tangent, Zero) and getattr(tangent, "dtype", None) != jax.dtypes.float0
     )
 
 
-def _full(slope: Any, aval: Any) -> Any:
-    return jnp.zeros(aval.shape, aval.dtype) if isinstance(slope, Zero) else slope
+def _full(cotangent: Any, aval: Any) -> Any:
+    return jnp.zeros(aval.shape, aval.dtype) if isinstance(cotangent, Zero) else cotangent
 
 
 def _none(result: Any) -> Any:
@@ -335,19 +335,19 @@ _results = new_primitive(
 _tangents = new_primitive(
     "program_tangents",
     _expand,
-    _slopes,
+    _cotangent_types,
     transpose=_transpose_tangents,
     jvp=_jvp_of_tangents,
     named_batch=_batch_tangents,
     several=True,
 )
-_pullback = new_primitive(
+_vjp = new_primitive(
     "program_pullback",
     _pull,
     _pulled,
-    transpose=_transpose_pullback,
-    jvp=_jvp_of_pullback,
-    named_batch=_batch_pullback,
+    transpose=_transpose_vjp,
+    jvp=_jvp_of_vjp,
+    named_batch=_batch_vjp,
     effects=_effects,
     several=True,
 )

@@ -12,25 +12,25 @@ class Derivative(Protocol):
     Attributes:
         count: how many operands the program has.
         which: numbers of those that change.
-        with_slope: numbers of the results with cotangents.
+        with_cotangent: numbers of the results with cotangents.
     """
 
     count: int
     which: tuple[int, ...]
-    with_slope: Sequence[int]
+    with_cotangent: Sequence[int]
 
     def forward(self, *operands: Any) -> tuple[list[Any], list[Any]]:
         """The results and the residuals."""
         ...
 
     def backward(
-        self, operands: Sequence[Any], residuals: Sequence[Any], slopes: Sequence[Any]
+        self, operands: Sequence[Any], residuals: Sequence[Any], cotangents: Sequence[Any]
     ) -> list[Any]:
         """The cotangents of the operands `which`."""
         ...
 
     @property
-    def pullback(self) -> Program:
+    def vjp(self) -> Program:
         """The backward pass as a program of the operands and of the results' cotangents."""
         ...
 
@@ -46,6 +46,6 @@ class Program(Protocol):
         """The program with respect to some operands."""
         ...
 
-    def spread(self, number: int, tangent: Any) -> Any:
+    def spread(self, index: int, tangent: Any) -> Any:
         """A tangent of an operand, in the shape that `Derivative.backward` gives its cotangents."""
         ...

@@ -22,7 +22,7 @@ Source: the text form of XLA's HLO, https://openxla.org/xla/operation_semantics.
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -31,7 +31,18 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from isoshard.core.runtime.caches import cached
+
 from .hlo_slice_transfers import transfer
+from .hlo_text import (
+    Computation,
+    HloModule,
+    Instruction,
+    instructions,
+    parsed,
+    shape_bytes,
+    tuple_elements,
+)
 
 KINDS = {
     "all-gather": "all_gather",
@@ -64,64 +75,67 @@ class Collective(NamedTuple):
     times: int
 
 
-_COMPUTATION = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) .*\{\s*$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (?P<rest>.*)$")
-_OPCODE = re.compile(rf"\s*(?P<kind>{'|'.join(sorted(KINDS, key=len)[::-1])})(?P<start>-start)?\(")
-_ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<=]*)\]")
-_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition)=%?(?P<name>[\w.\-]+)")
-_BRANCHES = re.compile(r"\bbranch_computations=\{(?P<names>[^}]*)\}")
-_TWO_WAYS = re.compile(r"\b(?:true|false)_computation=%?(?P<name>[\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(?P<count>\d+)"\}')
 
 
 def collectives(program: str) -> tuple[Collective, ...]:
-    """List the collectives of an HLO module's text, each with how often it runs.
+    """The collectives of an HLO module's text, each with how often it runs.
 
     Args:
-        program: the optimised HLO of one device.
+        program: the optimized HLO of one device; text without an entry computation has none.
     """
-    computations, entry = _computations(program)
-    return tuple(_in(computations, entry, 1)) if entry else ()
+    if "ENTRY " not in program:
+        return ()
+    module = parsed(program)
+    return tuple(_executed(module, module.entry, 1))
 
 
-def operation(instruction: str) -> tuple[str, int] | None:
-    """What one instruction sends: HLO's name of the collective, and the bytes of its result.
-
-    Args:
-        instruction: its text after the `=`.
+def operation(instruction: Instruction) -> tuple[str, int] | None:
+    """HLO's name of the collective that an instruction is, and the bytes of its result.
 
     Returns:
         None for any other instruction, the `-done` of an asynchronous pair among them.
 
-    >>> operation("(f32[4]{0}, f32[8]{0}) all-gather-start(%x), dimensions={0}")
+    >>> from isoshard.core.runtime.hlo_text import instructions
+    >>> lines = instructions("%a = (f32[4]{0}, f32[8]{0}) all-gather-start(%x), dimensions={0}")
+    >>> operation(lines["a"])
     ('all-gather', 32)
     """
-    shape, rest = split_shape(instruction)
-    opcode = _OPCODE.match(rest)
-    if opcode is None:
-        return _between_slices(instruction, shape)
-    if opcode["start"] and opcode["kind"] != "all-reduce":
-        shape = tuple_parts(shape)[1]  # (operands, results, ..); all-reduce-start has results only
-    return opcode["kind"], _bytes(shape)
+    kind, shape = instruction.opcode.removesuffix("-start"), instruction.shape
+    if kind not in KINDS:
+        return _between_slices(instruction)
+    if kind not in (instruction.opcode, "all-reduce"):
+        shape = tuple_elements(shape)[
+            1
+        ]  # (operands, results, ..); all-reduce-start has results only
+    return kind, shape_bytes(shape)
 
 
-def _between_slices(instruction: str, shape: str) -> tuple[str, int] | None:
+def counted(program: str) -> dict[str, tuple[int, int]]:
+    """Of each kind of collective its instructions in a program's text, and their bytes.
+
+    A loop counts once, and so does each branch of a condition.
+
+    >>> counted("%a = f32[2] all-reduce(%x)\\n%b = f32[3] all-reduce(%a)")
+    {'all-reduce': (2, 20)}
+    """
+    sent = [*filter(None, map(operation, instructions(program).values()))]
+    sizes = {kind: [size for name, size in sent if name == kind] for kind, _ in sorted(sent)}
+    return {kind: (len(each), sum(each)) for kind, each in sizes.items()}
+
+
+def _between_slices(instruction: Instruction) -> tuple[str, int] | None:
     """The same of what a TPU sends to other slices by its host."""
-    found = transfer(instruction)
-    if found is None:
+    if instruction.opcode != "send" or (sent := transfer(instruction.text)) is None:
         return None
-    size, among = _bytes(tuple_parts(shape)[0]), len(found.slices[0])
-    if found.kind == "all-gather":
-        size *= among
-    return found.kind, size // among if found.kind == "reduce-scatter" else size
+    size, devices = shape_bytes(tuple_elements(instruction.shape)[0]), len(sent.slices[0])
+    if sent.kind == "all-gather":
+        size *= devices
+    return sent.kind, size // devices if sent.kind == "reduce-scatter" else size
 
 
-def axes_of(found: Collective, mesh: jax.sharding.Mesh) -> tuple[str, ...] | None:
+def axes_of(collective: Collective, mesh: jax.sharding.Mesh) -> tuple[str, ...] | None:
     """The axes of a mesh along which a collective talks; None if it goes across them.
-
-    Args:
-        found: the collective.
-        mesh: over the devices of the program, in their order.
 
     >>> from isoshard import make_mesh
     >>> mesh = make_mesh((2, 4), ("dp", "tp"))
@@ -129,106 +143,39 @@ def axes_of(found: Collective, mesh: jax.sharding.Mesh) -> tuple[str, ...] | Non
     ('dp',)
     """
     shape = tuple(mesh.axis_sizes)
-    groups = ((tuple(range(mesh.size)),) if found.groups == () else found.groups) or ()
+    groups = ((tuple(range(mesh.size)),) if collective.groups == () else collective.groups) or ()
     varying: set[int] = set()
     for group in groups:
         if max(group) >= mesh.size:
             return None
-        places = np.unravel_index(np.array(group), shape)
-        varying |= {axis for axis, at in enumerate(places) if len(set(at.tolist())) > 1}
+        coordinates = np.unravel_index(np.array(group), shape)
+        varying |= {axis for axis, at in enumerate(coordinates) if len(set(at.tolist())) > 1}
     wide = math.prod(shape[axis] for axis in varying)
-    permutes = found.kind == "collective_permute"
+    permutes = collective.kind == "collective_permute"
     if not groups or (not permutes and any(len(group) != wide for group in groups)):
         return None
     return tuple(mesh.axis_names[axis] for axis in sorted(varying))
 
 
-def _computations(program: str) -> tuple[dict[str, list[str]], str]:
-    """The instructions of each computation, and the name of the first to run."""
-    found: dict[str, list[str]] = {}
-    entry, lines = "", []
-    for line in program.splitlines():
-        if not line[:1].isspace():
-            header = _COMPUTATION.match(line)
-            if header:
-                lines = found[header["name"]] = []
-                entry = header["name"] if header["entry"] else entry
-        elif instruction := _INSTRUCTION.match(line):
-            lines.append(instruction["rest"])
-    return found, entry
+def _executed(module: HloModule, inside: Computation, times: int) -> Iterator[Collective]:
+    """What a computation executes, and those that it calls."""
+    for instruction in inside.instructions.values():
+        if sent := operation(instruction):
+            kind, size = sent
+            yield Collective(KINDS[kind], size, groups_of(instruction.text), times)
+        elif instruction.called and instruction.opcode != "custom-call":
+            trips = _TRIPS.search(instruction.attributes)
+            runs = times * int(trips["count"] if trips else 1)
+            bodies = [module.computations.get(name) for name in instruction.called]
+            each = [tuple(_executed(module, body, runs)) for body in bodies if body]
+            if instruction.opcode == "conditional":
+                yield from max(each, key=_runs, default=())
+            else:
+                yield from itertools.chain(*each)
 
 
-def _in(computations: dict[str, list[str]], name: str, times: int) -> Iterator[Collective]:
-    """What one computation executes, and those that it calls."""
-    for instruction in computations.get(name, ()):
-        if found := operation(instruction):
-            kind, size = found
-            yield Collective(KINDS[kind], size, groups_of(instruction), times)
-            continue
-        trips = _TRIPS.search(instruction)
-        for called in _CALLED.finditer(instruction):
-            yield from _in(
-                computations, called["name"], times * int(trips["count"] if trips else 1)
-            )
-        several = _BRANCHES.search(instruction)
-        names = several["names"].split(",") if several else _TWO_WAYS.findall(instruction)
-        branches = [list(_in(computations, one.strip(" %"), times)) for one in names]
-        yield from max(branches, key=_runs, default=[])
-
-
-def _runs(branch: list[Collective]) -> int:
-    return sum(found.times for found in branch)
-
-
-def split_shape(text: str) -> tuple[str, str]:
-    """Split `shape opcode(..)..` after the shape.
-
-    Args:
-        text: of an instruction, after its `=`.
-    """
-    if not text.startswith("("):
-        shape, _, rest = text.partition(" ")
-        return shape, rest
-    depth = 0
-    for end, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0:
-            return text[: end + 1], text[end + 1 :]
-    return text, ""
-
-
-def tuple_parts(shape: str) -> list[str]:
-    """The elements of a tuple shape.
-
-    Args:
-        shape: its text.
-    """
-    parts, depth, start = [], 0, 1
-    for at, letter in enumerate(shape):
-        depth += (letter in "({[") - (letter in ")}]")
-        if (letter == "," and depth == 1) or depth == 0:
-            parts.append(shape[start:at])
-            start = at + 1
-    return parts
-
-
-def _bytes(shape: str) -> int:
-    return sum(array_bytes(array["dtype"], array["dims"]) for array in _ARRAY.finditer(shape))
-
-
-def array_bytes(dtype: str, dims: str) -> int:
-    """Bytes of one array; types below one byte are packed.
-
-    Args:
-        dtype: as HLO names it, such as `bf16`.
-        dims: its axes' sizes, such as `2,<=3`.
-    """
-    if dtype in ("token", "opaque"):
-        return 0
-    elements = math.prod(int(dim.removeprefix("<=")) for dim in filter(None, dims.split(",")))
-    digits = re.search(r"\d+", dtype)
-    bits = 8 if dtype == "pred" or digits is None else int(digits[0])
-    return -(-elements * bits // 8)
+def _runs(branch: tuple[Collective, ...]) -> int:
+    return sum(collective.times for collective in branch)
 
 
 _LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(?P<groups>(?:\{[\d,]*\},?)*)\}")
@@ -243,33 +190,29 @@ _MESHED = re.compile(
 _AXIS = re.compile(r"'(?P<name>[^']+)'(?::\((?P<before>\d+)\)(?P<size>\d+))?(?:=(?P<extent>\d+))?")
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def groups_of(rest: str) -> Groups | None:
-    """Who talks to whom, from one of the three ways in which XLA writes it; None if it does not.
-
-    Args:
-        rest: text of the instruction.
-    """
+    """Who talks to whom, from one of the three ways in which XLA writes it; None if it does not."""
     if listed := _LISTED.search(rest):
         groups = re.findall(r"\{([\d,]+)\}", "{" + listed["groups"] + "}")
-        return tuple(tuple(_numbers(group)) for group in groups)
+        return tuple(tuple(_integers(group)) for group in groups)
     if tiled := _TILED.search(rest):
-        return _as_groups(_devices(tiled["base"], tiled["turn"]).reshape(_numbers(tiled["shape"])))
+        return _as_groups(_devices(tiled["base"], tiled["turn"]).reshape(_integers(tiled["shape"])))
     if meshed := _MESHED.search(rest):
         extents = {axis["name"]: int(axis["extent"]) for axis in _AXIS.finditer(meshed["mesh"])}
-        whole = ",".join(map(str, extents.values()))
-        devices = _devices(meshed["base"] or whole, meshed["turn"])
-        return _along(devices.reshape(tuple(extents.values())), list(extents), meshed["axes"])
+        every_extent = ",".join(map(str, extents.values()))
+        devices = _devices(meshed["base"] or every_extent, meshed["turn"])
+        return _groups_over(devices.reshape(tuple(extents.values())), list(extents), meshed["axes"])
     return None
 
 
-def _along(grid: np.ndarray, names: list[str], axes: str) -> Groups:
+def _groups_over(grid: np.ndarray, names: list[str], axes: str) -> Groups:
     """The groups of a mesh's devices along some of its axes, or parts of axes."""
     shape: list[int] = []
     talking: list[int] = []
-    wanted = {axis["name"]: axis for axis in _AXIS.finditer(axes)}
+    named = {axis["name"]: axis for axis in _AXIS.finditer(axes)}
     for name, extent in zip(names, grid.shape, strict=True):
-        axis = wanted.get(name)
+        axis = named.get(name)
         before, size = (1, extent) if axis is None or not axis["size"] else _sub_axis(axis)
         if axis is not None:
             talking.append(len(shape) + 1)
@@ -284,13 +227,13 @@ def _sub_axis(axis: re.Match[str]) -> tuple[int, int]:
 
 def _devices(base: str, turn: str | None) -> np.ndarray:
     """Device numbers counted up in a grid, whose axes may be exchanged."""
-    shape = _numbers(base)
+    shape = _integers(base)
     grid = np.arange(math.prod(shape)).reshape(shape)
-    return grid.transpose(_numbers(turn)) if turn else grid
+    return grid.transpose(_integers(turn)) if turn else grid
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+def _integers(text: str) -> list[int]:
+    return [int(digits) for digits in text.split(",")]
 
 
 def _as_groups(grid: np.ndarray) -> Groups:

@@ -58,10 +58,10 @@ def transfer(instruction: str) -> SliceTransfer | None:
     Raises:
         ValueError: it is a transfer of a kind, or among devices, that cannot be read.
     """
-    found = _SEND.search(instruction)
-    if found is None:
+    match = _SEND.search(instruction)
+    if match is None:
         return None
-    kind, slices = _KINDS.get(found["kind"], ""), _slices(instruction)
+    kind, slices = _KINDS.get(match["kind"], ""), _slices(instruction)
     if not kind or not slices:
         raise ValueError(f"an unknown transfer between slices: {instruction[:500]}")
     return SliceTransfer(kind, slices)
@@ -69,11 +69,11 @@ def transfer(instruction: str) -> SliceTransfer | None:
 
 def _slices(instruction: str) -> tuple[tuple[int, ...], ...]:
     if product := _PRODUCT.search(instruction):
-        return (tuple(int(one) - 1 for one in product["slices"].split(",")),)
+        return (tuple(int(number) - 1 for number in product["slices"].split(",")),)
     listed = _LISTED.search(instruction)
     groups = re.findall(r"\{([\d,]+)\}", "{" + listed["groups"] + "}") if listed else []
     return tuple(
         dict.fromkeys(
-            tuple(int(one) // _A_SLICE - 1 for one in group.split(",")) for group in groups
+            tuple(int(device) // _A_SLICE - 1 for device in group.split(",")) for group in groups
         )
     )

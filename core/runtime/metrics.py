@@ -36,9 +36,10 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from isoshard.core.installation import ANNEXES
+
 from . import samples
 from .report_lines import amount, compiled_lines, transfer_lines
-from .report_lines import human_bytes as human_bytes
 from .shown_text import ShownText
 
 KNOWN = {
@@ -85,7 +86,7 @@ KNOWN = {
 # Code of these packages is never the user's own; the demo in isoshard.cli is.
 _INTERNAL = ("isoshard.", "torch.", "jax.", "jaxlib.", "flax.", "optax.", "numpy.")
 _INTERNAL += ("contextlib.", "functools.", "importlib.", "logging.", "warnings.")
-_OWN = ("isoshard.cli.",)
+_OWN = ("isoshard.cli.", *(f"isoshard.{annex}.cli." for annex in ANNEXES))
 
 _counts: collections.defaultdict[str, int] = collections.defaultdict(int)
 _compilations: collections.deque[Compilation] = collections.deque(maxlen=10_000)
@@ -194,20 +195,20 @@ def record_transfer(direction: str, size: int, where: str, seconds: float | None
     """
     count(f"transfers.{direction}")
     count(f"transfers.{direction}_bytes", size)
-    noted = _transfers.setdefault((direction, where), [0, 0])
-    noted[0] += 1
-    noted[1] += size
+    totals = _transfers.setdefault((direction, where), [0, 0])
+    totals[0] += 1
+    totals[1] += size
     samples.observe(f"{direction}_bytes", size)
     if seconds is not None:
         samples.observe(f"{direction}_seconds", seconds)
 
 
-def record_repeat(where: str, found: str) -> None:
+def record_repeat(where: str, outcome: str) -> None:
     """Note what became of the equal layers of a step that is compiled with `repeat`.
 
     Args:
         where: the step's line.
-        found: how many layers became how many loops; or why none did.
+        outcome: how many layers became how many loops; or why none did.
 
     Example:
         >>> reset()
@@ -216,15 +217,15 @@ def record_repeat(where: str, found: str) -> None:
         repeat: 46 layers as 3 loops  (train.py:12)
         >>> reset()
     """
-    _repeats[where] = found
+    _repeats[where] = outcome
 
 
-def record_plan(where: str, found: str | None) -> None:
+def record_plan(where: str, outcome: str | None) -> None:
     """Note what became of a step that was to be laid out automatically.
 
     Args:
         where: the step's line.
-        found: the mesh, and how much was laid out; or why there is no plan. None takes back what
+        outcome: the mesh, and how much was laid out; or why there is no plan. None takes back what
             was noted.
 
     Example:
@@ -235,8 +236,8 @@ def record_plan(where: str, found: str | None) -> None:
         >>> reset()
     """
     _plans.pop(where, None)
-    if found is not None:
-        _plans[where] = found
+    if outcome is not None:
+        _plans[where] = outcome
 
 
 def record_peak(size: int) -> None:
@@ -299,8 +300,8 @@ def transfers() -> list[Transfer]:
         [Transfer(direction='host_to_device', where='train.py:33', buffers=2, size=12)]
         >>> reset()
     """
-    found = [Transfer(*key, *noted) for key, noted in _transfers.copy().items()]
-    return sorted(found, key=lambda transfer: -transfer.size)
+    moved = [Transfer(*key, *totals) for key, totals in _transfers.copy().items()]
+    return sorted(moved, key=lambda transfer: -transfer.size)
 
 
 def reset_counters() -> None:
@@ -348,8 +349,8 @@ def report() -> ShownText:
         lines += ["", *compiled_lines(done)]
     if _repeats or _plans:
         lines += [""] * bool(lines)
-        lines += [f"repeat: {found}  ({where})" for where, found in _repeats.copy().items()]
-        lines += [f"plan: {found}  ({where})" for where, found in _plans.copy().items()]
+        lines += [f"repeat: {outcome}  ({where})" for where, outcome in _repeats.copy().items()]
+        lines += [f"plan: {outcome}  ({where})" for where, outcome in _plans.copy().items()]
     moved = transfers()
     if moved:
         lines += ["", "moved between host and devices:", *transfer_lines(moved)]

@@ -108,9 +108,6 @@ class PrivateName:
     def found(self, otherwise: Any = _RAISE) -> Any:
         """The object of that name.
 
-        Args:
-            otherwise: what to return where there is none.
-
         Raises:
             PrivateNameError: there is none, and nothing else was given.
         """
@@ -124,10 +121,6 @@ class PrivateName:
     def of(self, instance: Any, *otherwise: Any) -> Any:
         """The attribute of that name.
 
-        Args:
-            instance: an object that should have it.
-            *otherwise: what to return if it does not.
-
         Raises:
             PrivateNameError: it does not, and nothing else was given.
         """
@@ -137,19 +130,11 @@ class PrivateName:
             raise self.error() from None
 
     def put(self, instance: Any, value: Any) -> None:
-        """Give an object that attribute.
-
-        Args:
-            instance: changed in place.
-            value: of the attribute.
-        """
+        """Give an object that attribute."""
         setattr(instance, self.attribute, value)
 
     def wrap(self, make: Callable[[Any], Any]) -> None:
         """Put `make(object)` in the place of the object.
-
-        Args:
-            make: is given what stands there now.
 
         Raises:
             PrivateNameError: nothing stands there.
@@ -319,10 +304,6 @@ class Absent:
 def is_tried(version: str, tried: str) -> bool:
     """Whether a version is within a range; releases of its last version are.
 
-    Args:
-        version: of a package.
-        tried: such as "2.10 to 2.15".
-
     Example:
         >>> is_tried("2.15.1+cpu", "2.10 to 2.15"), is_tried("2.16", "2.10 to 2.15")
         (True, False)
@@ -337,15 +318,12 @@ def release(version: str) -> tuple[int, ...]:
     Args:
         version: such as "2.13.0+cpu", of which it is (2, 13, 0).
     """
-    numbers = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, numbers[0].split("."))) if numbers else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def or_absent(make: Callable[[], Any]) -> Any:
     """What is made at import, of names that may be missing.
-
-    Args:
-        make: makes it.
 
     Returns:
         What it makes; an `Absent` if it raises PrivateNameError.
@@ -394,15 +372,15 @@ def _resolved(path: str) -> Any:
 
     A function may have the name of its module, and hide it: what was imported comes first.
     """
-    parts = path.split(".")
-    found: Any = importlib.import_module(parts[0])
-    for number, part in enumerate(parts[1:], 2):
-        name = ".".join(parts[:number])
+    names = path.split(".")
+    value: Any = importlib.import_module(names[0])
+    for count, attribute in enumerate(names[1:], 2):
+        name = ".".join(names[:count])
         if name in sys.modules:
-            found = importlib.import_module(name)
+            value = importlib.import_module(name)
             continue
         try:
-            found = getattr(found, part)
+            value = getattr(value, attribute)
         except AttributeError:
-            found = importlib.import_module(name)
-    return found
+            value = importlib.import_module(name)
+    return value

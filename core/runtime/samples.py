@@ -62,19 +62,20 @@ def observe(name: str, value: float) -> None:
     """
     now = time.time()
     with _lock:
-        one = _growing.get(name)
-        if one is None:
-            one = _growing[name] = _Growing()
-        one.count += 1
-        one.total += value
-        one.latest.append((now, value))
+        growing = _growing.get(name)
+        if growing is None:
+            growing = _growing[name] = _Growing()
+        growing.count += 1
+        growing.total += value
+        growing.latest.append((now, value))
 
 
 def series() -> dict[str, Series]:
     """Read every series that has a sample."""
     with _lock:
         return {
-            name: Series(one.count, one.total, tuple(one.latest)) for name, one in _growing.items()
+            name: Series(growing.count, growing.total, tuple(growing.latest))
+            for name, growing in _growing.items()
         }
 
 

@@ -37,14 +37,14 @@ class Scattered:
         """See the class; nothing is read yet."""
         kind = np.dtype(dtype)
         first = int(min(addresses, default=0))
-        places = [(int(address) - first) // kind.itemsize for address in addresses]
-        size = (max(places, default=-1) + 1) * kind.itemsize
+        offsets = [(int(address) - first) // kind.itemsize for address in addresses]
+        size = (max(offsets, default=-1) + 1) * kind.itemsize
         # All memory from the first number to the last, of which only they are touched.
         span: Any = (ctypes.c_char * size).from_address(first) if size else bytearray()
         self._all = np.frombuffer(span, kind)
         self._numbers = self._all.view()
         self._numbers.flags.writeable = False
-        self._index = np.array(places, np.intp)
+        self._index = np.array(offsets, np.intp)
         self._span = range(first, first + size)
         self._written: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -52,28 +52,23 @@ class Scattered:
         """The present numbers, in order."""
         return self._numbers.take(self._index)
 
-    def write(self, numbers: Any) -> None:
+    def write(self, values: Any) -> None:
         """Replace each.
 
         Args:
-            numbers: one for each, of the dtype or to be rounded to it.
+            values: one for each, of the dtype or to be rounded to it.
         """
         if self._written is None:
-            self._written = apart(self._index, self._numbers.dtype, self._span)
+            self._written = separate(self._index, self._numbers.dtype, self._span)
         index, new = self._written
-        new[:] = numbers
+        new[:] = values
         self._all[index] = new
 
 
-def apart(index: np.ndarray, dtype: np.dtype, span: range) -> tuple[np.ndarray, np.ndarray]:
+def separate(index: np.ndarray, dtype: np.dtype, span: range) -> tuple[np.ndarray, np.ndarray]:
     """An index, and room for as many numbers, neither of which lies in a span of memory.
 
     Where one lay in it, NumPy would copy the whole span and write it back.
-
-    Args:
-        index: to be copied.
-        dtype: of the numbers.
-        span: addresses.
     """
     size = index.nbytes + index.size * dtype.itemsize
     inside = []  # held, so that the next lies elsewhere
@@ -82,6 +77,6 @@ def apart(index: np.ndarray, dtype: np.dtype, span: range) -> tuple[np.ndarray, 
         if memory.ctypes.data >= span.stop or memory.ctypes.data + memory.size <= span.start:
             break
         inside.append(memory)
-    found = memory[: index.nbytes].view(np.intp)
-    found[:] = index
-    return found, memory[index.nbytes : size].view(dtype)
+    view = memory[: index.nbytes].view(np.intp)
+    view[:] = index
+    return view, memory[index.nbytes : size].view(dtype)

@@ -7,7 +7,7 @@ before:
 >>> from jax.sharding import PartitionSpec as P
 >>> mesh = jax.make_mesh((4,), ("x",))
 >>> def count(block):
-...     total, blocks = alike((jax.numpy.zeros(()), block))
+...     total, blocks = vary_alike((jax.numpy.zeros(()), block))
 ...     return jax.lax.scan(lambda total, row: (total + row.sum(), None), total, blocks)[0][None]
 >>> run = jax.shard_map(count, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
 >>> run(jax.numpy.ones((8, 2), device=jax.NamedSharding(mesh, P("x")))).tolist()
@@ -44,38 +44,24 @@ def checked_axes() -> frozenset[Any]:
 
 
 def communicated(program: Any) -> frozenset[Any]:
-    """The axes over which a traced program communicates, or asks where it is.
-
-    Args:
-        program: a jaxpr.
-    """
+    """The axes over which a traced program communicates, or asks where it is."""
     axes = frozenset(checked_axes())
-    found: set[Any] = set()
+    named_axes: set[Any] = set()
     for equation in equations(program):
         for name in ("axes", "axis_name"):
             named = equation.params.get(name, ())
-            found.update(named if isinstance(named, tuple) else (named,))
-    return axes & found
+            named_axes.update(named if isinstance(named, tuple) else (named,))
+    return axes & named_axes
 
 
 def varying_over(value: Any, axes: Iterable[Any]) -> Any:
-    """A value as one that differs over at least some axes.
-
-    Args:
-        value: an array.
-        axes: of the mesh.
-    """
+    """A value as one that differs over at least some axes."""
     missing = tuple(sorted(frozenset(axes) - varying(value)))
     return jax.lax.pcast(value, missing, to="varying") if missing else value
 
 
-def alike(values: Any, axes: Iterable[Any] = ()) -> Any:
-    """Values that all differ over the same axes: those over which any of them does.
-
-    Args:
-        values: a pytree of arrays.
-        axes: other axes.
-    """
+def vary_alike(values: Any, axes: Iterable[Any] = ()) -> Any:
+    """Values that all differ over the same axes: those over which any of them does."""
     leaves, structure = jax.tree.flatten(values)
     axes = frozenset(axes).union(*map(varying, leaves))
     return jax.tree.unflatten(structure, [varying_over(leaf, axes) for leaf in leaves])

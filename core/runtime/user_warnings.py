@@ -10,10 +10,6 @@ from .metrics import user_frame
 def warn_user(message: str, category: type[Warning]) -> None:
     """Warn of the line of user code that is running; Python shows it once per line.
 
-    Args:
-        message: what is wrong, and what to do.
-        category: the class of the warning.
-
     Example:
         >>> with warnings.catch_warnings(record=True) as heard:
         ...     warnings.simplefilter("always")

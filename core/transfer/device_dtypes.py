@@ -15,12 +15,11 @@ isoshard.core.errors.CopyError: ids: int64 is stored as int32 while jax_enable_x
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import numpy as np
 
 from isoshard.core.errors import CopyError, no_sharing
+from isoshard.core.runtime.caches import cached
 
 
 def device_dtype(dtype: np.dtype, name: str = "array") -> np.dtype:
@@ -66,7 +65,7 @@ def jax_dtype(dtype: np.dtype, name: str = "array") -> np.dtype:
     return stored
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def is_supported(dtype: np.dtype, x64: bool) -> bool:
     """Whether JAX stores host values of `dtype` in that dtype, with 64 bits on or off.
 
@@ -111,7 +110,7 @@ def check_narrowing(
 _LONG = (np.longdouble, np.clongdouble)
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def _jax_dtype(dtype: np.dtype, x64: bool) -> tuple[np.dtype, str]:
     numeric = jax.numpy.issubdtype(dtype, np.number) or dtype == np.bool_
     if not numeric or not dtype.isnative or dtype.type in _LONG:

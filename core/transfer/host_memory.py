@@ -14,7 +14,6 @@ Each process slices for its own devices, without communication (`host_slices`).
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -28,6 +27,7 @@ from isoshard.core.layout.partial_sums import check_no_sums, unreduced
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.caches import cached
 
 from .device_dtypes import check_narrowing, device_dtype, is_supported, jax_dtype
 from .host_slices import HostSlice, host_slices, start_of
@@ -199,7 +199,7 @@ def _check_no_sums(sharding: Sharding, name: str) -> None:
         check_no_sums(sharding, "data from the host has no terms", fix, name=name)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _has_sums(sharding: Sharding) -> bool:
     return bool(unreduced(sharding))
 
@@ -281,17 +281,17 @@ def _reason_for_all(host: np.ndarray, sharding: Sharding) -> str:
     return ""
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def _is_packed(dtype: np.dtype) -> bool:
     return dtype.name in _PACKED
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _all_aligned(slices: tuple[HostSlice, ...], strides: tuple[int, ...]) -> bool:
     return not any(offset % ALIGNMENT for offset in _offsets(slices, strides))
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _offsets(slices: tuple[HostSlice, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """The offset in bytes of each slice in a host array."""
     starts = [start_of(slice_.index) for slice_ in slices]
@@ -309,7 +309,7 @@ def _slice_text(host: np.ndarray, slice_: HostSlice) -> str:
     return f"the slice [{ranges}] of device {slice_.position}"
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _platform(sharding: Sharding) -> str:
     return next(iter(sharding.device_set)).platform
 

@@ -12,12 +12,12 @@ The host array may be the global array, or this process's local data (see `proce
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 from jax.sharding import NamedSharding, Sharding
 
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.runtime.caches import cached
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class HostSlice:
     index: tuple[slice, ...]
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def host_slices(sharding: Sharding, shape: tuple[int, ...]) -> tuple[HostSlice, ...]:
     """The slices of a host array with the global shape."""
     mesh_positions = positions(sharding)

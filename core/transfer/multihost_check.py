@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.processes.agreement import agree, fault_lines, pass_by, without_addresses
 from isoshard.core.processes.coordination import rank_and_size
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.bounded import Bounded
+from isoshard.core.runtime.caches import Bounded, cached
 
 from .array_like import from_literal, is_literal
 from .leaf_specs import NamedArray, named_arrays, set_specs
@@ -103,7 +103,8 @@ def _compare(
     except Exception as error:  # compared too: `put` raises it if all processes have it
         lines = fault_lines(error)
     lines = without_addresses(lines)
-    cache = _agreed.setdefault(ranks, Bounded(4096))
+    new = Bounded[tuple[str, ...], bool](4096, "shard: what processes agreed on", agreed=True)
+    cache = _agreed.setdefault(ranks, new)
     if not has_local_data and tuple(lines) in cache:
         return pass_by(SUBJECT, partial("; ".join, lines))
     agree(SUBJECT, lines, ranks)
@@ -191,7 +192,7 @@ class _LeafLines:
         return ""
 
 
-@lru_cache(maxsize=256)
+@cached(256)
 def _mesh_line(mesh: Mesh) -> str:
     """A mesh as text; cached, as it may have thousands of devices."""
     return f"mesh {describe_mesh(mesh)} of devices {[device.id for device in mesh.devices.flat]}"

@@ -22,7 +22,6 @@ sharding, by a short message and not by a collective of the devices. With `shape
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +37,7 @@ from isoshard.core.layout.tiles import Tiles
 from isoshard.core.plan import Plan
 from isoshard.core.processes import agree
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.bounded import Bounded
+from isoshard.core.runtime.caches import Bounded, cached
 
 from .array_like import from_literal, is_literal
 from .host_memory import check_narrowed, check_slices, narrowed, slices_to_jax
@@ -263,13 +262,13 @@ def _compare(
         if not sharding.is_fully_addressable and key not in _agreed_cache(sharding):
             new[key] = f"{leaf.name}: global {shape} {leaf.dtype} by {_sharding_text(sharding)}"
     if new:
-        mesh = next(iter(new))[2].mesh
+        mesh = mesh_of(next(iter(new))[2])
         agree("local data of one array", [*new.values()], owners_of(mesh))
         for key in new:
             _agreed_cache(key[2])[key] = True
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def owners_of(mesh: Mesh) -> tuple[int, ...]:
     """The processes that own devices of a mesh, ascending. Cached."""
     return tuple(sorted({device.process_index for device in mesh.devices.flat}))
@@ -277,13 +276,14 @@ def owners_of(mesh: Mesh) -> tuple[int, ...]:
 
 def _agreed_cache(sharding: NamedSharding) -> Bounded[Any, bool]:
     """The cache of agreed arrays of a mesh's processes, which evict the same entries."""
-    return _agreed.setdefault(owners_of(mesh_of(sharding)), Bounded(4096))
+    new = Bounded[Any, bool](4096, "from_local: what processes agreed on", agreed=True)
+    return _agreed.setdefault(owners_of(mesh_of(sharding)), new)
 
 
 _agreed: dict[tuple[int, ...], Bounded[Any, bool]] = {}
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def _sharding_text(sharding: NamedSharding) -> str:
     """A sharding as text, which is equal in all processes only if the sharding is."""
     mesh = mesh_of(sharding)
@@ -307,7 +307,7 @@ def _put(
     return put_slices(value, sharding, shape, slices, copy=copy)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _slices(sharding: NamedSharding, local: tuple[int, ...]) -> tuple[HostSlice, ...]:
     """The slices of local data for this process's devices."""
     _, local_blocks = local_block_indices(sharding, len(local))
@@ -325,7 +325,7 @@ def _slices(sharding: NamedSharding, local: tuple[int, ...]) -> tuple[HostSlice,
     return tuple(slices)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def local_block_indices(
     sharding: NamedSharding, ndim: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:

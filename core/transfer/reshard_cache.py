@@ -28,9 +28,9 @@ from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.layout.partial_sums import unreduced
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.bounded import Bounded
+from isoshard.core.runtime.caches import Bounded
 
-_cache: Bounded[Any, Sharding] = Bounded(8192)
+_cache: Bounded[Any, Sharding] = Bounded(8192, "shard: shardings by argument")
 
 
 def cached_sharding(x: Any, mesh: Any, spec: Any) -> Sharding | None:

@@ -1,6 +1,6 @@
 """Verbs on arrays in blocks of unequal sizes, which `core/domain` implements.
 
-`core/domain` imports this package, so it cannot be imported here: the top-level package registers a
+`domain` imports this package, so it cannot be imported here: the top-level package registers a
 loader, which runs at the first such array.
 """
 
@@ -16,7 +16,7 @@ from isoshard.core.layout.uneven import UnevenArray
 
 
 class BlockVerbs(Protocol):
-    """The interface of `core.domain.blocks.verbs_of_core`."""
+    """The interface of `core.blocks.verbs_of_core`."""
 
     def shard_padded(
         self, x: Any, mesh: Mesh, spec: Any, sizes: Any, copy: bool | None, name: str | None

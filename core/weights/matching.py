@@ -16,6 +16,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isoshard.core.runtime.formatting import listed
+
 from .ops import OpError, Shape, WaitingMemory
 from .weight_rules import Rule
 
@@ -274,5 +276,4 @@ def _without(shape: Shape, axis: int) -> Shape:
 
 def _sources_told(group: RuleGroup, given: Mapping[str, Shape]) -> str:
     names = [name for layer in group.sources for name in layer]
-    told = [f"{name} {given[name]}" for name in names[:3]]
-    return ", ".join(told) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return listed([f"{name} {given[name]}" for name in names], 3)

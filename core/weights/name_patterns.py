@@ -14,10 +14,11 @@ A name is a path joined by dots. In a pattern, `{i}` stands for any text without
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import re
 from collections.abc import Mapping
+
+from isoshard.core.runtime.caches import cached
 
 from .weight_errors import WeightError
 
@@ -92,7 +93,7 @@ def _star(part: str) -> re.Match[str] | None:
     return found if found and found[2] else None
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _regex(text: str) -> re.Pattern[str]:
     pieces: list[str] = []
     dotted = True  # whether the text before brings its dot along

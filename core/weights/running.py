@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.spec import axis_names, named_sharding
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.caches import cached
 
 from .matching import RuleGroup
 from .ops import Entries, Op, OpError
@@ -133,7 +134,7 @@ class _Plain:
         return [array for layer in made for array in layer]
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def _program(plain: _Plain, layouts: tuple[NamedSharding, ...] | None) -> Any:
     return jax.jit(functools.partial(plain, jnp), out_shardings=layouts and list(layouts))
 

@@ -36,6 +36,7 @@ import numpy as np
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.leaf_paths import named_leaves
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.formatting import listed
 
 from .matching import Matching, RuleGroup
 from .ops import Kernel as Kernel
@@ -312,5 +313,4 @@ def _bits(array: Any) -> Any:
 
 def _told(group: RuleGroup, given: Mapping[str, Any]) -> str:
     names = [name for layer in group.sources for name in layer]
-    told = ", ".join(f"{name} {tuple(given[name].shape)}" for name in names[:3])
-    return told + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return listed([f"{name} {tuple(given[name].shape)}" for name in names], 3)

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.plan import Plan
 from isoshard.core.plan.rule_patterns import check_patterns, matches
-from isoshard.onnx_bridge.exporting import weight_layouts
+from isoshard.onnx_bridge.annotating import weight_layouts
 
 from ..errors import AnnotationError
 from ..reading.graph import Graph, Node
@@ -42,17 +42,7 @@ class Specs:
     at_nodes: dict[tuple[str, str], Any]
 
     def speaks(self, graph: Graph, node: Node, tensor: str) -> bool:
-        """Whether a tensor is annotated at a node.
-
-        Args:
-            graph: the graph.
-            node: one that reads or makes the tensor.
-            tensor: its name.
-
-        Returns:
-            True at a node that is named, where a result is made, and where a weight or an input of
-            the model is read.
-        """
+        """Whether a tensor is annotated at a node."""
         if (node.name, tensor) in self.at_nodes:
             return True
         maker = graph.producer(tensor)
@@ -65,14 +55,6 @@ class Specs:
 
 def specs_of(graph: Graph, specs: Mapping[Any, Any] | Plan, mesh: Mesh) -> Specs:
     """Find the spec of every value.
-
-    Args:
-        graph: the graph.
-        specs: as for `annotate`.
-        mesh: of one stage.
-
-    Returns:
-        What was chosen; values of which nothing is said are left out.
 
     Raises:
         AnnotationError: a name fits no value, or one that no node reads or makes; or the weights

@@ -18,25 +18,19 @@ from jax.sharding import Mesh
 
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.plan.rule_patterns import check_patterns, matches
-from isoshard.onnx_bridge.exporting.weight_layouts import modules_around
+from isoshard.core.runtime.formatting import listed
+from isoshard.onnx_bridge.errors import AnnotationError
+from isoshard.onnx_bridge.layouts.meshes import NumberedMesh, part_of_mesh
+from isoshard.onnx_bridge.reading.graph import Graph, Node
+from isoshard.onnx_bridge.reading.mesh_record import MeshRecord
 
-from ..errors import AnnotationError
-from ..layouts.meshes import NumberedMesh, part_of_mesh
-from ..reading.graph import Graph, Node
-from ..reading.mesh_record import MeshRecord
+from .weight_layouts import modules_around
 
 Stages = Mapping[str, int] | Callable[[Node], int | None]
 
 
 def said_stages(graph: Graph, stages: Stages | None) -> dict[int, int | None]:
     """Ask for the stage of every node.
-
-    Args:
-        graph: the graph.
-        stages: as for `annotate`.
-
-    Returns:
-        By index of the node; empty if no stages are given.
 
     Raises:
         AnnotationError: a pattern fits no node, no node gets a stage, or one is no whole number.
@@ -62,19 +56,7 @@ def said_stages(graph: Graph, stages: Stages | None) -> dict[int, int | None]:
 def stage_parts(
     mesh: Mesh, stages: Sequence[int], stage_axis: str
 ) -> tuple[dict[int, NumberedMesh], MeshRecord]:
-    """Give each stage its devices.
-
-    Args:
-        mesh: as for `annotate`.
-        stages: their numbers, ascending.
-        stage_axis: the name of the axis along which they lie, if the mesh has it.
-
-    Returns:
-        The mesh of each stage with the numbers of its devices in the file, and the axes of all.
-
-    Raises:
-        AnnotationError: the axis has another size than there are stages.
-    """
+    """Give each stage its devices."""
     axes = tuple(mesh.shape.items())
     if len(stages) == 1:
         numbers = tuple(range(mesh.size))
@@ -112,11 +94,6 @@ def _by_pattern(graph: Graph, stages: Mapping[str, int]) -> dict[int, int | None
     if unused:
         raise AnnotationError(
             f"stages are given for {', '.join(map(repr, sorted(unused)))}, and no node or module "
-            f"is called so; nodes are {_some([node.name for node in graph.nodes])}"
+            f"is called so; nodes are {listed([repr(node.name) for node in graph.nodes], 8)}"
         )
     return found
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:8]))
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 8} more"

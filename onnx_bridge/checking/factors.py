@@ -148,15 +148,7 @@ class Site:
         return numpy_helper.to_array(tensor)
 
     def axes(self, number: int, rank: int) -> list[int]:
-        """Axes that an attribute or input tells, counted from 0; `Unfit` if they are computed.
-
-        Args:
-            number: of the input that newer operator sets have them in.
-            rank: that negative ones count from.
-
-        Returns:
-            The axes; empty if neither is there.
-        """
+        """Axes that an attribute or input tells, counted from 0; `Unfit` if they are computed."""
         given = self.numbers("axes")
         if given is None and self.has(number):
             given = self.constant(number)
@@ -175,14 +167,7 @@ _rules: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register the rule of operators of ONNX's own domain.
-
-    Args:
-        names: of the operators.
-
-    Returns:
-        A decorator. What it registers gets a `Site` and gives the factors, or raises `Unfit`.
-    """
+    """Register the rule of operators of ONNX's own domain."""
 
     def register(function: Rule) -> Rule:
         _rules.update(dict.fromkeys(names, function))
@@ -203,13 +188,6 @@ def named(prefix: str, rank: int) -> tuple[str, ...]:
 
 def broadcast(shapes: Sequence[Dims], prefix: str = "a") -> tuple[list[Axes], Axes]:
     """Factors of tensors that are broadcast against each other.
-
-    Args:
-        shapes: of the tensors.
-        prefix: of the factors' names.
-
-    Returns:
-        The axes of each, and those of the result.
 
     Example:
         >>> broadcast([("n", 1), (1, 4), (4,)])

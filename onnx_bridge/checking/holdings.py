@@ -69,10 +69,6 @@ class StageHoldings:
     def total(self, device: int, kind: str) -> tuple[int, bool]:
         """Bytes of one kind of tensor on a device.
 
-        Args:
-            device: its number.
-            kind: of tensor.
-
         Returns:
             The bytes, and whether that is all: some sizes or places may not be known.
         """
@@ -85,20 +81,7 @@ def holdings(
     config: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> list[StageHoldings]:
-    """Look up what each device holds.
-
-    Args:
-        model: the model, or what `load` takes.
-        config: name of the configuration, if there are several.
-        sizes: numbers for symbols in shapes, e.g. `{"batch": 8}`.
-
-    Returns:
-        The stages in order.
-
-    Raises:
-        ModelError: the model cannot be read.
-        AnnotationError: its annotations cannot be followed.
-    """
+    """Look up what each device holds."""
     graph, broken = checked(model)
     configuration = choose(graph.model, config)
     name, count = configuration.name, configuration.num_devices

@@ -117,17 +117,7 @@ class Pool:
         self._found: dict[int, list[Placement]] = {}
 
     def keep(self, placement: Placement) -> Placement:
-        """The placement that is equal to this one and was kept first.
-
-        Args:
-            placement: any.
-
-        Returns:
-            The first of its kind.
-
-        Raises:
-            ModelError: together they would take more memory than a check is worth.
-        """
+        """The placement that is equal to this one and was kept first."""
         key = hash((placement.counts, frozenset(placement.holds.items())))
         alike = self._found.setdefault(key, [])
         for one in alike:
@@ -141,15 +131,7 @@ class Pool:
 
 
 def expand(spec: onnx.ShardingSpecProto, num_devices: int) -> list[tuple[int, ...]]:
-    """The devices of each shard, in the order of the list.
-
-    Args:
-        spec: the spec; entries that the map of groups has stand for its devices.
-        num_devices: of the configuration.
-
-    Returns:
-        One tuple per shard.
-    """
+    """The devices of each shard, in the order of the list."""
     groups = {entry.key: tuple(entry.value) for entry in spec.index_to_device_group_map}
     if not spec.device:
         return [(device,) for device in range(num_devices)]

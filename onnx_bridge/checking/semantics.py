@@ -54,11 +54,7 @@ class Check:
         self._first: dict[str, Placement] = {}  # where a weight or input is read first
 
     def run(self) -> list[Finding]:
-        """Check every node in order.
-
-        Returns:
-            What was found.
-        """
+        """Check every node in order."""
         for node in self.graph.nodes:
             self._node(node, self.declared.get(node.index, {}))
         return self.findings

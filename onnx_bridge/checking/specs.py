@@ -35,16 +35,7 @@ class Fault(NamedTuple):
 def spec_faults(
     spec: onnx.ShardingSpecProto, shape: Dims | None, num_devices: int
 ) -> Iterator[Fault]:
-    """Look at one spec.
-
-    Args:
-        spec: the spec.
-        shape: of its tensor: a size, a symbol or None per axis; None if the rank is not known.
-        num_devices: of its configuration; 0 if that is not known.
-
-    Yields:
-        Every fault.
-    """
+    """Look at one spec."""
     yield from _axes(spec, shape)
     yield from _groups(spec)
     yield from _devices(spec, num_devices)

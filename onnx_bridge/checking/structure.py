@@ -21,14 +21,7 @@ ShapeOf = Callable[[str], Dims | None]
 
 
 def model_findings(model: onnx.ModelProto) -> Iterator[Finding]:
-    """Look at the configurations of a model.
-
-    Args:
-        model: the model.
-
-    Yields:
-        What is wrong with them.
-    """
+    """Look at the configurations of a model."""
     nodes = [node for body in bodies(model) for node in body.proto.node]
     used = {entry.configuration_id for node in nodes for entry in node.device_configurations}
     annotated = any(node.device_configurations for node in nodes)
@@ -67,15 +60,7 @@ def _configuration(
 
 
 def node_findings(model: onnx.ModelProto, graph: Graph) -> Iterator[Finding]:
-    """Look at the annotations of every node, those in functions and inner graphs included.
-
-    Args:
-        model: the model.
-        graph: its main graph, which knows the shapes of values.
-
-    Yields:
-        What is wrong with them.
-    """
+    """Look at the annotations of every node, those in functions and inner graphs included."""
     devices = {one.name: one.num_devices for one in model.configuration}
     for body in bodies(model):
         main = body.proto is model.graph
@@ -140,15 +125,7 @@ def _specs(
 
 
 def operator_findings(model: onnx.ModelProto, graph: Graph) -> Iterator[Finding]:
-    """Look for operators that nothing defines.
-
-    Args:
-        model: the model.
-        graph: its main graph.
-
-    Yields:
-        Those of ONNX's own domain as errors, those of others for information.
-    """
+    """Look for operators that nothing defines."""
     functions = {(one.domain, one.name) for one in model.functions}
     seen = set()
     for node in graph.nodes:

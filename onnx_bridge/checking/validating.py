@@ -73,17 +73,7 @@ def validate(
 def checked(
     model: onnx.ModelProto | str | os.PathLike[str] | bytes,
 ) -> tuple[Graph, set[Place]]:
-    """Read a model, and find the specs that cannot be followed.
-
-    Args:
-        model: the model, or what `load` takes.
-
-    Returns:
-        Its graph, and (configuration, node, tensor) of each spec that has a structural error.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
+    """Read a model, and find the specs that cannot be followed."""
     graph, wrong, _ = _structure(model)
     return graph, wrong
 

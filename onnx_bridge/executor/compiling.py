@@ -232,12 +232,7 @@ def compile(
 
 
 def stage_tensors(program: Program, tensors: Sorted) -> tuple[Shapes, Shapes]:
-    """The parameters and tables of a stage as shapes with their layouts.
-
-    Args:
-        program: the stage.
-        tensors: of the model.
-    """
+    """The parameters and tables of a stage as shapes with their layouts."""
     parameters, tables = _held(program, tensors)
     return _shapes(parameters), _shapes(tables)
 

@@ -79,19 +79,7 @@ def require_operators(
     opsets: Mapping[str, int],
     functions: Iterable[onnx.FunctionProto] = (),
 ) -> Functions:
-    """Raise unless every operator can be computed.
-
-    Args:
-        nodes: as for `evaluate`.
-        opsets: likewise.
-        functions: likewise.
-
-    Returns:
-        The model's functions, indexed.
-
-    Raises:
-        ModelError: naming every operator that has no entry and no function body.
-    """
+    """Raise unless every operator can be computed."""
     table = Functions(functions)
     missing = lacking(nodes, opsets, table)
     if missing:

@@ -68,14 +68,7 @@ class Functions:
         return self._found.get((domain, name))
 
     def expanded(self, nodes: int) -> None:
-        """Count nodes that came out of bodies.
-
-        Args:
-            nodes: how many.
-
-        Raises:
-            ModelError: they are more than any sensible model has.
-        """
+        """Count nodes that came out of bodies."""
         self._expanded += nodes
         if self._expanded > _MOST_NODES:
             raise ModelError(f"its functions make more than {_MOST_NODES} nodes")
@@ -84,20 +77,7 @@ class Functions:
 def body_of(
     node: Node, inputs: Sequence[Any], opsets: Mapping[str, int], functions: Functions
 ) -> FunctionBody:
-    """The nodes that a node stands for.
-
-    Args:
-        node: of an operator without an entry in the table.
-        inputs: its arrays, for their dtypes and shapes; None where one is left out.
-        opsets: of the graph that it stands in.
-        functions: the model's.
-
-    Returns:
-        The body, with the node's attributes in it.
-
-    Raises:
-        ModelError: there is none.
-    """
+    """The nodes that a node stands for."""
     function = functions.find(node.domain, node.op_type) or _of_onnx(node, inputs, opsets)
     if function is None:
         raise ModelError("it has neither a JAX function nor a function body")
@@ -119,16 +99,7 @@ def body_of(
 
 
 def branch_of(node: Node, attribute: str, opsets: Mapping[str, int]) -> FunctionBody:
-    """The graph in an attribute of a control-flow node.
-
-    Args:
-        node: the node.
-        attribute: name of the attribute.
-        opsets: of the graph that the node stands in.
-
-    Returns:
-        Its nodes; they read values of the graph around it by name.
-    """
+    """The graph in an attribute of a control-flow node."""
     inner = node.attributes[attribute]
     made = {name for proto in inner.node for name in proto.output}
     own = {tensor.name for tensor in inner.initializer}
@@ -147,16 +118,7 @@ def branch_of(node: Node, attribute: str, opsets: Mapping[str, int]) -> Function
 
 
 def lacking(nodes: Sequence[Node], opsets: Mapping[str, int], functions: Functions) -> list[str]:
-    """Which operators have neither an entry in the table nor a function body.
-
-    Args:
-        nodes: of a graph.
-        opsets: of the graph.
-        functions: the model's.
-
-    Returns:
-        A line per operator, with the first node of it; sorted.
-    """
+    """Which operators have neither an entry in the table nor a function body."""
     found: dict[str, list[str]] = {}
     for node in nodes:
         for op in _lacking(node.proto, opsets, functions, 0, set()):

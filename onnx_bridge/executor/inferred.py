@@ -26,9 +26,6 @@ from ..reading.layout import ModelLayout
 def with_inferred(found: ModelLayout) -> ModelLayout:
     """Say the layout of every result that can be inferred.
 
-    Args:
-        found: what the annotations say.
-
     Returns:
         The same with the inferred layouts added. Left open are values of which nothing can be
         inferred, and, with a note each, those whose layout no NamedSharding over their stage is.

@@ -58,13 +58,6 @@ class Inputs:
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Bring the arguments of a call in order.
 
-        Args:
-            args: by position.
-            named: by name.
-
-        Returns:
-            Every input by name: NumPy or JAX arrays, or traced or abstract ones.
-
         Raises:
             ModelError: one is missing, unknown, given twice, or of another rank, size or dtype; all
                 faults in one message.
@@ -124,19 +117,7 @@ class Inputs:
 
 
 def placed(x: Any, sharding: NamedSharding, name: str) -> Any:
-    """Lay a value out where a stage wants it.
-
-    Args:
-        x: a NumPy or JAX array, on any devices, or a traced one, through which gradients flow.
-        sharding: the layout.
-        name: of the value, for messages.
-
-    Returns:
-        A JAX array. What lies right already is returned as it is.
-
-    Raises:
-        ShardingError: an axis does not split evenly.
-    """
+    """Lay a value out where a stage wants it."""
     if isinstance(x, Tracer):  # the program is computed under Auto axes
         return jax.device_put(under_auto(x), on_mesh(sharding, auto(sharding.mesh)))
     if isinstance(x, jax.Array) and x.sharding == sharding:

@@ -26,7 +26,7 @@ from isoshard.core.layout.axis_types import (
     under_auto,
 )
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes
 
 from ..errors import ModelError
 from ..reading.graph import Node
@@ -84,19 +84,7 @@ class Program:
         return jax.set_mesh(auto(self.mesh))
 
     def __call__(self, parameters: Values, tables: Values, inputs: Values) -> Values:
-        """Compute the stage; a pure function of JAX arrays.
-
-        Args:
-            parameters: weights by name.
-            tables: other large tensors by name.
-            inputs: values by name.
-
-        Returns:
-            The values that leave the stage, by name; traced under Auto axes.
-
-        Raises:
-            ModelError: a value would be larger than `max_bytes`, or an operator cannot run.
-        """
+        """Compute the stage; a pure function of JAX arrays."""
         given = {**tables, **parameters, **inputs}
         values = {**self.constants, **{name: under_auto(x) for name, x in given.items()}}
         for name, value in values.items():
@@ -114,12 +102,7 @@ class Program:
         return {name: _as_array(found[name], name) for name in self.outputs}
 
     def on_users_mesh(self, name: str, value: Any) -> Any:
-        """A result of the stage on its mesh, whose axes may be Explicit.
-
-        Args:
-            name: of the value.
-            value: as `__call__` gives it; or traced outside the program.
-        """
+        """A result of the stage on its mesh, whose axes may be Explicit."""
         if not is_typed(self.mesh):
             return value
         if not isinstance(value, Tracer):

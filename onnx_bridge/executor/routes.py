@@ -22,13 +22,6 @@ Route = dict[str, NamedSharding]  # of one stage: the layout of each value that 
 def carried(sharding: Any, mesh: Mesh) -> NamedSharding:
     """The same layout over the mesh of another stage.
 
-    Args:
-        sharding: over the mesh of the stage that makes a value.
-        mesh: of the stage that reads it.
-
-    Returns:
-        The same spec if the mesh has the same axes, in their sizes; else replicated.
-
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
         >>> devices = jax.devices()
@@ -65,14 +58,7 @@ class Routes:
         self._asked: dict[Any, list[Route]] = {}
 
     def of(self, given: Mapping[str, Any]) -> list[Route]:
-        """The routes for inputs of some shapes.
-
-        Args:
-            given: the inputs by name, arrays or shapes.
-
-        Returns:
-            For each stage, the layout of each value that enters it.
-        """
+        """The routes for inputs of some shapes."""
         if all(where is not None for route in self._said for where in route.values()):
             return self._said
         shapes = abstract(given)
@@ -82,14 +68,7 @@ class Routes:
         return self._asked[key]
 
     def lowered(self, shapes: Shapes) -> list[Any]:
-        """Lower each stage; nothing is allocated, and every value's size is checked.
-
-        Args:
-            shapes: of the inputs.
-
-        Returns:
-            One `jax.stages.Lowered` per stage.
-        """
+        """Lower each stage; nothing is allocated, and every value's size is checked."""
         done: list[Any] = []
         self._follow(shapes, done)
         return done

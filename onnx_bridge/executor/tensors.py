@@ -47,14 +47,7 @@ class Sorted(NamedTuple):
 
 
 def sort(graph: Graph) -> Sorted:
-    """Decide for each tensor of a model.
-
-    Args:
-        graph: the model's.
-
-    Returns:
-        The names, and the constants.
-    """
+    """Decide for each tensor of a model."""
     said = parameters_of(graph.model)
     shown = {name for name in graph.initializers if _is_shown(graph, name)}
     parameters, tables, constants = [], [], {}

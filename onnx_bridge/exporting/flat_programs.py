@@ -51,8 +51,16 @@ from isoshard.core.layout.axis_types import (
 )
 from isoshard.core.layout.partial_sums import stored, unreduced
 from isoshard.core.layout.spec import named_sharding
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, JaxprEqn, Literal
-from isoshard.core.runtime.jaxprs import CALLS, jaxprs_inside, opened, scan_counts
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, JaxprEqn
+from isoshard.core.runtime.jaxprs import (
+    CALLS,
+    evaluate,
+    jaxprs_inside,
+    needed,
+    opened,
+    replaced,
+    scan_counts,
+)
 
 from ..errors import ModelError
 
@@ -86,26 +94,17 @@ class FlatProgram:
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Compute it, under Auto axes, with those inputs that are read."""
-        inner = opened(self.jaxpr)
+        args = dict.fromkeys(range(len(opened(self.jaxpr).invars)))
         inputs = tuple(under_auto(x) if isinstance(x, jax.Array) else x for x in inputs)
-        known = dict(zip((inner.invars[at] for at in self.read), inputs, strict=True))
-        known.update(zip(inner.constvars, self.jaxpr.consts, strict=True))
+        args.update(zip(self.read, inputs, strict=True))
         with untyped_context():
-            for step in self.steps:
-                _store(known, step, _bind(step, [_value(known, atom) for atom in step.invars]))
-        return [_value(known, atom) for atom in inner.outvars]
+            return evaluate(
+                replaced(self.jaxpr, eqns=list(self.steps)), [*args.values()], _bind_untyped
+            )
 
 
 def flat_program(fn: Callable[..., Any], inputs: Sequence[Any]) -> FlatProgram:
     """Trace a function.
-
-    Args:
-        fn: takes arrays, gives arrays in any pytree.
-        inputs: arrays or `jax.ShapeDtypeStruct`s; sizes may be symbolic. Those on Explicit axes are
-            traced with their types.
-
-    Returns:
-        The program.
 
     Raises:
         ModelError: it draws random numbers, works on shards (`shard_map`), leaves sums to be taken
@@ -124,7 +123,7 @@ def flat_program(fn: Callable[..., Any], inputs: Sequence[Any]) -> FlatProgram:
 
     with untyped_context():
         whole = jax.make_jaxpr(flat)(*map(_untyped, inputs))
-    steps = _needed(whole)
+    steps = tuple(needed(opened(whole).eqns, opened(whole).outvars))
     asked = {id(atom) for step in steps for atom in step.invars}
     asked.update(id(atom) for atom in opened(whole).outvars)
     return FlatProgram(
@@ -199,31 +198,29 @@ def _alike(one: Any, other: NamedSharding, kind: AxisType) -> bool:
 
 def _run(program: Any, args: Sequence[Any], notes: _Notes) -> list[Any]:
     """Evaluate a program, closed or not."""
-    jaxpr, consts = opened(program), getattr(program, "consts", ())
-    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    known.update(zip(jaxpr.invars, args, strict=True))
-    for step in jaxpr.eqns:
-        given = [_value(known, atom) for atom in step.invars]
-        name = step.primitive.name
-        if name in CALLS:
-            results = _call(step, given, notes)
-        elif name == "scan":
-            results = _scan(step, given, notes)
-        elif name in _LOOPS and any(_is_typed(atom.aval) for atom in step.invars):
-            results = _LOOPS[name](step, given, notes)
-        elif name == _CONSTRAINT and _over_types(step.params["sharding"]):
-            results = [notes.laid(given[0], step.params["sharding"], AxisType.Auto)]
-        elif name == _RESHARD:
-            layout = _said(step, step.params["dst_sharding"])
-            results = [given[0] if layout is None else notes.laid(given[0], layout)]
-        else:
-            results = _bind(step, given)
-            if name == _CONSTRAINT:
-                notes.value(results[0], step.params["sharding"])
-            elif layout := _said(step, step.params.get("out_sharding")):
-                results = [notes.laid(results[0], layout)]
-        _store(known, step, results)
-    return [_value(known, atom) for atom in jaxpr.outvars]
+    return evaluate(program, args, functools.partial(_results, notes))
+
+
+def _results(notes: _Notes, step: JaxprEqn, given: Sequence[Any]) -> Sequence[Any]:
+    """The results of one equation; calls and scans are written out."""
+    name = step.primitive.name
+    if name in CALLS:
+        return _call(step, given, notes)
+    if name == "scan":
+        return _scan(step, given, notes)
+    if name in _LOOPS and any(_is_typed(atom.aval) for atom in step.invars):
+        return _LOOPS[name](step, given, notes)
+    if name == _CONSTRAINT and _over_types(step.params["sharding"]):
+        return [notes.laid(given[0], step.params["sharding"], AxisType.Auto)]
+    if name == _RESHARD:
+        layout = _said(step, step.params["dst_sharding"])
+        return [given[0] if layout is None else notes.laid(given[0], layout)]
+    results = _bind_untyped(step, given)
+    if name == _CONSTRAINT:
+        notes.value(results[0], step.params["sharding"])
+    elif layout := _said(step, step.params.get("out_sharding")):
+        results = [notes.laid(results[0], layout)]
+    return results
 
 
 def _call(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
@@ -293,7 +290,11 @@ def _stacked(column: Sequence[Any]) -> Any:
     return jax.lax.concatenate([jax.lax.expand_dims(row, (0,)) for row in column], 0)
 
 
-def _bind(step: JaxprEqn, given: Sequence[Any]) -> list[Any]:
+def _bind_untyped(step: JaxprEqn, given: Sequence[Any]) -> list[Any]:
+    """The primitive without the layouts of types; a constraint keeps its own.
+
+    The equation's context has the mesh of types, so it is not entered.
+    """
     params = dict(step.params)
     if step.primitive.name != _CONSTRAINT:
         params.update((key, None) for key in _TYPES if key in params)
@@ -301,28 +302,9 @@ def _bind(step: JaxprEqn, given: Sequence[Any]) -> list[Any]:
     return list(results) if step.primitive.multiple_results else [results]
 
 
-def _value(known: dict[Any, Any], atom: Any) -> Any:
-    return atom.val if isinstance(atom, Literal) else known[atom]
-
-
-def _store(known: dict[Any, Any], step: JaxprEqn, results: Sequence[Any]) -> None:
-    known.update(zip(step.outvars, results, strict=True))
-
-
-def _needed(program: Any) -> tuple[JaxprEqn, ...]:
-    """The equations that a result depends on."""
-    jaxpr = opened(program)
-    asked = {id(atom) for atom in jaxpr.outvars}
-    kept = []
-    for step in reversed(jaxpr.eqns):
-        if step.effects or any(id(var) in asked for var in step.outvars):
-            kept.append(step)
-            asked.update(id(atom) for atom in step.invars)
-    return tuple(reversed(kept))
-
-
 def _faults(program: Any, around: str = "") -> Iterator[str]:
-    for step in _needed(program):
+    jaxpr = opened(program)
+    for step in needed(jaxpr.eqns, jaxpr.outvars):
         yield from _faults_of(step, around)
 
 

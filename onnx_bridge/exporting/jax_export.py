@@ -40,10 +40,10 @@ from ..annotating.staging import Stages
 from ..errors import AnnotationError, ModelError
 from ..reading.graph import Graph
 from ..reading.parameter_record import Origin, write_parameters
+from .finishing import save
 from .flat_programs import FlatProgram, flat_program, untyped_context
 from .jax_functions import TakenApart, output_names, take_apart
 from .jax_layouts import mesh_for, specs_for
-from .saving import save
 
 
 def export_jax(

@@ -60,16 +60,6 @@ def take_apart(
 ) -> TakenApart:
     """Separate a function from its weights, and its arguments into arrays.
 
-    Args:
-        fn: a function, or a module with weights of its own.
-        args: pytrees of arrays or shapes.
-        params: weights that a function takes as its first argument; None if it takes none. A single
-            array is called "params".
-        kwargs: what stays as it is: flags, not arrays.
-
-    Returns:
-        The parts.
-
     Raises:
         ModelError: weights are given twice, or have no values; an input is no array; or names
             collide.
@@ -100,15 +90,7 @@ def take_apart(
 
 
 def output_names(results: Any, taken: Collection[str]) -> list[str]:
-    """Name the results of a function: by their paths, "output" if there is one.
-
-    Args:
-        results: any pytree.
-        taken: names that other values have.
-
-    Returns:
-        One name for each leaf, each once.
-    """
+    """Name the results of a function: by their paths, "output" if there is one."""
     used, names = set(taken), []
     for path, _ in named_leaves(results):
         name = stem = path if path and not path[0].isdigit() else f"output{'_' * bool(path)}{path}"

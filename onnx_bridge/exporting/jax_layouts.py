@@ -34,27 +34,15 @@ from isoshard.core.plan import Plan
 from isoshard.core.runtime._jax_internals import meshes
 from isoshard.core.runtime.jaxprs import opened
 
+from ..annotating import weight_layouts
 from ..errors import AnnotationError, AnnotationWarning
 from ..reading.graph import Graph
-from . import weight_layouts
 from .flat_programs import FlatProgram
 from .jax_functions import TakenApart
 
 
 def mesh_for(mesh: Mesh | None, taken: TakenApart, program: FlatProgram) -> Mesh:
-    """The mesh of an export: the one given, that of the first layout found, or the ambient one.
-
-    Args:
-        mesh: what the user gave.
-        taken: the function and its arrays.
-        program: what it computes.
-
-    Returns:
-        The mesh.
-
-    Raises:
-        ShardingError: none is given, and nothing says a layout.
-    """
+    """The mesh of an export: the one given, that of the first layout found, or the ambient one."""
     if mesh is not None:
         return as_mesh(mesh)
     for layout in _layouts(taken, program):
@@ -76,23 +64,7 @@ def specs_for(
     mesh: Mesh,
     names: Sequence[str],
 ) -> dict[str, P]:
-    """Find the specs of weights, inputs, results and values inside.
-
-    Args:
-        taken: the function and its arrays.
-        program: what it computes.
-        plan: for weights and inputs.
-        graph: exported.
-        mesh: the mesh.
-        names: of the results of the program, then of the values laid out.
-
-    Returns:
-        By name, of those of which something is said.
-
-    Raises:
-        ShardingError: a spec does not fit.
-        AnnotationError: a layout is none that a file can say.
-    """
+    """Find the specs of weights, inputs, results and values inside."""
     if plan is None:
         weights = _of_leaves(taken.weights, 0, program, mesh)
     else:

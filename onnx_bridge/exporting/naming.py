@@ -17,13 +17,7 @@ from .origins import Origins
 
 
 def separate(model: onnx.ModelProto, origins: Origins, first: Mapping[str, str]) -> None:
-    """Give each weight its own tensor again, in place.
-
-    Args:
-        model: optimized.
-        origins: of the model before.
-        first: for each name of a weight the one it goes by; tied weights go by one name.
-    """
+    """Give each weight its own tensor again, in place."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in Graph(model).nodes:
         for slot, before in enumerate(origins.read_by(node)):
@@ -47,16 +41,7 @@ def _same_weight(was: Origin, kept: Origin | None, first: Mapping[str, str]) -> 
 
 
 def trace(model: onnx.ModelProto, origins: Origins, first: Mapping[str, str]) -> dict[str, Origin]:
-    """Find the weight that each tensor of a model comes from.
-
-    Args:
-        model: optimized, after `separate`.
-        origins: of the model before.
-        first: as for `separate`.
-
-    Returns:
-        By name of the tensor; those that come from no weight are left out.
-    """
+    """Find the weight that each tensor of a model comes from."""
     found = {}
     for tensor in model.graph.initializer:
         origin = origins.of(tensor.name)

@@ -59,14 +59,7 @@ class Origins:
         return self._found.get(value)
 
     def read_by(self, node: Node) -> tuple[str, ...]:
-        """What a node of the optimized model read before, or () if it is a new one.
-
-        Args:
-            node: of the optimized model.
-
-        Returns:
-            The names of its inputs then.
-        """
+        """What a node of the optimized model read before, or () if it is a new one."""
         return self._reads.get((node.op_type, node.outputs), ())
 
 

@@ -36,25 +36,12 @@ _LAYOUT_HOOKS = ("torch.distributed", "isoshard")
 
 
 def named_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """List a module's parameters and buffers, a tied one once under its first name.
-
-    Args:
-        module: any.
-
-    Returns:
-        The tensors by name.
-    """
+    """List a module's parameters and buffers, a tied one once under its first name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def first_names(module: torch.nn.Module) -> dict[str, str]:
     """Find the name that each name of a tensor stands for.
-
-    Args:
-        module: any.
-
-    Returns:
-        For every name of a parameter or buffer the first name of the same tensor.
 
     Example:
         >>> tied = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, bias=False))
@@ -77,12 +64,6 @@ def plain_twin(module: torch.nn.Module) -> torch.nn.Module:
         module: of DTensors, on the device `jax`, or plain. Each tensor that is not plain is
             gathered whole (counted as "gathers" in `isoshard.metrics`): the file needs all of it.
             With DTensors over several processes, all of them must call this.
-
-    Returns:
-        The twin. Hooks that lay values out over devices are left out, all others are kept.
-
-    Raises:
-        ModelError: the module cannot be copied.
 
     Example:
         >>> plain_twin(torch.nn.Linear(4, 2)).weight.device
@@ -112,18 +93,7 @@ def plain_twin(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def filled_twin(module: torch.nn.Module, twin: torch.nn.Module) -> torch.nn.Module:
-    """Put a module's weights, whole, into a plain module of the same names.
-
-    Args:
-        module: has the weights.
-        twin: a plain module, changed in place; may be on the device `meta`.
-
-    Returns:
-        `twin`.
-
-    Raises:
-        ModelError: the two do not have the same tensors.
-    """
+    """Put a module's weights, whole, into a plain module of the same names."""
     state = {name: _whole(tensor) for name, tensor in module.state_dict().items()}
     missing, unknown = twin.load_state_dict(state, strict=False, assign=True)
     if missing or unknown:
@@ -136,13 +106,6 @@ def filled_twin(module: torch.nn.Module, twin: torch.nn.Module) -> torch.nn.Modu
 
 def layouts_of(module: torch.nn.Module) -> dict[str, NamedSharding | P]:
     """Read how a module's tensors lie over devices.
-
-    Args:
-        module: any.
-
-    Returns:
-        By name, for each tensor that is not plain: a NamedSharding, or for a DTensor, whose mesh is
-        one of processes, the spec over axes of the same names.
 
     Raises:
         ShardingError: a DTensor is partial, split unevenly inside, or its mesh has no names; all
@@ -163,14 +126,8 @@ def layouts_of(module: torch.nn.Module) -> dict[str, NamedSharding | P]:
 def mesh_for(module: torch.nn.Module) -> Mesh:
     """The mesh that a module's tensors say they lie on.
 
-    Args:
-        module: of DTensors, or of tensors on the device `jax`.
-
     Returns:
         That of the tensors; for DTensors one of JAX's devices with the same names and shape.
-
-    Raises:
-        ShardingError: none of its tensors says a mesh.
     """
     for name, tensor in named_tensors(module).items():
         if _is_dtensor(tensor):

@@ -28,15 +28,15 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.plan import Plan
 
+from ..annotating import weight_layouts
 from ..annotating.annotate import annotate
 from ..annotating.staging import Stages
 from ..errors import ModelError
 from ..reading.graph import Graph
 from ..reading.parameter_record import write_parameters
-from . import naming, plain_copies, weight_layouts
+from . import naming, plain_copies
+from .finishing import save, simplify
 from .origins import Origins
-from .saving import save
-from .simplifying import simplify
 
 
 def export_torch(

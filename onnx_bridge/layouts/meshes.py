@@ -46,13 +46,6 @@ class NumberedMesh(NamedTuple):
 def renumbered(tiles: Tiles, numbers: Sequence[int]) -> Tiles:
     """Number the devices of a layout from 0.
 
-    Args:
-        tiles: the layout; it names devices among `numbers` only.
-        numbers: the devices, in their new order.
-
-    Returns:
-        The same layout over `len(numbers)` devices.
-
     Example:
         >>> renumbered(Tiles([[4], [6]], num_devices=8), [4, 6])
         Tiles([[0], [1]])
@@ -66,18 +59,6 @@ def fitting_mesh(
     tiles: Sequence[Tiles], numbers: Sequence[int], devices: Sequence[Device]
 ) -> NumberedMesh:
     """Make the coarsest mesh over which every layout is a spec; its axes are d0, d1, ..
-
-    Args:
-        tiles: layouts that each name all of `numbers`; there may be none.
-        numbers: what the layouts call the devices.
-        devices: the devices themselves, in the same order.
-
-    Returns:
-        The mesh. An order of devices that no axes have, as in `Tiles([[3], [1], [2], [0]])`,
-        becomes the mesh's own.
-
-    Raises:
-        AnnotationError: there is none; the layouts follow orders that exclude each other.
 
     Example:
         >>> fitting_mesh([Tiles([[3], [1], [2], [0]])], range(4), jax.devices()[:4]).numbers
@@ -119,17 +100,6 @@ def fits(tiles: Tiles, mesh: Mesh) -> bool:
 def part_of_mesh(mesh: Mesh, numbers: Sequence[int]) -> NumberedMesh:
     """The part of a mesh that some of its devices are.
 
-    Args:
-        mesh: the mesh.
-        numbers: positions in the flattened mesh.
-
-    Returns:
-        The mesh itself if it is all of them; else what is left of its axes. An axis of which one
-        position is left is dropped.
-
-    Raises:
-        AnnotationError: the devices are no such part.
-
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
         >>> part = part_of_mesh(make_mesh((2, 4), ("stage", "model")), [4, 5, 6, 7])
@@ -156,11 +126,7 @@ def part_of_mesh(mesh: Mesh, numbers: Sequence[int]) -> NumberedMesh:
 
 
 def numbered_devices(numbers: Sequence[int]) -> list[Device]:
-    """The devices of this process's JAX by position in `jax.devices()`.
-
-    Raises:
-        DeviceError: there are too few.
-    """
+    """The devices of this process's JAX by position in `jax.devices()`."""
     devices = jax.devices()
     need = max(numbers) + 1
     if need > len(devices):

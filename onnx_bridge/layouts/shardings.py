@@ -98,20 +98,7 @@ def named_devices(tiles: Sequence[Tiles]) -> list[int]:
 
 
 def even_tiles(tiles: Tiles, shape: Dims | None, name: str, uneven: Uneven) -> Tiles:
-    """Deal with axes that do not split evenly.
-
-    Args:
-        tiles: the layout.
-        shape: of the tensor, as far as it is known.
-        name: of the tensor, for messages.
-        uneven: "error", or "replicate" them.
-
-    Returns:
-        The layout without uneven splits.
-
-    Raises:
-        AnnotationError: there are some, and they are an error.
-    """
+    """Deal with axes that do not split evenly."""
     axes = uneven_axes(tiles, shape)
     if axes and uneven == "error":
         raise AnnotationError(
@@ -125,19 +112,7 @@ def even_tiles(tiles: Tiles, shape: Dims | None, name: str, uneven: Uneven) -> T
 
 
 def sharding_over(over: NumberedMesh, tiles: Tiles, name: str) -> NamedSharding:
-    """The layout as a spec over a mesh.
-
-    Args:
-        over: the mesh, and the numbers that the tiles call its devices.
-        tiles: the layout.
-        name: of the tensor, for messages.
-
-    Returns:
-        The NamedSharding; equal layouts are one object.
-
-    Raises:
-        AnnotationError: no spec over the mesh is this layout.
-    """
+    """The layout as a spec over a mesh."""
     named = named_devices([tiles])
     if named != sorted(over.numbers):
         raise AnnotationError(

@@ -41,15 +41,6 @@ def read_tiles(
 ) -> Tiles:
     """Read which device holds which block.
 
-    Args:
-        proto: the message.
-        shape: of the tensor: a size, the name of a size, or None per axis. Not given: as many axes
-            as the message speaks of.
-        num_devices: devices in all; by default as many as the message has numbers for.
-
-    Returns:
-        The tiles; devices that are not named hold nothing.
-
     Raises:
         AnnotationError: the message contradicts itself or the shape, or says what no array is like:
             groups of different sizes, pieces that are not contiguous.
@@ -62,13 +53,6 @@ def read_tiles(
 
 def replicate_axes(tiles: Tiles, axes: Sequence[int]) -> Tiles:
     """Leave axes whole that were split: their blocks become copies.
-
-    Args:
-        tiles: the layout.
-        axes: of the tensor.
-
-    Returns:
-        The layout over the same devices.
 
     Example:
         >>> replicate_axes(Tiles([[[0], [1]], [[2], [3]]]), [1])

@@ -102,18 +102,6 @@ def write_tiles(
 ) -> onnx.ShardingSpecProto:
     """Write a layout that is known by its tiles.
 
-    Args:
-        tiles: which device holds which block.
-        tensor_name: of an input or output of the node.
-        shape: as for `to_sharding_spec`.
-        devices: as for `to_sharding_spec`, by device number of the tiles.
-
-    Returns:
-        The message.
-
-    Raises:
-        AnnotationError: an axis does not split evenly.
-
     Example:
         >>> list(write_tiles(Tiles([[0], [2], [1], [3]]), "w").device)
         [0, 2, 1, 3]

@@ -57,17 +57,7 @@ class NodeAnnotation:
 
 
 def configurations(model: onnx.ModelProto) -> dict[str, Configuration]:
-    """Read the device configurations of a model.
-
-    Args:
-        model: the model.
-
-    Returns:
-        By name, in the order of the file.
-
-    Raises:
-        AnnotationError: one has no name, a name that is taken, or no devices.
-    """
+    """Read the device configurations of a model."""
     found: dict[str, Configuration] = {}
     faults = []
     for proto in model.configuration:
@@ -95,16 +85,6 @@ def configurations(model: onnx.ModelProto) -> dict[str, Configuration]:
 def choose(model: onnx.ModelProto, config: str | None = None) -> Configuration:
     """Find one configuration of a model.
 
-    Args:
-        model: the model.
-        config: its name; may be left out if there is one only.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        AnnotationError: there is none, none of that name, or several and no name is given.
-
     Example:
         >>> choose(onnx.ModelProto())
         Traceback (most recent call last):
@@ -127,13 +107,6 @@ def choose(model: onnx.ModelProto, config: str | None = None) -> Configuration:
 
 def node_annotations(model: onnx.ModelProto, config: str) -> dict[int, NodeAnnotation]:
     """Read what a configuration says of the nodes of the main graph.
-
-    Args:
-        model: the model.
-        config: name of the configuration.
-
-    Returns:
-        By position of the node; nodes of which it says nothing are left out.
 
     Raises:
         AnnotationError: a node has two annotations for it, or a spec names a tensor twice or one

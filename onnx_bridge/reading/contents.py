@@ -25,14 +25,7 @@ _MOST_AXES = 64
 
 
 def bytes_of(tensor: TensorProto) -> int | None:
-    """The bytes that a tensor takes as its shape and dtype say.
-
-    Args:
-        tensor: any; its data is not looked at.
-
-    Returns:
-        Bytes; None for strings, and for packed types, where several elements share a byte.
-    """
+    """The bytes that a tensor takes as its shape and dtype say."""
     bits = BITS.get(tensor.data_type)
     return None if bits is None else math.prod(tensor.dims) * bits // 8
 
@@ -44,14 +37,7 @@ def type_name(code: int) -> str:
 
 
 def shape_fault(tensor: TensorProto) -> str | None:
-    """What is wrong with a tensor's dims and type.
-
-    Args:
-        tensor: any; its data is not looked at.
-
-    Returns:
-        The fault, or None.
-    """
+    """What is wrong with a tensor's dims and type."""
     if len(tensor.dims) > _MOST_AXES:
         return f"it has {len(tensor.dims)} axes, the most is {_MOST_AXES}"
     if any(size < 0 for size in tensor.dims):
@@ -65,14 +51,7 @@ def shape_fault(tensor: TensorProto) -> str | None:
 
 
 def fault_of(tensor: TensorProto) -> str | None:
-    """What is wrong with a tensor that holds its own data.
-
-    Args:
-        tensor: one without external data.
-
-    Returns:
-        The fault, or None.
-    """
+    """What is wrong with a tensor that holds its own data."""
     wrong = shape_fault(tensor)
     if wrong:
         return wrong

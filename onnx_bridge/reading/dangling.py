@@ -20,15 +20,7 @@ from .walking import bodies, node_words, shown
 
 
 def dangling(model: onnx.ModelProto) -> list[str]:
-    """Find annotations that point at nothing.
-
-    Args:
-        model: the model.
-
-    Returns:
-        One sentence each. That every annotation is gone while the model still describes devices
-        counts as one.
-    """
+    """Find annotations that point at nothing."""
     known = [one.name for one in model.configuration]
     found = list(_dangling(model, known))
     annotated = any(

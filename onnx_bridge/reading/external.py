@@ -50,16 +50,7 @@ def is_external(tensor: TensorProto) -> bool:
 
 
 def read_external(model: onnx.ModelProto, folder: Path, most: int) -> list[str]:
-    """Read the data that is in other files into the tensors; all, or nothing if there are faults.
-
-    Args:
-        model: changed in place.
-        folder: the one the model is in.
-        most: bytes that may be read in all.
-
-    Returns:
-        One sentence per fault.
-    """
+    """Read the data of other files into the tensors: all of it, or none if there are errors."""
     base = Path(os.path.realpath(folder))
     faults: list[str] = []
     pieces: list[ByteRange] = []

@@ -35,14 +35,7 @@ class Info(NamedTuple):
 
 
 def read_info(graph: onnx.GraphProto) -> dict[str, Info]:
-    """Read what a graph says of its values.
-
-    Args:
-        graph: the graph.
-
-    Returns:
-        By name: inputs, outputs, those in value_info, initializers.
-    """
+    """Read what a graph says of its values."""
     found = {v.name: _of_type(v.type) for v in (*graph.value_info, *graph.output, *graph.input)}
     found.update((t.name, Info(tuple(t.dims), _dtype(t.data_type))) for t in graph.initializer)
     return found
@@ -52,15 +45,6 @@ def infer(model: onnx.ModelProto) -> dict[str, Info]:
     """Infer what a model does not say of its values.
 
     The weights are left out: only small tensors, which may be shapes, are looked into.
-
-    Args:
-        model: stays as it is.
-
-    Returns:
-        As `read_info`, with what onnx could infer.
-
-    Raises:
-        ModelError: onnx cannot: an operator set is not declared, or shapes contradict each other.
     """
     graph = model.graph
     try:

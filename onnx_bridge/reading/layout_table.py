@@ -10,8 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from isoshard.core.layout.op_sharding import digits
-from isoshard.core.plan.text_tables import table
-from isoshard.core.runtime.metrics import human_bytes
+from isoshard.core.runtime.formatting import human_bytes, table
 
 if TYPE_CHECKING:
     from .layout import ModelLayout, Stage
@@ -20,14 +19,7 @@ _HEADER = ("tensor", "kind", "shape", "dtype", "spec", "bytes/device", "stage")
 
 
 def layout_table(layout: ModelLayout) -> str:
-    """Write a layout as a table.
-
-    Args:
-        layout: the layout.
-
-    Returns:
-        The configuration, a line per stage, a row per input, parameter and annotated value, notes.
-    """
+    """Write a layout as a table."""
     configuration = layout.configuration
     lines = [f"configuration {configuration.name!r} of {configuration.num_devices} devices"]
     lines += [_stage_line(layout, stage) for stage in layout.stages]
@@ -38,11 +30,6 @@ def layout_table(layout: ModelLayout) -> str:
 
 def bytes_on_device(layout: ModelLayout, tensor: str, sharding: NamedSharding) -> int | None:
     """The bytes of one shard.
-
-    Args:
-        layout: the layout.
-        tensor: name of the tensor.
-        sharding: its layout.
 
     Returns:
         The bytes, or None if a size or the dtype is unknown.

@@ -52,13 +52,7 @@ class MeshRecord(NamedTuple):
 
 
 def write_mesh(model: onnx.ModelProto, config: str, record: MeshRecord) -> None:
-    """Keep the axes of a mesh.
-
-    Args:
-        model: changed in place; what was kept before is replaced.
-        config: name of the configuration.
-        record: the axes.
-    """
+    """Keep the axes of a mesh."""
     key = _KEY + config
     entry = next((one for one in model.metadata_props if one.key == key), None)
     entry = model.metadata_props.add(key=key) if entry is None else entry
@@ -67,16 +61,6 @@ def write_mesh(model: onnx.ModelProto, config: str, record: MeshRecord) -> None:
 
 def read_mesh(model: onnx.ModelProto, config: str) -> MeshRecord | None:
     """Read the axes of a mesh.
-
-    Args:
-        model: the model.
-        config: name of the configuration.
-
-    Returns:
-        The axes, or None if none were kept.
-
-    Raises:
-        ModelError: what is kept is no such record.
 
     Example:
         >>> read_mesh(onnx.ModelProto(), "tp") is None

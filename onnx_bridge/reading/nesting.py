@@ -20,14 +20,7 @@ DEEPEST = 31  # graphs, one inside another, below the model's own
 
 
 def too_deep(model: onnx.ModelProto) -> list[str]:
-    """Whether graphs lie inside each other more deeply than protobuf can copy.
-
-    Args:
-        model: the model.
-
-    Returns:
-        One sentence, or nothing.
-    """
+    """Whether graphs lie inside each other more deeply than protobuf can copy."""
     level = [model.graph, *model.functions]
     level += [graph for s in model.training_info for graph in (s.initialization, s.algorithm)]
     for _ in range(DEEPEST + 1):

@@ -21,6 +21,8 @@ import onnx
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 
+from isoshard.core.runtime.formatting import listed
+
 from ..errors import AnnotationError, AnnotationWarning, ModelError
 from .contents import fault_of
 from .dangling import dangling
@@ -28,7 +30,7 @@ from .external import is_external, memory, read_external
 from .nesting import too_deep
 from .soundness import faults_of, too_many
 from .texts import text_faults
-from .walking import listed, tensors
+from .walking import tensors
 
 LARGEST = (1 << 31) - 1  # bytes of a protobuf message
 _TEXTS = {".json": "json", ".onnxjson": "json", ".textproto": "textproto", ".prototxt": "textproto"}
@@ -150,8 +152,8 @@ def _tell(name: str, loose: list[str], strict: bool) -> None:
     if not loose:
         return
     message = (
-        f"{name}: annotations point at nothing: {listed(loose)}. A tool renamed or dropped what "
-        "they name; annotate as the last step"
+        f"{name}: annotations point at nothing: {listed(loose, 8, '; ')}. A tool renamed or "
+        "dropped what they name; annotate as the last step"
     )
     if strict:
         raise AnnotationError(message)
@@ -159,4 +161,4 @@ def _tell(name: str, loose: list[str], strict: bool) -> None:
 
 
 def _unreadable(name: str, faults: list[str]) -> ModelError:
-    return ModelError(f"{name}: not a model that can be read: {listed(faults)}")
+    return ModelError(f"{name}: not a model that can be read: {listed(faults, 8, '; ')}")

@@ -38,12 +38,6 @@ class Origin(NamedTuple):
     def spec(self, entries: tuple[object, ...]) -> tuple[object, ...]:
         """Carry the entries of the weight's spec over to the constant.
 
-        Args:
-            entries: of the weight's spec, one per axis; trailing ones may be missing.
-
-        Returns:
-            One entry per axis of the constant.
-
         Example:
             >>> Origin("w", (1, None, 0)).spec(("x",))
             (None, None, 'x')
@@ -55,12 +49,7 @@ class Origin(NamedTuple):
 
 
 def write_parameters(model: onnx.ModelProto, parameters: Mapping[str, Origin]) -> None:
-    """Write the names of weights into a model's metadata.
-
-    Args:
-        model: changed in place.
-        parameters: as `trace` gives them.
-    """
+    """Write the names of weights into a model's metadata."""
     entry = next((p for p in model.metadata_props if p.key == _KEY), None)
     entry = model.metadata_props.add() if entry is None else entry
     entry.key = _KEY

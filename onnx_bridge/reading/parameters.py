@@ -42,14 +42,7 @@ class Parameter(NamedTuple):
 
 
 def parameters(graph: Graph) -> dict[str, Parameter]:
-    """List the parameters of a graph.
-
-    Args:
-        graph: the graph.
-
-    Returns:
-        By name of the tensor, in the order of the file.
-    """
+    """List the parameters of a graph."""
     known = parameters_of(graph.model)
     found = {}
     for tensor, proto in graph.initializers.items():
@@ -69,9 +62,6 @@ def parameters(graph: Graph) -> dict[str, Parameter]:
 
 def named_leaves(graph: Graph) -> dict[str, jax.ShapeDtypeStruct]:
     """The parameters of a graph as a plan resolves them.
-
-    Args:
-        graph: the graph.
 
     Returns:
         Shape and dtype by name of the weight; of several tensors made of one, the first counts.

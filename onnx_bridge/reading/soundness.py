@@ -25,14 +25,7 @@ MOST_DEVICES = 1 << 16
 
 
 def too_many(model: onnx.ModelProto) -> list[str]:
-    """Whether a model has more nodes than are looked at, without looking at them all.
-
-    Args:
-        model: the model.
-
-    Returns:
-        One sentence, or nothing.
-    """
+    """Whether a model has more nodes than are looked at, without looking at them all."""
     total = 0
     for body in bodies(model):
         total += len(body.proto.node)
@@ -42,14 +35,7 @@ def too_many(model: onnx.ModelProto) -> list[str]:
 
 
 def faults_of(model: onnx.ModelProto) -> list[str]:
-    """Look for what would make reading a model go wrong or never end.
-
-    Args:
-        model: the model; weights are not looked at.
-
-    Returns:
-        One sentence per fault; empty if it is sound.
-    """
+    """Look for what would make reading a model go wrong or never end."""
     faults: list[str] = []
     if not model.ir_version:
         faults.append("it has no IR version")

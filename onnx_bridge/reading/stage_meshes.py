@@ -39,16 +39,6 @@ def stage_meshes(
 ) -> dict[int, NumberedMesh]:
     """Find the mesh of each stage.
 
-    Args:
-        model: whose metadata may keep the axes.
-        configuration: the one that is read.
-        tiles: the layouts in each stage, by its number.
-        mesh: over all devices of the configuration, or None.
-        notes: gets a line if the axes that were kept do not serve.
-
-    Returns:
-        By number of the stage.
-
     Raises:
         AnnotationError: the mesh has another number of devices, a stage is no part of it, or no
             mesh serves all specs of a stage.

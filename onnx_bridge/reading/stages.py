@@ -26,13 +26,6 @@ from .graph import Graph, Node
 def stages_of(graph: Graph, said: Mapping[int, int | None]) -> tuple[int, ...]:
     """Complete the stages of a graph.
 
-    Args:
-        graph: the graph.
-        said: the stages that are named, by index of the node.
-
-    Returns:
-        The stage of each node; all 0 if none is named.
-
     Raises:
         AnnotationError: a stage is negative, or a node reads a value of a later one; all faults in
             one message.

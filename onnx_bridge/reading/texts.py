@@ -19,14 +19,7 @@ _TENSOR = ("name", "doc_string")
 
 
 def text_faults(model: ModelProto) -> list[str]:
-    """Find texts that are none.
-
-    Args:
-        model: the model.
-
-    Returns:
-        One sentence for the first; empty if there is none.
-    """
+    """Find texts that are none."""
     waiting: list[Message] = [model]
     while waiting:
         message = waiting.pop()

@@ -32,14 +32,7 @@ class GraphBody(NamedTuple):
 
 
 def bodies(model: onnx.ModelProto) -> Iterator[GraphBody]:
-    """Everything in a model that has nodes.
-
-    Args:
-        model: the model.
-
-    Yields:
-        The main graph first; a graph inside a node after the graph of that node.
-    """
+    """Everything in a model that has nodes."""
     waiting = [GraphBody("the graph", model.graph)]
     for step in model.training_info:
         waiting += [GraphBody("a training graph", step.initialization)]
@@ -56,14 +49,7 @@ def bodies(model: onnx.ModelProto) -> Iterator[GraphBody]:
 
 
 def inner_graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """The graphs that a node has as attributes.
-
-    Args:
-        node: any node.
-
-    Yields:
-        Where each is, in words, and the graph.
-    """
+    """The graphs that a node has as attributes."""
     for attribute in node.attribute:
         if attribute.HasField("g") or attribute.graphs:
             graphs = [attribute.g] if attribute.HasField("g") else []
@@ -73,9 +59,6 @@ def inner_graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 def tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     """Every tensor that a model holds data of.
-
-    Args:
-        model: the model.
 
     Yields:
         Where it is, in words, and the tensor: weights, constants in attributes, and the values and
@@ -103,24 +86,6 @@ def node_words(node: onnx.NodeProto) -> str:
 def shown(name: str) -> str:
     """A name in quotes, cut where a file gave it absurd length."""
     return repr(name if len(name) <= LONGEST else f"{name[:LONGEST]}..")
-
-
-def listed(faults: Sequence[str], most: int = 8) -> str:
-    """Faults in one line, the first few in words.
-
-    Args:
-        faults: what is wrong.
-        most: how many are written out.
-
-    Returns:
-        The line.
-
-    Example:
-        >>> listed(["a", "b", "c"], most=2)
-        'a; b; and 1 more'
-    """
-    rest = [f"and {len(faults) - most} more"] if len(faults) > most else []
-    return "; ".join([*faults[:most], *rest])
 
 
 def _attributes(

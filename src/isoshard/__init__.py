@@ -20,18 +20,15 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from isoshard import core
+from isoshard import _annexes, _renamed, core, metrics
 from isoshard.core import *  # noqa: F403 (the one list is that of core)
 from isoshard.core import frameworks
 from isoshard.core.plan import automatic
 from isoshard.core.transfer import unequal_blocks
 
-from . import _renamed, metrics
-
 if TYPE_CHECKING:
-    from isoshard import data, jax_bridge, planner, torch_bridge, weights
+    from isoshard import data, domain, jax_bridge, planner, torch_bridge, weights
     from isoshard import onnx_bridge as onnx
-    from isoshard.core import domain
     from isoshard.core.checkpoint import check_storage, latest, restore, save
     from isoshard.core.weights import load_safetensors, save_safetensors
     from isoshard.jax_bridge import create_sharded
@@ -61,7 +58,7 @@ _BRIDGES = {
 }
 _MODULES = {
     "data": "isoshard.data",
-    "domain": "isoshard.core.domain",
+    "domain": "isoshard.domain",
     "jax_bridge": "isoshard.jax_bridge",
     "onnx": "isoshard.onnx_bridge",
     "planner": "isoshard.planner",
@@ -102,13 +99,14 @@ def __dir__() -> list[str]:
 
 
 def _install_loaders() -> None:
-    blocks = "isoshard.core.domain.blocks.verbs_of_core"
+    blocks = "isoshard.core.blocks.verbs_of_core"
     unequal_blocks.wire(lambda: importlib.import_module(blocks))
-    planner = "isoshard.core.planner.plan_search.searching"
+    planner = "isoshard.planner.plan_search.searching"
     automatic.register_search(lambda: importlib.import_module(planner).plan_for)
     for root, bridge in _BRIDGES.items():
         frameworks.on_first(root, lambda bridge=bridge: importlib.import_module(bridge))
 
 
+_annexes.install()
 _install_loaders()
 _renamed.install()

@@ -1,4 +1,6 @@
-"""Modules by the names that they had before: imported under the new name, with a warning.
+"""Modules by the names that they had before: imported under the new name.
+
+Renamed ones warn; what users import goes on under its name wherever its folder is.
 
 >>> import warnings
 >>> with warnings.catch_warnings(record=True) as told:
@@ -13,6 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 import warnings
 from collections.abc import Sequence
@@ -37,13 +40,35 @@ RENAMED = {
 """Old name -> new name, of modules whose contents the facade offers as well."""
 
 
+MOVED = {
+    "isoshard.core.domain": "isoshard.domain",
+    "isoshard.core.planner": "isoshard.planner",
+    "isoshard.torch_bridge.drop_in": "isoshard.torch_xla_bridge.drop_in",
+    "isoshard.torch_bridge.torch_xla": "isoshard.torch_xla_bridge.torch_xla",
+    "isoshard.torch_bridge.torch_xla_backend": "isoshard.torch_xla_bridge.torch_xla_backend",
+}
+"""What users import -> the package or module that it is; modules inside a package likewise."""
+
+
+def _moved(name: str) -> str | None:
+    parts = name.split(".")
+    for count in range(len(parts), 2, -1):
+        moved = MOVED.get(".".join(parts[:count]))
+        if moved is not None:
+            return ".".join((moved, *parts[count:]))
+    return None
+
+
 class OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """The last finder: modules by their old names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """A spec for an old name, after a warning; None for other names."""
+        """A spec for an old name, after a warning if it was renamed; None for other names."""
+        moved = _moved(fullname) if fullname.startswith("isoshard.") else None
+        if moved is not None and importlib.util.find_spec(moved) is not None:
+            return importlib.machinery.ModuleSpec(fullname, self)
         if fullname not in RENAMED:
             return None
         warnings.warn(
@@ -55,10 +80,13 @@ class OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """The old name is the new module from now on."""
-        sys.modules[module.__name__] = importlib.import_module(RENAMED[module.__name__])
+        name = module.__name__
+        sys.modules[name] = importlib.import_module(_moved(name) or RENAMED[name])
 
 
 def install() -> None:
     """Make old names importable, once."""
     if not any(isinstance(finder, OldNames) for finder in sys.meta_path):
-        sys.meta_path.append(OldNames())
+        # First: a moved package has its new folder as its path, where Python would find its modules
+        # again, under their old names.
+        sys.meta_path.insert(0, OldNames())

@@ -1,4 +1,4 @@
-"""Counters and compilations: `isoshard.metrics.report()`.
+"""Counters, compilations and caches: `isoshard.metrics.report()`, `.cache_sizes()`.
 
 >>> from isoshard import metrics
 >>> metrics.reset()
@@ -6,6 +6,7 @@
 nothing was counted
 """
 
+from isoshard.core.runtime.caches import CacheSize, cache_sizes, clear_caches
 from isoshard.core.runtime.metrics import (
     KNOWN,
     Compilation,
@@ -24,8 +25,11 @@ from isoshard.core.runtime.metrics import (
 
 __all__ = [
     "KNOWN",
+    "CacheSize",
     "Compilation",
     "Transfer",
+    "cache_sizes",
+    "clear_caches",
     "compilations",
     "count",
     "counters",

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environments import python_of
-from isoshard.core.planner.programs.targets import packages_of
+from isoshard.planner.programs.targets import packages_of
 from tests.conformance import report
 from tests.conformance.columns import columns_of
 from tests.conformance.database import entries

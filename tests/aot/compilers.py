@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from isoshard.core.planner.programs.targets import CompileTarget
+from isoshard.planner.programs.targets import CompileTarget
 
 SCRIPT = Path(__file__).with_name("compiling.py")
 START = 180.0

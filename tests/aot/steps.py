@@ -67,7 +67,7 @@ def exported(folder: Path, platform: str, entry: str) -> Artifact:
         platform: "tpu" or "cuda".
         entry: one of `names`.
     """
-    from isoshard.core.planner.programs import exporting
+    from isoshard.planner.programs import exporting
 
     kind, _, name = entry.partition(" ")
     try:
@@ -89,8 +89,8 @@ def traced(kind: str, name: str, platform: str) -> Any:
     import jax
     import torch
 
-    from isoshard.core.planner.machine.topologies import topology
-    from isoshard.core.planner.traced.of_step import traced_step
+    from isoshard.planner.machine.topologies import topology
+    from isoshard.planner.traced.of_step import traced_step
 
     machine = next(one.machine for one in TARGETS.values() if one.platform == platform)
     mesh = topology(machine).mesh(SHAPE, AXES)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from isoshard.core.planner.machine.topologies import topology
-from isoshard.core.planner.programs.targets import CompileTarget, target_of
+from isoshard.planner.machine.topologies import topology
+from isoshard.planner.programs.targets import CompileTarget, target_of
 
 SHAPE, AXES = (2, 4), ("data", "model")
 

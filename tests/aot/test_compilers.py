@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isoshard.core.planner.programs.targets import CompileTarget
+from isoshard.planner.programs.targets import CompileTarget
 from tests.aot.compilers import Compiler
 
 FAKE = Path(__file__).with_name("fake_compiler.py")

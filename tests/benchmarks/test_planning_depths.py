@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import planning_depths
 from benchmarks.planning_depths import CASES, HELD_OUT, Case
-from isoshard.core.planner.machine.topologies import topology
+from isoshard.planner.machine.topologies import topology
 from tools.harness.results import ROOT, saved
 
 KEPT = saved("planning_depths")

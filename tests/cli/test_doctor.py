@@ -20,10 +20,10 @@ from isoshard.cli.packages import EXTRAS, Package
 from isoshard.cli.probes import FAILS, MISSING, PROBES, WORKS, Probe, Result, Unavailable
 from isoshard.core.errors import PrivateNameError
 from isoshard.core.installation import install_command
-from isoshard.core.planner.programs import targets
-from isoshard.core.planner.programs.targets import Planned
 from isoshard.core.runtime import nvidia
 from isoshard.core.runtime.private_names import TRIED
+from isoshard.planner.programs import targets
+from isoshard.planner.programs.targets import Planned
 
 JAX, TORCH = Package("jax", "0.10.2", ">=0.9", None), Package("torch", None, ">=2.10", "torch")
 WELL = [Result("devices", WORKS, "8 x cpu (cpu)"), Result("shard", WORKS, "8 blocks")]

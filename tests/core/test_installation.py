@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from isoshard.core import frameworks, installation
-from isoshard.core.installation import Origin, install_command, origin
+from isoshard.core.installation import ANNEXES, HEART, Origin, install_command, origin
 
 EDITABLE = {"url": "file:///home/me/isoshard", "dir_info": {"editable": True}}
 FOLDER = {"url": "file:///home/me/my%20isoshard", "dir_info": {}}
@@ -145,7 +145,7 @@ def test_messages_of_missing_frameworks_have_the_command(recorded, monkeypatch):
 def test_no_message_names_a_package_index():
     """Of the package and the docs: the commands are made by `install_command`, or are for `.`."""
     root = Path(__file__).resolve().parents[2]
-    folders = [root / name for name in ("core", "jax_bridge", "torch_bridge", "onnx_bridge", "src")]
+    folders = [root / name for name in (*HEART, *ANNEXES, "src")]
     files = [path for folder in folders for path in folder.rglob("*.py")]
     files += [root / "README.md", *(root / "docs").rglob("*.md")]
     wrong = [

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from isoshard.torch_bridge.distributed import init_device_mesh
 from isoshard.torch_bridge.distributed.tensor import distribute_tensor
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .settings import Settings
 

@@ -20,7 +20,7 @@ from isoshard.torch_bridge.distributed import tensor_placements
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
 from isoshard.torch_bridge.distributed.tensor import DTensor, Replicate, parallel
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .settings import Settings
 

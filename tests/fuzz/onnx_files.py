@@ -121,7 +121,7 @@ def _fault(folder: Path, data: bytes) -> str:
 def _open(folder: Path, data: bytes) -> bytes:
     """Meet a file as a user would; the bytes of the model as it was loaded."""
     from isoshard import onnx
-    from isoshard.cli.onnx_drawing import draw
+    from isoshard.onnx_bridge.cli.onnx_drawing import draw
 
     path = folder / "model.onnx"
     path.write_bytes(data)

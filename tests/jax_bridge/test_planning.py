@@ -12,12 +12,12 @@ from flax import nnx
 from isoshard import P, Plan
 from isoshard.core.errors import ShardingError
 from isoshard.core.plan import PlanError
-from isoshard.core.planner.machine.topologies import topology
-from isoshard.core.planner.traced.of_step import traced_step
-from isoshard.core.planner.traced.rolled_step import rolled_step
 from isoshard.core.runtime.jaxprs import equations
 from isoshard.jax_bridge import train_step
-from isoshard.jax_bridge.output_marks import marked_gradients, with_marks
+from isoshard.planner.machine.topologies import topology
+from isoshard.planner.output_marks import marked_gradients, with_marks
+from isoshard.planner.traced.of_step import traced_step
+from isoshard.planner.traced.rolled_step import rolled_step
 from tests.jax_bridge.models import Model
 
 MESH = topology("v5e:2x4").mesh((2, 4), ("data", "model"))

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 from isoshard.core.layout.leaf_paths import named_leaves
-from isoshard.core.planner.traced.jax_steps import traced_jax_step
+from isoshard.core.traced.jax_steps import traced_jax_step
 from isoshard.jax_bridge import create_opt_state, train_step
 
 ZERO = {"*mu*": P("data"), "*": None}

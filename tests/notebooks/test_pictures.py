@@ -7,8 +7,8 @@ import torch
 import isoshard as iso
 from examples.notebooks import pictures
 from isoshard import P
-from isoshard.core.planner.reports.findings import MemoryEstimate, TimeEstimate
-from isoshard.core.planner.reports.report import Report
+from isoshard.planner.reports.findings import MemoryEstimate, TimeEstimate
+from isoshard.planner.reports.report import Report
 
 
 @pytest.fixture(scope="module")

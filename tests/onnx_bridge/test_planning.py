@@ -8,9 +8,9 @@ import pytest
 from onnx import helper
 
 from isoshard import P, Plan
-from isoshard.core.planner.machine.topologies import topology
-from isoshard.core.planner.traced.of_step import traced_step
 from isoshard.onnx_bridge.errors import ModelError
+from isoshard.planner.machine.topologies import topology
+from isoshard.planner.traced.of_step import traced_step
 
 MESH = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
 

@@ -262,11 +262,11 @@ def first_import():
     isoshard = importlib.import_module("isoshard")
     importlib.import_module("isoshard.torch_bridge")
     loads_dynamo = "torch._dynamo" in sys.modules
-    importlib.import_module("isoshard.torch_bridge.drop_in")
+    importlib.import_module("isoshard.torch_xla_bridge.drop_in")
     assert not any("torch_bridge.torch_xla" in name for name in sys.modules)
     assert "xla" not in backend.backend_list
-    torch_xla = importlib.import_module("isoshard.torch_bridge.torch_xla")
-    assert "isoshard.torch_bridge.torch_xla.runtime" not in sys.modules
+    torch_xla = importlib.import_module("isoshard.torch_xla_bridge.torch_xla")
+    assert "isoshard.torch_xla_bridge.torch_xla.runtime" not in sys.modules
     assert "xla" in backend.backend_list
     assert backend.default_device_backend_map["cpu"] == "gloo"
     for path in (
@@ -323,7 +323,7 @@ def with_an_old_torch():
             said[use] = repr(eval(use, names))
         except Exception as error:
             said[use] = str(error)
-    importlib.import_module("isoshard.torch_bridge.torch_xla_backend")
+    importlib.import_module("isoshard.torch_xla_bridge.torch_xla_backend")
     engine = [name for name in sys.modules if "torch_bridge.engine" in name]
     device = torch._C._get_privateuse1_backend_name()
     return said, (device, engine, "torch_xla" in sys.modules)

@@ -12,8 +12,10 @@ from torch._higher_order_ops import scan, while_loop
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
-from isoshard.torch_bridge.torch_xla.experimental.fori_loop import fori_loop
-from isoshard.torch_bridge.torch_xla.experimental.fori_loop import while_loop as their_while_loop
+from isoshard.torch_xla_bridge.torch_xla.experimental.fori_loop import fori_loop
+from isoshard.torch_xla_bridge.torch_xla.experimental.fori_loop import (
+    while_loop as their_while_loop,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # dynamo's own
 

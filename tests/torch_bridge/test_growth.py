@@ -7,13 +7,14 @@ import pytest
 import torch
 
 import isoshard as iso
-from isoshard.core.runtime.bounded import Bounded, Interned
-from isoshard.torch_bridge import dynamo
-from isoshard.torch_bridge.dtensor import dtensor_function
-from isoshard.torch_bridge.interop import assume_pure, calling_jax, plain_tensors
+from isoshard.core.runtime.caches import Bounded, Interned
+from isoshard.torch_bridge.dynamo import dynamo
+from isoshard.torch_bridge.interop import assume_pure, calling_jax, dtensor_function, plain_tensors
 from isoshard.torch_bridge.loops import accumulating, scanning
-from isoshard.torch_bridge.torch_xla.experimental.gradient_accumulation import gradient_accumulation
-from isoshard.torch_bridge.torch_xla.experimental.scan import scan
+from isoshard.torch_xla_bridge.torch_xla.experimental.gradient_accumulation import (
+    gradient_accumulation,
+)
+from isoshard.torch_xla_bridge.torch_xla.experimental.scan import scan
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_a_function_forgets_constants_it_was_called_with(few):
 
 
 def test_accumulation_over_shapes_without_end(monkeypatch):
-    monkeypatch.setattr(accumulating, "_LOOPS", Interned(2))
+    monkeypatch.setattr(accumulating, "_LOOPS", Interned(2, "test"))
     model = torch.nn.Linear(2, 1, bias=False).to("jax")
     for n in [1, 2, 3, 4, 1]:
         model.zero_grad()

@@ -60,6 +60,6 @@ def test_a_checkpoint_is_loaded_where_isoshard_is_not_installed(found):
 def test_the_import_after_torch_installs_nothing_and_what_is_there_follows(found):
     _, refused, of_early, gradient = found["first_import"]
     attribute, module, device = refused
-    assert attribute.endswith("'isoshard.torch_bridge.torch_xla' has no attribute 'nothing'")
+    assert attribute.endswith("'isoshard.torch_xla_bridge.torch_xla' has no attribute 'nothing'")
     assert module == "ModuleNotFoundError: No module named 'torch_xla'" and "xla" in device
     assert gradient == of_early == 7

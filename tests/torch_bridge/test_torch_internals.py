@@ -241,7 +241,7 @@ def tracers():
     "torch._functorch.aot_autograd.<compiled graph>._boxed_call",
 )
 def dynamo():
-    from isoshard.torch_bridge import dynamo as ours
+    from isoshard.torch_bridge.dynamo import dynamo as ours
 
     torch.compiler.reset()  # dynamo compiles one function a limited number of times
     seen = []

@@ -14,12 +14,9 @@ from typing import Any
 from jax.sharding import Mesh
 
 import isoshard as iso
-from isoshard.core.planner.machine.chips import chip_of_kind
-from isoshard.core.planner.machine.topologies import topology
-from isoshard.core.planner.programs.planning_errors import (
-    CompilationTimeoutError,
-    CompilerMissingError,
-)
+from isoshard.planner.machine.chips import chip_of_kind
+from isoshard.planner.machine.topologies import topology
+from isoshard.planner.programs.planning_errors import CompilationTimeoutError, CompilerMissingError
 
 from . import workloads
 from .part import error_record

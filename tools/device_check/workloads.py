@@ -23,7 +23,7 @@ from benchmarks.by_hand.step import ByHand
 from benchmarks.models import gpt2, llama, mlp, sizes, vit
 from benchmarks.models.problem import Problem
 from isoshard.core.errors import ShardingError
-from isoshard.core.planner.machine.chips import chip_of_kind
+from isoshard.planner.machine.chips import chip_of_kind
 
 SIZES: dict[str, dict[str, Any]] = {
     "gpu": {

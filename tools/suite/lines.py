@@ -22,9 +22,11 @@ from typing import Any
 
 import pytest
 
+from isoshard.core.installation import ANNEXES, HEART
+
 from .costs import processor_seconds
 
-PACKAGES = ("core", "jax_bridge", "torch_bridge", "onnx_bridge")
+PACKAGES = (*HEART, *ANNEXES)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

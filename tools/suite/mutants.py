@@ -24,20 +24,12 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
+from isoshard.core.installation import HEART
+
 from .sites import Site, changed, is_program, sites
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).with_name("mutants.json")
-HEART = ("core", "jax_bridge", "torch_bridge")
-NOT_HEART = (
-    "core/domain/",
-    "core/planner/",
-    "jax_bridge/planning.py",
-    "torch_bridge/domain.py",
-    "torch_bridge/planning/",
-    "torch_bridge/torch_xla",
-)
-HEART_TOO = ("core/domain/blocks/",)
 SEED, NUMBER = 46, 300
 MOST_SECONDS = 60
 """Of tests that a mutant is given, as long as they took on the package as it is."""
@@ -67,8 +59,7 @@ def hit(mutant):
 def modules(root: Path = ROOT) -> list[str]:
     """The heart's modules, relative to the root."""
     files = [path.relative_to(root) for part in HEART for path in (root / part).rglob("*.py")]
-    names = sorted(path.as_posix() for path in files)
-    return [name for name in names if name.startswith(HEART_TOO) or not name.startswith(NOT_HEART)]
+    return sorted(path.as_posix() for path in files)
 
 
 def drawn(root: Path = ROOT) -> list[dict[str, Any]]:

@@ -19,8 +19,10 @@ TESTS = (
 _IMPORTS = """
 import importlib, pkgutil, warnings
 warnings.filterwarnings("error", category=DeprecationWarning, module="isoshard")
-import isoshard, isoshard.torch_bridge, isoshard.onnx_bridge
-for room in (isoshard.core, isoshard.jax_bridge, isoshard.torch_bridge, isoshard.onnx_bridge):
+import isoshard
+from isoshard.core.installation import ANNEXES, HEART
+for name in (*HEART, *ANNEXES):
+    room = importlib.import_module(f"isoshard.{name}")
     for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
         if "torch_xla_backend" not in module.name:
             importlib.import_module(module.name)

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isoshard.core.installation import ANNEXES, HEART
+
 from .pairs import PAIRS, ROOT
 
 BRIDGES_ALONE = ("newest-3.14", "images", "oldest")
@@ -28,7 +30,7 @@ TITLES = (
 FAILED = "| failed test | with |"
 # These are launched, or have an environment, of their own.
 _APART = ("with_torch_xla", "multi_process", "clusters")
-_BRIDGES = ("core", "jax_bridge", "torch_bridge", "onnx_bridge")
+_BRIDGES = (*HEART, *ANNEXES)
 _OUTCOMES = ("passed", "xfailed", "skipped", "failed")
 
 

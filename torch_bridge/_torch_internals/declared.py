@@ -1,7 +1,7 @@
 """The table of torch's private names; the other modules of this folder fill it."""
 
 from isoshard.core.runtime.private_names import TRIED, PrivateNames
-from isoshard.torch_bridge.old_torch import has_device
+from isoshard.torch_bridge.common.old_torch import has_device
 
 NAMES = PrivateNames("torch", known=TRIED["torch"])
 """What every row without versions of its own is known to be in."""

@@ -89,7 +89,7 @@ XPU = NAMES.state(
 BACKENDS = NAMES.state(
     "torch.distributed.Backend.backend_list",
     why="lists the backends of process groups, and tells whether `xla` is among them",
-    without="importing `isoshard.torch_bridge.torch_xla.distributed.xla_backend` warns, and "
+    without="importing `isoshard.torch_xla_bridge.torch_xla.distributed.xla_backend` warns, and "
     "`init_process_group('xla')` raises",
 )
 

@@ -11,14 +11,14 @@ import jax
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import CheckpointError
 from isoshard.core.layout.uneven import Sizes
 from isoshard.core.layout.valid_elements import valid_slices
 from isoshard.torch_bridge._torch_internals.checkpoint_types import ChunkStorageMetadata
+from isoshard.torch_bridge.common.exchange import to_numpy
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import Aval, Value
-from isoshard.torch_bridge.exchange import to_numpy
 from isoshard.torch_bridge.state.torch_state import layout_of
 
 from .tensor_shards import chunk_at, chunk_of

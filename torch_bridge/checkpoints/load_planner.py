@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from isoshard.core.errors import CheckpointError
-from isoshard.torch_bridge import runtime
 from isoshard.torch_bridge._torch_internals.checkpoint_types import (
     STATE_DICT_TYPE,
     Metadata,
@@ -24,6 +23,7 @@ from isoshard.torch_bridge._torch_internals.checkpoint_types import (
 )
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.execution import runtime
 
 from .arrival import Arrival
 from .tensor_shards import is_sharded

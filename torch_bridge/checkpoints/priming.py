@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import torch
 
-from isoshard.torch_bridge import runtime
+from isoshard.torch_bridge.execution import runtime
 
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 

@@ -22,7 +22,6 @@ from torch.distributed.checkpoint.metadata import StorageMeta, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 
 from isoshard.core.layout.valid_elements import ShardElements
-from isoshard.torch_bridge import runtime
 from isoshard.torch_bridge._torch_internals.checkpoint_types import (
     STATE_DICT_TYPE,
     MetadataIndex,
@@ -31,6 +30,7 @@ from isoshard.torch_bridge._torch_internals.checkpoint_types import (
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.execution import runtime
 
 from .flat_state_dicts import flatten, map_values
 from .tensor_shards import HostShards, StoredShard, host, is_sharded, on_host, piece_at, pieces_of

@@ -27,9 +27,9 @@ from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.layout.valid_elements import ShardElements, ValidSlice, local_elements
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals.checkpoint_types import ChunkStorageMetadata
+from isoshard.torch_bridge.common.exchange import from_numpy, shard_to_torch
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.exchange import from_numpy, shard_to_torch
 
 
 @dataclasses.dataclass(frozen=True)

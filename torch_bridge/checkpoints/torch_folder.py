@@ -35,10 +35,10 @@ from isoshard.torch_bridge._torch_internals.checkpoint_types import (
     ChunkStorageMetadata,
     MetadataIndex,
 )
-from isoshard.torch_bridge.dtypes import logical_dtype, numpy_dtype
+from isoshard.torch_bridge.common.dtypes import logical_dtype, numpy_dtype
+from isoshard.torch_bridge.common.exchange import from_numpy, to_numpy
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import Aval, Value
-from isoshard.torch_bridge.exchange import from_numpy, to_numpy
 
 from . import protocol
 from .ranks import Ranks

@@ -20,7 +20,6 @@ whole on a mesh has nothing to exchange: `redistribute` it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,11 +29,12 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
-from isoshard.torch_bridge.argument_types import Opaque
+from isoshard.core.runtime.caches import cached
+from isoshard.torch_bridge.common.argument_types import Opaque
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.spmd.manual_recipes import Axes, devices_along, mapped, summable
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor, ShardKind
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from . import local_tensors, tensor_placements
 from .device_mesh import DeviceMesh, device_mesh_of
@@ -259,7 +259,7 @@ _REDUCED = {
 }
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def _recipe(
     mesh: jax.sharding.Mesh, over: Axes, kind: str, how: str, dim: int, axes: Axes
 ) -> Recipe:

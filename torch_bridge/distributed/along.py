@@ -20,7 +20,6 @@ nothing.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -32,8 +31,13 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.spec import axis_names, named_sharding, same_layout
-from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike, Opaque, PlacementLike
-from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
+from isoshard.core.runtime.caches import cached
+from isoshard.torch_bridge.common.argument_types import (
+    DeviceTensor,
+    MeshLike,
+    Opaque,
+    PlacementLike,
+)
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
@@ -44,6 +48,8 @@ from isoshard.torch_bridge.spmd.gradients import mark_sharding_with_gradients
 from isoshard.torch_bridge.spmd.manual_recipes import Axes, block_counts, mapped, spec_along
 from isoshard.torch_bridge.spmd.marking import checked
 from isoshard.torch_bridge.spmd.uneven import even_part
+
+from .device_mesh import DeviceMesh, device_mesh_of
 
 
 def one_dimension(device_mesh: MeshLike, what: str) -> DeviceMesh:
@@ -219,7 +225,7 @@ class _Along(torch.autograd.Function):
         return _Along.apply(gradient[0], ctx.there), None
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def _constraint(mesh: jax.sharding.Mesh, names: Axes, spec: P) -> Recipe:
     """The entry of a program that says how a value lies along some axes of the mesh."""
     run = mapped(lambda piece: piece, mesh, names, spec, spec)

@@ -17,7 +17,6 @@ What asks "which process am I?" is refused (`get_rank`, `get_local_rank`, `get_c
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -28,8 +27,9 @@ import numpy as np
 import torch
 
 from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.argument_types import MeshLike, Opaque
+from isoshard.core.runtime.caches import cached
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import MeshLike, Opaque
 from isoshard.torch_bridge.engine.compiling import program
 from isoshard.torch_bridge.spmd.mesh import Mesh, get_global_mesh, mesh_from
 
@@ -349,7 +349,7 @@ def device_mesh_of(mesh: MeshLike) -> DeviceMesh:
     return _of_jax(mesh_from(mesh).get_jax_mesh())
 
 
-@functools.lru_cache(maxsize=256)
+@cached(256)
 def _of_jax(mesh: jax.sharding.Mesh) -> DeviceMesh:
     found = mesh_from(mesh)
     unnamed = mesh.axis_names == tuple(map(str, range(len(mesh.axis_names))))

@@ -14,7 +14,7 @@ from isoshard.core.errors import ShardingError, UnevenError
 from isoshard.core.layout.axis_types import same_devices, same_grid
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names, check_even
-from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike
+from isoshard.torch_bridge.common.argument_types import DeviceTensor, MeshLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.layout import graph_calls, marks
@@ -22,7 +22,7 @@ from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.manual_recipes import spec_along
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.spmd.marking import mark_sharding
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from . import local_tensors, tensor_placements
 from .device_mesh import DeviceMesh, device_mesh_of

@@ -31,7 +31,7 @@ import torch
 
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names
-from isoshard.torch_bridge.argument_types import DeviceTensor
+from isoshard.torch_bridge.common.argument_types import DeviceTensor
 from isoshard.torch_bridge.spmd.manual_operations import joined
 from isoshard.torch_bridge.spmd.manual_recipes import Axes, Reductions, cut_recipe, cut_shape
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor, ShardKind

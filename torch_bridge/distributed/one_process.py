@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import jax
 
 from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.argument_types import Opaque
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import Opaque
 
 _OTHER_NAMES = {"cuda": "gpu", "rocm": "gpu"}
 

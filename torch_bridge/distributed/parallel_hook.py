@@ -11,8 +11,8 @@ import functools
 import sys
 from typing import Any
 
-from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.after_import import after_import
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.after_import import after_import
 
 _PACKAGE = "torch.distributed.tensor.parallel"
 

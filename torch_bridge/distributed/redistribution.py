@@ -24,7 +24,7 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import Sizes
-from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike
+from isoshard.torch_bridge.common.argument_types import DeviceTensor, MeshLike
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.graph_calls import is_traced
 from isoshard.torch_bridge.layout.method_bodies import body_of

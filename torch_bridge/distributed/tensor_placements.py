@@ -22,16 +22,21 @@ import jax
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import axis_names
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.dtensor_fields import DTENSOR_SPEC, TENSOR_META
-from isoshard.torch_bridge.argument_types import DeviceTensor, MeshLike, Opaque, PlacementLike
-from isoshard.torch_bridge.dtensor.translation import placements_of, spec_of
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import (
+    DeviceTensor,
+    MeshLike,
+    Opaque,
+    PlacementLike,
+)
 from isoshard.torch_bridge.engine.compiling.result_meshes import meshes_behind
 from isoshard.torch_bridge.engine.recording.tape import Tape, materialize
 from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout import marks, view_layouts
 from isoshard.torch_bridge.layout.graph_calls import is_traced
 from isoshard.torch_bridge.layout.method_bodies import body_of
+from isoshard.torch_bridge.placements.translation import placements_of, spec_of
 from isoshard.torch_bridge.spmd.manual_recipes import spec_along
 from isoshard.torch_bridge.spmd.marking import layout_for, mark_sharding
 

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.torch_bridge.argument_types import DeviceTensor
+from isoshard.torch_bridge.common.argument_types import DeviceTensor
 from isoshard.torch_bridge.engine.compiling.result_meshes import meshes_behind
 from isoshard.torch_bridge.engine.operators.error_hints import hint_for
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from . import tensor_placements
 

@@ -19,8 +19,8 @@ from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.core.transfer.exchange import device_dtype
 from isoshard.torch_bridge._torch_internals.dtensor_fields import LOCAL_TENSOR
-from isoshard.torch_bridge.dtypes import numpy_dtype
-from isoshard.torch_bridge.modules import tensors as tensors_of
+from isoshard.torch_bridge.common.dtypes import numpy_dtype
+from isoshard.torch_bridge.modules.modules import tensors as tensors_of
 
 from . import routes, shard_memory
 from .dtensor_modules import held_on, largest_mesh, named_params, reshard

@@ -44,8 +44,8 @@ from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import device_dtype, reshard_array
-from isoshard.torch_bridge.argument_types import ArrayLike, Leaf
-from isoshard.torch_bridge.dtypes import numpy_dtype
+from isoshard.torch_bridge.common.argument_types import ArrayLike, Leaf
+from isoshard.torch_bridge.common.dtypes import numpy_dtype
 
 from . import routes, shard_memory
 from .recognition import is_dtensor

@@ -32,7 +32,7 @@ from jax.sharding import NamedSharding
 from isoshard.core.errors import CopyError, ShardingError, raise_collected
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.exchange import reshard_array
-from isoshard.torch_bridge import modules
+from isoshard.torch_bridge.modules import modules
 
 from . import dtensor_exchange, routes, shard_memory
 from .recognition import fsdp_modules, is_dtensor

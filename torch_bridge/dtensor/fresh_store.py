@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from isoshard.core.errors import DistributedError
 from isoshard.core.processes.launchers import agent_keeps_store
-from isoshard.torch_bridge.argument_types import Opaque
+from isoshard.torch_bridge.common.argument_types import Opaque
 
 _c10d: Any = dist  # type checkers take this name of it for private
 _ROOM = "isoshard/start"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge.argument_types import Leaf
+from isoshard.torch_bridge.common.argument_types import Leaf
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

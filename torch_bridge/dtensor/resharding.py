@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from isoshard.core.layout.spec import SpecLike, named_sharding
 from isoshard.core.runtime import metrics
 
-from . import translation
+from ..placements import translation
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -16,16 +16,16 @@ import jax
 import torch
 from jax.sharding import NamedSharding
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.processes.agreement import agree, pass_by, tell_fault
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.bounded import Bounded
-from isoshard.torch_bridge.argument_types import Opaque
+from isoshard.core.runtime.caches import Bounded
+from isoshard.torch_bridge.common.argument_types import Opaque
+from isoshard.torch_bridge.placements import translation
 
-from . import translation
 from .shard_memory import local_of, strides_of
 
 if TYPE_CHECKING:
@@ -106,7 +106,8 @@ TO_JAX, FROM_JAX = "an exchange from torch to JAX", "an exchange from JAX to tor
 
 def _keep(key: Any, ranks: tuple[int, ...], answer: Any) -> None:
     """Keep an answer. The ranks that agreed on it have the same ones, and forget the same."""
-    keys = _keys.setdefault(ranks, Bounded(_KEPT))
+    new = Bounded[Any, bool](_KEPT, "dtensor: what processes agreed on", agreed=True)
+    keys = _keys.setdefault(ranks, new)
     if len(keys) == _KEPT:
         _kept.pop(next(iter(keys)), None)
     keys[key] = True

@@ -18,9 +18,9 @@ from isoshard.core.errors import CopyError
 from isoshard.core.runtime import metrics
 from isoshard.core.transfer.exchange import ALIGNMENT, device_dtype, host_to_jax
 from isoshard.torch_bridge._torch_internals.dtensor_fields import UNFINISHED
-from isoshard.torch_bridge.argument_types import DeviceLike, DeviceTensor
-from isoshard.torch_bridge.dtypes import logical_dtype, numpy_dtype
-from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
+from isoshard.torch_bridge.common.argument_types import DeviceLike, DeviceTensor
+from isoshard.torch_bridge.common.dtypes import logical_dtype, numpy_dtype
+from isoshard.torch_bridge.common.exchange import shard_to_torch, to_numpy
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

@@ -20,7 +20,7 @@ from isoshard.core.errors import SpecError
 from isoshard.core.layout.spec import SpecLike, register_spelling
 from isoshard.core.layout.tiles import Tiles
 
-from .translation import spec_of
+from ..placements.translation import spec_of
 
 
 def is_placements(spec: SpecLike) -> bool:

@@ -16,22 +16,49 @@ are asked for if they ask themselves, with `torch.overrides.handle_torch_functio
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
 from isoshard.core.errors import ShardingError
+from isoshard.core.extensions import call_function_handler
 from isoshard.torch_bridge.engine.recording import tape as tapes
-from isoshard.torch_bridge.engine.recording.ambient import depends_on
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.engine.recording.ambient import set_mode
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
-from .routing import Entry, routed
 from .unwrap_torch_function import seen_through
 
 _ENTRIES: dict[Any, list[Entry]] = {}
 
 FRAMEWORKS = ("torch", "jax")
+
+
+@dataclasses.dataclass
+class Entry:
+    """A registered handler.
+
+    Attributes:
+        function: the torch function.
+        handler: see `register_function_handler`.
+        framework: "torch" or "jax".
+        check: whether results are compared with the function's.
+        prove: whether JAX has to prove what is said to be whole.
+        known: the calls so far, by layouts, constants and dtypes.
+    """
+
+    function: Callable[..., Any]
+    handler: Callable[..., Any]
+    framework: str
+    check: bool
+    prove: bool
+    known: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return getattr(self.function, "__name__", type(self.function).__name__)
 
 
 class Handle:
@@ -48,6 +75,7 @@ class Handle:
             entries.remove(self._entry)
         if not entries:
             _ENTRIES.pop(self._entry.function, None)
+        _set_mode()
         if not _ENTRIES and "__torch_function__" in vars(XLAShardedTensor):
             del XLAShardedTensor.__torch_function__
 
@@ -115,13 +143,19 @@ def register_function_handler(
     _check_routed(function)
     entry = Entry(function, handler, framework, check, prove)
     _ENTRIES.setdefault(function, []).append(entry)
+    _set_mode()
     if "__torch_function__" not in vars(XLAShardedTensor):
         kind: Any = XLAShardedTensor
         kind.__torch_function__ = classmethod(_torch_function)
     return Handle(entry)
 
 
-depends_on(lambda: tuple([id(entries[-1]) for entries in _ENTRIES.values() if entries]))
+def _set_mode() -> None:
+    """Let captured steps depend on the handlers in force."""
+    set_mode("handlers", tuple([id(entries[-1]) for entries in _ENTRIES.values()]))
+
+
+_set_mode()
 
 
 def any_handled(functions: Collection[Any]) -> bool:
@@ -153,7 +187,7 @@ def _torch_function(
     kwargs = kwargs or {}
     entries = _ENTRIES.get(func)
     if entries and not _decomposing():
-        found = routed(entries[-1], args, kwargs)
+        found = call_function_handler(entries[-1], args, kwargs)
         if found is not NotImplemented:
             return found
     return seen_through(func)(*args, **kwargs)

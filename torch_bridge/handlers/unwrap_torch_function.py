@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge._torch_internals.undocumented import DisableTorchFunctionSubclass
 
 _ASKING = (
@@ -47,7 +48,7 @@ def _nobody(*_: Any) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def seen_through(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function below its question for overrides.
 

@@ -36,14 +36,14 @@ from typing import Any
 
 import torch
 
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.core.runtime.exact_keys import exact
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.undocumented import (
     get_autocast_dtype,
     is_autocast_enabled,
 )
-from isoshard.torch_bridge.engine.capture.reachable import modules_of
+from isoshard.torch_bridge.engine.capture.object_walk import modules_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.subprograms import subtrace
@@ -63,7 +63,7 @@ class Pure:
         functools.update_wrapper(self, function, updated=())
         self._function = function
         self._seeded = seeded
-        self._known: Bounded[Any, _Recorded] = Bounded(PROGRAMS)
+        self._known: Bounded[Any, _Recorded] = Bounded(PROGRAMS, "assume_pure: recordings")
         self._modules: list[torch.nn.Module] | None = None
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:

@@ -17,7 +17,7 @@ function runs once for every new combination of shapes, dtypes and constants. Fu
 gradients all work. A result's dtype is JAX's: while `jax_enable_x64` is off, integers are int32.
 
 Plain CPU and CUDA tensors are computed at once, and so are DTensors of many processes, in every
-rank: see `plain_tensors` beside this module and `isoshard.torch_bridge.dtensor.dtensor_function`.
+rank: see `plain_tensors` beside this module and `isoshard.torch_bridge.interop.dtensor_function`.
 All tensors of a call are on one device.
 """
 
@@ -34,11 +34,10 @@ import torch
 
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.spec import SpecLike
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
-from isoshard.torch_bridge import naming
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
-from isoshard.torch_bridge.dtensor.dtensor_function import DistributedFunction
-from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.operators.cpu_fallback import upload
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
@@ -46,6 +45,7 @@ from isoshard.torch_bridge.engine.recording.memory_log import note_constant
 from isoshard.torch_bridge.engine.subprograms import subtrace
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 
+from .dtensor_function import DistributedFunction
 from .function_reads import Reads
 from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
 from .operand_types import Types, explained, types_of
@@ -90,7 +90,7 @@ class TorchFunction:
         self.name, self._types, self._wide = name, types, wide
         self.__wrapped__, self._out_specs = function, out_specs
         self._reads = Reads(function, name) if reads else None
-        self._known: Bounded[Any, Any] = Bounded(PROGRAMS)
+        self._known: Bounded[Any, Any] = Bounded(PROGRAMS, "jax_function: recorded calls")
         self._distributed = DistributedFunction(function, name, out_specs, self._reads)
         self._plain = PlainFunction(function, name, copy, _of_gradient, self._reads)
 
@@ -110,7 +110,7 @@ class TorchFunction:
                 dtype is unknown to torch.
             CopyError: plain tensors cannot be shared under copy=False.
             ShardingError: DTensors do not fit together, see
-                `isoshard.torch_bridge.dtensor.dtensor_function`.
+                `isoshard.torch_bridge.interop.dtensor_function`.
         """
         leaves, structure = jax.tree.flatten((args, kwargs))
         if any(map(_is_distributed, leaves)):

@@ -18,13 +18,13 @@ from isoshard.core.errors import CopyError
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import to_jax
-from isoshard.torch_bridge.argument_types import ArrayLike, Leaf
-from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.common.argument_types import ArrayLike, Leaf
+from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.metas import Meta
 from isoshard.torch_bridge.engine.values.value import Aval, Value
-from isoshard.torch_bridge.framework import Torch
+from isoshard.torch_bridge.framework.framework import Torch
 from isoshard.torch_bridge.layout.widths import astype, for_jax
 
 Said = dict[int, NamedSharding]

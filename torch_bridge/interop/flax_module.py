@@ -28,9 +28,9 @@ import torch
 from jax.sharding import Mesh
 
 from isoshard.core.layout.axis_types import is_typed
-from isoshard.torch_bridge.argument_types import FlaxObject
+from isoshard.torch_bridge.common.argument_types import FlaxObject
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.framework import Torch
+from isoshard.torch_bridge.framework.framework import Torch
 
 from .calling_jax import TorchFunction
 from .operand_types import said, say

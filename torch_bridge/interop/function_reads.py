@@ -27,12 +27,12 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import writes
-from isoshard.torch_bridge.engine.capture import executed
+from isoshard.torch_bridge.common.exchange import to_numpy
+from isoshard.torch_bridge.engine.capture import executed_code
+from isoshard.torch_bridge.engine.capture.guard_sources import CallResult
 from isoshard.torch_bridge.engine.capture.guards import Guard
-from isoshard.torch_bridge.engine.capture.holders import Asked
-from isoshard.torch_bridge.engine.capture.reachable import LARGEST_ARRAY, Reachable
+from isoshard.torch_bridge.engine.capture.object_walk import LARGEST_ARRAY, ObjectWalk
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from isoshard.torch_bridge.exchange import to_numpy
 
 KEPT = 8
 """How many states of what a function reads are told apart; the one not met for longest goes."""
@@ -54,7 +54,7 @@ class Reads:
     def __init__(self, function: Callable[..., Any], name: str):
         """Nothing was traced so far."""
         self.function, self._name = function, name
-        self._executed = executed.Executed()
+        self._executed = executed_code.ExecutedCode()
         self._guards: dict[int, Guard] = {}
         self._version = 0
 
@@ -65,7 +65,7 @@ class Reads:
         """
         self._tell()
         for number in reversed(self._guards):
-            if self._guards[number].holds():
+            if self._guards[number].check():
                 self._guards[number] = self._guards.pop(number)  # last again
                 return number
         return self._version
@@ -74,24 +74,24 @@ class Reads:
     def tracing(self) -> Iterator[None]:
         """Context in which the function is traced, for the version that was asked for last."""
         number = self.version()
-        with executed.Executed() as ran:
+        with executed_code.ExecutedCode() as ran:
             yield
         self._executed.include(ran)
-        found = Reachable(self._executed)
-        found.follow(self.function, self._name)
-        found.follow_code(self._executed.codes)
-        self._executed.asked = [
-            Asked(functools.partial(_elements, tensor), path)
+        found = ObjectWalk(self._executed)
+        found.walk(self.function, self._name)
+        found.walk_globals(self._executed.codes)
+        self._executed.sources = [
+            CallResult(functools.partial(_elements, tensor), path)
             for tensor, path in found.tensors.values()
         ]
-        self._guards[number] = Guard([*found.holders, *self._executed.asked])
+        self._guards[number] = Guard([*found.sources, *self._executed.sources])
         self._tell()
         self._version = max(self._version, number + 1)
         while len(self._guards) > KEPT:
             del self._guards[next(iter(self._guards))]
 
     def _tell(self) -> None:
-        around = executed.current()
+        around = executed_code.active()
         if around is not None:
             around.include(self._executed)
 

@@ -13,8 +13,8 @@ import torch
 
 from isoshard.core.runtime._jax_internals.undocumented import key_impl
 from isoshard.core.runtime.exact_keys import exact
-from isoshard.torch_bridge.argument_types import Leaf, PyTree
-from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.common.argument_types import Leaf, PyTree
+from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.layout.widths import jax_dtype
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals.module_fields import own_buffers, own_parameters
-from isoshard.torch_bridge.argument_types import ArrayLike
-from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.common.argument_types import ArrayLike
+from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.layout.widths import jax_dtype
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from isoshard.core.runtime._jax_internals.primitive_rules import ShapedArray
 from isoshard.core.runtime.shard_map_axes import varying, varying_over
-from isoshard.torch_bridge.argument_types import ArrayLike
+from isoshard.torch_bridge.common.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout.widths import astype, for_jax, jax_dtype
 

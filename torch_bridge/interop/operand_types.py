@@ -35,7 +35,7 @@ from isoshard.core.layout.axis_types import AnyMesh, is_typed, on_mesh, same_gri
 from isoshard.core.layout.mesh import ambient_mesh
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.torch_bridge.argument_types import LayoutLike
+from isoshard.torch_bridge.common.argument_types import LayoutLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers as layouts
 from isoshard.torch_bridge.layout import marks

@@ -32,13 +32,13 @@ import torch
 
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.core.transfer.exchange import host_to_jax, reshard_array
-from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.argument_types import PyTree
-from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import PyTree
+from isoshard.torch_bridge.common.dtypes import logical_dtype
+from isoshard.torch_bridge.common.exchange import shard_to_torch, to_numpy
 from isoshard.torch_bridge.engine.recording.recorder import recorder
-from isoshard.torch_bridge.exchange import shard_to_torch, to_numpy
 
 from .flat_vjp import Pulled
 from .function_reads import Reads
@@ -68,7 +68,7 @@ class PlainFunction:
         """See the class."""
         self._reads = reads
         self._function, self._name, self._copy, self._again = function, name, copy, again
-        self._known: Bounded[Any, Compiled] = Bounded(PROGRAMS)
+        self._known: Bounded[Any, Compiled] = Bounded(PROGRAMS, "jax_function: plain tensors")
 
     def __call__(self, leaves: Sequence[Any], structure: PyTree) -> Any:
         """Compute the function.

@@ -24,9 +24,9 @@ from isoshard.core.runtime.differentiable_calls import call
 from isoshard.core.runtime.differentiable_programs import Program
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.dispatcher import autograd_allowed
-from isoshard.torch_bridge.argument_types import ArrayLike, Leaf
-from isoshard.torch_bridge.dtypes import logical_dtype
-from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
+from isoshard.torch_bridge.common.argument_types import ArrayLike, Leaf
+from isoshard.torch_bridge.common.dtypes import logical_dtype
+from isoshard.torch_bridge.engine.capture.assemble import Repeat
 from isoshard.torch_bridge.engine.capture.tracing_flag import compiling
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.subprograms.subtrace import SubTrace

@@ -21,7 +21,7 @@ from isoshard.core.runtime.differentiable_programs import Derivative
 from isoshard.core.runtime.shard_map_axes import varying
 from isoshard.torch_bridge._torch_internals.dispatcher import autograd_allowed
 from isoshard.torch_bridge._torch_internals.undocumented import is_autocast_enabled
-from isoshard.torch_bridge.argument_types import ArrayLike
+from isoshard.torch_bridge.common.argument_types import ArrayLike
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, cut, needed_slots
@@ -144,7 +144,7 @@ class RecordedProgram:
             self._linears[which] = RecordedDerivative(self, which)
         return self._linears[which]
 
-    def spread(self, number: int, tangent: ArrayLike) -> Any:
+    def spread(self, index: int, tangent: ArrayLike) -> Any:
         """A tangent as it is."""
         return tangent
 
@@ -189,14 +189,14 @@ class RecordedDerivative:
         self._program, self.which = program, which
         graph, subtrace = program.graph, program.graph.subtrace
         self.count = len(program.operands)
-        self.with_slope: Sequence[int] = [
+        self.with_cotangent: Sequence[int] = [
             number
             for number, (tensor, port) in enumerate(
                 zip(program.tensors, program.ports, strict=True)
             )
             if tensor.requires_grad and port.has_slope
         ]
-        self._given = [program.ports[number].slope() for number in self.with_slope]
+        self._given = [program.ports[number].slope() for number in self.with_cotangent]
         ports: list[Any] = [program.operands[number] for number in which]
         self._found = [port.slope(number) for port, number in zip(ports, which, strict=True)]
         with graph.more():
@@ -217,7 +217,7 @@ class RecordedDerivative:
 
     def _gradients(self, given: Sequence[Any], *, create_graph: bool) -> Sequence[Any]:
         program = self._program
-        results = [program.tensors[number] for number in self.with_slope]
+        results = [program.tensors[number] for number in self.with_cotangent]
         leaves: list[Any] = [program.leaves[number] for number in self.which]
         wants = [leaf for leaf in leaves if leaf.requires_grad]
         if not results or not wants:
@@ -240,14 +240,14 @@ class RecordedDerivative:
         return program.found(found[:count], operands), found[count:]
 
     def backward(
-        self, operands: Sequence[Any], residuals: Sequence[Any], slopes: Sequence[Any]
+        self, operands: Sequence[Any], residuals: Sequence[Any], cotangents: Sequence[Any]
     ) -> list[Any]:
         """The cotangents of the operands `which`."""
         axes = self._program.axes(operands)
         with _as_torch():
             given = [
                 port.to_torch(port.apart(_as_array(one), axes))
-                for port, one in zip(self._given, slopes, strict=True)
+                for port, one in zip(self._given, cotangents, strict=True)
             ]
         found = iter(self._program.run(self._backward, operands, [*given, *residuals]))
         return [
@@ -258,7 +258,7 @@ class RecordedDerivative:
         ]
 
     @functools.cached_property
-    def pullback(self) -> RecordedProgram:
+    def vjp(self) -> RecordedProgram:
         """Torch's backward, as code that torch can differentiate again."""
         program, subtrace = self._program, self._program.graph.subtrace
         with program.graph.more():

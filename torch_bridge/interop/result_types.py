@@ -42,7 +42,7 @@ from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.jaxprs import closed, opened
 from isoshard.core.transfer.exchange import reshard_array
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.argument_types import ArrayLike, PyTree
+from isoshard.torch_bridge.common.argument_types import ArrayLike, PyTree
 
 from .convert import Result, Said
 from .propagated_layouts import propagated

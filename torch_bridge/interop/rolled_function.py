@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.extensions import spread_shardings
 from isoshard.core.layout.axis_types import auto, same_grid
 from isoshard.core.layout.in_shard_map import manual_axes
-from isoshard.core.planner.axes.border_layouts import spread_layouts
 from isoshard.core.repeats.jaxpr_functions import function_of
 from isoshard.core.repeats.rolled_program import rolled
 from isoshard.core.runtime import metrics
@@ -31,8 +31,8 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import (
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.differentiable_programs import Derivative, Program
 from isoshard.core.runtime.jaxprs import equations, opened
-from isoshard.torch_bridge.argument_types import ArrayLike
-from isoshard.torch_bridge.engine.capture.rolled_step import Repeat
+from isoshard.torch_bridge.common.argument_types import ArrayLike
+from isoshard.torch_bridge.engine.capture.assemble import Repeat
 from isoshard.torch_bridge.engine.compiling.loop_copies import loop_copies
 from isoshard.torch_bridge.engine.compiling.rolled_plan import said
 
@@ -78,9 +78,9 @@ class RolledProgram:
             self._linears[which] = RolledDerivative(inner, self._repeat, self._lies)
         return self._linears[which]
 
-    def spread(self, number: int, tangent: ArrayLike) -> Any:
+    def spread(self, index: int, tangent: ArrayLike) -> Any:
         """As of the program."""
-        return self._inner.spread(number, tangent)
+        return self._inner.spread(index, tangent)
 
 
 class RolledDerivative:
@@ -95,7 +95,7 @@ class RolledDerivative:
     def __init__(self, inner: Derivative, repeat: Repeat, lies: Layouts):
         """See the class."""
         self._inner, self._repeat, self._lies = inner, repeat, lies
-        self.count, self.which, self.with_slope = inner.count, inner.which, inner.with_slope
+        self.count, self.which, self.with_cotangent = inner.count, inner.which, inner.with_cotangent
         self._parts: tuple[Any, Any] | None = None
 
     def forward(self, *operands: Any) -> tuple[list[Any], list[Any]]:
@@ -106,22 +106,22 @@ class RolledDerivative:
         return found[: self._count], found[self._count :]
 
     def backward(
-        self, operands: Sequence[Any], residuals: Sequence[Any], slopes: Sequence[Any]
+        self, operands: Sequence[Any], residuals: Sequence[Any], cotangents: Sequence[Any]
     ) -> list[Any]:
         """The cotangents of the operands `which`."""
         assert self._parts is not None
-        return self._parts[1](*slopes, *residuals)
+        return self._parts[1](*cotangents, *residuals)
 
     @property
-    def pullback(self) -> Program:
+    def vjp(self) -> Program:
         """As it is written out."""
-        return self._inner.pullback
+        return self._inner.vjp
 
     def _cut(self, types: list[Any]) -> tuple[Any, Any]:
         inner = self._inner
         results = jax.eval_shape(lambda *given: inner.forward(*given)[0], *types)
         self._count = len(results)
-        slopes = [results[number] for number in inner.with_slope]
+        slopes = [results[number] for number in inner.with_cotangent]
 
         def both(*given: Any) -> list[Any]:
             operands, slopes = given[: len(types)], given[len(types) :]
@@ -227,4 +227,4 @@ def _borders(
     mesh = auto(known[0].mesh)
     if mesh.size == 1 or not all(same_grid(mesh, one.mesh) for one in known):
         return None
-    return lambda program: spread_layouts(program, mesh, lies)
+    return lambda program: spread_shardings(program, mesh, lies)

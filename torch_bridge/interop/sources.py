@@ -27,7 +27,7 @@ import numpy as np
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.runtime._jax_internals.undocumented import key_impl
 from isoshard.core.transfer.exchange import to_jax
-from isoshard.torch_bridge.argument_types import FlaxObject, PyTree
+from isoshard.torch_bridge.common.argument_types import FlaxObject, PyTree
 
 Arrays = dict[str, jax.Array]
 _TRAINING = ("train", "training", "is_training")

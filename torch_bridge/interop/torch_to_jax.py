@@ -42,14 +42,14 @@ import torch
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.layout.uneven import is_uneven
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.torch_bridge import modules
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.argument_types import PyTree
-from isoshard.torch_bridge.dtypes import physical_dtype
-from isoshard.torch_bridge.engine.capture.rolled_step import Repeat, checked_repeat
+from isoshard.torch_bridge.common.argument_types import PyTree
+from isoshard.torch_bridge.common.dtypes import physical_dtype
+from isoshard.torch_bridge.engine.capture.assemble import Repeat, checked_repeat
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.layout.widths import jax_dtype
+from isoshard.torch_bridge.modules import modules
 
 from . import module_tensors
 from .convert import constant, keys

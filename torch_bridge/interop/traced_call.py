@@ -15,13 +15,14 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import CopyError
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime.shard_map_axes import (
     checked_axes,
     communicated,
     varying,
     varying_over,
 )
-from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording import deferred_checks, lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
@@ -253,7 +254,7 @@ def _cut_error(message: str, fits: int) -> Exception | None:
     return None if fits else CopyError(message)
 
 
-@functools.cache
+@cached(1024)
 def _fitting(dtype: np.dtype) -> Recipe:
     """Computes whether integers fit in a dtype."""
     limits = np.iinfo(dtype)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from isoshard.torch_bridge._torch_internals.undocumented import is_functorch_wrapped
-from isoshard.torch_bridge.argument_types import AutogradContext, Leaf
+from isoshard.torch_bridge.common.argument_types import AutogradContext, Leaf
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 Function = Callable[..., Any]

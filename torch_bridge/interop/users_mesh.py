@@ -25,8 +25,9 @@ from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.mesh import ambient_mesh
 from isoshard.core.layout.spec_entries import axis_names, entries_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.formatting import listed
 from isoshard.core.transfer.exchange import reshard_array
-from isoshard.torch_bridge.argument_types import Leaf, PyTree
+from isoshard.torch_bridge.common.argument_types import Leaf, PyTree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers
 
@@ -141,16 +142,11 @@ def _several(arguments: Any, what: str) -> ShardingError:
             lies.setdefault(_with_devices(mesh), []).append(path_name(path))
     if len(lies) == 1:
         lies[f"{_with_devices(ambient_mesh())} (set by jax.set_mesh)"] = []
-    where = "; ".join(f"{_listed(names)} on {mesh}" for mesh, names in lies.items())
+    where = "; ".join(f"{listed(names, _SHOWN)} on {mesh}" for mesh, names in lies.items())
     return ShardingError(
         f"{what}: the arguments lie on different meshes: {where}. Lay them out on one: "
         "iso.reshard(x, spec, mesh)"
     )
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
 _SHOWN = 5

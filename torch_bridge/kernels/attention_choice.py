@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import torch
 from torch.backends.cuda import flash_sdp_enabled, mem_efficient_sdp_enabled
 
-from isoshard.core.domain.attention.dropout import gains
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.nn.dropout import gains
+from isoshard.core.runtime.caches import PROGRAMS, Bounded, cached
 from isoshard.torch_bridge._torch_internals.dispatcher import below_autograd
 from isoshard.torch_bridge._torch_internals.tensor_fields import forward_levels
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -49,7 +49,7 @@ _EFFICIENT = _operator("_scaled_dot_product_efficient_attention")
 _EFFICIENT_BACKWARD = _operator("_scaled_dot_product_efficient_attention_backward")
 
 _DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-_CHOICES: Bounded[Any, tuple[bool, bool]] = Bounded(4096)
+_CHOICES: Bounded[Any, tuple[bool, bool]] = Bounded(4096, "attention: chosen kernels")
 
 
 def attend(
@@ -282,7 +282,7 @@ def _with_graph(
     return tuple([next(found) if x is not None and x.requires_grad else None for x in inputs])
 
 
-@functools.lru_cache(maxsize=PROGRAMS)
+@cached(PROGRAMS)
 def _gains(rate: float, shape: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
     """What the *efficient* operator multiplied weights by, of the words that it gave."""
     return torch_function(

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isoshard.core.domain import BlockLayout, lay_out_in_blocks
+from isoshard.core.blocks.block_layout import BlockLayout, lay_out_in_blocks
 from isoshard.core.errors import no_sharing
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import reshard_array
-from isoshard.torch_bridge.argument_types import ArrayLike, LayoutLike
+from isoshard.torch_bridge.common.argument_types import ArrayLike, LayoutLike
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import torch
 
 from isoshard.core.runtime.private_names import optional
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.undocumented import has_side_effect
-from isoshard.torch_bridge.argument_types import DeviceTensor, Opaque
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import DeviceTensor, Opaque
 from isoshard.torch_bridge.engine.operators.dispatch import SPECIAL
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 

@@ -9,8 +9,8 @@ import jax
 
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import Sizes
-from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.argument_types import DeviceTensor, DTypeLike, MeshLike
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import DeviceTensor, DTypeLike, MeshLike
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 from isoshard.torch_bridge.engine.values import layout_numbers

@@ -26,7 +26,7 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ReplicationWarning
 from isoshard.core.layout.axis_types import dividing
 from isoshard.core.layout.mesh import mesh_of
@@ -34,16 +34,17 @@ from isoshard.core.layout.spec import SpecLike
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime.user_warnings import warn_user
 from isoshard.torch_bridge._torch_internals.tensor_fields import PARAMETER_FIELD, gradient_hooks
-from isoshard.torch_bridge.argument_types import DeviceTensor, LayoutLike
+from isoshard.torch_bridge.common.argument_types import DeviceTensor, LayoutLike
 from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.recording.tensor_changes import namespace
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
-from isoshard.torch_bridge.runtime import PENDING
+from isoshard.torch_bridge.execution.runtime import PENDING
 
 Sharding = jax.sharding.NamedSharding
 Layout = Sharding | BlockLayout
@@ -357,7 +358,7 @@ def _is_split(number: int) -> bool:
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def spec_string(sharding: Sharding, ndim: int) -> str:
     """Write a layout as torch_xla does; see the module's description.
 
@@ -374,7 +375,7 @@ def spec_string(sharding: Sharding, ndim: int) -> str:
     return f"{{devices=[{_join(shape)}]{_join(grid.ravel())}{tail}}}"
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def sharding_type(sharding: Sharding, ndim: int) -> ShardingType:
     """Whether a layout is replicated, tiled, or tiled and partly replicated."""
     tiles = Tiles.from_sharding(sharding, ndim)
@@ -383,7 +384,7 @@ def sharding_type(sharding: Sharding, ndim: int) -> ShardingType:
     return ShardingType.TILED if tiles.replicas == 1 else ShardingType.PARTIAL
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def groups(sharding: Sharding, ndim: int) -> np.ndarray:
     """The devices of each block, as torch_xla numbers and orders them.
 

@@ -33,12 +33,12 @@ import torch
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
-from isoshard.torch_bridge.argument_types import DeviceLike
+from isoshard.torch_bridge.common.argument_types import DeviceLike
+from isoshard.torch_bridge.common.exchange import from_numpy, to_numpy
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values.value import Value
-from isoshard.torch_bridge.exchange import from_numpy, to_numpy
 
 from . import marks, uneven_shards
 

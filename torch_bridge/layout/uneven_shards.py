@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.layout.shards import Shard
 from isoshard.core.layout.shards import local_shards as core_shards
 from isoshard.core.layout.uneven import UnevenArray

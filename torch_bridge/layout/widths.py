@@ -28,7 +28,7 @@ from isoshard.core.errors import CopyError, no_sharing
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.torch_bridge.argument_types import DeviceTensor, DTypeLike, Leaf
+from isoshard.torch_bridge.common.argument_types import DeviceTensor, DTypeLike, Leaf
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 

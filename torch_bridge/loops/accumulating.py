@@ -26,13 +26,14 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.core.runtime.bounded import PROGRAMS, Interned
-from isoshard.torch_bridge import naming
+from isoshard.core.repeats.jaxpr_functions import strong
+from isoshard.core.runtime.caches import PROGRAMS, Interned
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.subprograms.closed_over import ClosedOver
-from isoshard.torch_bridge.engine.subprograms.scan_loop import strong
+from isoshard.torch_bridge.engine.subprograms.scan_loop import captured_slots
 from isoshard.torch_bridge.engine.subprograms.subprogram import Subprogram, cut
 from isoshard.torch_bridge.engine.subprograms.traced_vjp import CapturedInput, TracedVjp, aval_of
 from isoshard.torch_bridge.engine.values.value import Aval
@@ -65,44 +66,45 @@ def accumulate(
         TypeError: a carried tensor changes its shape or dtype.
     """
     count = _check(batches, carried)
-    parameters = [one for one in model.parameters() if one.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     width = len(batches)
     inputs = [
-        CapturedInput(Aval.contiguous(tuple(one.shape[1:]), one.dtype), False) for one in batches
+        CapturedInput(Aval.contiguous(tuple(batch.shape[1:]), batch.dtype), False)
+        for batch in batches
     ]
-    inputs += [CapturedInput(aval_of(one), False) for one in carried]
+    inputs += [CapturedInput(aval_of(value), False) for value in carried]
 
     def code(tensors: list[Any]) -> Sequence[Any]:
         result = train_step(*tensors[:width], *tensors[width:])
         loss, *rest = result if isinstance(result, tuple | list) else (result,)
         _check_result(loss, rest, carried)
-        return [loss / count, *[one.detach() for one in rest]]
+        return [loss / count, *[value.detach() for value in rest]]
 
     with torch.enable_grad():
         run = TracedVjp(code, inputs, "the training step", may_collect=True)
     originals = [original for original, _ in run.subtrace.aliases]
-    places = {id(original): number for number, original in enumerate(originals)}
-    mine = [one for one in parameters if id(one) in places]
-    if not run.differentiable or not mine:
+    positions = {id(original): index for index, original in enumerate(originals)}
+    trained = [parameter for parameter in parameters if id(parameter) in positions]
+    if not run.differentiable or not trained:
         raise ValueError(
             "the loss of the training step does not depend on a parameter of the model that "
             "requires a gradient"
         )
-    loop = _loop_of(run, width, count, tuple([places[id(one)] for one in mine]))
+    loop = _loop_of(run, width, count, tuple([positions[id(value)] for value in trained]))
     closed = ClosedOver.of(run, differentiable=True)
-    given: list[Any] = [one.detach() for one in (*batches, *carried, *closed.tensors())]
-    values = [lazy_tensor.read(one) for one in given]
-    del given
+    operands: list[Any] = [value.detach() for value in (*batches, *carried, *closed.tensors())]
+    values = [lazy_tensor.read(value) for value in operands]
+    del operands
     floats = closed.floats(loop.shape.body)
-    found = iter(tapes.recorder().record(loop.recipe, values, floats))
+    entries = iter(tapes.recorder().record(loop.recipe, values, floats))
     del values
-    made = [lazy_tensor.fresh(aval, next(found)) for aval in loop.results]
-    gradients = [lazy_tensor.fresh(aval_of(one), next(found)) for one in mine]
+    results = [lazy_tensor.fresh(aval, next(entries)) for aval in loop.results]
+    gradients = [lazy_tensor.fresh(aval_of(value), next(entries)) for value in trained]
     with torch.no_grad():
-        closed.write(found)
+        closed.write(entries)
     with torch.enable_grad():
-        _Gradients.apply(gradients, *mine).backward()
-    return made[0] if not carried else tuple(made)
+        _Gradients.apply(gradients, *trained).backward()
+    return results[0] if not carried else tuple(results)
 
 
 class _Gradients(torch.autograd.Function):
@@ -157,43 +159,40 @@ class _Loop:
     def _run(self, arrays: Sequence[Any], scalars: Any, key: Any) -> list[Any]:
         shape = self.shape
         batches, carried = shape.widths
-        along, start = list(arrays[:batches]), list(arrays[batches : batches + carried])
+        slices, start = list(arrays[:batches]), list(arrays[batches : batches + carried])
         around = arrays[batches + carried :]
-        written = [around[number] for number in shape.written]
-        rest = [array for number, array in enumerate(around) if number not in shape.written]
+        written = [around[index] for index in shape.written]
+        rest = [array for index, array in enumerate(around) if index not in shape.written]
         keys = jax.random.split(key, shape.count) if shape.body.draws else None
-        one = jnp.ones(*shape.results[0].token)
+        unit = jnp.ones(*shape.results[0].token)
 
         def body(state: Any, now: Any) -> Any:
             sums, carried, written = state
             batch, key = now
-            out = shape.body.run([*batch, *carried, *written, *rest, one], scalars, key)
+            out = shape.body.run([*batch, *carried, *written, *rest, unit], scalars, key)
             loss, *out = map(strong, out)
             new, out = out[: len(carried)], out[len(carried) :]
             grads, now_written = out[: len(sums) - 1], out[len(sums) - 1 :]
             added = [
-                total + part.astype(total.dtype)
-                for total, part in zip(sums, [loss, *grads], strict=True)
+                total + gradient.astype(total.dtype)
+                for total, gradient in zip(sums, [loss, *grads], strict=True)
             ]
             return (added, new, now_written), None
 
         zeros = [jnp.zeros(*aval.token) for aval in (shape.results[0], *shape.gradients)]
         (sums, last, written), _ = jax.lax.scan(
-            body, (zeros, start, written), (along, keys), shape.count
+            body, (zeros, start, written), (slices, keys), shape.count
         )
         return [sums[0], *last, *sums[1:], *written]
 
 
-def _loop_of(run: TracedVjp, batches: int, count: int, mine: Sequence[int]) -> _Loop:
+def _loop_of(run: TracedVjp, batches: int, count: int, trained: Sequence[int]) -> _Loop:
     subtrace = run.subtrace
-    around = subtrace.around_slots()
-    places = {id(storage): number for number, storage in enumerate(subtrace.outside)}
-    written = tuple([places[id(storage)] for storage, _ in run.written])
-    rest = [slot for number, slot in enumerate(around) if number not in written]
-    given = [*run.inputs, *(around[number] for number in written), *rest]
+    around, written, rest = captured_slots(run)
+    slots = [*run.inputs, *(around[index] for index in written), *rest]
     gradients = []
-    for number in mine:
-        slot = run.gradients[len(run.inputs) + number]
+    for index in trained:
+        slot = run.gradients[len(run.inputs) + index]
         assert slot is not None
         gradients.append(slot)
     ends = [*run.results, *gradients, *(slot for _, slot in run.written)]
@@ -201,9 +200,9 @@ def _loop_of(run: TracedVjp, batches: int, count: int, mine: Sequence[int]) -> _
         count,
         (batches, len(run.inputs) - batches),
         written,
-        cut(subtrace, [*given, *run.given], ends),
+        cut(subtrace, [*slots, *run.given], ends),
         tuple(run.avals),
-        tuple([aval_of(subtrace.aliases[number][0]) for number in mine]),
+        tuple([aval_of(subtrace.aliases[index][0]) for index in trained]),
     )
     loop = _LOOPS.lookup(shape)
     if loop is None:
@@ -211,29 +210,29 @@ def _loop_of(run: TracedVjp, batches: int, count: int, mine: Sequence[int]) -> _
     return loop
 
 
-_LOOPS: Interned[_LoopKey, _Loop] = Interned(PROGRAMS)
+_LOOPS: Interned[_LoopKey, _Loop] = Interned(PROGRAMS, "accumulate_gradients: loops")
 
 
 def _check(batches: Sequence[Any], carried: Sequence[Any]) -> int:
     if not batches:
         raise ValueError("gradient accumulation needs at least one tensor that holds the batches")
-    for number, one in enumerate(batches):
-        if not isinstance(one, torch.Tensor):
-            raise ValueError(f"batches[{number}] is no tensor, but {type(one).__name__}")
-        if one.dim() == 0 or one.numel() == 0:
+    for index, batch in enumerate(batches):
+        if not isinstance(batch, torch.Tensor):
+            raise ValueError(f"batches[{index}] is no tensor, but {type(batch).__name__}")
+        if batch.dim() == 0 or batch.numel() == 0:
             raise ValueError(
-                f"batches[{number}] of shape {tuple(one.shape)} is empty or has no leading axis"
+                f"batches[{index}] of shape {tuple(batch.shape)} is empty or has no leading axis"
             )
-    counts = [one.shape[0] for one in batches]
+    counts = [batch.shape[0] for batch in batches]
     if len(set(counts)) > 1:
         raise ValueError(f"the leading axes of the batches have different lengths: {counts}")
-    for what, group in (("batches", batches), ("carried", carried)):
-        for number, one in enumerate(group):
-            if not isinstance(one, lazy_tensor.LazyTensor):
-                kind = f"on {one.device}" if isinstance(one, torch.Tensor) else repr(one)
+    for kind_of_tensor, group in (("batches", batches), ("carried", carried)):
+        for index, batch in enumerate(group):
+            if not isinstance(batch, lazy_tensor.LazyTensor):
+                kind = f"on {batch.device}" if isinstance(batch, torch.Tensor) else repr(batch)
                 raise ValueError(
                     f"gradient accumulation takes tensors on the {naming.current().type} "
-                    f"device, and {what}[{number}] "
+                    f"device, and {kind_of_tensor}[{index}] "
                     f"is {kind}; move it with {naming.moving()}"
                 )
     return counts[0]
@@ -247,9 +246,9 @@ def _check_result(loss: Any, rest: Sequence[Any], carried: Sequence[Any]) -> Non
             f"the training step must return the loss and the {len(carried)} carried tensors, and "
             f"returned {len(rest)} besides the loss"
         )
-    for number, (new, old) in enumerate(zip(rest, carried, strict=True)):
+    for index, (new, old) in enumerate(zip(rest, carried, strict=True)):
         if new.shape != old.shape or new.dtype != old.dtype:
             raise TypeError(
-                f"the training step must keep shapes and dtypes: carried[{number}] is "
+                f"the training step must keep shapes and dtypes: carried[{index}] is "
                 f"{tuple(old.shape)} {old.dtype}, the new one {tuple(new.shape)} {new.dtype}"
             )

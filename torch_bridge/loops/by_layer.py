@@ -57,29 +57,26 @@ class ByLayer:
     def together(self, found: Mapping[str, NamedSharding]) -> dict[str, NamedSharding]:
         """Join what was found for `tensors`.
 
-        Args:
-            found: a layout for each.
-
         Returns:
             A layout for each parameter and buffer of the module, by its own name.
 
         Raises:
             ShardingError: layers that are stacked have different layouts.
         """
-        faults, result = [], {}
+        errors, result = [], {}
         for name, names in self._names.items():
             first = found[names[0]]
-            other = next((one for one in names if found[one].spec != first.spec), None)
+            other = next((name for name in names if found[name].spec != first.spec), None)
             if other is not None:
-                faults.append(
+                errors.append(
                     f"{name} holds all layers and has one layout, but {names[0]} is to be "
                     f"{first.spec} and {other} is to be {found[other].spec}; give the layers one "
                     "rule, or keep a parameter for each: scan_layers(layers, stacked=False)"
                 )
             axes = self._axes[name]
             result[name] = behind(first, axes) if axes else first
-        if faults:
-            raise ShardingError("\n".join(faults))
+        if errors:
+            raise ShardingError("\n".join(errors))
         return result
 
 
@@ -87,8 +84,8 @@ def _layer_names(name: str, stacks: Mapping[str, int]) -> tuple[list[str], int]:
     """The names of the layers' tensors, and how many stacks the name leads through."""
     parts = name.split(".")
     choices, axes = [], 0
-    for end, part in enumerate(parts, 1):
+    for end, segment in enumerate(parts, 1):
         depth = stacks.get(".".join(parts[:end]))
-        choices.append([part] if depth is None else [str(n) for n in range(depth)])
+        choices.append([segment] if depth is None else [str(n) for n in range(depth)])
         axes += depth is not None
     return [".".join(choice) for choice in itertools.product(*choices)], axes

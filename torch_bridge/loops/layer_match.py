@@ -47,12 +47,12 @@ class Stack:
     def __init__(self, layers: Sequence[torch.nn.Module], ignore: Collection[str]):
         """See the class."""
         self.first = layers[0]
-        for number, layer in enumerate(layers):
-            faults = [*_hooks(layer), *(_differences(self.first, layer, ignore) if number else ())]
-            if faults:
-                shown = "; ".join(faults[:_SHOWN]) + ("; .." if len(faults) > _SHOWN else "")
+        for index, layer in enumerate(layers):
+            errors = [*_hooks(layer), *(_differences(self.first, layer, ignore) if index else ())]
+            if errors:
+                shown = "; ".join(errors[:_SHOWN]) + ("; .." if len(errors) > _SHOWN else "")
                 raise ValueError(
-                    f"scanned layers must be alike, but layer {number} differs from layer 0 in: "
+                    f"scanned layers must be alike, but layer {index} differs from layer 0 in: "
                     f"{shown}"
                 )
         self.names = [name for name, _ in _own(self.first)]
@@ -75,9 +75,13 @@ class Stack:
         self._sizes = list(map(len, self._tables))
         self._ties = self._tied()
         self._options = [
-            (operator.itemgetter(*keys, *keys[:1]), vars(mine), [vars(one) for one in theirs])
-            for mine, *theirs in zip(*self._modules, strict=True)
-            if (keys := [key for key in _own_values(mine) if key not in ignore])
+            (
+                operator.itemgetter(*keys, *keys[:1]),
+                vars(module),
+                [vars(other) for other in theirs],
+            )
+            for module, *theirs in zip(*self._modules, strict=True)
+            if (keys := [key for key in _own_values(module) if key not in ignore])
         ]
 
     def _hooked(self) -> list[Any]:
@@ -90,7 +94,7 @@ class Stack:
 
     def _tied(self) -> list[list[int]]:
         """For each parameter and buffer of each layer, the first that is the same tensor."""
-        found = []
+        tied = []
         for modules in self._modules:
             firsts: dict[int, int] = {}
             tensors = [
@@ -99,16 +103,16 @@ class Stack:
                 for table in (own_parameters(module), own_buffers(module))
                 for tensor in table.values()
             ]
-            found.append([firsts.setdefault(id(one), n) for n, one in enumerate(tensors)])
-        return found
+            tied.append([firsts.setdefault(id(tensor), n) for n, tensor in enumerate(tensors)])
+        return tied
 
     def _is_alike(self) -> bool:
         """Whether the options of all layers are those of the first one."""
         try:
             return all(
-                all(map(operator.is_, get(theirs), wanted)) or _same(get(theirs), wanted)
-                for get, mine, others in self._options
-                if (wanted := get(mine))
+                all(map(operator.is_, get(theirs), expected)) or _same(get(theirs), expected)
+                for get, own, others in self._options
+                if (expected := get(own))
                 for theirs in others
             )
         except (KeyError, RuntimeError, TypeError, ValueError):  # arrays among them
@@ -118,7 +122,7 @@ class Stack:
         """Whether no module or tensor came, went or was tied, no hook, and options are alike."""
         return (
             len(layers) == len(self._layers)
-            and all(one is other for one, other in zip(layers, self._layers, strict=True))
+            and all(layer is other for layer, other in zip(layers, self._layers, strict=True))
             and all(holder.get(name) is child for holder, name, child in self._links)
             and list(map(len, self._tables)) == self._sizes
             and self._tied() == self._ties
@@ -131,16 +135,10 @@ class Stack:
         return [holder[name] for slots in self._slots for holder, name in slots]
 
     def put(self, name: str, values: Sequence[torch.Tensor], *, replace: bool) -> None:
-        """Give a buffer its new value in every layer.
-
-        Args:
-            name: of the buffer.
-            values: those of the first layer, the second, ..
-            replace: whether the values are to be the buffers themselves.
-        """
-        number = self.names.index(name)
+        """Give a buffer its new value in every layer."""
+        index = self.names.index(name)
         for slots, value in zip(self._slots, values, strict=True):
-            holder, key = slots[number]
+            holder, key = slots[index]
             if replace:
                 holder[key] = value
             else:
@@ -154,13 +152,13 @@ class Stack:
             ValueError: tensors of one name have different shapes or dtypes.
         """
         width = len(self.names)
-        for place, tensor in enumerate(tensors):
-            known = tensors[place % width]
-            if tensor.shape != known.shape or tensor.dtype != known.dtype:
+        for index, tensor in enumerate(tensors):
+            existing = tensors[index % width]
+            if tensor.shape != existing.shape or tensor.dtype != existing.dtype:
                 raise ValueError(
-                    f"scanned layers must be alike, but {self.names[place % width]} is "
-                    f"{tuple(known.shape)} {known.dtype} in layer 0 and {tuple(tensor.shape)} "
-                    f"{tensor.dtype} in layer {place // width}"
+                    f"scanned layers must be alike, but {self.names[index % width]} is "
+                    f"{tuple(existing.shape)} {existing.dtype} in layer 0 and "
+                    f"{tuple(tensor.shape)} {tensor.dtype} in layer {index // width}"
                 )
 
     def check_modes(self) -> None:
@@ -170,10 +168,10 @@ class Stack:
             ValueError: the layers differ in it.
         """
         first, *others = ([module.training for module in modules] for modules in self._modules)
-        for number, other in enumerate(others, 1):
+        for index, other in enumerate(others, 1):
             if other != first:
                 raise ValueError(
-                    f"scanned layers must be alike, but layer {number} and layer 0 differ in which "
+                    f"scanned layers must be alike, but layer {index} and layer 0 differ in which "
                     "modules are in training mode; call train() or eval() on all of them"
                 )
 
@@ -192,27 +190,27 @@ def _slot(layer: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
 def _differences(
     first: torch.nn.Module, other: torch.nn.Module, ignore: Collection[str]
 ) -> list[str]:
-    mine, theirs = dict(first.named_modules()), dict(other.named_modules())
-    if list(mine) != list(theirs):
+    own, theirs = dict(first.named_modules()), dict(other.named_modules())
+    if list(own) != list(theirs):
         return ["its modules"]
-    faults = []
-    for path, one in mine.items():
+    errors = []
+    for path, value in own.items():
         two, prefix = theirs[path], f"{path}." if path else ""
-        if _kind(one) != _kind(two):
-            faults.append(f"{path or 'type'} ({type(one).__name__} and {type(two).__name__})")
-        a, b = _options(one), _options(two)
-        faults += [
+        if _kind(value) != _kind(two):
+            errors.append(f"{path or 'type'} ({type(value).__name__} and {type(two).__name__})")
+        a, b = _options(value), _options(two)
+        errors += [
             f"{prefix}{name} ({a.get(name)!r} and {b.get(name)!r})"
             for name in sorted({*a, *b})
             if name not in ignore and not _same(a.get(name), b.get(name))
         ]
-        faults += [
+        errors += [
             f"{prefix}forward (hooks {when} it that lay out otherwise)"
             for when, hooks_of in (("before", forward_pre_hooks), ("after", forward_hooks))
-            if _alike(hooks_of(one)) != _alike(hooks_of(two))
+            if _alike(hooks_of(value)) != _alike(hooks_of(two))
         ]
     a, b = dict(_own(first)), dict(_own(other))
-    return faults + [
+    return errors + [
         f"{name} ({_shape(a.get(name))} and {_shape(b.get(name))})"
         for name in sorted({*a, *b})
         if _shape(a.get(name)) != _shape(b.get(name))
@@ -231,12 +229,12 @@ def _kind(module: torch.nn.Module) -> Any:
 
 def _options(module: torch.nn.Module) -> dict[str, Any]:
     """A module's attributes besides what every module has; of its own methods the functions."""
-    own = {
+    options = {
         name: getattr(value, "__func__", value)
         for name, value in vars(module).items()
         if name not in _MODULE and _is_own_method(module, value)
     }
-    return {**_own_values(module), **own}
+    return {**_own_values(module), **options}
 
 
 def _own_values(module: torch.nn.Module) -> dict[str, Any]:
@@ -253,18 +251,18 @@ def _is_own_method(module: torch.nn.Module, value: Any) -> bool:
     return getattr(value, "__self__", None) is module
 
 
-def _same(one: Any, two: Any) -> bool:
-    if one is two:
+def _same(value: Any, other: Any) -> bool:
+    if value is other:
         return True
-    if isinstance(one, torch.Tensor) or type(one) is not type(two):
+    if isinstance(value, torch.Tensor) or type(value) is not type(other):
         return False
-    if isinstance(one, list | tuple):
-        return len(one) == len(two) and all(map(_same, one, two))
-    if isinstance(one, dict):
-        return list(one) == list(two) and all(map(_same, one.values(), two.values()))
-    if isinstance(one, float | complex):
-        return exact(one) == exact(two)
-    return bool(one == two)
+    if isinstance(value, list | tuple):
+        return len(value) == len(other) and all(map(_same, value, other))
+    if isinstance(value, dict):
+        return list(value) == list(other) and all(map(_same, value.values(), other.values()))
+    if isinstance(value, float | complex):
+        return exact(value) == exact(other)
+    return bool(value == other)
 
 
 def _shape(tensor: Any) -> str:

@@ -8,15 +8,15 @@ there now; where it gives the same operations as before, the same loop of the pr
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import torch
 
-from isoshard.torch_bridge import naming
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder
@@ -69,17 +69,17 @@ class Looped(torch.nn.Module):
         carried = pytree.tree_leaves(x)
         if not any(isinstance(leaf, lazy_tensor.LazyTensor) for leaf in carried):
             return self._in_turn(x, *args, **kwargs)
-        held = self._held()
-        if not self._stack.is_current(held):
-            self._stack = Stack(held, self._ignore)
+        stored = self._held()
+        if not self._stack.is_current(stored):
+            self._stack = Stack(stored, self._ignore)
         stack = self._stack
         stack.check_modes()
-        own, width = stack.tensors(), len(stack.names)
+        per_layer, width = stack.tensors(), len(stack.names)
         rest = [
             leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
         ]
-        _check_tensors(carried, rest, own)
-        stack.check_shapes(own)
+        _check_tensors(carried, rest, per_layer)
+        stack.check_shapes(per_layer)
         replaced: set[str] = set()
 
         def layer(carried: Any, own: Any) -> Any:
@@ -101,7 +101,7 @@ class Looped(torch.nn.Module):
             }
             return result, changed
 
-        stacks = own if self._holds_stacks else _together(own, width)
+        stacks = per_layer if self._holds_stacks else _together(per_layer, width)
         y, changed = iterated(
             layer, x, stacks, self._depth, recompute=self._checkpoint, what="a scanned layer"
         )
@@ -154,47 +154,47 @@ class _Together(torch.autograd.Function):
                 for one, value in zip(own[:width], found, strict=True)
             ]
         )
-        wanted = {n % width for n, want in enumerate(ctx.needs_input_grad[1:]) if want}
-        ctx.mark_non_differentiable(*[s for n, s in enumerate(stacks) if n not in wanted])
+        expected = {n % width for n, want in enumerate(ctx.needs_input_grad[1:]) if want}
+        ctx.mark_non_differentiable(*[s for n, s in enumerate(stacks) if n not in expected])
         return stacks
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        places = [n for n, grad in enumerate(grads) if grad is not None]
+        positions = [n for n, grad in enumerate(grads) if grad is not None]
         depth = len(ctx.avals) // ctx.width
-        given = [lazy_tensor.read(grads[n]) for n in places]
+        given = [lazy_tensor.read(grads[n]) for n in positions]
         result: list[Any] = [None] * len(ctx.avals)
-        found = recorder().record(_apart_recipe(len(places), depth), given) if places else []
-        numbers = [n + ctx.width * layer for layer in range(depth) for n in places]
-        for number, value in zip(numbers, found, strict=True):
-            if ctx.needs_input_grad[1 + number]:
-                aval = ctx.avals[number]
-                result[number] = lazy_tensor.fresh(
+        found = recorder().record(_apart_recipe(len(positions), depth), given) if positions else []
+        indices = [n + ctx.width * layer for layer in range(depth) for n in positions]
+        for index, value in zip(indices, found, strict=True):
+            if ctx.needs_input_grad[1 + index]:
+                aval = ctx.avals[index]
+                result[index] = lazy_tensor.fresh(
                     Aval.contiguous(tuple(aval.meta.size), aval.meta.dtype), value
                 )
         return (None, *result)
 
 
-def _together(own: Sequence[Any], width: int) -> tuple[Any, ...]:
-    return _Together.apply(width, *subtrace.inside(own)) if own else ()
+def _together(per_layer: Sequence[Any], width: int) -> tuple[Any, ...]:
+    return _Together.apply(width, *subtrace.inside(per_layer)) if per_layer else ()
 
 
-@functools.lru_cache(256)
+@cached(256)
 def _together_recipe(width: int, depth: int) -> Recipe:
     """Stacks the tensors of the first layer, the second, .."""
 
     def run(arrays: Sequence[Any], _scalars: Any, _key: Any) -> list[Any]:
-        return [jnp.stack(arrays[number::width]) for number in range(width)]
+        return [jnp.stack(arrays[index::width]) for index in range(width)]
 
     return Recipe(f"parameters of {depth} layers", run, width)
 
 
-@functools.lru_cache(256)
+@cached(256)
 def _apart_recipe(width: int, depth: int) -> Recipe:
     """Takes stacks apart: those of the first layer, the second, .."""
 
     def run(arrays: Sequence[Any], _scalars: Any, _key: Any) -> list[Any]:
-        return [array[number] for number in range(depth) for array in arrays]
+        return [array[index] for index in range(depth) for array in arrays]
 
     return Recipe(f"gradients of {depth} layers", run, width * depth)
 
@@ -209,26 +209,32 @@ def _memory(tensor: Any) -> Any:
     return tensor._storage.value if isinstance(tensor, lazy_tensor.LazyTensor) else None
 
 
-def _check_tensors(carried: list[Any], shared: list[Any], own: list[Any]) -> None:
-    for what, group in (("x", carried), ("an argument", shared), ("a parameter or buffer", own)):
+def _check_tensors(carried: list[Any], shared: list[Any], per_layer: list[Any]) -> None:
+    for name, group in (
+        ("x", carried),
+        ("an argument", shared),
+        ("a parameter or buffer", per_layer),
+    ):
         for tensor in group:
             if not isinstance(tensor, lazy_tensor.LazyTensor):
                 kind = f"on {tensor.device}" if isinstance(tensor, torch.Tensor) else repr(tensor)
                 raise TypeError(
                     f"scan_layers takes tensors on the {naming.current().type} device, but "
-                    f"{what} is {kind}; move the "
+                    f"{name} is {kind}; move the "
                     f"layers and their inputs with {naming.moving()}, and pass other things as "
                     "arguments"
                 )
 
 
-def _check_result(result: Any, given: Any) -> None:
+def _check_result(result: Any, carry: Any) -> None:
     leaves, found = pytree.tree_flatten(result)
-    wanted, structure = pytree.tree_flatten(given)
+    expected, structure = pytree.tree_flatten(carry)
     if found != structure or not all(isinstance(leaf, lazy_tensor.LazyTensor) for leaf in leaves):
         texts = _brief(structure), _brief(found)
-    elif [(one.shape, one.dtype) for one in leaves] != [(one.shape, one.dtype) for one in wanted]:
-        texts = _text(wanted), _text(leaves)
+    elif [(leaf.shape, leaf.dtype) for leaf in leaves] != [
+        (leaf.shape, leaf.dtype) for leaf in expected
+    ]:
+        texts = _text(expected), _text(leaves)
     else:
         return
     raise TypeError(
@@ -243,4 +249,4 @@ def _brief(structure: Any) -> str:
 
 
 def _text(tensors: Sequence[torch.Tensor]) -> str:
-    return ", ".join(f"{tuple(one.shape)} {one.dtype}" for one in tensors)
+    return ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in tensors)

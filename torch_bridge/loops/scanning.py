@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
-from isoshard.torch_bridge import naming
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.undocumented import (
     get_autocast_dtype,
     is_autocast_enabled,
 )
-from isoshard.torch_bridge.engine.capture.reachable import modules_of
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.engine.capture.object_walk import modules_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.subprograms import subtrace
@@ -124,30 +124,30 @@ def _iterated(step: _Step, length: int, recompute: bool, pure: bool) -> tuple[An
         )
         for leaf in sliced.tensors
     ]
-    given = subtrace.inside([*carried.tensors, *sliced.tensors])
-    wants = wants and any(tensor.requires_grad for tensor in given)
+    operands = subtrace.inside([*carried.tensors, *sliced.tensors])
+    wants = wants and any(tensor.requires_grad for tensor in operands)
     key = (carried.structure, sliced.structure, tuple(inputs), length, wants, recompute)
     key = (*key, is_autocast_enabled("jax") and get_autocast_dtype("jax"))
     key = (*key, tapes.takes_constants())
-    known: dict[Any, _Body] = {}
+    bodies: dict[Any, _Body] = {}
     if pure:
-        modules, known = _pure_ones(step.fn)
-        alive = [module for one in modules if (module := one()) is not None]
+        modules, bodies = _pure_ones(step.fn)
+        alive = [module for value in modules if (module := value()) is not None]
         key = (*key, tuple([module.training for module in alive]))
-    body = known.get(key)
+    body = bodies.get(key)
     if body is None or not body.closed.is_current():
         body = _body(step, inputs, length, wants, recompute)
         if not body.closed.is_of_this_call():
-            known[key] = body
-    return body.call(given)
+            bodies[key] = body
+    return body.call(operands)
 
 
 class _Leaves:
     """The tensors of a nesting that may hold None as well."""
 
-    def __init__(self, tree: Any, what: str):
+    def __init__(self, tree: Any, name: str):
         pairs, spec = pytree.tree_flatten_with_path(tree)
-        self.what = what
+        self.what = name
         self.paths = [pytree.keystr(path) for path, leaf in pairs if leaf is not None]
         self.tensors: list[Any] = [leaf for _, leaf in pairs if leaf is not None]
         self.structure: Any = (spec, tuple([leaf is None for _, leaf in pairs]))
@@ -156,7 +156,7 @@ class _Leaves:
                 kind = f"on {leaf.device}" if isinstance(leaf, torch.Tensor) else repr(leaf)
                 raise TypeError(
                     f"scan takes tensors on the {naming.current().type} device, and "
-                    f"{what}{path} is {kind}; move it "
+                    f"{name}{path} is {kind}; move it "
                     f"with {naming.moving()}, or let fn take it from around it"
                 )
 
@@ -272,15 +272,15 @@ def _check_carry(before: _Leaves, after: _Leaves) -> None:
             "the function of a scan must return a carry like the one it takes, and it takes "
             f"{_names(before)} and returns {_names(after)}"
         )
-    faults = [
+    errors = [
         f"init{path} is {_text(old)}, the new one {_text(new)}"
         for path, old, new in zip(before.paths, before.tensors, after.tensors, strict=True)
         if old.shape != new.shape or old.dtype != new.dtype
     ]
-    if faults:
+    if errors:
         raise TypeError(
             "the function of a scan must keep the shapes and dtypes of the carry: "
-            f"{'; '.join(faults)}"
+            f"{'; '.join(errors)}"
         )
 
 
@@ -298,12 +298,12 @@ _PURE: weakref.WeakKeyDictionary[Any, _Pure] = weakref.WeakKeyDictionary()
 
 def _pure_ones(fn: Any) -> _Pure:
     """The modules that a function uses, and what was recorded of it."""
-    found = _PURE.get(fn)
-    if found is None:
+    recorded = _PURE.get(fn)
+    if recorded is None:
         # Not the modules themselves: one that has `fn` would keep it, and so this entry, for ever.
         modules = [weakref.ref(module) for module in modules_of(fn)]
-        found = _PURE[fn] = (modules, Bounded(PROGRAMS))
-    return found
+        recorded = _PURE[fn] = (modules, Bounded(PROGRAMS, "scan: recorded bodies"))
+    return recorded
 
 
 class _Scan(VjpNode):

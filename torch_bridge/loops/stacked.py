@@ -86,22 +86,22 @@ class StackedLayers(Looped):
     ):
         """See `scan_layers`."""
         super().__init__()
-        given = list(layers)
-        own = Stack(given, ignore)
-        _check_state(given[0])
-        tensors, width = own.tensors(), len(own.names)
-        columns = {name: tensors[number::width] for number, name in enumerate(own.names)}
+        args = list(layers)
+        per_layer = Stack(args, ignore)
+        _check_state(args[0])
+        tensors, width = per_layer.tensors(), len(per_layer.names)
+        columns = {name: tensors[index::width] for index, name in enumerate(per_layer.names)}
         for name, column in columns.items():
             _check_column(name, column)
-        self._depth = len(given)
+        self._depth = len(args)
         # The copy of the first layer has the stacks wherever that has its tensors: ties are kept.
         stacks = {id(column[0]): _stack_of(name, column) for name, column in columns.items()}
-        self.layers = copy.deepcopy(given[0], {**stacks})
+        self.layers = copy.deepcopy(args[0], {**stacks})
         self._prepare(checkpoint, call, ignore)
         retire(
-            (f"{number}.{name}", tensor)
+            (f"{index}.{name}", tensor)
             for name, column in columns.items()
-            for number, tensor in enumerate(column)
+            for index, tensor in enumerate(column)
             if isinstance(tensor, torch.nn.Parameter)
         )
 
@@ -109,7 +109,7 @@ class StackedLayers(Looped):
         """How many layers there are."""
         return self._depth
 
-    def __getitem__(self, number: Any) -> NoReturn:
+    def __getitem__(self, index: Any) -> NoReturn:
         """Refused, and iterating with it: there are no modules of single layers.
 
         Raises:
@@ -125,12 +125,12 @@ class StackedLayers(Looped):
         return [self.layers]
 
     def _in_turn(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        one = OneLayer(self._one, self.layers)
+        value = OneLayer(self._one, self.layers)
         names = [f"layer.{name}" for name in self._stack.names]
-        for number in range(self._depth):
-            own = [stack[number] for stack in self._stack.tensors()]
-            inside = dict(zip(names, own, strict=True))
-            x = torch.func.functional_call(one, inside, (x, *args), kwargs)
+        for index in range(self._depth):
+            per_layer = [stack[index] for stack in self._stack.tensors()]
+            inside = dict(zip(names, per_layer, strict=True))
+            x = torch.func.functional_call(value, inside, (x, *args), kwargs)
         return x
 
     def state_dict(
@@ -150,12 +150,12 @@ class StackedLayers(Looped):
         inside = f"{prefix}layers"
         stacks = _taken(state, inside)
         versions = _taken(state_versions(state), inside)
-        for number in range(self._depth):
+        for index in range(self._depth):
             for key, stack in stacks.items():
                 tensor = stack if keep_vars else stack.detach()
-                state[f"{prefix}{number}{key}"] = tensor[number]
+                state[f"{prefix}{index}{key}"] = tensor[index]
             for key, version in versions.items():
-                state_versions(state)[f"{prefix}{number}{key}"] = version
+                state_versions(state)[f"{prefix}{index}{key}"] = version
         return state
 
     def _load_from_state_dict(
@@ -173,18 +173,18 @@ class StackedLayers(Looped):
         assign = local_metadata.get("assign_to_params_buffers", False)
         joined: dict[str, torch.Tensor] = {}
         for name, stack in self.layers.state_dict(keep_vars=True).items():
-            keys = [f"{prefix}{number}.{name}" for number in range(self._depth)]
+            keys = [f"{prefix}{index}.{name}" for index in range(self._depth)]
             missing_keys += [key for key in keys if key not in state_dict]
-            found = {key: state_dict.pop(key) for key in keys if key in state_dict}
-            faults = _faults(found, stack.shape[1:])
+            result = {key: state_dict.pop(key) for key in keys if key in state_dict}
+            errors = _faults(result, stack.shape[1:])
             whole = stack if assign else stack.detach()
-            if found and not faults:
+            if result and not errors:
                 parts = zip(keys, stack.detach().unbind(), strict=True)
                 try:
-                    whole = _joined({key: found.get(key, part) for key, part in parts}, assign)
+                    whole = _joined({key: result.get(key, layer) for key, layer in parts}, assign)
                 except ValueError as error:
-                    faults = [str(error)]
-            error_msgs += faults
+                    errors = [str(error)]
+            error_msgs += errors
             joined[f"{prefix}layers.{name}"] = whole
         args = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         LOAD.of(super())(state_dict, prefix, *args)
@@ -215,7 +215,7 @@ def _layout(name: str, column: Sequence[Any]) -> NamedSharding | None:
         for tensor in column
     ]
     first = marks[0]
-    for number, mark in enumerate(marks):
+    for index, mark in enumerate(marks):
         if (mark is None) != (first is None) or (
             mark is not None
             and first is not None
@@ -226,7 +226,7 @@ def _layout(name: str, column: Sequence[Any]) -> NamedSharding | None:
         ):
             raise ValueError(
                 f"stacked layers must lie alike, but {name} is laid out as {_spec(first)} in "
-                f"layer 0 and as {_spec(mark)} in layer {number}; lay them out alike{_KEEP}"
+                f"layer 0 and as {_spec(mark)} in layer {index}; lay them out alike{_KEEP}"
             )
     return first
 
@@ -245,23 +245,23 @@ def _check_state(layer: torch.nn.Module) -> None:
 
 
 def _check_column(name: str, column: Sequence[torch.Tensor]) -> None:
-    wanted = [tensor.requires_grad for tensor in column]
-    if len(set(wanted)) > 1:
+    expected = [tensor.requires_grad for tensor in column]
+    if len(set(expected)) > 1:
         raise ValueError(
             f"stacked layers must be alike, but {name} requires a gradient in some layers only "
-            f"(not in layer {wanted.index(False)}){_KEEP}"
+            f"(not in layer {expected.index(False)}){_KEEP}"
         )
-    numbers: dict[int, int] = {}
-    for number, tensor in enumerate(column):
-        known = numbers.setdefault(id(tensor), number)
-        if known != number and isinstance(tensor, torch.nn.Parameter):
+    indices: dict[int, int] = {}
+    for index, tensor in enumerate(column):
+        existing = indices.setdefault(id(tensor), index)
+        if existing != index and isinstance(tensor, torch.nn.Parameter):
             raise ValueError(
-                f"layers {known} and {number} share {name}, and stacked each would have its "
+                f"layers {existing} and {index} share {name}, and stacked each would have its "
                 f"own{_KEEP}"
             )
         if tensor.grad is not None:
             raise ValueError(
-                f"{number}.{name} has a gradient, which its stack would not have: call "
+                f"{index}.{name} has a gradient, which its stack would not have: call "
                 "zero_grad() first, and make the optimizer after scan_layers"
             )
 
@@ -272,16 +272,16 @@ def _taken(state: dict[str, Any], name: str) -> dict[str, Any]:
     return {key[len(name) :]: state.pop(key) for key in keys}
 
 
-def _faults(found: dict[str, Any], shape: torch.Size) -> list[str]:
+def _faults(result: dict[str, Any], shape: torch.Size) -> list[str]:
     """What torch says of tensors that do not fit."""
     return [
-        f"size mismatch for {key}: copying a param with shape {given.shape} from checkpoint, the "
+        f"size mismatch for {key}: copying a param with shape {args.shape} from checkpoint, the "
         f"shape in current model is {shape}."
-        if isinstance(given, torch.Tensor)
+        if isinstance(args, torch.Tensor)
         else f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like '
-        f"object from checkpoint but received {type(given)}"
-        for key, given in found.items()
-        if not isinstance(given, torch.Tensor) or given.shape != shape
+        f"object from checkpoint but received {type(args)}"
+        for key, args in result.items()
+        if not isinstance(args, torch.Tensor) or args.shape != shape
     ]
 
 

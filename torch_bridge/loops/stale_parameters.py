@@ -31,11 +31,7 @@ _MARK = "_isoshard_retired"
 
 
 def retire(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Note that these parameters were replaced.
-
-    Args:
-        parameters: each with its name, for the message.
-    """
+    """Note that these parameters were replaced."""
     for name, parameter in parameters:
         setattr(parameter, _MARK, name)
     _watch()

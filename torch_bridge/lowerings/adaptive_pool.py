@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core import domain
-from isoshard.core.domain.windows.resize import resize_operator
-from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
+from isoshard.core.extensions import (
+    block_interpolate,
+    by_halos,
+    cotangent_by_halos,
+    resize_operator,
+)
 from isoshard.core.nn.pooling import adaptive_windows, argmax, window_sum
 
 from .argument_forms import wide
@@ -58,7 +61,7 @@ def _area(shape: Sequence[int], output_size: Sequence[int]):
 def _average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
     return over_space(
         lambda x: _whole_average(x, output_size),
-        lambda x: domain.interpolate(x, size=tuple(output_size), mode="area"),
+        lambda x: block_interpolate(x, size=tuple(output_size), mode="area"),
         len(output_size),
     )(x)
 
@@ -88,7 +91,7 @@ def _adaptive_avg_pool(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
 def _adaptive_avg_pool_backward(rank: int, grad: jax.Array, x: jax.Array) -> jax.Array:
     output_size = grad.shape[-rank:]
     if by_rows(x, rank) and 0 not in output_size and not _of_all(output_size):
-        slope = slope_by_halos(_area(x.shape, output_size), wide(grad), wide(x))
+        slope = cotangent_by_halos(_area(x.shape, output_size), wide(grad), wide(x))
         return slope.astype(x.dtype)
     return pull_back(lambda a: _average(a, output_size), grad, x)[0]
 

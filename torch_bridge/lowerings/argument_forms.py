@@ -17,7 +17,7 @@ import numpy as np
 
 from isoshard.core.nn.precision import wide as wide
 from isoshard.core.nn.precision import wide_dtype as wide_dtype
-from isoshard.torch_bridge.dtypes import NARROW
+from isoshard.torch_bridge.common.dtypes import NARROW
 
 from .float8 import FLOAT8, from_float8, to_float8
 

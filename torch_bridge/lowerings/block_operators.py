@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from isoshard.core.domain import in_blocks, repack
-from isoshard.core.domain.blocks.interpreting import recording
+from isoshard.core.blocks.interpreting import recording
+from isoshard.core.blocks.packing import repack
 from isoshard.core.layout import custom_partitioning
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.lifting.in_blocks import in_blocks
 
 from .program_partition import partition
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from isoshard.core.domain.blocks.interpreting import recording
+from isoshard.core.blocks.interpreting import recording
 
 from . import batch_norm as batch_norm  # registers what is looked up below
 from . import conv, registry

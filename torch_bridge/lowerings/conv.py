@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from jax import lax
 
-from isoshard.core import domain
-from isoshard.core.domain.blocks.interpreting import recording
-from isoshard.core.domain.windows.conv import conv_operator
-from isoshard.core.domain.windows.space_split import (
+from isoshard.core.blocks.interpreting import recording
+from isoshard.core.extensions import (
+    block_conv,
+    block_conv_transpose,
     by_halos,
-    operand_slope_by_halos,
-    slope_by_halos,
+    conv_operator,
+    cotangent_by_halos,
+    operand_cotangent_by_halos,
+    transposed_operator,
 )
-from isoshard.core.domain.windows.transposed_conv import transposed_operator
 from isoshard.core.nn.convolution import (
     each_group,
     kernel_gradient,
@@ -93,9 +94,9 @@ def convolve(
         "dilation": dilation,
         "groups": groups,
     }
-    operator = domain.conv
+    operator = block_conv
     if transposed:
-        operator, numbers["output_padding"] = domain.conv_transpose, given[4]
+        operator, numbers["output_padding"] = block_conv_transpose, given[4]
     return over_space(
         lambda x, weight: _whole_convolve(x, weight, *given, channels_last, sums),
         lambda x, weight: operator(x, weight, **numbers),
@@ -256,7 +257,7 @@ def gradient_of_images(
     if rows is None:
         function = functools.partial(convolve, channels_last=channels_last)
         return pull_back(lambda a: function(a, weight, *given), grad, x)[0]
-    return _last(slope_by_halos(*rows).astype(x.dtype), channels_last)
+    return _last(cotangent_by_halos(*rows).astype(x.dtype), channels_last)
 
 
 def gradient_of_weight(
@@ -266,7 +267,7 @@ def gradient_of_weight(
     stride, padding, dilation, transposed, _, groups = given = _options(x.ndim - 2, *options)
     rows = _slope_operands(grad, x, weight, *given, channels_last=channels_last)
     if rows is not None:
-        slope = operand_slope_by_halos(*rows).astype(weight.dtype)
+        slope = operand_cotangent_by_halos(*rows).astype(weight.dtype)
         if not transposed:
             return slope
         return pull_back(lambda w: transposed_kernel(w, groups), slope, weight)[0]

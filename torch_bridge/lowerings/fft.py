@@ -8,7 +8,7 @@ done three at a time; and it cannot transform an axis that is split over devices
 [0.5 0.5 0.5 0.5]
 
 In a program on a mesh a transform is an operator that sees how its operand lies when it is compiled
-(`isoshard.core.domain.fourier.fourier_primitive`): along whole axes nothing is sent, and along
+(`isoshard.domain.fourier.fourier_primitive`): along whole axes nothing is sent, and along
 split ones lines are exchanged. JAX compiles such an operator where all layouts are on one mesh;
 where they are on several, XLA gathers all that a transform reads.
 """
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.core.domain.fourier.fourier_primitive import transform
+from isoshard.core.extensions import split_fft
 from isoshard.core.layout import custom_partitioning
 
 from .argument_forms import lengths
@@ -47,7 +47,7 @@ def _transform(x: jax.Array, dims: Sequence[int], forward: bool) -> jax.Array:
     """The unscaled transform of a complex array along `dims`."""
     along = list(dims)
     if along and _looks():
-        return transform("fft" if forward else "ifft", x, along)
+        return split_fft("fft" if forward else "ifft", x, along)
     while along:
         some, along = along[-_AT_ONCE:], along[:-_AT_ONCE]
         x = whole(x, some)
@@ -101,7 +101,7 @@ def _real_to_complex(
 ) -> jax.Array:
     count = lengths(x.shape, dim)
     if onesided and _looks():
-        got = transform("rfft", x, dim)
+        got = split_fft("rfft", x, dim)
     elif onesided:
         half = whole(jnp.fft.rfft(whole(x, dim[-1:]), axis=dim[-1]), dim[-1:])
         got = _transform(half, dim[:-1], True)
@@ -115,7 +115,7 @@ def _complex_to_real(
     x: jax.Array, dim: Sequence[int], normalization: int, last_dim_size: int
 ) -> jax.Array:
     if _looks():
-        got = transform("irfft", x, dim, last_dim_size)
+        got = split_fft("irfft", x, dim, last_dim_size)
         return _scaled(got, lengths(got.shape, dim), normalization)
     x = whole(_transform(x, dim[:-1], False), dim[-1:])
     got = jnp.fft.irfft(x, last_dim_size, axis=dim[-1], norm="forward")

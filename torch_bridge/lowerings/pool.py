@@ -17,9 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core import domain
-from isoshard.core.domain.windows.pool import max_operator, mean_operator
-from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
+from isoshard.core.extensions import (
+    block_avg_pool,
+    block_max_pool,
+    by_halos,
+    cotangent_by_halos,
+    max_operator,
+    mean_operator,
+)
 from isoshard.core.nn.pooling import window_argmax, window_max
 from isoshard.core.nn.window_grid import WindowGrid
 
@@ -71,7 +76,7 @@ def _window_max(x: jax.Array, grid: WindowGrid) -> jax.Array:
         return by_halos(max_operator(x.dtype, _of_rows(grid), grid.ceil), x)
     return over_space(
         lambda x: window_max(x, grid),
-        lambda x: domain.max_pool(x, **_of_space(grid), dilation=grid.dilation),
+        lambda x: block_max_pool(x, **_of_space(grid), dilation=grid.dilation),
         len(grid.sizes),
     )(x)
 
@@ -111,7 +116,7 @@ def max_pool_backward(
     """
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
     if _by_rows(x, grid):
-        return slope_by_halos(max_operator(x.dtype, _of_rows(grid), grid.ceil), grad, x)
+        return cotangent_by_halos(max_operator(x.dtype, _of_rows(grid), grid.ceil), grad, x)
     grad, x = batch_split(grad), batch_split(x)
     if any(d != 1 for d in grid.dilation):
         return batch_split(scattered(grad, indices, x.shape, rank))
@@ -189,7 +194,7 @@ def _avg_pool(
         return by_halos(_mean_operator(grid, **options), wide(x)).astype(x.dtype)
     return over_space(
         lambda x: _whole_avg_pool(x, grid, **options),
-        lambda x: domain.avg_pool(x, **_of_space(grid), **options),
+        lambda x: block_avg_pool(x, **_of_space(grid), **options),
         rank,
     )(x)
 
@@ -227,7 +232,7 @@ def _avg_pool_backward(
     grid = windows(x.shape, rank, kernel_size, stride, padding, 1, ceil_mode)
     if _by_rows(x, grid):
         operator = _mean_operator(grid, count_include_pad, divisor_override)
-        return slope_by_halos(operator, wide(grad), wide(x)).astype(x.dtype)
+        return cotangent_by_halos(operator, wide(grad), wide(x)).astype(x.dtype)
     options = (kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
     grad, x = batch_split(grad), batch_split(x)
     return pull_back(lambda a: _avg_pool(rank, a, *options), grad, x)[0]

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from isoshard.core.domain.windows.running_scan import run_where_split
+from isoshard.core.extensions import scan_where_split
 from isoshard.core.nn.precision import averaged
 
 from .argument_forms import (
@@ -347,7 +347,7 @@ def _where_split(
 ) -> jax.Array:
     """Devices give each other totals, and no rows, where the axis may be split."""
     if by_shards(line):
-        return run_where_split(verb, along, line)
+        return scan_where_split(verb, along, line)
     return function(whole(line, [along]), along)
 
 

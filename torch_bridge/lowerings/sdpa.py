@@ -6,7 +6,7 @@ which takes a mask with a gradient and any number of axes. Here both are the sam
 between them.
 
 In a program that may split the sequence over devices, both are operators that see how their
-operands lie when it is compiled (`isoshard.core.domain.attention.partitioned_attention`): split
+operands lie when it is compiled (`isoshard.domain.attention.partitioned_attention`): split
 sequences go round a ring, and nothing is gathered. Whether a sequence is split is decided by marks,
 and by what comes before: XLA gathers tokens where one more is put before them, unless the result is
 marked.
@@ -27,19 +27,18 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.core.domain.attention.dropout import words_of
-from isoshard.core.domain.attention.partitioned_attention import Attention
-from isoshard.core.domain.attention.uneven_attention import attend_in_blocks, gradients_in_blocks
-from isoshard.core.domain.lifting.in_blocks import in_blocks
+from isoshard.core.extensions import attend_in_blocks, gradients_in_blocks, partitioned_attention
+from isoshard.core.lifting.in_blocks import in_blocks
 from isoshard.core.nn.dot_product_attention import products
+from isoshard.core.nn.dropout import words_of
 
 from .registry import lower
 from .sequence_split import may_split
 
 
-def _static(q: jax.Array, is_causal: bool, scale: float | None, rate: float) -> Attention:
+def _static(q: jax.Array, is_causal: bool, scale: float | None, rate: float) -> Any:
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return Attention(bool(is_causal), float(factor), rate=float(rate))
+    return partitioned_attention(bool(is_causal), float(factor), rate=float(rate))
 
 
 def _forward(
@@ -91,7 +90,7 @@ def _backward(
     ):
         if may_split(q.shape, k.shape[-2]):
             return static.gradients(grad, q, k, v, mask, logsumexp, delta, wants_mask, words)
-        return static.whole_gradients(grad, q, k, v, mask, None, wants_mask, words)
+        return static.unsharded_gradients(grad, q, k, v, mask, None, wants_mask, words)
 
     blocks = functools.partial(gradients_in_blocks, static, wants_mask=wants_mask)
     return in_blocks(whole, blocks)(grad, q, k, v, mask, logsumexp, products(out, grad), words)

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from isoshard.core import domain
+from isoshard.core.extensions import block_pad
+from isoshard.core.lifting.in_blocks import in_blocks
 
 from .argument_forms import axis, cast, number
 from .memory_order import as_images, format_of, lower_cloned, lower_contiguous
@@ -203,9 +204,9 @@ def _pad_as(mode: str) -> Callable[..., jax.Array]:
             return _cut(grown, cuts)[0]
 
         def by_halos(u: Any) -> Any:
-            return domain.pad(u, _pairs(padding, u.ndim), mode)
+            return block_pad(u, _pairs(padding, u.ndim), mode)
 
-        return domain.in_blocks(whole_array, by_halos)(x)
+        return in_blocks(whole_array, by_halos)(x)
 
     return pad
 

@@ -19,10 +19,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from isoshard.core.domain import in_blocks
-from isoshard.core.domain.blocks.interpreting import recording
+from isoshard.core.blocks.interpreting import recording
 from isoshard.core.layout.axis_types import dividing
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.lifting.in_blocks import in_blocks
 
 from .program_partition import partition
 

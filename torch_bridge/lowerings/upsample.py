@@ -14,9 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from isoshard.core import domain
-from isoshard.core.domain.windows.resize import resize_operator
-from isoshard.core.domain.windows.space_split import by_halos, slope_by_halos
+from isoshard.core.extensions import (
+    block_interpolate,
+    by_halos,
+    cotangent_by_halos,
+    resize_operator,
+)
 from isoshard.core.nn.resizing import Taps, matrix_of, ratio_of, resample, smooth_taps
 
 from . import byte_images
@@ -42,7 +45,7 @@ def _taps(
     scale: float | None,
     float_type: type,
 ) -> Taps:
-    """How an axis is resized in a mode of `iso.domain.interpolate`."""
+    """How an axis is resized in a mode of `iso.block_interpolate`."""
     if mode in _CORNERS:
         how: dict[str, Any] = {"align_corners": align_corners, "scale": scale, "dtype": float_type}
         return smooth_taps(mode, np.arange(count), size, count, **how)
@@ -71,7 +74,7 @@ def _register(name: str, mode: str, rank: int) -> None:
 
     Args:
         name: the aten name.
-        mode: that of `iso.domain.interpolate`.
+        mode: that of `iso.block_interpolate`.
         rank: number of spatial axes.
     """
     flagged = int(mode in _CORNERS)  # `align_corners` comes before the scales
@@ -113,7 +116,7 @@ def _register(name: str, mode: str, rank: int) -> None:
             return None
         scales, corners = chosen
         either = {"size": tuple(output_size)} if None in scales else {"scale": scales}
-        return functools.partial(domain.interpolate, **either, mode=mode, align_corners=corners)
+        return functools.partial(block_interpolate, **either, mode=mode, align_corners=corners)
 
     def of_rows(
         x: jax.Array,
@@ -152,7 +155,7 @@ def _register(name: str, mode: str, rank: int) -> None:
         rows = of_rows(grad, taps, shape, output_size, options)
         if rows is not None:
             slope = wide(grad)
-            return slope_by_halos(rows, slope, jnp.zeros(shape, slope.dtype)).astype(grad.dtype)
+            return cotangent_by_halos(rows, slope, jnp.zeros(shape, slope.dtype)).astype(grad.dtype)
         operated = operator(shape, output_size, options)
 
         def pulled(grad: jax.Array) -> jax.Array:

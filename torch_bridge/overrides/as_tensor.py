@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.device_slot import (
     device_functions,
     let_scripts_call,
 )
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 

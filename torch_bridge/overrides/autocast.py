@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import (
     DispatchKey,
@@ -37,6 +36,7 @@ from isoshard.torch_bridge._torch_internals.dispatcher import (
     has_kernel,
 )
 from isoshard.torch_bridge._torch_internals.undocumented import get_autocast_dtype
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 DTYPES = (torch.bfloat16, torch.float16)

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.device_slot import let_scripts_call
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.recording.tape import Tape

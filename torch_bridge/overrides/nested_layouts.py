@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.tensor_fields import jagged_class
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 

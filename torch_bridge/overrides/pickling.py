@@ -27,9 +27,9 @@ import torch
 
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.private_names import or_absent
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.tensor_fields import rebuild_from_cpu, rebuild_parameter
 from isoshard.torch_bridge._torch_internals.undocumented import WeakIdKeyDictionary
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.engine.operators.reading import to_host
 from isoshard.torch_bridge.engine.recording import lazy_tensor

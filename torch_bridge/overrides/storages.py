@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge import addresses, naming
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.overrides import addresses
 
 
 def register() -> None:

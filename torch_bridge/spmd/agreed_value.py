@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from isoshard.core.layout.virtual_devices import Device
-from isoshard.torch_bridge.argument_types import DeviceTensor
+from isoshard.torch_bridge.common.argument_types import DeviceTensor
 from isoshard.torch_bridge.layout.shard_snapshots import name_of
 
 HOW = (

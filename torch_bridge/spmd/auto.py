@@ -21,10 +21,10 @@ import jax
 import torch
 
 from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .first_layouts import ask_for_plan, mark_for_now
 from .mesh import Mesh, get_1d_mesh, get_global_mesh, mesh_from

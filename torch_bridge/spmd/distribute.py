@@ -8,7 +8,7 @@
 (P(('x', 'y'),), (Shard(dim=0), Shard(dim=0)))
 
 `torch.distributed.tensor.distribute_tensor` with a `DeviceMesh("xla", ..)` arrives here too, when
-`torch_xla` is ours (see `isoshard.torch_bridge.drop_in`). Such a mesh needs no process group.
+`torch_xla` is ours (see `isoshard.torch_xla_bridge.drop_in`). Such a mesh needs no process group.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import jax
 import torch
 
 from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.argument_types import MeshLike
-from isoshard.torch_bridge.dtensor.translation import check_count, spec_of
-from isoshard.torch_bridge.session import modes
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import MeshLike
+from isoshard.torch_bridge.placements.translation import check_count, spec_of
+from isoshard.torch_bridge.spmd import modes
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .auto import auto_mesh, auto_policy
 from .mark_errors import MeshDeviceError

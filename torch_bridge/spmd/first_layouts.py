@@ -18,10 +18,10 @@ from collections.abc import Iterable
 import torch
 
 from isoshard.core.layout.spec import SpecLike
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .marking import mark_sharding
 from .mesh import Mesh, mesh_from

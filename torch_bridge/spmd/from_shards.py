@@ -20,7 +20,7 @@ import torch
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.op_sharding import digits
 from isoshard.torch_bridge.layout.shard_snapshots import XLAShard, name_of
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .mark_errors import UnmarkableError
 from .marking import mark_sharding

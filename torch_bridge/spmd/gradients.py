@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from isoshard.core.layout.spec import SpecLike
-from isoshard.torch_bridge.argument_types import AutogradContext, DeviceTensor, MeshLike
+from isoshard.torch_bridge.common.argument_types import AutogradContext, DeviceTensor, MeshLike
 
 from .marking import checked
 from .uneven import laid_out

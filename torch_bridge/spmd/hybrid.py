@@ -77,7 +77,7 @@ class HybridMesh(Mesh):
 
 def _told() -> list[Any]:
     """The chips in slices that the script's runtime tells of, and the devices do not."""
-    runtime: Any = sys.modules.get("isoshard.torch_bridge.torch_xla.runtime")
+    runtime: Any = sys.modules.get("isoshard.torch_xla_bridge.torch_xla.runtime")
     if runtime is None or len(_slices(jax.devices())) > 1:
         return []
     kind = {"platform": "tpu", "device_kind": "", "process_index": 0, "slice_index": None}

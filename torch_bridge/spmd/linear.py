@@ -16,24 +16,24 @@ axes stay apart.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import torch
 
-from isoshard.torch_bridge import naming
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge._torch_internals.undocumented import (
     get_autocast_dtype,
     is_autocast_enabled,
 )
-from isoshard.torch_bridge.argument_types import AutogradContext, DeviceTensor
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import AutogradContext, DeviceTensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .manual_tensor import ManualTensor
 
@@ -163,7 +163,7 @@ def _wide(x: jax.Array) -> Any:
     return jnp.promote_types(x.dtype, "float32") if jnp.issubdtype(x.dtype, jnp.floating) else None
 
 
-@functools.cache
+@cached(1024)
 def _forward(dtype: str, count: int) -> Recipe:
     def run(arrays: Any, _scalars: Any, _key: Any) -> list[jax.Array]:
         x, weight, *bias = (array.astype(dtype) for array in arrays)

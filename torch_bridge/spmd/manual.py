@@ -29,8 +29,8 @@ import torch
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import SpecLike, axis_names, check_even
-from isoshard.torch_bridge.argument_types import MeshLike
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.common.argument_types import MeshLike
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .manual_operations import joined
 from .manual_recipes import Axes, cut_recipe, cut_shape

@@ -19,17 +19,17 @@ from jax.sharding import PartitionSpec as P
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import transforms_allowed
-from isoshard.torch_bridge.argument_types import DeviceTensor, Opaque
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import DeviceTensor, Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.layout.method_bodies import body_of
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .agreed_value import HOW
 from .manual_recipes import (

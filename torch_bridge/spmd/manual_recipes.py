@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.axis_types import auto
 from isoshard.core.layout.spec import axis_names
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 
 Axes = tuple[str, ...]
@@ -147,7 +148,7 @@ def mapped(
     )
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def cut_recipe(
     mesh: jax.sharding.Mesh, axes: Axes, spec: P, first: Axes = (), parts: int = 1
 ) -> Recipe:
@@ -169,7 +170,7 @@ def cut_recipe(
     return _recipe("to_local", mapped(local, mesh, axes, spec_along(spec, axes), P(axes)))
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def join_recipe(mesh: jax.sharding.Mesh, axes: Axes, spec: P, how: Reductions) -> Recipe:
     """From stacked pieces to a whole.
 
@@ -186,7 +187,7 @@ def join_recipe(mesh: jax.sharding.Mesh, axes: Axes, spec: P, how: Reductions) -
     return _recipe("from_local", mapped(local, mesh, axes, P(axes), spec_along(spec, axes)))
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def widen_recipe(mesh: jax.sharding.Mesh, axes: Axes, wide: Axes) -> Recipe:
     """From pieces over some axes to pieces over more: copies along the new ones.
 
@@ -198,7 +199,7 @@ def widen_recipe(mesh: jax.sharding.Mesh, axes: Axes, wide: Axes) -> Recipe:
     return _recipe("to_local", mapped(lambda stacked: stacked, mesh, wide, P(axes), P(wide)))
 
 
-@functools.lru_cache(maxsize=1024)
+@cached(1024)
 def narrow_recipe(mesh: jax.sharding.Mesh, axes: Axes, wide: Axes, how: Reductions) -> Recipe:
     """From pieces over some axes to pieces over fewer.
 

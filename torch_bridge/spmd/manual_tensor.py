@@ -32,7 +32,7 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.torch_bridge._torch_internals.dispatcher import DispatchKey, DispatchKeySet, excluding
 from isoshard.torch_bridge._torch_internals.tensor_fields import make_wrapper_subclass
 from isoshard.torch_bridge._torch_internals.undocumented import DisableTorchFunctionSubclass
-from isoshard.torch_bridge.argument_types import DeviceTensor, Opaque
+from isoshard.torch_bridge.common.argument_types import DeviceTensor, Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
@@ -42,7 +42,7 @@ from isoshard.torch_bridge.layout.graph_calls import laid_by
 from isoshard.torch_bridge.layout.marks import ShardingType
 from isoshard.torch_bridge.layout.method_bodies import BODIES
 from isoshard.torch_bridge.layout.shard_snapshots import XLAShard, name_of
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .agreed_value import HOW, agreed
 from .manual_recipes import Axes

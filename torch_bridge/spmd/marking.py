@@ -21,18 +21,18 @@ from typing import Any, cast
 import jax
 import torch
 
-from isoshard.core.domain import BlockLayout
-from isoshard.core.domain.blocks.chunk_sizes import SizesLike
+from isoshard.core.blocks.block_layout import BlockLayout
+from isoshard.core.blocks.chunk_sizes import SizesLike
 from isoshard.core.errors import SpecError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec import SpecLike, named_sharding, same_layout
 from isoshard.core.runtime import metrics
-from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.layout import graph_calls, marks
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .mark_errors import MarkSpecError, UnmarkableError
 from .mesh import Mesh

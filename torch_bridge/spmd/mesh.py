@@ -22,8 +22,8 @@ from isoshard.core.errors import ShardingError, SpecError
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime import metrics
-from isoshard.torch_bridge.argument_types import MeshLike
-from isoshard.torch_bridge.engine.recording.ambient import depends_on
+from isoshard.torch_bridge.common.argument_types import MeshLike
+from isoshard.torch_bridge.engine.recording.ambient import set_mode
 from isoshard.torch_bridge.layout import marks
 
 from .mark_errors import MarkSpecError, MeshDeviceError, MeshShapeError
@@ -218,6 +218,7 @@ def mesh_from(mesh: MeshLike) -> Mesh:
 
 
 _global: Mesh | None = None
+set_mode("global mesh", id(_global))
 
 
 def set_global_mesh(mesh: Mesh | None) -> None:
@@ -235,6 +236,7 @@ def set_global_mesh(mesh: Mesh | None) -> None:
     """
     global _global
     _global = mesh
+    set_mode("global mesh", id(mesh))
 
 
 def get_global_mesh() -> Mesh | None:
@@ -250,9 +252,6 @@ def get_global_mesh() -> Mesh | None:
         >>> set_global_mesh(None)
     """
     return _global
-
-
-depends_on(lambda: id(_global))
 
 
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:

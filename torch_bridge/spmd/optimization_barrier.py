@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import torch
 
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.tensor_fields import backward_hooks
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 
 def optimization_barrier_(tensors: Sequence[torch.Tensor]) -> None:
@@ -63,7 +64,7 @@ def _behind_barrier(module: torch.nn.Module, gradient: torch.Tensor) -> None:
         optimization_barrier_([g for g in (*own, gradient) if g is not None])
 
 
-@functools.cache
+@cached(1024)
 def _barrier(count: int) -> Recipe:
     def run(arrays: Any, _scalars: Any, _key: Any) -> list[jax.Array]:
         return list(jax.lax.optimization_barrier(tuple(arrays)))

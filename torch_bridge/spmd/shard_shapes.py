@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .manual import disable_manual_sharding, enable_manual_sharding
 from .manual_tensor import ManualTensor

@@ -8,15 +8,15 @@ import torch
 
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.sharding_groups import shard_alike
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.argument_types import DeviceTensor
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import DeviceTensor
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.tape import Recipe
 from isoshard.torch_bridge.engine.values.value import Aval
 from isoshard.torch_bridge.layout import marks
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 _ALIKE = Recipe("shard_as", lambda arrays, _scalars, _key: list(shard_alike(*arrays)), 2)
 

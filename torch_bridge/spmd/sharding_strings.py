@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.marks import ShardingType
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 
 def sharding_spec_of(t: torch.Tensor) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from isoshard.core.layout.mesh import as_mesh
 from isoshard.core.layout.spec import normalize_spec
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .marking import mark_sharding
 from .op_sharding import OpSharding

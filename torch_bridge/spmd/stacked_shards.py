@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.argument_types import Opaque
+from isoshard.torch_bridge.common.argument_types import Opaque
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import Aval
 

@@ -32,7 +32,7 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import check_even, named_sharding
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.user_warnings import warn_user
-from isoshard.torch_bridge.argument_types import DeviceTensor
+from isoshard.torch_bridge.common.argument_types import DeviceTensor
 from isoshard.torch_bridge.layout import graph_calls, marks
 from isoshard.torch_bridge.layout.marks import Sharding
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from isoshard.core.layout.spec import SpecLike
-from isoshard.torch_bridge import naming
-from isoshard.torch_bridge.argument_types import Leaf, MeshLike
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import Leaf, MeshLike
 from isoshard.torch_bridge.layout.method_bodies import body_of
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 from .distribute import xla_distribute_tensor
 from .mark_errors import UnmarkableError

@@ -22,20 +22,21 @@ import numpy as np
 import torch
 from jax.sharding import NamedSharding
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.spec import same_layout
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.torch_bridge import modules, runtime
+from isoshard.torch_bridge.common.dtypes import logical_dtype
+from isoshard.torch_bridge.common.exchange import from_numpy
 from isoshard.torch_bridge.dtensor import dtensor_modules as dtensor_modules
 from isoshard.torch_bridge.dtensor.array_loading import load_arrays
 from isoshard.torch_bridge.dtensor.recognition import has_dtensors, is_dtensor
-from isoshard.torch_bridge.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import Aval, Value
-from isoshard.torch_bridge.exchange import from_numpy
+from isoshard.torch_bridge.execution import runtime
 from isoshard.torch_bridge.layout.marks import annotated
 from isoshard.torch_bridge.loops.stacked import StackedLayers
+from isoshard.torch_bridge.modules import modules
 from isoshard.torch_bridge.overrides import swap_parameters
 
 from .torch_state import layout_of

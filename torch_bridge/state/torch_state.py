@@ -23,24 +23,24 @@ import jax
 import numpy as np
 import torch
 
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.checkpoint.source import Entry, Memory, NamedState, Place, Wanted
-from isoshard.core.domain import BlockLayout
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import Framework
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.torch_bridge import runtime
+from isoshard.torch_bridge.common.dtypes import physical_dtype
+from isoshard.torch_bridge.common.exchange import to_numpy
 from isoshard.torch_bridge.dtensor import dtensor_exchange as dtensors
 from isoshard.torch_bridge.dtensor import dtensor_modules as dtensor_modules
 from isoshard.torch_bridge.dtensor import routes
 from isoshard.torch_bridge.dtensor.recognition import has_dtensors, is_dtensor
-from isoshard.torch_bridge.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.exchange import to_numpy
+from isoshard.torch_bridge.execution import runtime
 
 _SKIPPED = ("params", "param_names")
 

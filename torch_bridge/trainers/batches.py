@@ -19,7 +19,7 @@ from isoshard.core.layout.spec import axis_names, named_sharding
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.spmd import mark_sharding
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 
 def batch_axes(mesh: Any, axes: Any) -> tuple[str, ...]:

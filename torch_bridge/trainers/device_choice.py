@@ -12,7 +12,7 @@ from typing import Any
 
 from isoshard.core.errors import CodedWarning
 from isoshard.core.runtime.private_names import PrivateName, optional
-from isoshard.torch_bridge.after_import import after_import
+from isoshard.torch_bridge.common.after_import import after_import
 
 from ._lightning_internals import FABRIC_CONNECTOR, TRAINER_CONNECTOR
 

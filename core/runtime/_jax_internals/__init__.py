@@ -85,7 +85,7 @@ _asking_for_devices: set[Any] = NAMES.bind(
     without="Fourier transforms and programs in blocks raise where they are compiled on a mesh",
 )
 
-_lines_kept: Any = NAMES.bind(
+_traceback_limit: Any = NAMES.bind(
     "jax._src.config.traceback_in_locations_limit",
     why="leaves the lines of source out of what is compiled in one thread",
     without="XLA may compile for ever where such an operator is split",
@@ -141,12 +141,12 @@ def layout_entries(layout: Sharding, mesh: Mesh) -> tuple[Any, ...]:
 
 def without_locations() -> None:
     """Let what this thread traces from now on name no lines of source."""
-    _lines_kept.set_local(0)
+    _traceback_limit.set_local(0)
 
 
 def no_locations() -> contextlib.AbstractContextManager[Any]:
     """Context in which what this thread lowers names no lines of source."""
-    return _lines_kept(0)
+    return _traceback_limit(0)
 
 
 def cached_without_addresses() -> contextlib.AbstractContextManager[Any]:
@@ -154,20 +154,16 @@ def cached_without_addresses() -> contextlib.AbstractContextManager[Any]:
     return _nameless_key(True)
 
 
-def refuse_values(kind: type, refuse: Callable[[Any], NoReturn]) -> None:
+def reject_values(kind: type, reject: Callable[[Any], NoReturn]) -> None:
     """Say what is wrong where JAX is given a value of a class that it does not know.
 
     Args:
         kind: the class, with its subclasses.
-        refuse: raises the error, which is no TypeError: JAX has words of its own for these.
+        reject: raises the error, which is no TypeError: JAX has words of its own for these.
     """
-    _kinds_of_values[kind] = refuse
+    _kinds_of_values[kind] = reject
 
 
 def needs_devices(primitive: Primitive) -> None:
-    """Have the lowering of a primitive told the devices of the program.
-
-    Args:
-        primitive: the primitive.
-    """
+    """Have the lowering of a primitive told the devices of the program."""
     _asking_for_devices.add(primitive)

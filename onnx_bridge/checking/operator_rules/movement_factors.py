@@ -48,10 +48,6 @@ def regrouped(before: Dims, after: Dims) -> tuple[Axes, Axes, dict[str, int], se
         before: shape; a size, a symbol or None per axis.
         after: likewise.
 
-    Returns:
-        Axes before and after, into what number of shards a factor can be split at most, and the
-        factors that have to be whole.
-
     Example:
         >>> regrouped(("n", 6, 8), ("n", 6, 2, 4))
         (('g0', 'g1', 'g2'), ('g0', 'g1', 'g2', None), {'g2': 2}, set())

@@ -1,4 +1,4 @@
-"""Operators of two or more inputs that are broadcast to each other.
+"""Operators of two or more inputs: broadcast to each other, and matrix products.
 
 Integers are divided towards zero, as in C; the remainder of `Mod` has the sign of the divisor, or
 with `fmod=1` of the dividend. Both inputs of an operator have one dtype, but for `Pow`, whose
@@ -119,3 +119,26 @@ def bit_shift(x, y, *, direction):
 def prelu(x, slope):
     """The input; where it is negative, times `slope`."""
     return jnp.where(x < 0, x * slope, x)
+
+
+@operator("MatMul")
+def matmul(a, b):
+    """The product of (stacks of) matrices, as NumPy has it."""
+    return jnp.matmul(a, b)
+
+
+@operator("Gemm", since=7)
+def gemm(a, b, c=None, *, alpha=1.0, beta=1.0, transA=0, transB=0):
+    """alpha * A B + beta * C, each matrix transposed on request, C broadcast."""
+    product = jnp.matmul(a.T if transA else a, b.T if transB else b)
+    if alpha != 1.0:
+        product = (product * alpha).astype(a.dtype)
+    if c is None or beta == 0.0:
+        return product
+    return product + (c if beta == 1.0 else (c * beta).astype(c.dtype))
+
+
+@operator("Einsum", since=12)
+def einsum(*inputs, equation):
+    """Einstein's sum."""
+    return jnp.einsum(equation, *inputs)

@@ -138,9 +138,6 @@ def rotary_embedding(
         interleaved: a pair is two neighbours; else one element of each half.
         num_heads: needed if `x` has three axes.
         rotary_embedding_dim: how many elements of a head are turned; 0 for all.
-
-    Returns:
-        The turned input.
     """
     if x.ndim == 3 and not num_heads:
         raise ModelError("an input of three axes needs num_heads")

@@ -104,18 +104,7 @@ def reverse_sequence(x, sequence_lens, *, batch_axis=1, time_axis=0):
 
 @operator("TensorScatter", since=24)
 def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode="linear"):
-    """A cache with `update` written along an axis, from an index per batch element on.
-
-    Args:
-        past_cache: `(batch, ..)`.
-        update: the same, but for the axis.
-        write_indices: `(batch,)`, where each update starts; zeros if left out.
-        axis: along which is written; not the batch.
-        mode: "linear", or "circular": what passes the end goes on at the start.
-
-    Returns:
-        The cache after the update.
-    """
+    """A cache with `update` written along an axis, from an index per batch element on."""
     axis = axis_of(axis, past_cache.ndim)
     batch, size, count = past_cache.shape[0], past_cache.shape[axis], update.shape[axis]
     first = jnp.zeros(batch, jnp.int32) if write_indices is None else write_indices
@@ -130,11 +119,7 @@ def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode="lin
 
 
 def _checked(indices: np.ndarray, size: int, axis: int) -> np.ndarray:
-    """Indices from the front.
-
-    Raises:
-        ModelError: one is outside.
-    """
+    """Indices from the front."""
     if indices.size and not (-size <= indices.min() and indices.max() < size):
         raise ModelError(
             f"indices {int(indices.min())}..{int(indices.max())} leave axis {axis} of size {size}"

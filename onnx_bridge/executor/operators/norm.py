@@ -22,21 +22,7 @@ from .registry import operator
 def batch_normalization(
     x, scale, b, input_mean, input_var, *, epsilon=1e-5, momentum=0.9, training_mode=0
 ):
-    """Each channel less its mean, divided by its deviation, scaled and shifted.
-
-    Args:
-        x: `(batch, channels, ..)`.
-        scale: `(channels,)`.
-        b: `(channels,)`.
-        input_mean: `(channels,)`, the running mean.
-        input_var: `(channels,)`, the running variance.
-        epsilon: added to the variance.
-        momentum: the share of the running statistics that stays.
-        training_mode: use the statistics of this batch, and give the running ones moved by them.
-
-    Returns:
-        The normalised input; the new running mean and variance, while training.
-    """
+    """Each channel less its mean, divided by its deviation, scaled and shifted."""
     mean, variance = input_mean, input_var
     if training_mode:
         axes = tuple(axis for axis in range(x.ndim) if axis != 1)
@@ -69,9 +55,6 @@ def layer_normalization(x, scale, b=None, *, axis=-1, epsilon=1e-5, stash_type=1
         axis: the first that is normalised.
         epsilon: added to the variance.
         stash_type: 1: computed in float32; another: in the dtype of `x`.
-
-    Returns:
-        The normalised input, the mean, and the inverse of the deviation.
     """
     axes = tuple(range(axis_of(axis, x.ndim), x.ndim))
     y, mean, inverse = _normalised(x, axes, epsilon, stash_type)
@@ -141,11 +124,7 @@ def lrn(x, *, size, alpha=1e-4, beta=0.75, bias=1.0):
 
 @operator("Dropout", since=12, static=("ratio", "training_mode"))
 def dropout(x, ratio=None, training_mode=None, *, seed=None):
-    """The input, and a mask of ones: nothing is dropped outside training.
-
-    Raises:
-        ModelError: it is in training mode.
-    """
+    """The input, and a mask of ones: nothing is dropped outside training."""
     training = training_mode is not None and bool(number_of(training_mode, "training_mode"))
     if training and (ratio is None or number_of(ratio, "ratio") != 0):
         raise ModelError(

@@ -32,16 +32,6 @@ def library(*arrays: Any) -> ModuleType:
 def on_device(host: np.ndarray | np.generic, name: str) -> jax.Array:
     """A JAX array of a value known while compiling.
 
-    Args:
-        host: the value.
-        name: of the value, for messages.
-
-    Returns:
-        The array; 64-bit integers become 32-bit ones while `jax_enable_x64` is off.
-
-    Raises:
-        CopyError: a value does not fit, or floats would lose precision.
-
     Example:
         >>> on_device(np.array([7]), "ids").dtype
         dtype('int32')
@@ -56,14 +46,8 @@ def on_device(host: np.ndarray | np.generic, name: str) -> jax.Array:
 def dtype_of(code: int) -> np.dtype:
     """The dtype of a `TensorProto.DataType`.
 
-    Args:
-        code: the number that ONNX gives the type.
-
     Returns:
         The dtype, int64 as int64.
-
-    Raises:
-        ModelError: it is no type of numbers that JAX has.
     """
     if code not in onnx.TensorProto.DataType.values():
         raise ModelError(f"there is no tensor type {code}")
@@ -81,47 +65,19 @@ def physical(dtype: np.dtype) -> np.dtype:
 
     Args:
         dtype: as the model has it.
-
-    Returns:
-        The same; for 64-bit integers while `jax_enable_x64` is off, the 32-bit one.
-
-    Raises:
-        CopyError: floats would lose precision.
     """
     return device_dtype(dtype, f"a tensor of {dtype}")
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front.
-
-    Args:
-        axis: in `[-rank, rank)`.
-        rank: of the tensor.
-
-    Returns:
-        The axis in `[0, rank)`.
-
-    Raises:
-        ModelError: there is no such axis.
-    """
+    """An axis counted from the front."""
     if not -rank <= axis < rank:
         raise ModelError(f"axis {axis} of a tensor of rank {rank}: {-rank}..{rank - 1} are there")
     return int(axis) % rank
 
 
 def axes_of(axes: Sequence[int] | np.ndarray, rank: int) -> tuple[int, ...]:
-    """Axes counted from the front, each once.
-
-    Args:
-        axes: each in `[-rank, rank)`.
-        rank: of the tensor.
-
-    Returns:
-        The axes in `[0, rank)`, in the given order.
-
-    Raises:
-        ModelError: there is no such axis, or one is named twice.
-    """
+    """Axes counted from the front, each once."""
     found = tuple(axis_of(int(axis), rank) for axis in np.asarray(axes).reshape(-1))
     if len(set(found)) != len(found):
         raise ModelError(f"axes {[int(a) for a in axes]} of rank {rank} name an axis twice")
@@ -134,52 +90,21 @@ def sizes_of(sizes: np.ndarray) -> tuple[int, ...]:
 
 
 def number_of(value: np.ndarray, what: str) -> Any:
-    """The one element of a static input.
-
-    Args:
-        value: an array of one element.
-        what: name of the input, for messages.
-
-    Returns:
-        The element, a Python number.
-
-    Raises:
-        ModelError: it has none or several.
-    """
+    """The one element of a static input."""
     if value.size != 1:
         raise ModelError(f"{what} has shape {value.shape}, and one element is wanted")
     return value.reshape(()).item()
 
 
 def choice(value: str, what: str, possible: Sequence[str]) -> str:
-    """An attribute that is one of a few words.
-
-    Args:
-        value: as given.
-        what: name of the attribute.
-        possible: the words.
-
-    Returns:
-        `value`.
-
-    Raises:
-        ModelError: it is another word.
-    """
+    """An attribute that is one of a few words."""
     if value not in possible:
         raise ModelError(f"{what} is {value!r}; possible are {', '.join(map(repr, possible))}")
     return value
 
 
 def bounded(numbers: int, what: str) -> None:
-    """Refuse a table that is too large to be made while compiling.
-
-    Args:
-        numbers: in the table.
-        what: it would be, for messages.
-
-    Raises:
-        ModelError: there are more than 2^24.
-    """
+    """Refuse a table that is too large to be made while compiling."""
     if numbers > TABLE_LIMIT:
         raise ModelError(f"{what} are {numbers} numbers, more than {TABLE_LIMIT}")
 

@@ -99,21 +99,7 @@ def average_pool(
     pads=None,
     strides=None,
 ):
-    """The mean of each window.
-
-    Args:
-        x: `(batch, channels, *spatial)`.
-        kernel_shape: size of the windows.
-        auto_pad: see `windows_of`.
-        ceil_mode: see `windows_of`; what hangs over the end is never counted.
-        count_include_pad: divide by all elements of a window, the zeros of the padding too.
-        dilations: see `windows_of`.
-        pads: see `windows_of`.
-        strides: see `windows_of`.
-
-    Returns:
-        The means.
-    """
+    """The mean of each window."""
     windows = windows_of(x.shape[2:], kernel_shape, auto_pad, pads, strides, dilations, ceil_mode)
     bounded(math.prod(windows.counts), "the windows")
     counts = windows.lengths(include_pad=bool(count_include_pad)).astype(np.float32)

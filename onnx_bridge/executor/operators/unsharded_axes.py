@@ -43,15 +43,7 @@ def on_mesh(mesh: Mesh | None) -> Iterator[None]:
 
 
 def whole(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """The array with some axes on every device as a whole.
-
-    Args:
-        x: any array.
-        axes: which; negative ones count from the last.
-
-    Returns:
-        The same values; `x` itself where there is no mesh of several devices.
-    """
+    """The array with some axes on every device as a whole."""
     mesh = _MESH.get()
     if mesh is None or mesh.size == 1 or not len(axes):
         return x

@@ -28,21 +28,7 @@ def windows_of(
     dilations: Sequence[int] | None = None,
     ceil_mode: int = 0,
 ) -> WindowGrid:
-    """The windows of one operator.
-
-    Args:
-        sizes: of the spatial axes.
-        kernel: size of a window along each.
-        auto_pad: "NOTSET": as `pads` says; "VALID": none; "SAME_UPPER", "SAME_LOWER": as much as
-            ceil(size / stride) windows need, an odd one after or before.
-        pads: before each axis, then after each; zeros if left out.
-        strides: from one window to the next; ones if left out.
-        dilations: from one element of a window to the next; ones if left out.
-        ceil_mode: a last window may hang over the end, if it begins before the padding there.
-
-    Raises:
-        ModelError: a list has another length than the axes, or a number makes no sense.
-    """
+    """The windows of one operator."""
     rank = len(sizes)
     choice(auto_pad, "auto_pad", AUTO_PAD)
     kernel = tuple(kernel)

@@ -26,9 +26,18 @@ from isoshard.core.installation import install_command
 COMMANDS = {
     "doctor": ("isoshard.cli.doctor", "what is installed, which devices, what works here"),
     "demo": ("isoshard.cli.demo", "train a transformer on a mesh from PyTorch, go on in JAX"),
-    "run-torch-xla": ("isoshard.cli.run_torch_xla", "run a script of torch_xla's SPMD API"),
-    "plan": ("isoshard.cli.plan", "plan a step for hardware that is not attached; search a plan"),
-    "onnx": ("isoshard.cli.onnx", "check, show or run an ONNX model that carries shardings"),
+    "run-torch-xla": (
+        "isoshard.torch_xla_bridge.cli.run_torch_xla",
+        "run a script of torch_xla's SPMD API",
+    ),
+    "plan": (
+        "isoshard.planner.cli.plan",
+        "plan a step for hardware that is not attached; search a plan",
+    ),
+    "onnx": (
+        "isoshard.onnx_bridge.cli.onnx",
+        "check, show or run an ONNX model that carries shardings",
+    ),
 }
 EXTRAS = {
     "onnx": "onnx",

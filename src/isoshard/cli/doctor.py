@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isoshard.core.installation import install_command, origin
-from isoshard.core.planner.programs.targets import Planned, planned
+from isoshard.planner.programs.targets import Planned, planned
 
 from . import cluster
 from .output import Output

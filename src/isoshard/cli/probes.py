@@ -252,7 +252,7 @@ def _values() -> str:
     """Check 64-bit types on torch's `jax` device, unless the user switched them off."""
     import torch
 
-    from isoshard.torch_bridge.dtypes import NARROW
+    from isoshard.torch_bridge.common.dtypes import NARROW
 
     third = (torch.ones(1, dtype=torch.float64, device="jax") / 3).item()
     if third != 1 / 3:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from isoshard import DeviceError, ShardingError, hybrid_mesh, make_mesh, slice_axes
 from isoshard.core.layout.mesh_slices import slice_ids, slices_over
-from isoshard.core.planner.machine.topologies import topology
+from isoshard.planner.machine.topologies import topology
 
 
 def test_virtual_devices_are_grouped_as_hybrid_mesh_groups_them():

@@ -70,7 +70,7 @@ TREES = {
     ),
     "a module": (
         lambda: iso.shard(torch.nn.Linear(4, 8), _mesh(), Plan({"*": P("x")})),
-        "weight=<isoshard.torch_bridge.tensor.XLAShardedTensor float32(8, 4)",
+        "weight=<isoshard.torch_bridge.tensors.tensor.XLAShardedTensor float32(8, 4)",
     ),
     "a plan": (lambda: Plan({"*.w": P("x")}), "'*.w', P('x',)"),
 }

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 from isoshard.core.runtime import differentiable_calls
-from isoshard.core.runtime.shard_map_axes import alike, checked_axes, varying
+from isoshard.core.runtime.shard_map_axes import checked_axes, vary_alike, varying
 
 X = jnp.arange(4.0) / 3 + 0.2
 W = jnp.arange(4.0) + 1
@@ -37,7 +37,7 @@ class Plain:
 class PlainDerivative:
     def __init__(self, program, which):
         self.program, self.which = program, which
-        self.count, self.with_slope = program.count, range(program.results)
+        self.count, self.with_cotangent = program.count, range(program.results)
 
     def forward(self, *operands):
         return self.program(*operands), [jnp.cos(operands[0])]
@@ -49,11 +49,11 @@ class PlainDerivative:
         return [found[number] for number in self.which]
 
     @property
-    def pullback(self):
+    def vjp(self):
         def pull(*given):
             return self.backward(given[: self.count], None, given[self.count :])
 
-        return Plain(pull, self.count + len(self.with_slope), len(self.which))
+        return Plain(pull, self.count + len(self.with_cotangent), len(self.which))
 
 
 def plain(x, w):
@@ -131,7 +131,7 @@ def test_inside_shard_map():
     def loss(f):
         def local(x, w):
             assert checked_axes() == {"a", "b"} and varying(x) == {"a"} and not varying(w)
-            x, w = alike((x, w))
+            x, w = vary_alike((x, w))
             assert varying(w) == {"a"}
             return jax.lax.psum(f(x, w).sum(), "a")
 

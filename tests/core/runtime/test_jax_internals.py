@@ -38,7 +38,7 @@ def test_values_of_a_class_are_refused():
         given = (Odd(),) if use is not jax.eval_shape else (lambda x: x, Odd())
         with pytest.raises(TypeError):
             use(*given)
-        internals.refuse_values(Odd, refuse)
+        internals.reject_values(Odd, refuse)
         try:
             with pytest.raises(RuntimeError, match="no array"):
                 use(*given)

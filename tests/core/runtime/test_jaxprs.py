@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 
 from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
+from isoshard.core.runtime.flops import program_flops
 from isoshard.core.runtime.jaxprs import (
     JaxprRewriter,
     closed,
     equations,
+    evaluate,
+    inlined,
     opened,
+    programs,
     replaced,
     scan_counts,
 )
@@ -111,3 +115,42 @@ def test_a_scan_says_what_its_operands_are(consts, carry):
     program = jax.make_jaxpr(function)(fixed, start, jnp.ones(3))
     (loop,) = [eqn for eqn in program.eqns if eqn.primitive.name == "scan"]
     assert scan_counts(loop.params) == (consts if carry else 0, carry)
+
+
+def test_a_program_is_evaluated_as_it_is_and_by_a_rule_of_ones_own(program):
+    x = jnp.linspace(-1.0, 2.0, 4)
+    for got, want in zip(evaluate(program, [x]), _nested(x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+    def depth(eqn, operands):
+        return [1 + max(operands, default=0)] * len(eqn.outvars)
+
+    plain = jax.make_jaxpr(lambda x: jnp.sin(jnp.cos(x)) * x)(x)
+    assert evaluate(plain, [0], depth, lambda constant: 0) == [3]
+
+
+def test_calls_are_inlined_where_the_caller_says_so():
+    square = jax.jit(lambda x: x * x)
+    x = jnp.linspace(-1.0, 2.0, 4)
+    program = jax.make_jaxpr(lambda x: square(square(x)) + x)(x)
+    flat = inlined(program, lambda eqn: eqn.params.get("jaxpr"))
+    assert _names(program).count("jit") == 2 and _names(flat) == ["mul", "mul", "add"]
+    np.testing.assert_array_equal(evaluate(flat, [x])[0], x**4 + x)
+    assert inlined(program, lambda eqn: None) is program
+
+
+def test_each_program_inside_is_listed_once(program):
+    found = [id(jaxpr) for jaxpr in programs(program)]
+    assert len(found) == len(set(found)) and found[0] == id(opened(program))
+    assert {
+        id(opened(eqn.params["jaxpr"])) for eqn in program.eqns if "jit" in str(eqn.primitive)
+    } <= set(found)
+
+
+def test_flops_count_iterations_and_the_branch_that_computes_most():
+    def step(w, x):
+        x, _ = jax.lax.scan(lambda h, row: (h @ row, None), x, w)
+        return jax.lax.cond(x[0, 0] > 0, lambda y: y @ y, lambda y: y @ y @ y, x)
+
+    program = jax.make_jaxpr(jax.jit(step))(jnp.ones((3, 4, 4)), jnp.ones((4, 4)))
+    assert program_flops(program) == (3 + 2) * 2 * 4**3 + 1  # and the comparison

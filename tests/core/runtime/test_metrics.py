@@ -7,6 +7,7 @@ import pytest
 
 import isoshard.metrics
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.formatting import human_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +65,7 @@ def test_report_names_cause_place_and_time():
     metrics.reset()
     assert metrics.report() == "nothing was counted"
     sizes = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 5 << 40: "5.0 TiB"}
-    assert {size: metrics.human_bytes(size) for size in sizes} == sizes
+    assert {size: human_bytes(size) for size in sizes} == sizes
     assert isoshard.metrics.count is metrics.count
 
 

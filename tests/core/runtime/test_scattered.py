@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from isoshard.core.runtime.scattered import Scattered, apart
+from isoshard.core.runtime.scattered import Scattered, separate
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
@@ -39,11 +39,11 @@ def test_what_lies_between_may_change_meanwhile():
 
 def test_what_numpy_goes_by_lies_outside_of_the_span():
     index = np.arange(3)
-    first, _ = apart(index, np.dtype(np.float32), range(0))
+    first, _ = separate(index, np.dtype(np.float32), range(0))
     here = first.ctypes.data
     del first
     for span in (range(here - 8192, here + 8192), range(here, here + 1), range(here + 1, here + 4)):
-        again, numbers = apart(index, np.dtype(np.float32), span)
+        again, numbers = separate(index, np.dtype(np.float32), span)
         assert again.tolist() == [0, 1, 2] and numbers.shape == (3,)
         for one in (again, numbers):
             assert one.ctypes.data >= span.stop or one.ctypes.data + one.nbytes <= span.start

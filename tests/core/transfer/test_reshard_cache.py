@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 from isoshard.core.errors import SpecError, UnevenError
-from isoshard.core.runtime.bounded import Bounded
+from isoshard.core.runtime.caches import Bounded
 from isoshard.core.transfer import reshard_cache
 
 HOST = np.arange(32, dtype=np.float32).reshape(8, 4)
@@ -16,7 +16,7 @@ HOST = np.arange(32, dtype=np.float32).reshape(8, 4)
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    monkeypatch.setattr(reshard_cache, "_cache", Bounded(64))
+    monkeypatch.setattr(reshard_cache, "_cache", Bounded(64, "test"))
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=lambda kind: kind.name)

@@ -17,7 +17,7 @@ def check_a_rank_is_the_device_of_its_process(world):
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from isoshard.torch_bridge.dtensor.translation import device_mesh_of, jax_mesh
+    from isoshard.torch_bridge.placements.translation import device_mesh_of, jax_mesh
 
     turned = torch.arange(world.size).reshape(-1, 2).T  # ranks ascend along each dimension
     given = DeviceMesh("cpu", turned, mesh_dim_names=("dp", "tp"))
@@ -32,7 +32,7 @@ def check_a_new_mesh_has_working_groups_once(world):
     import torch
     import torch.distributed as dist
 
-    from isoshard.torch_bridge.dtensor.translation import device_mesh_of, jax_mesh
+    from isoshard.torch_bridge.placements.translation import device_mesh_of, jax_mesh
 
     grid = np.array(iso.make_mesh((world.size,), ("x",)).devices).reshape(2, -1).T
     mesh = iso.Mesh(grid, ("a", "b"))
@@ -50,7 +50,7 @@ def check_a_mesh_of_some_processes(world):
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
-    from isoshard.torch_bridge.dtensor.translation import device_mesh_of, jax_mesh
+    from isoshard.torch_bridge.placements.translation import device_mesh_of, jax_mesh
 
     whole = init_device_mesh("cpu", (world.size // 2, 2), mesh_dim_names=("dp", "tp"))
     row = jax_mesh(whole["tp"])
@@ -70,7 +70,7 @@ def check_blocks_are_those_of_dtensor(world):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.placement_types import _StridedShard
 
-    from isoshard.torch_bridge.dtensor.translation import layout_of, local_shape_and_offset
+    from isoshard.torch_bridge.placements.translation import layout_of, local_shape_and_offset
 
     mesh = init_device_mesh("cpu", (2, world.size // 2), mesh_dim_names=("dp", "tp"))
     for rows, placements in [

@@ -1,9 +1,21 @@
 """Our rules for operators that the proposal does not mention: what follows, and what is said."""
 
+import contextlib
+
+import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from isoshard.onnx_bridge import validate
+from isoshard.core.runtime.jaxprs import CALLS, ELEMENTWISE, equations
+from isoshard.onnx_bridge import ModelError, validate
+from isoshard.onnx_bridge.checking.operator_rules.elementwise_factors import (
+    BROADCAST,
+    BROADCAST_OF_OURS,
+    UNARY,
+    UNARY_OF_OURS,
+)
+from isoshard.onnx_bridge.executor.operators import find
 from tests.onnx_bridge.checking.one_node import constant, inferred, model, placed, rules, t
 
 COMBINED, MOVED = "traffic.collective", "traffic.reshard"
@@ -110,3 +122,28 @@ def test_a_node_that_no_rule_fits(op, inputs, out, attributes, why):
 def test_an_operator_without_a_rule_is_told_once_it_matters():
     assert rules(model("DFT", [t(4, 8, 2, spec=P("x"))], [t(4, 8, 2)])) == ["traffic.no-rule"]
     assert rules(model("DFT", [t(4, 8, 2)], [t(4, 8, 2)])) == []
+
+
+def _traced(operator):
+    """The jaxpr of an operator's function, on one to three operands of a dtype that it takes."""
+    for count in (1, 2, 3):
+        for dtypes in (
+            (jnp.float32,) * 3,
+            (jnp.int32,) * 3,
+            (bool,) * 3,
+            (bool, *[jnp.float32] * 2),
+        ):
+            operands = [jax.ShapeDtypeStruct((2, 3), dtype) for dtype in dtypes[:count]]
+            with contextlib.suppress(TypeError, ModelError):
+                return jax.make_jaxpr(operator.function)(*operands)
+    raise AssertionError(operator.op_type)
+
+
+def test_elementwise_operators_are_elementwise_primitives():
+    """The table of the checks and core's agree: each operator lowers to those primitives alone."""
+    names = {*UNARY, *UNARY_OF_OURS, *BROADCAST, *BROADCAST_OF_OURS} - {"Cast", "BitShift"}
+    operators = [found for name in sorted(names) if (found := find("", name, 22))]
+    assert len(operators) > 50
+    for operator in operators:
+        primitives = {eqn.primitive.name for eqn in equations(_traced(operator))}
+        assert primitives <= ELEMENTWISE | {*CALLS, "broadcast_in_dim"}, operator.op_type

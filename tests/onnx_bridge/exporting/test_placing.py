@@ -5,8 +5,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from isoshard.onnx_bridge import Graph, ModelError
-from isoshard.onnx_bridge.exporting.simplifying import simplify
-from isoshard.onnx_bridge.exporting.weight_layouts import modules_around
+from isoshard.onnx_bridge.annotating.weight_layouts import modules_around
+from isoshard.onnx_bridge.exporting.finishing import simplify
 
 SCOPES = "pkg.torch.onnx.name_scopes"
 

@@ -18,7 +18,7 @@ from isoshard.onnx_bridge import (
     layout,
     parameters_of,
 )
-from isoshard.onnx_bridge.exporting.weight_layouts import modules_around
+from isoshard.onnx_bridge.annotating.weight_layouts import modules_around
 from tests.onnx_bridge.exports import CASES
 from tests.onnx_bridge.torch_models import MLP, MLP_PLAN, seeded
 
@@ -165,7 +165,7 @@ def test_saved_with_its_weights_beside_it(mesh, tmp_path, monkeypatch):
     """Its plan says inputs of modules too; what a file cannot say is left out with a warning."""
     said = {"up": (..., "tp"), "down": Activation(input=P("dp", "tp"))}
     plan = MLP_PLAN.otherwise(Plan(activations=said))
-    monkeypatch.setattr("isoshard.onnx_bridge.exporting.saving._EXTERNAL_FROM", 0)
+    monkeypatch.setattr("isoshard.onnx_bridge.exporting.finishing._EXTERNAL_FROM", 0)
     x = torch.randn(8, 16)
     with pytest.warns(AnnotationWarning, match=r"to the compiler.*'linear' \(output of 'up'\)"):
         model = export_torch(seeded(MLP), (x,), mesh, plan, path=tmp_path / "mlp.onnx")

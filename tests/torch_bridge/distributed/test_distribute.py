@@ -14,7 +14,7 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.distributed import init_device_mesh
 from isoshard.torch_bridge.distributed.tensor import DTensor, distribute_module, distribute_tensor
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 from tests.torch_bridge.distributed import oracle
 
 

@@ -13,7 +13,7 @@ import isoshard.torch_bridge as xs
 from isoshard import P
 from isoshard.torch_bridge.distributed import init_device_mesh
 from isoshard.torch_bridge.distributed.one_process import DeviceType
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 from tests import fresh
 
 MESHES = {

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import isoshard as iso
 from isoshard import UnrepresentableError, make_mesh
-from isoshard.torch_bridge.dtensor.translation import layout_of, placements_of, placements_on
+from isoshard.torch_bridge.placements.translation import layout_of, placements_of, placements_on
 from tests.torch_bridge.dtensor.layouts import MESHES, all_placements, torch_mesh
 
 

@@ -14,8 +14,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from isoshard import SpecError, UnrepresentableError, make_mesh
 from isoshard.core.errors import DeviceError, ShardingError
-from isoshard.torch_bridge.dtensor import meshes
-from isoshard.torch_bridge.dtensor.translation import (
+from isoshard.torch_bridge.placements import meshes
+from isoshard.torch_bridge.placements.translation import (
     check_count,
     device_mesh_of,
     jax_mesh,

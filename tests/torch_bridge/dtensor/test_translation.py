@@ -21,8 +21,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from isoshard import Tiles, UnrepresentableError
 from isoshard.core.layout.spec import same_layout
-from isoshard.torch_bridge.dtensor.chunked_axes import pieces
-from isoshard.torch_bridge.dtensor.translation import (
+from isoshard.torch_bridge.placements.chunked_axes import pieces
+from isoshard.torch_bridge.placements.translation import (
     jax_mesh,
     layout_of,
     local_shape_and_offset,
@@ -197,7 +197,7 @@ apart = "torch.distributed.tensor", "isoshard.torch_bridge.dtensor"
 for name in [name for name in sys.modules if name.startswith(apart)]:
     del sys.modules[name]
 sys.modules["torch.distributed.tensor"] = None
-import isoshard.torch_bridge.dtensor.translation
+import isoshard.torch_bridge.placements.translation
 assert not torch.distributed.is_initialized()
 """
     done = fresh.run(code, cwd=tmp_path)

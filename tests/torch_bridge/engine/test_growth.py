@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard.core.runtime.bounded import CALLS, Recent
+from isoshard.core.runtime.caches import CALLS, Recent
 from isoshard.torch_bridge.engine.compiling.program import compiled_count
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe

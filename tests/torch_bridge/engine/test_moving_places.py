@@ -218,7 +218,7 @@ def test_compiled_steps_tell_of_arguments_at_other_places():
     data = torch.randn(10, 4)
     there = data.to("jax")
     step = xs.compile(lambda x: (x * 2).sum())
-    with pytest.warns(iso.RecompilationWarning, match=r"another part of a tensor.*\.clone\(\)"):
+    with pytest.warns(iso.RecompilationWarning, match=r"another slice of a tensor.*\.clone\(\)"):
         for i in range(10):
             assert step(there[i]).item() == pytest.approx((data[i] * 2).sum().item(), abs=1e-5)
     again = xs.compile(lambda x: (x * 3).sum())

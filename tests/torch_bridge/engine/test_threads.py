@@ -21,7 +21,7 @@ from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.session.closures import _HANDLER, add_step_closure
+from isoshard.torch_bridge.execution.closures import _HANDLER, add_step_closure
 
 WAIT = 240.0
 

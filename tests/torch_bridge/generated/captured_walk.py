@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.torch_xla.experimental.assume_pure import assume_pure
+from isoshard.torch_xla_bridge.torch_xla.experimental.assume_pure import assume_pure
 
 from .tensor_calls import KINDS, RANDOM, Call
 

@@ -18,7 +18,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
-from isoshard.torch_bridge.torch_xla.experimental.scan import scan
+from isoshard.torch_xla_bridge.torch_xla.experimental.scan import scan
 
 from .forms import ANY_OF_TIES, ELEMENTWISE, EVERY, PAIRS, POINTS, scalar, wanted
 from .known_faults import DERIVATIVES

@@ -22,16 +22,16 @@ from torch.distributed.tensor import Replicate
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-import isoshard.torch_bridge.torch_xla as torch_xla
-from isoshard.torch_bridge.torch_xla.core import functions as xf
-from isoshard.torch_bridge.torch_xla.core import xla_builder as xb
-from isoshard.torch_bridge.torch_xla.core import xla_model as xm
-from isoshard.torch_bridge.torch_xla.distributed import spmd
-from isoshard.torch_bridge.torch_xla.distributed.spmd import debugging, xla_sharding
-from isoshard.torch_bridge.torch_xla.experimental import assume_pure as pure
-from isoshard.torch_bridge.torch_xla.experimental import custom_kernel as kernels
-from isoshard.torch_bridge.torch_xla.experimental import fori_loop, scan, xla_quantized_matmul
-from isoshard.torch_bridge.torch_xla.utils import checkpoint, dlpack, utils
+import isoshard.torch_xla_bridge.torch_xla as torch_xla
+from isoshard.torch_xla_bridge.torch_xla.core import functions as xf
+from isoshard.torch_xla_bridge.torch_xla.core import xla_builder as xb
+from isoshard.torch_xla_bridge.torch_xla.core import xla_model as xm
+from isoshard.torch_xla_bridge.torch_xla.distributed import spmd
+from isoshard.torch_xla_bridge.torch_xla.distributed.spmd import debugging, xla_sharding
+from isoshard.torch_xla_bridge.torch_xla.experimental import assume_pure as pure
+from isoshard.torch_xla_bridge.torch_xla.experimental import custom_kernel as kernels
+from isoshard.torch_xla_bridge.torch_xla.experimental import fori_loop, scan, xla_quantized_matmul
+from isoshard.torch_xla_bridge.torch_xla.utils import checkpoint, dlpack, utils
 
 from .tensor_calls import Call, marked, module_of, on_mesh
 
@@ -146,7 +146,7 @@ VERBS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "TorchFunction": TRIPLE,
         "JaxFunction": lambda x: DOUBLE(x),
     },
-    "isoshard.core.domain": {
+    "isoshard.domain": {
         "avg_pool": _in_domain(lambda x: domain.avg_pool(x, 2)),
         "max_pool": _in_domain(lambda x: domain.max_pool(x, 2)),
         "conv": lambda x: domain.conv(_field(x), _kernel(x), padding=1),
@@ -329,11 +329,11 @@ def _precise(x: Any) -> Any:
 
 
 def _comparator() -> Any:
-    return importlib.import_module("isoshard.torch_bridge.torch_xla.debug.model_comparator")
+    return importlib.import_module("isoshard.torch_xla_bridge.torch_xla.debug.model_comparator")
 
 
 def _serialized(x: Any) -> Any:
-    from isoshard.torch_bridge.torch_xla.utils import serialization
+    from isoshard.torch_xla_bridge.torch_xla.utils import serialization
 
     return _in_folder(lambda path: serialization.save({"a": x}, path / "a"))
 
@@ -386,7 +386,7 @@ LEFT_OUT: dict[str, dict[str, tuple[str, ...]]] = {
             *("memory_analysis", "program_text"),
         ),
     },
-    "isoshard.core.domain": {
+    "isoshard.domain": {
         NO_TENSOR: ("BlockLayout", "GraphHalo", "Neighbors", "Shards", "Within", "in_blocks"),
         "within a function of jax.shard_map": ("halo", "ring"),
         "works on a graph before a step": (
@@ -441,7 +441,7 @@ FILES_OF_TORCH_XLA = {
     "core._computations": "of computations",
     "core._op": "of computations",
     "core.xla_op_registry": "of computations",
-    "isoshard.torch_bridge.torch_xla": NO_TENSOR,
+    "isoshard.torch_xla_bridge.torch_xla": NO_TENSOR,
 }
 """Modules of torch_xla's tree, or folders, whose functions are not called, by reason."""
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.torch_xla.experimental.scan import scan
+from isoshard.torch_xla_bridge.torch_xla.experimental.scan import scan
 
 
 class Clipped(torch.autograd.Function):

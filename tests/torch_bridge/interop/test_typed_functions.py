@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard.core.errors import ShardingError
-from isoshard.torch_bridge.export import exporting, lowered
+from isoshard.torch_xla_bridge.export import exporting, lowered
 from tests.torch_bridge.interop.types_of_arrays import AMBIENT, close, data, on, type_of, typed
 
 __all__ = ["typed"]

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from isoshard.torch_bridge import lowerings  # noqa: F401  (fills the table)
-from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.signatures.bound_op import build_call
 from isoshard.torch_bridge.engine.signatures.shape_inference import infer
 from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leaves

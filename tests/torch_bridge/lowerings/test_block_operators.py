@@ -9,8 +9,8 @@ from torch.nn import functional as F
 import isoshard as iso
 from isoshard import P
 from isoshard.torch_bridge.lowerings import channels_last
-from tests.core.domain.blocks import in_blocks
-from tests.core.domain.traffic import gathered
+from tests.domain.blocks import in_blocks
+from tests.domain.traffic import gathered
 
 RNG = np.random.default_rng(0)
 X = torch.tensor(RNG.normal(size=(2, 4, 18, 7)))

@@ -13,7 +13,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from benchmarks import collectives
 from isoshard import P
-from isoshard.core.domain.attention.dropout import gains
+from isoshard.core.nn.dropout import gains
 
 RATE = 0.3
 EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention

@@ -11,7 +11,7 @@ import isoshard.torch_bridge as xs
 from benchmarks import collectives
 from isoshard import P
 from tests import fresh
-from tests.core.domain.attention.test_moves import moved
+from tests.domain.attention.test_moves import moved
 
 E = 8
 RING = P("x", None, "y")

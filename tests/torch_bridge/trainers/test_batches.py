@@ -11,7 +11,7 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
-from isoshard.torch_bridge.after_import import after_import
+from isoshard.torch_bridge.common.after_import import after_import
 from isoshard.torch_bridge.trainers.batches import batch_axes, split_batch, split_inputs
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import CopyError, DeviceError, ShardingError
 from isoshard.core.transfer.device_put import shard
-from isoshard.torch_bridge import torch_xla_backend as backend
+from isoshard.torch_xla_bridge import torch_xla_backend as backend
 
 
 def address(array):

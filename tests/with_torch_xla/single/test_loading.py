@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import isoshard
-from isoshard.torch_bridge import torch_xla_backend as backend
+from isoshard.torch_xla_bridge import torch_xla_backend as backend
 
 
 def run(program):
@@ -64,4 +64,4 @@ def test_verbs_of_core_serve_tensors_of_torch_xla_and_refuse_others(mesh):
 
 def test_unloaded_the_backend_is_named_in_the_refusal():
     program = "import torch, isoshard; isoshard.to_jax(torch.ones(3))"
-    assert "use isoshard.torch_bridge.torch_xla_backend" in run(program)
+    assert "use isoshard.torch_xla_bridge.torch_xla_backend" in run(program)

@@ -3,7 +3,7 @@
 import pytest
 import torch_xla.runtime as xr
 
-from isoshard.torch_bridge import torch_xla_backend
+from isoshard.torch_xla_bridge import torch_xla_backend
 
 xr.use_spmd()
 

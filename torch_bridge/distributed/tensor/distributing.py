@@ -20,7 +20,7 @@ import torch
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import same_layout
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.distributed import tensor_placements
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
 from isoshard.torch_bridge.distributed.redistribution import moved
@@ -28,7 +28,7 @@ from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.graph_calls import is_traced
 from isoshard.torch_bridge.spmd.distribute import with_module
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 
 def distribute_tensor(

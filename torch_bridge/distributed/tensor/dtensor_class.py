@@ -13,10 +13,10 @@ import torch
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime.user_warnings import warn_user
 from isoshard.torch_bridge._torch_internals.dtensor_fields import DTENSOR_SPEC
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.distributed import tensor_placements
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 
 class _OnMesh(type(torch.Tensor)):

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.distributed import tensor_placements
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 
 def _factory(make: Callable[..., torch.Tensor], what: str) -> Callable[..., XLAShardedTensor]:

@@ -1,7 +1,7 @@
-"""Whole-step capture: run a step once, name its inputs and outputs, replay its program.
+"""Whole-step capture: run a step once, bind its inputs and outputs, replay its program.
 
-`step` and `step_recording` run it, `assemble` and `bindings` name what comes in and goes out,
-`replay` runs the compiled program.
+`step` and `step_recording` run it, `guards` and `tensor_guards` check what it has read, `assemble`
+and `bindings` bind inputs and results, `replay` runs the compiled program.
 """
 
 if __name__ != "isoshard.torch_bridge.engine.capture":

@@ -22,26 +22,24 @@ from isoshard.torch_bridge.engine.values.value import Storage, Value
 
 from .bindings import (
     Argument,
-    Bound,
+    Binding,
+    CallTensors,
     Computed,
     Gradient,
-    New,
+    Inputs,
+    NewTensor,
     Owner,
-    Place,
-    Scene,
-    SharedMemory,
+    SharedStorage,
+    StateTensor,
     View,
 )
-from .dropped_gradients import held, stand_in
-from .gathering import Gathering
+from .cpu_ops import CpuOps
+from .donated_state import StackedState
+from .guard_sources import Source
 from .guards import Guard
-from .holders import Holder
-from .host_counters import HostOps
-from .no_backward import sealed
-from .rebound import Rebound, Rebounds
-from .stacked_memory import StackedMemory
-from .tensor_descriptions import Description
-from .tensor_guard import TensorGuard
+from .side_effects import Rebinding, Rebindings
+from .step_gradients import dropped_gradient, raise_in_backward, raw_gradient
+from .tensor_guards import TensorGuard, TensorMetadata
 
 
 @dataclasses.dataclass
@@ -51,181 +49,196 @@ class Replay:
     Attributes:
         plan: what was compiled.
         program: the executable.
-        sources: for each leaf, where it is found: a place, or a constant array.
-        targets: which result is written to which place.
-        owners: who may have gradients.
-        gradients: the owners whose `.grad` the step replaces, and by what.
-        dropped: the owners whose gradient the step leaves out.
-        made: the tensors made anew.
-        table: expressions of the numbers that change.
+        inputs: of each input of the program, its binding or a constant array.
+        targets: results of the program and the bindings that they are written to.
+        owners: the tensors that may have gradients.
+        gradients: the owners whose `.grad` the step replaces, and a reference to the new one.
+        dropped: the owners whose gradient the program does not return.
+        new_tensors: the tensors that each run creates.
+        table: the expressions of symbolic floats.
         scalars: the lifted floats: constants and expressions.
-        draws: which random keys the step takes, counted from the state it finds.
-        host: CPU operations to repeat (step counters).
-        outputs: the step's result, with places, views and `New` for tensors.
-        guards: what must be as it was when the step was captured.
-        written: where Python keeps numbers that the step computes, and the expressions for them.
-        state: the names that the step binds anew, if there are any.
-        bound: the same with what they hold after it.
-        checks: what refuses lifted floats that change, and the floats it looks at.
-        deferred: which of the tensors made are checked after the run, and how.
-        turned: the arguments that the step gives another shape in place, and what they become.
+        draws: the random keys that the step takes, relative to the current random states.
+        cpu_ops: CPU operations to replay (step counts).
+        outputs: the result of the step, with references for its tensors.
+        guards: on values and on tensors.
+        written_floats: sources of floats that the step assigns, and their expressions.
+        rebindings: the names that the step rebinds, if any.
+        rebound: each of them with references to its new value.
+        checks: checks of lifted floats, and the floats of each.
+        deferred: new tensors that are checked after the run, and the check.
+        changed_arguments: the arguments whose metadata the step changes, and the new metadata.
     """
 
     plan: program.CompileRequest
     program: program.Program
-    sources: list[Any]
-    targets: list[tuple[int, Place]]
+    inputs: list[Any]
+    targets: list[tuple[int, Binding]]
     owners: list[Owner]
     gradients: list[tuple[int, Any]]
     dropped: list[int]
-    made: list[Computed | SharedMemory]
+    new_tensors: list[Computed | SharedStorage]
     table: Table
     scalars: list[Any]
     draws: random_state.Draws
-    host: HostOps
+    cpu_ops: CpuOps
     outputs: Any
     guards: tuple[Guard, TensorGuard]
-    written: list[tuple[Holder, torch.SymFloat]]
-    state: Rebounds | None
-    bound: list[tuple[Rebound, list[Any]]]
+    written_floats: list[tuple[Source, torch.SymFloat]]
+    rebindings: Rebindings | None
+    rebound: list[tuple[Rebinding, list[Any]]]
     checks: list[tuple[Check, list[Any]]]
     deferred: list[tuple[int, Fault]]
-    turned: list[tuple[int, Description]]
+    changed_arguments: list[tuple[int, TensorMetadata]]
 
     def __post_init__(self) -> None:
-        """Arrange what each run goes through."""
-        self._numbers = Scalars(self.table, self.scalars)
-        dropping = [self.owners[number] for number in self.dropped]
-        fixed = not any(isinstance(owner, Argument) for owner in dropping)
-        self._dropping: list[Any] = dropping if fixed else []
-        numbers = [*(number for number, _ in self.targets), *(mark.number for mark in self.made)]
-        several = frozenset(n for n, times in Counter(numbers).items() if times > 1)
-        self._gathering = Gathering(self.plan, self.sources, self.targets, several)
-        self.guards[1].keep(self._gathering)
-        stays = self._gathering.stays
-        written = [(n, place) for n, place in self.targets if id(place) not in stays]
-        self._written = [(n, one) for n, one in written if not isinstance(one, StackedMemory)]
-        self._stacks = [(n, one) for n, one in written if isinstance(one, StackedMemory)]
+        """Precompute what all runs share."""
+        self._scalars = Scalars(self.table, self.scalars)
+        self._has_symbols = any(callable(read) and not taken for read, taken in self.table.rows)
+        self._constant_scalars: Any = None
+        if not self._has_symbols:
+            self._constant_scalars = self._scalars.array(self.table.values())
+        owners = [self.owners[index] for index in self.dropped]
+        fixed = not any(isinstance(owner, Argument) for owner in owners)
+        self._dropped_owners: list[Any] = owners if fixed else []
+        results = [
+            *(index for index, _ in self.targets),
+            *(ref.index for ref in self.new_tensors),
+        ]
+        shared_results = frozenset(n for n, times in Counter(results).items() if times > 1)
+        self._inputs = Inputs(self.plan, self.inputs, self.targets, shared_results)
+        self.guards[1].set_owned(self._inputs)
+        owned = self._inputs.owned
+        written = [(n, binding) for n, binding in self.targets if id(binding) not in owned]
+        self._written = [
+            (n, binding) for n, binding in written if not isinstance(binding, StackedState)
+        ]
+        self._stacks = [(n, binding) for n, binding in written if isinstance(binding, StackedState)]
         self._leaves, self._structure = pytree.tree_flatten(self.outputs)
         self._is_leaf = len(self._leaves) == 1 and self._leaves[0] is self.outputs
 
     def fits(self, arguments: list[lazy_tensor.LazyTensor]) -> bool:
-        """Whether the step would do the same again, on the same tensors."""
+        """Whether a replay is equivalent to running the step."""
         values, tensors = self.guards
-        if not (values.holds() and tensors.holds()):
+        if not (values.check() and tensors.check()):
             return False
-        bound = [] if self.state is None else self.state.tensors(arguments)
-        return bound is not None and self._gathering.fits(Scene(arguments, self.owners, bound))
+        rebound = [] if self.rebindings is None else self.rebindings.tensors(arguments)
+        return rebound is not None and self._inputs.fits(
+            CallTensors(arguments, self.owners, rebound)
+        )
 
     def __call__(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
-        """Run the step on the present values."""
+        """Run the step on the current values."""
         with Uninterrupted():  # counters, weights and optimizer state move together
-            self.host.repeat()
+            if self.cpu_ops.ops:
+                self.cpu_ops.replay()
             return self._run(arguments)
 
     def run(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
-        """Run the step without repeating its CPU operations."""
+        """Run the step without its CPU operations."""
         with Uninterrupted():
             return self._run(arguments)
 
     def _run(self, arguments: list[lazy_tensor.LazyTensor]) -> Any:
-        bound = [] if self.state is None else self.state.tensors(arguments) or []
-        scene = Scene(arguments, self.owners, bound)
-        numbers = self.table.values()
+        rebound = [] if self.rebindings is None else self.rebindings.tensors(arguments) or []
+        call = CallTensors(arguments, self.owners, rebound)
+        expressions: Any = self.table.values() if self._has_symbols else None
         for check, floats in self.checks:
-            check([filled(scalar, numbers) for scalar in floats])
-        scalars = self._numbers.array(numbers)
-        arrays = self._gathering.arrays(scene)
-        values = _Values()
-        made = self._make(values)  # before the devices are busy, which slows the host down
+            check([filled(scalar, expressions) for scalar in floats])
+        scalars = (
+            self._constant_scalars if expressions is None else self._scalars.array(expressions)
+        )
+        arrays = self._inputs.arrays(call)
+        values = _Results()
+        new_tensors = self._create(values)  # busy devices slow the host down
         results = program.run(self.program, self.plan, arrays, scalars, self.draws.take())
         del arrays
         layouts = self.program.layouts or ()
-        self._gathering.residents.put(results, layouts)
-        for number, stack in self._stacks:
-            stack.put(results[number], layouts[number])
-        values.hold(results, layouts)
-        for number, place in self._written:
-            scene.storage(place).write(values[number])
-        for place, scalar in self.written:
-            place.put_back([filled(scalar, numbers)])
-        leaves = [filled(_filled(mark, scene, made), numbers) for mark in self._leaves]
-        for one, marks in self.bound:
-            one.bind([_filled(mark, scene, made) for mark in marks])
-        for number, description in self.turned:
-            description.give(arguments[number], arguments[number]._storage)
-        for number, mark in self.gradients:
-            scene.owner(number).grad = _filled(mark, scene, made)
+        self._inputs.state.put(results, layouts)
+        for index, stack in self._stacks:
+            stack.put(results[index], layouts[index])
+        values.set_results(results, layouts)
+        for index, binding in self._written:
+            call.storage(binding).write(values[index])
+        for binding, scalar in self.written_floats:
+            binding.restore([filled(scalar, expressions)])
+        leaves = [_resolved(ref, call, new_tensors, expressions) for ref in self._leaves]
+        for rebinding, refs in self.rebound:
+            rebinding.bind([_resolved(ref, call, new_tensors) for ref in refs])
+        for index, metadata in self.changed_arguments:
+            metadata.apply_to(arguments[index], arguments[index]._storage)
+        for index, ref in self.gradients:
+            call.owner(index).grad = _resolved(ref, call, new_tensors)
         if self.dropped and (
-            self.gradients or not self._dropping or self.guards[1].lacks_gradients
+            self.gradients or not self._dropped_owners or self.guards[1].misses_gradients
         ):
-            self._drop(scene)
-        for number, fault in self.deferred:
-            defer(made[number], fault)
+            self._drop(call)
+        for index, fault in self.deferred:
+            defer(new_tensors[index], fault)
         return leaves[0] if self._is_leaf else pytree.tree_unflatten(leaves, self._structure)
 
-    def _drop(self, scene: Scene) -> None:
-        """Let stand-ins be there for the gradients that were left out."""
-        owners = self._dropping or [scene.owner(number) for number in self.dropped]
-        if any(map(operator.is_, map(held, owners), repeat(None))):
+    def _drop(self, call: CallTensors) -> None:
+        """Set the dropped gradients where there is none."""
+        owners = self._dropped_owners or [call.owner(index) for index in self.dropped]
+        if any(map(operator.is_, map(raw_gradient, owners), repeat(None))):
             for owner in owners:
-                if held(owner) is None:
-                    owner.grad = stand_in(owner)
+                if raw_gradient(owner) is None:
+                    owner.grad = dropped_gradient(owner)
 
-    def _make(self, values: _Values) -> list[lazy_tensor.LazyTensor]:
-        """The tensors that are new in this run."""
-        memories: dict[int, Storage] = {}
-        made = []
-        for mark in self.made:
-            if isinstance(mark, Computed):
-                tensor = lazy_tensor.fresh(mark.aval, values[mark.number])
-                made.append(sealed(tensor) if mark.differentiable else tensor)
-                continue
-            memory = memories.get(mark.memory)
-            if memory is None:
-                memory = memories[mark.memory] = Storage(values[mark.number], mark.whole)
-            tensor = lazy_tensor.new_tensor(mark.aval, memory, mark.chain, mark.offset)
-            made.append(sealed(tensor) if mark.differentiable else tensor)
-        return made
+    def _create(self, values: _Results) -> list[lazy_tensor.LazyTensor]:
+        """Create the new tensors of a run."""
+        storages: dict[int, Storage] = {}
+        new_tensors = []
+        for ref in self.new_tensors:
+            if isinstance(ref, Computed):
+                tensor = lazy_tensor.fresh(ref.aval, values[ref.index])
+            else:
+                storage = storages.get(ref.memory)
+                if storage is None:
+                    storage = storages[ref.memory] = Storage(values[ref.index], ref.storage_aval)
+                tensor = lazy_tensor.new_tensor(ref.aval, storage, ref.chain, ref.offset)
+            new_tensors.append(raise_in_backward(tensor) if ref.differentiable else tensor)
+        return new_tensors
 
 
-class _Values:
-    """The results of a run that are looked at one by one: one value for one result."""
+class _Results:
+    """The values of a run's results, created when first used."""
 
     def __init__(self):
         """See the class."""
-        self._made: dict[int, Value] = {}
+        self._values: dict[int, Value] = {}
         self._results: Sequence[Any] = ()
         self._layouts: Sequence[int] = ()
 
-    def __getitem__(self, number: int) -> Value:
-        value = self._made.get(number)
+    def __getitem__(self, index: int) -> Value:
+        value = self._values.get(index)
         if value is None:
-            value = self._made[number] = Value()
+            value = self._values[index] = Value()
             if self._results:
-                value.array, value.layout = self._results[number], self._layouts[number]
+                value.array, value.layout = self._results[index], self._layouts[index]
         return value
 
-    def hold(self, results: Sequence[Any], layouts: Sequence[int]) -> None:
-        """The program ran: values have their arrays.
-
-        Args:
-            results: the arrays.
-            layouts: of each.
-        """
+    def set_results(self, results: Sequence[Any], layouts: Sequence[int]) -> None:
+        """Set the arrays and layouts of all values, after the program ran."""
         self._results, self._layouts = results, layouts
-        for number, value in self._made.items():
-            value.array, value.layout = results[number], layouts[number]
+        for index, value in self._values.items():
+            value.array, value.layout = results[index], layouts[index]
 
 
-def _filled(mark: Any, scene: Scene, made: Sequence[lazy_tensor.LazyTensor]) -> Any:
-    """What stands for a mark in this run; anything else stands for itself."""
-    if isinstance(mark, New):
-        return made[mark.number]
-    if isinstance(mark, Argument | Bound | Gradient):
-        return scene.tensor(mark)
-    if isinstance(mark, View):
-        storage = scene.storage(mark.place)
-        tensor = lazy_tensor.new_tensor(mark.aval, storage, mark.chain, mark.offset)
-        return sealed(tensor) if mark.differentiable else tensor
-    return mark
+def _resolved(
+    ref: Any,
+    call: CallTensors,
+    new_tensors: Sequence[lazy_tensor.LazyTensor],
+    expressions: Any = None,
+) -> Any:
+    """The tensor or float of a run for a reference; anything else is itself."""
+    if isinstance(ref, NewTensor):
+        return new_tensors[ref.index]
+    if isinstance(ref, Argument | StateTensor | Gradient):
+        return call.tensor(ref)
+    if isinstance(ref, View):
+        storage = call.storage(ref.binding)
+        tensor = lazy_tensor.new_tensor(ref.aval, storage, ref.chain, ref.offset)
+        return raise_in_backward(tensor) if ref.differentiable else tensor
+    if isinstance(ref, torch.SymFloat) and expressions is not None:
+        return filled(ref, expressions)
+    return ref

@@ -1,13 +1,12 @@
-"""Tell the user's code that it is being traced.
+"""`torch.compiler.is_compiling()` is true while a step is captured.
 
-Libraries ask `torch.compiler.is_compiling()` before they look at values ("is every position
-attended to?") and take another way if the answer is yes. While a step is captured it is, in the
-thread that captures. torch's optimizers ask too, but mean dynamo: their arithmetic on step counts
-is followed by `symbolic_numbers` and `host_counters`, so inside `optimizer.step()` the answer stays
-what it was.
+Libraries query it before they look at values ("is every position attended to?"), and take another
+path if it is true. While a step is captured it is, in the thread that captures. torch's optimizers
+query it too, but mean dynamo: their arithmetic on step counts is captured by `symbolic_numbers` and
+`cpu_ops`, so inside `optimizer.step()` the result is unchanged.
 
-torch keeps the answer in one variable for all threads. While steps are captured, an object stands
-there that looks at who asks.
+torch stores the flag in one variable for all threads. While steps are captured, its value is an
+object whose truth value depends on the thread and the caller.
 """
 
 from __future__ import annotations
@@ -38,41 +37,41 @@ def compiling() -> Iterator[None]:
     False
     True
     """
-    with _CHANGING:
+    with _LOCK:
         before = COMPILING.of(torch.compiler)
-        mine = before if isinstance(before, _Answer) else _Answer(before)
-        mine.captures += 1
-        _answer(mine)
+        flag = before if isinstance(before, _IsCompiling) else _IsCompiling(before)
+        flag.captures += 1
+        _set_flag(flag)
     try:
         yield
     finally:
-        with _CHANGING:
-            mine.captures -= 1
-            if not mine.captures and COMPILING.of(torch.compiler) is mine:
-                _answer(mine.otherwise)
+        with _LOCK:
+            flag.captures -= 1
+            if not flag.captures and COMPILING.of(torch.compiler) is flag:
+                _set_flag(flag.outside)
 
 
-class _Answer:
-    """Whether the code that asks is being traced.
+class _IsCompiling:
+    """The value of the flag while steps are captured.
 
     Args:
-        otherwise: what torch itself would say.
+        outside: its value for code that is not captured.
 
     Attributes:
-        otherwise: the same.
-        captures: how many steps are being captured.
+        outside: the same.
+        captures: the number of steps that are being captured.
     """
 
-    def __init__(self, otherwise: bool):
+    def __init__(self, outside: bool):
         """See the class."""
-        self.otherwise = otherwise
+        self.outside = outside
         self.captures = 0
 
     def __bool__(self) -> bool:
-        """The answer to this thread."""
-        here = recorder()
-        if (here.capture is None and here.refusal is None) or _in_optimizer():
-            return bool(self.otherwise)
+        """Whether this thread captures, outside of an optimizer."""
+        current = recorder()
+        if (current.capture is None and current.refusal is None) or _in_optimizer():
+            return bool(self.outside)
         return True
 
     def __eq__(self, other: object) -> bool:
@@ -107,7 +106,7 @@ class _Answer:
 
 
 def _in_optimizer() -> bool:
-    """Whether an optimizer's `step` inside of the captured step has called what asks."""
+    """Whether the flag is read inside an optimizer's `step` in the captured step."""
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
@@ -119,8 +118,8 @@ def _in_optimizer() -> bool:
     return False
 
 
-def _answer(answer: bool | _Answer) -> None:
-    COMPILING.put(torch.compiler, answer)
+def _set_flag(flag: bool | _IsCompiling) -> None:
+    COMPILING.put(torch.compiler, flag)
 
 
-_CHANGING = threading.Lock()
+_LOCK = threading.Lock()

@@ -16,7 +16,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,10 +27,9 @@ from isoshard.core.runtime._jax_internals.jaxpr_classes import (
     DebugInfo,
     Jaxpr,
     JaxprEqn,
-    Literal,
     Var,
 )
-from isoshard.core.runtime.jaxprs import closed, opened
+from isoshard.core.runtime.jaxprs import closed, opened, substituted
 
 _NAMES = DebugInfo("isoshard_step", "traced", None, None)
 
@@ -97,9 +96,9 @@ class TemplateWriter:
         names: dict[Any, Any] = {}
         for variable, value in zip(jaxpr.constvars, program.consts, strict=True):
             names[variable], _ = self._constants.setdefault(id(value), (variable, value))
-        equations = [one.replace(invars=_named(one.invars, names)) for one in jaxpr.eqns]
+        equations = [one.replace(invars=substituted(one.invars, names)) for one in jaxpr.eqns]
         self._traced += equations
-        results = [self.known(one) for one in _named(jaxpr.outvars, names)]
+        results = [self.known(one) for one in substituted(jaxpr.outvars, names)]
         return EquationTemplate(jaxpr.invars, equations, results)
 
     def write(self, template: EquationTemplate, values: Sequence[Known]) -> list[Known]:
@@ -114,11 +113,11 @@ class TemplateWriter:
         """
         names = dict(zip(template.given, [one.atom for one in values], strict=True))
         for one in template.equations:
-            read = _named(one.invars, names)
+            read = substituted(one.invars, names)
             made = [Var(variable.aval) for variable in one.outvars]
             names.update(zip(one.outvars, made, strict=True))
             self._written.append(one.replace(invars=read, outvars=made))
-        atoms = _named([one.atom for one in template.results], names)
+        atoms = substituted([one.atom for one in template.results], names)
         return [Known(atom, one.aval) for atom, one in zip(atoms, template.results, strict=True)]
 
     def program(self, inputs: Sequence[Any], results: Sequence[Any]) -> ClosedJaxpr:
@@ -150,7 +149,3 @@ class TemplateWriter:
         return jax.ShapeDtypeStruct(
             aval.shape, aval.dtype, sharding=layout, weak_type=aval.weak_type
         )
-
-
-def _named(atoms: Sequence[Any], names: Mapping[Any, Any]) -> list[Any]:
-    return [atom if isinstance(atom, Literal) else names.get(atom, atom) for atom in atoms]

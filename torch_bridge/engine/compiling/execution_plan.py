@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.torch_bridge.engine.recording.compile_settings import Settings, current
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.recording.tape import Tape

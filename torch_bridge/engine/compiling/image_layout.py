@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import torch
 
 from isoshard.core.runtime.shard_map_axes import varying, varying_over
-from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.signatures.bound_op import BoundOp
 from isoshard.torch_bridge.lowerings import registry
 

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isoshard.core.domain import BlockLayout, lay_out_in_blocks, unpack
+from isoshard.core.blocks.block_layout import BlockLayout, lay_out_in_blocks
+from isoshard.core.blocks.packing import unpack
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import UnevenArray, padded_of
 from isoshard.core.runtime import metrics

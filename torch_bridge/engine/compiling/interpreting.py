@@ -11,8 +11,8 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from isoshard.core.planner.traced import source_lines
 from isoshard.core.runtime.shard_map_axes import checked_axes
+from isoshard.core.traced import source_lines
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.lowerings.cse import one_program
 

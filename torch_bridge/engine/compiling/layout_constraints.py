@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from isoshard.core.domain import lay_in_blocks
+from isoshard.core.blocks.block_layout import lay_in_blocks
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import materialize, recorder
 from isoshard.torch_bridge.engine.recording.tape import Tape

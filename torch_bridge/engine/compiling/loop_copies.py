@@ -28,11 +28,11 @@ import math
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from isoshard.core.planner.axes.flops import flops_of, is_product
 from isoshard.core.repeats.rolled_program import Rolled
 from isoshard.core.runtime._jax_internals.jaxpr_classes import Jaxpr, Literal
+from isoshard.core.runtime.flops import is_product, program_flops
+from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.runtime.jaxprs import jaxprs_inside, opened, scan_counts
-from isoshard.core.runtime.metrics import human_bytes
 
 FLOPS_A_BYTE = 6.0
 """A byte copied takes as long as so many flops of a step, at most. Processor time with loops less
@@ -102,7 +102,7 @@ def loop_copies(
     for stack, one in zip(found.results, program.outvars, strict=True):
         if stack.stacked and stack.numbers not in results:
             copied += 2 * _bytes(one)
-    return LoopCopies(copied, _flops(program))
+    return LoopCopies(copied, program_flops(program))
 
 
 def _of_loop(equation: Any) -> int:
@@ -169,13 +169,3 @@ class _Products:
 
 def _bytes(variable: Any) -> int:
     return math.prod(variable.aval.shape) * variable.aval.dtype.itemsize
-
-
-def _flops(program: Jaxpr) -> float:
-    """Operations of a program; what is in a `scan` counts for each iteration."""
-    total = 0.0
-    for equation in program.eqns:
-        inside = list(jaxprs_inside(equation.params))
-        times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        total += sum(times * _flops(one) for one in inside) if inside else flops_of(equation)
-    return total

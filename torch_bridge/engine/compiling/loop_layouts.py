@@ -2,7 +2,7 @@
 
 A loop over layers is to lie as the layers written out do. XLA's partitioner may choose another
 layout in a loop than outside of one, so what the layouts of a plan's inputs and results say of the
-values between layers (`core/planner/axes/border_layouts.py`) is written into the loops.
+values between layers (`planner/axes/border_layouts.py`) is written into the loops.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from isoshard.core.planner.axes.border_layouts import spread_layouts
+from isoshard.core.extensions import spread_shardings
+from isoshard.core.layout.spec import stacked_sharding
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
@@ -40,7 +41,7 @@ def border_layouts(plan: CompileRequest) -> Borders | None:
     whole = NamedSharding(mesh, PartitionSpec())
     inputs = [*map(_named, plan.placed), *[whole] * (plan.lifted + plan.draws)]
     results = [*map(_named, plan.wanted)]
-    return lambda program: spread_layouts(program, mesh, inputs, results)
+    return lambda program: spread_shardings(program, mesh, inputs, results)
 
 
 def _named(number: int) -> NamedSharding | None:
@@ -60,5 +61,4 @@ def stacked_layout(placed: int) -> int:
     found = None if placed == layout_numbers.UNPLACED else layout_numbers.layout(placed)
     if not isinstance(found, NamedSharding):
         return placed
-    spec = PartitionSpec(None, *found.spec)
-    return layout_numbers.intern(NamedSharding(found.mesh, spec, memory_kind=found.memory_kind))
+    return layout_numbers.intern(stacked_sharding(found))

@@ -23,9 +23,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from isoshard.core.runtime.bounded import CALLS, PROGRAMS, Bounded, Interned
+from isoshard.core.runtime.caches import CALLS, PROGRAMS, Bounded, Interned
 from isoshard.torch_bridge._torch_internals import schema_of
-from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording.lazy_tensor import WrittenView, reading
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.values import layout_numbers, moving_views
@@ -67,8 +67,8 @@ class _SeenPlaces:
     moved: set[int] = dataclasses.field(default_factory=set[int])
 
 
-_SEEN_PLACES: Bounded[Any, _SeenPlaces] = Bounded(PROGRAMS)
-_RECIPES: Interned[Any, Recipe] = Interned(CALLS)
+_SEEN_PLACES: Bounded[Any, _SeenPlaces] = Bounded(PROGRAMS, "engine: indices that change")
+_RECIPES: Interned[Any, Recipe] = Interned(CALLS, "engine: recipes of indices that change")
 _NOTING = threading.Lock()
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from isoshard.core.domain import BlockLayout, lift
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.layout.uneven import UnevenArray, padded_of
+from isoshard.core.lifting.lifting import lift
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from isoshard.core.domain import lay_in_blocks
+from isoshard.core.blocks.block_layout import lay_in_blocks
 from isoshard.core.layout import custom_partitioning
 from isoshard.core.layout.offload import to_device, to_memory_of
 from isoshard.core.runtime import cpu_compiler

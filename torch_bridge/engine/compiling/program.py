@@ -21,7 +21,7 @@ import numpy as np
 
 from isoshard.core.layout import custom_partitioning
 from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.runtime import compilation_cache, metrics, samples, serialize_virtual
+from isoshard.core.runtime import caches, compilation_cache, metrics, samples, serialize_virtual
 from isoshard.torch_bridge.engine.recording import random_state, regions
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder, replace, wire_execute
@@ -305,6 +305,15 @@ def _kept_before(key: Any) -> Program | None:
 def compiled_count() -> int:
     """How many compiled programs are kept in memory."""
     return len(set(map(id, _PROGRAMS.values())))
+
+
+def _forget() -> None:
+    """Drop all programs."""
+    with _EXECUTING:
+        _PROGRAMS.clear()
+
+
+caches.register("engine: compiled programs", KEPT, lambda: len(_PROGRAMS), _forget)
 
 
 def _make_room() -> None:

@@ -12,8 +12,8 @@ import warnings
 from typing import Any
 
 from isoshard.core.errors import RecompilationWarning
-from isoshard.core.runtime import metrics, samples
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime import caches, metrics, samples
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge.engine.recording import regions
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 
@@ -48,7 +48,8 @@ _INDEX = (
     "index with a tensor (data[torch.tensor([i])]), split another axis, or let "
     "isoshard.data.loader bring the batches."
 )
-_FAMILIES: Bounded[int, Family] = Bounded(PROGRAMS)
+caches.register("engine: programs to compare", _KEPT, lambda: len(_SEEN), lambda: _SEEN.clear())
+_FAMILIES: Bounded[int, Family] = Bounded(PROGRAMS, "engine: families of programs")
 
 
 def report(plan: Any, seconds: float) -> None:

@@ -9,7 +9,6 @@ of only, not on what else the program computes.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 
 from isoshard.core.layout.axis_types import auto, is_typed
+from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES
 from isoshard.torch_bridge.engine.recording.tape import Tape
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -58,7 +58,7 @@ def are_restated(numbers: Collection[int]) -> bool:
     return len(meshes) > 1 or any(map(layout_numbers.is_restated, numbers))
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def named_part(
     layout: jax.sharding.Sharding, shape: tuple[int, ...], mesh: jax.sharding.Mesh
 ) -> jax.sharding.NamedSharding:
@@ -147,7 +147,7 @@ def _meshes(plan: CompileRequest) -> list[tuple[_Candidate, ...]]:
     return meshes
 
 
-@functools.cache
+@cached(4096)
 def _candidates(number: int) -> tuple[_Candidate, ...]:
     """The mesh of a layout as users see it; empty without one."""
     mesh = layout_numbers.users_mesh(number)

@@ -22,7 +22,7 @@ import numpy as np
 
 from isoshard.core.repeats.rolled_program import Rolled, Stack, rolled
 from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.engine.values.common_mesh import refined
 
@@ -120,7 +120,7 @@ def rolled_program(
     return found, found.arrangement
 
 
-_REASONS: Bounded[Any, str] = Bounded(PROGRAMS)
+_REASONS: Bounded[Any, str] = Bounded(PROGRAMS, "engine: why programs have no loops")
 
 
 def _compiled(

@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.values.metas import Lift, Slot, map_leaves

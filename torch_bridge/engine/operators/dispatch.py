@@ -22,7 +22,7 @@ import torch
 from jax.sharding import NamedSharding
 
 from isoshard.core.errors import NoValueError
-from isoshard.core.runtime.bounded import CALLS, Interned
+from isoshard.core.runtime.caches import CALLS, Interned
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
@@ -270,7 +270,7 @@ def functional_handler(
     """
     flattener = CallTemplate(func)
     flatten = flattener.__call__  # looked up once: this runs for every operation
-    signatures: Interned[Any, Signature] = Interned(CALLS)
+    signatures: Interned[Any, Signature] = Interned(CALLS, "engine: signatures by operator")
     zeros = first_state.zeros if func.name() == first_state.NAME else None
     copies = func.name() == "aten::clone"
     only_recorded(func)
@@ -360,7 +360,7 @@ def in_place_handler(func: OpOverload, writes: list[str]) -> Handler:
     functional = functional_overload(func)
     flattener = CallTemplate(functional)
     flatten = flattener.__call__
-    signatures: Interned[Any, Signature] = Interned(CALLS)
+    signatures: Interned[Any, Signature] = Interned(CALLS, "engine: signatures by operator")
     names = [argument.name for argument in schema_of(func).arguments]
     position = names.index(writes[0])
     returns = bool(schema_of(func).returns)

@@ -28,7 +28,7 @@ import weakref
 import numpy as np
 import torch
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.layout.offload import is_offloaded
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge.engine.recording.lazy_tensor import LazyTensor

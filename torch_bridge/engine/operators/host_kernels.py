@@ -23,10 +23,10 @@ import numpy as np
 import torch
 
 from isoshard.torch_bridge._torch_internals import OpOverload, pytree
-from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.common.dtypes import physical_dtype
+from isoshard.torch_bridge.common.exchange import from_numpy, to_numpy
 from isoshard.torch_bridge.engine.signatures.shape_inference import infer
 from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leaves
-from isoshard.torch_bridge.exchange import from_numpy, to_numpy
 
 
 def find(op: OpOverload) -> Callable[..., Any]:

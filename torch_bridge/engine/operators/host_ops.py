@@ -15,8 +15,8 @@ import torch
 
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime.private_names import optional
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.undocumented import Uninitialized
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.recorder import recorder

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from isoshard.core.runtime import metrics
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 _NO_SHARING = frozenset(

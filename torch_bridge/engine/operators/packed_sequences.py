@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 
 from . import dispatch

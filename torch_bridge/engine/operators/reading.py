@@ -20,11 +20,12 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core.domain import without_padding
+from isoshard.core.blocks.block_layout import without_padding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.exchange import from_numpy
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.deferred_checks import raise_failed
@@ -32,7 +33,6 @@ from isoshard.torch_bridge.engine.recording.immediate import is_tracing
 from isoshard.torch_bridge.engine.recording.memory_log import visible
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values import donated
-from isoshard.torch_bridge.exchange import from_numpy
 
 
 def array_of(tensor: lazy_tensor.LazyTensor) -> jax.Array:

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch.utils import deterministic
 
-from isoshard.torch_bridge.engine.recording.ambient import depends_on
-
 from . import dispatch
 
 aten = torch.ops.aten
@@ -34,15 +32,14 @@ FACTORIES = (
 
 def content(dtype: torch.dtype) -> float | int | bool:
     """The number in every place of new memory."""
-    if not (torch.are_deterministic_algorithms_enabled() and _is_to_fill()):
+    if not (torch.are_deterministic_algorithms_enabled() and _fills()):
         return 0
     if dtype.is_floating_point or dtype.is_complex:
         return float("nan")
     return True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
-@depends_on
-def _is_to_fill() -> bool:
+def _fills() -> bool:
     return deterministic.fill_uninitialized_memory  # pyrefly: ignore[missing-attribute]
 
 

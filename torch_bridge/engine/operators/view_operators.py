@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from isoshard.core.runtime.bounded import CALLS, Recent
+from isoshard.core.runtime.caches import CALLS, Recent
 from isoshard.core.runtime.private_names import optional
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
-from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.dtypes import physical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.signatures.kernel_checks import spelled
 from isoshard.torch_bridge.engine.signatures.shape_checks import strides_for_each, written_once
@@ -144,7 +144,7 @@ _OPS: dict[str, Callable[..., list[list[ViewOp]]]] = {
 
 
 def _view_handler(func: OpOverload, ops_of: Callable[..., list[list[ViewOp]]]) -> Any:
-    known: Recent[Any, Any] = Recent(CALLS)
+    known: Recent[Any, Any] = Recent(CALLS, "engine: views by operator")
     result = str(schema_of(func).returns[0].type)
     many = "[]" in result or "List" in result
     dispatch.only_recorded(func)

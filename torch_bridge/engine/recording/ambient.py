@@ -10,11 +10,12 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Hashable
 from typing import Any
 
 import jax
 import torch
+from torch.utils import deterministic
 
 from isoshard.torch_bridge._torch_internals.dispatcher import open_dispatches, open_functions
 from isoshard.torch_bridge._torch_internals.undocumented import (
@@ -39,24 +40,23 @@ def ambient() -> tuple[Any, ...]:
         (get_autocast_dtype("jax"), caches_casts()) if autocast else None,
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
+        deterministic.fill_uninitialized_memory,  # pyrefly: ignore[missing-attribute]
         torch.get_float32_matmul_precision(),
         is_autocast_enabled("cpu"),
         is_anomaly_enabled(),
         torch.get_num_threads(),
         open_functions(),
         open_dispatches(),
-        *[ask() for ask in _ASKED],
+        *_MODES.values(),
     )
 
 
-_ASKED: list[Callable[[], Any]] = []
+_MODES: dict[str, Hashable] = {}
 
 
-def depends_on(ask: Callable[[], Any]) -> Callable[[], Any]:
-    """Let captured steps depend on what a function gives: a mode of another room.
+def set_mode(name: str, value: Hashable) -> None:
+    """Set a process-wide mode of another package that captured steps depend on.
 
-    Args:
-        ask: takes nothing and gives a hashable value, at once.
+    The package sets it when it changes, so that a replay calls none of its functions.
     """
-    _ASKED.append(ask)
-    return ask
+    _MODES[name] = value

@@ -10,7 +10,7 @@ import os
 from typing import Any, NoReturn
 
 from isoshard.core.processes.coordination import backend_runs
-from isoshard.torch_bridge import naming
+from isoshard.torch_bridge.common import naming
 
 from .recorder import Recorder, wire_new
 

@@ -19,9 +19,9 @@ from isoshard.torch_bridge._torch_internals.tensor_fields import (
     make_wrapper_subclass,
     no_torch_function,
 )
+from isoshard.torch_bridge.common.exchange import to_numpy
 from isoshard.torch_bridge.engine.values.value import Aval, Storage, Value
 from isoshard.torch_bridge.engine.values.views import Chain
-from isoshard.torch_bridge.exchange import to_numpy
 
 from .memory_log import note_constant, visible
 from .recipes import Recipe

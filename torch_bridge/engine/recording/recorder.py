@@ -32,7 +32,7 @@ class Recorder:
 
     Attributes:
         log: the `MemoryLog` of the memory that operations touch; None if nobody wants to know.
-        capture: the `HostOps` of the step that is being captured, which refuses what a replay
+        capture: the `CpuOps` of the step that is being captured, which refuses what a replay
             could not repeat; None outside of captures.
         mark: the `random_state.DrawnKeys` that notes the keys taken; None if nobody wants to know.
         source: the `random_state.RandomState` drawn from; None for the device's own.

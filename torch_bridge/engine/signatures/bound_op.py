@@ -31,7 +31,7 @@ import torch
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import Promotion as KIND
 from isoshard.torch_bridge._torch_internals.dispatcher import elementwise_dtypes
-from isoshard.torch_bridge.dtypes import is_wide, numpy_dtype, physical_dtype
+from isoshard.torch_bridge.common.dtypes import is_wide, numpy_dtype, physical_dtype
 from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leaves
 from isoshard.torch_bridge.lowerings import channels_last, registry
 from isoshard.torch_bridge.lowerings.argument_forms import cast, number, wide_dtype

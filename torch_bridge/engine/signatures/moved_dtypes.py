@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isoshard.torch_bridge._torch_internals import OpOverload
-from isoshard.torch_bridge.dtypes import BYTES
+from isoshard.torch_bridge.common.dtypes import BYTES
 from isoshard.torch_bridge.engine.values.metas import Meta
 
 _MOVES = frozenset(

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leaves
 from isoshard.torch_bridge.lowerings import registry
 

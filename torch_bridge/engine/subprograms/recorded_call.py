@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from isoshard.core.runtime.bounded import PROGRAMS, Interned
+from isoshard.core.runtime.caches import PROGRAMS, Interned
 
 from .traced_vjp import TracedVjp
 from .vjp_entries import EntriesKey, VjpEntries, saved_numbers
@@ -67,4 +67,4 @@ def call_of(run: TracedVjp, name: str, *, wants: bool, seeded: bool) -> Recorded
     return found
 
 
-_KNOWN: Interned[_CallKey, RecordedCall] = Interned(PROGRAMS)
+_KNOWN: Interned[_CallKey, RecordedCall] = Interned(PROGRAMS, "engine: recorded calls")

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isoshard.core.runtime.bounded import PROGRAMS, Interned
-from isoshard.core.runtime.shard_map_axes import alike
+from isoshard.core.repeats.jaxpr_functions import strong
+from isoshard.core.runtime.caches import PROGRAMS, Interned
+from isoshard.core.runtime.shard_map_axes import vary_alike
 from isoshard.torch_bridge.engine.values.value import Aval
 
 from .traced_vjp import TracedVjp
@@ -62,7 +63,7 @@ class ScanLoop(VjpEntries):
             return [strong(one) for one in state], (out[carries:results], out[count:])
 
         along = list(arrays[carries : carries + slices])
-        init, rest, along, keys = alike((init, rest, along, keys), known.axes)
+        init, rest, along, keys = vary_alike((init, rest, along, keys), known.axes)
         last, (ys, kept) = jax.lax.scan(body, init, (along, keys), known.length)
         return [*last[:carries], *ys, *last[carries:], *kept]
 
@@ -93,7 +94,7 @@ class ScanLoop(VjpEntries):
         start = [given[parts.wanted[n]] if parts.wanted[n] in given else zeros[n] for n in mine]
         state = (start, [zeros[n] for n in sums])
         values = list(saved.values())
-        found = alike((state, ys, along, kept, values), known.axes)
+        found = vary_alike((state, ys, along, kept, values), known.axes)
         state, ys, along, kept, values = found
         saved = dict(zip(saved, values, strict=True))
         (grads, added), stacks = jax.lax.scan(
@@ -116,10 +117,7 @@ def loop_of(
         recompute: keep only the carries for backward.
     """
     subtrace = run.subtrace
-    around = subtrace.around_slots()
-    places = {id(storage): number for number, storage in enumerate(subtrace.outside)}
-    carried = tuple([places[id(storage)] for storage, _ in run.written])
-    rest = [slot for n, slot in enumerate(around) if n not in carried]
+    around, carried, rest = captured_slots(run)
     each = [*run.inputs[:carries], *(around[n] for n in carried)]
     ends = [*run.results, *(slot for _, slot in run.written)]
     parts = cut_both(
@@ -159,14 +157,22 @@ def loop_of(
     return loop
 
 
-_LOOPS: Interned[_ScanKey, ScanLoop] = Interned(PROGRAMS)
+def captured_slots(run: TracedVjp) -> tuple[list[int], tuple[int, ...], list[int]]:
+    """What a recorded body takes from around it.
+
+    Returns:
+        The slots of all of it; the indices of those that the body writes to, which a loop carries
+        from one iteration to the next; and the slots of the others, which stay.
+    """
+    slots = run.subtrace.around_slots()
+    indices = {id(storage): index for index, storage in enumerate(run.subtrace.outside)}
+    written = tuple([indices[id(storage)] for storage, _ in run.written])
+    return slots, written, [slot for index, slot in enumerate(slots) if index not in written]
+
+
+_LOOPS: Interned[_ScanKey, ScanLoop] = Interned(PROGRAMS, "engine: scans")
 
 
 def stacked(aval: Aval, length: int) -> Aval:
     """Of as many arrays, along a new leading axis."""
     return Aval.contiguous((length, *aval.meta.size), aval.meta.dtype)
-
-
-def strong(array: Any) -> jax.Array:
-    """Without JAX's weak type, which a loop may not carry."""
-    return jax.lax.convert_element_type(array, array.dtype)

@@ -33,7 +33,7 @@ from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge._torch_internals.higher_order_ops import is_control_flow
 from isoshard.torch_bridge._torch_internals.tensor_fields import HOOK_FIELDS, sequence_number
-from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor, random_state
 from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
 from isoshard.torch_bridge.engine.recording.memory_log import MemoryLog, note_constant, noted_in

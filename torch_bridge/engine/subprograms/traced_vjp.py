@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.undocumented import is_autocast_enabled
+from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.graph_leaves import leaves_of
 from isoshard.torch_bridge.engine.values.value import Aval

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import torch
 
 from isoshard.torch_bridge._torch_internals.tensor_fields import function_of
-from isoshard.torch_bridge.dtypes import logical_dtype
+from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recipes import Recipe
 from isoshard.torch_bridge.engine.recording.recorder import recorder

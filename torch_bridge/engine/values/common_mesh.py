@@ -26,11 +26,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.runtime.bounded import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 
 from . import layout_numbers
 
-_KNOWN: Bounded[frozenset[int], dict[int, int]] = Bounded(PROGRAMS)
+_KNOWN: Bounded[frozenset[int], dict[int, int]] = Bounded(PROGRAMS, "engine: common meshes")
 
 
 def refine(numbers: Iterable[int]) -> dict[int, int]:

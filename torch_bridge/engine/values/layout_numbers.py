@@ -34,7 +34,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import auto, is_typed, on_mesh, same_grid
 from isoshard.core.layout.mesh import mesh_of
@@ -42,6 +42,7 @@ from isoshard.core.layout.offload import is_offloaded, on_device
 from isoshard.core.layout.partial_sums import stored
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.runtime.caches import cached
 
 UNPLACED = -1
 """The layout of a value that may be placed wherever a program needs it."""
@@ -126,7 +127,7 @@ def said_on(number: int, mesh: Mesh | None) -> int:
     return intern(named) if _under_auto(named) == blocks else _numbered(blocks, named)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached(4096)
 def restated(found: jax.sharding.NamedSharding, mesh: Mesh) -> jax.sharding.NamedSharding | None:
     """The same blocks on the same devices, in the axes of another mesh; None if it has none."""
     if same_grid(found.mesh, mesh):

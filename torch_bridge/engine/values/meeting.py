@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import jax
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.virtual_devices import Device
 from isoshard.core.runtime import metrics

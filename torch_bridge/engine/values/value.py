@@ -22,11 +22,11 @@ import jax
 import numpy as np
 import torch
 
-from isoshard.core.domain import BlockLayout
+from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.layout.axis_types import auto, under_auto
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.torch_bridge.dtypes import physical_dtype
+from isoshard.torch_bridge.common.dtypes import physical_dtype
 
 from . import layout_numbers
 from .metas import Meta

@@ -1,4 +1,4 @@
-"""Operators of two or more inputs that are broadcast."""
+"""Operators of two or more inputs: broadcast, and matrix products."""
 
 import numpy as np
 
@@ -15,6 +15,7 @@ A, B, ROW = floats(8, 3), floats(8, 3), floats(3)
 N, J = integers(8, 3), np.where(integers(8, 3) == 0, 3, integers(8, 3, low=1))
 SIGNED = J * np.array([1, -1, 1])
 BITS = integers(8, 3, low=0, high=9, dtype=np.uint8)
+LEFT, RIGHT, BIAS = floats(8, 16), floats(16, 8), floats(8)
 ROWS, BOTH = {0: 0}, {0: 0, 1: 0}
 
 CASES = [
@@ -47,6 +48,22 @@ CASES = [
     Case("Where", (A > 0, B, ROW), split=BOTH),
     Case("Where", (A[0] > 0, N, J), note="integers"),
     Case("PRelu", (A, ROW), split=ROWS),
+    Case("MatMul", (LEFT, RIGHT), split=ROWS),
+    Case("MatMul", (LEFT, RIGHT), split={0: 1, 1: 0}, note="contracted axis split"),
+    Case("MatMul", (floats(8, 2, 3, 4), floats(2, 4, 5)), split=ROWS, note="stacks"),
+    Case("MatMul", (floats(4), floats(4, 3)), note="a vector"),
+    Case("MatMul", (floats(8, 4), floats(4)), note="times a vector"),
+    Case("MatMul", (integers(3, 4, dtype=np.int32), integers(4, 2, dtype=np.int32)), note="int32"),
+    Case("Gemm", (LEFT, RIGHT, BIAS), split={0: 0, 2: 0}),
+    Case("Gemm", (LEFT, RIGHT), note="without BIAS"),
+    Case("Gemm", (LEFT, RIGHT, BIAS), {"alpha": 0.5, "beta": 2.0}, opset=13, note="scaled"),
+    Case(
+        "Gemm", (RIGHT, LEFT, floats(8, 1)), {"transA": 1, "transB": 1}, split={0: 1}, note="turned"
+    ),
+    Case("Gemm", (LEFT, RIGHT, floats(1)), {"beta": 0.0}, opset=11, note="BIAS unused"),
+    Case("Einsum", (LEFT, RIGHT), {"equation": "ij, jk -> ik"}, split=ROWS),
+    Case("Einsum", (floats(8, 2, 3), floats(3, 4)), {"equation": "...i,ij"}, note="implicit"),
+    Case("Einsum", (floats(4, 4),), {"equation": "ii->i"}, opset=13, note="diagonal"),
 ]
 
 

@@ -12,9 +12,9 @@ import torch
 
 import isoshard.torch_bridge as xs
 from isoshard.core.errors import RecompilationWarning
-from isoshard.torch_bridge.engine.capture.executed import Executed
+from isoshard.torch_bridge.engine.capture.executed_code import ExecutedCode
 from isoshard.torch_bridge.engine.capture.guards import Guard, equal
-from isoshard.torch_bridge.engine.capture.reachable import Reachable
+from isoshard.torch_bridge.engine.capture.object_walk import ObjectWalk
 
 
 def ones() -> torch.Tensor:
@@ -113,30 +113,30 @@ def test_a_profiler_of_the_user_goes_on():
 
 
 def guard_of(step):
-    with Executed() as executed:
+    with ExecutedCode() as executed:
         step()
-    found = Reachable(executed)
-    found.follow(step, "step")
-    found.follow_code(executed.codes)
-    return Guard(found.holders)
+    found = ObjectWalk(executed)
+    found.walk(step, "step")
+    found.walk_globals(executed.codes)
+    return Guard(found.sources)
 
 
 def test_a_guard_compares_bits_and_tells_what_changed():
     box = types.SimpleNamespace(beta=0.0, names=["a"], table={"k": 1})
     guard = guard_of(lambda: (box.beta, box.names[0], box.table["k"]))
-    assert guard.holds()
+    assert guard.check()
     box.beta = 0.0 * 1.0
-    assert guard.holds(), "an equal number is no change"
+    assert guard.check(), "an equal number is no change"
     for change, back, text in (
         (lambda: setattr(box, "beta", -0.0), lambda: setattr(box, "beta", 0.0), "box.beta was 0.0"),
         (lambda: box.names.append("b"), box.names.pop, "box.names"),
         (lambda: box.table.update(k=2), lambda: box.table.update(k=1), "box.table['k'] was 1"),
     ):
         change()
-        assert not guard.holds()
+        assert not guard.check()
         assert guard.change().text.startswith(text)
         back()
-        assert guard.holds()
+        assert guard.check()
 
 
 class Trainer:
@@ -149,23 +149,23 @@ def test_what_changes_beside_what_was_read_is_no_change_however_often():
     guard = guard_of(lambda: box.beta)
     for number in range(20):
         box.count = number
-        assert guard.holds()
+        assert guard.check()
     for number in range(20):  # now and then
         box.count = number
-        assert guard.holds() and guard.holds()
+        assert guard.check() and guard.check()
         box.beta = 0.25
-        assert not guard.holds() and guard.change().name == "box.beta"
+        assert not guard.check() and guard.change().name == "box.beta"
         box.beta = 0.5
-        assert guard.holds()
+        assert guard.check()
 
 
 def test_a_change_while_the_values_are_read_is_seen():
     box = Trainer()
     guard = guard_of(lambda: box.beta)
-    holder = next(one for one in guard.holders if one.thing is vars(box))
-    read = type(holder).read
+    source = next(one for one in guard.sources if one.base is vars(box))
+    read = type(source).read
 
-    class Late(type(holder)):
+    class Late(type(source)):
         __slots__ = ()
 
         def read(self):
@@ -173,10 +173,10 @@ def test_a_change_while_the_values_are_read_is_seen():
             box.beta = 0.75
             return found
 
-    holder.__class__ = Late
+    source.__class__ = Late
     assert guard.change() is None, "it was read before"
-    holder.__class__ = Late.__base__
-    assert not guard.holds()
+    source.__class__ = Late.__base__
+    assert not guard.check()
 
 
 def test_a_hook_is_seen_when_another_one_is_gone(counted):
@@ -219,9 +219,9 @@ def test_paths_read_as_a_program_writes_them():
     step = xs.compile(lambda x: model(x))
     step(ones()[None])
     names = {
-        holder.name(number)
-        for holder in step.replays[0].guards[0].holders
-        for number in range(len(holder.read()))
+        source.name(number)
+        for source in step.replays[0].guards[0].sources
+        for number in range(len(source.read()))
     }
     assert {"model.0.weight", "model.1.p", "model.1.training"} <= names
 

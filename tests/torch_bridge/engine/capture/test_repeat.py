@@ -13,15 +13,15 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import metrics
-from isoshard.torch_bridge.engine.capture.rolled_step import StackedMemory
+from isoshard.torch_bridge.engine.capture.donated_state import StackedState
 from tests.torch_bridge.engine.capture.repeated_models import Model, Training, compare
 
 X = torch.ones(8, 3)
 
 
-def stacks(training: Training) -> list[StackedMemory]:
+def stacks(training: Training) -> list[StackedState]:
     """What the training step has stacked."""
-    return [one for one in training.step.last.sources if isinstance(one, StackedMemory)]
+    return [one for one in training.step.last.inputs if isinstance(one, StackedState)]
 
 
 def said() -> str:
@@ -75,7 +75,7 @@ def test_checkpoints_in_the_middle(tmp_path):
 
     rolled = compare(6, between, optimizer=lambda p: SGD(p, lr=0.05, momentum=0.9))
     assert stacks(rolled)
-    assert [one for one in rolled.evaluate.last.sources if isinstance(one, StackedMemory)]
+    assert [one for one in rolled.evaluate.last.inputs if isinstance(one, StackedState)]
     assert len(rolled.step.replays) == 1
 
 
@@ -198,7 +198,7 @@ def test_as_a_decorator_and_of_methods():
 
 @pytest.mark.parametrize("repeat", ["all", True])
 def test_other_values_are_refused(repeat):
-    with pytest.raises(ValueError, match=rf'repeat={repeat!r} is not known; it is None.*"auto"'):
+    with pytest.raises(ValueError, match=rf'repeat must be None.*"auto".* got {repeat!r}'):
         xs.compile(lambda x: x, repeat=repeat)
 
 

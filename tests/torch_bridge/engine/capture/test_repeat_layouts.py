@@ -11,10 +11,10 @@ import torch
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import Plan, metrics
-from isoshard.core.planner.programs.compiling import peak_of
-from isoshard.core.planner.programs.device_ops import device_ops
-from isoshard.core.planner.programs.hlo_text import parsed
-from isoshard.core.planner.programs.live_values import liveness
+from isoshard.core.runtime.hlo_text import parsed
+from isoshard.planner.programs.compiling import peak_of
+from isoshard.planner.programs.device_ops import device_ops
+from isoshard.planner.programs.live_values import liveness
 from isoshard.torch_bridge.engine.recording.compile_settings import Settings
 from isoshard.torch_bridge.recompute import checkpoint_module
 from tests.jax_faults import OF_JAX_9

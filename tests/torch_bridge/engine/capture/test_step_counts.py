@@ -10,8 +10,7 @@ import torch
 
 import isoshard.torch_bridge as xs
 from isoshard import metrics
-from isoshard.torch_bridge.engine.capture.repeated import Ref, Repeated
-from isoshard.torch_bridge.engine.capture.step_counts import StepCounts, is_count
+from isoshard.torch_bridge.engine.capture.cpu_ops import OpResult, ReplayedOps, StepCounts, is_count
 from isoshard.torch_bridge.engine.values.expressions import Rows
 
 aten = torch.ops.aten
@@ -29,11 +28,11 @@ def test_an_addition_gives_torchs_bits(start):
         ours, theirs = (torch.tensor(start, dtype=dtype) for _ in range(2))
         if isinstance(number, torch.Tensor):
             counts = StepCounts([ours, number])
-            add = counts.adding_one([0], 1)
+            add = counts.count_adder([0], 1)
         else:
             counts = StepCounts([ours])
-            add = counts.adding([0], number)
-        read = counts.reading([0])
+            add = counts.adder([0], number)
+        read = counts.reader([0])
         for _ in range(3):
             add()
             theirs.add_(number)
@@ -89,7 +88,7 @@ def test_what_a_program_does_to_a_count_is_seen(name, foreach):
         ops = [(aten._foreach_add_.Tensor, (tensors, torch.tensor(1.0)), {"alpha": 1.0})]
     ops += [(READ, (one,), {}) for one in tensors]
     results: list[object] = [None] * len(ops)
-    repeat = Repeated(ops, results)
+    repeat = ReplayedOps(ops, results)
     repeat.run()
     assert results[-3:] == [1.0, 2.0, 3.0]
     change(tensors[1])
@@ -101,7 +100,7 @@ def test_what_a_program_does_to_a_count_is_seen(name, foreach):
 
 def test_a_count_that_became_a_vector_is_refused_as_torch_refuses_it():
     count = torch.tensor(1.0)
-    repeat = Repeated([(READ, (count,), {})], [None])
+    repeat = ReplayedOps([(READ, (count,), {})], [None])
     repeat.run()
     count.resize_(2)
     with pytest.raises(RuntimeError, match="2 elements"):
@@ -113,7 +112,7 @@ def test_an_operation_that_moves_memory_in_between_is_seen():
     add, read = (aten.add_.Tensor, (count, 1), {}), (READ, (count,), {})
     ops = [add, read, (aten.set_.source_Tensor, (count, other), {}), add, read]
     results = [None] * len(ops)
-    repeat = Repeated(ops, results)
+    repeat = ReplayedOps(ops, results)
     for wanted in ((2.0, 51.0), (52.0, 53.0)):
         repeat.run()
         assert (results[1], results[4]) == wanted
@@ -131,10 +130,10 @@ def test_reads_see_what_was_written_between_them(second):
         (aten.add_.Tensor, (first, 1.0), {}),
         (aten.mul.Tensor, (first, 2.0), {}),
         (READ, (first,), {}),
-        (READ, (Ref(4),), {}),
+        (READ, (OpResult(4),), {}),
     ]
     results = [None] * len(ops)
-    repeated = Repeated(ops, results)
+    repeated = ReplayedOps(ops, results)
     repeated.run(), repeated.run()
     assert results[:3] == [2.5, 7.0, 2.5] and results[5:] == [3.5, 7.0]
     assert operator.is_(results[3], first)
@@ -143,25 +142,25 @@ def test_reads_see_what_was_written_between_them(second):
 def test_what_operations_may_write():
     count, one, made = torch.tensor(1.0), torch.tensor(1.0), torch.zeros(2)
     ops = [(aten._foreach_add_.Tensor, ([count], one), {}), (READ, (count,), {})]
-    repeat = Repeated(ops, [None] * 2)
+    repeat = ReplayedOps(ops, [None] * 2)
     assert repeat.may_write(count) and not repeat.may_write(one)
-    assert Repeated([*ops, (aten.mul_.Tensor, (made, one), {})], [None] * 3).may_write(made)
+    assert ReplayedOps([*ops, (aten.mul_.Tensor, (made, one), {})], [None] * 3).may_write(made)
 
 
 def test_counts_that_are_given_twice_or_in_other_dtypes_or_on_a_default_device():
     ours, theirs = ([torch.tensor(one) for one in (2.0, 3.0, 5.0)] for _ in range(2))
     ops = [(aten._foreach_add_.Tensor, (ours, ours[0]), {}), (READ, (ours[2],), {})]
-    Repeated(ops, [None] * 2).run()
+    ReplayedOps(ops, [None] * 2).run()
     aten._foreach_add_.Tensor(theirs, theirs[0])
     assert ours == theirs
     count = torch.tensor(2.0)
-    Repeated([(aten._foreach_add_.Scalar, ([count, count], 1), {})], [None]).run()
+    ReplayedOps([(aten._foreach_add_.Scalar, ([count, count], 1), {})], [None]).run()
     assert count.item() == 4.0
     with torch.device("meta"):
-        StepCounts([count]).adding([0], 2)()
+        StepCounts([count]).adder([0], 2)()
     assert count.item() == 6.0
     several = [torch.tensor(0.1), torch.tensor(0.1, dtype=torch.float64), torch.tensor(3.0)]
-    assert StepCounts(several).reading([0, 1, 2])() == [one.item() for one in several]
+    assert StepCounts(several).reader([0, 1, 2])() == [one.item() for one in several]
 
 
 # --- The rows of numbers that a replay computes --------------------------------------------------

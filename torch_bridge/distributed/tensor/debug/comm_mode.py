@@ -39,8 +39,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime.formatting import human_bytes
 from isoshard.core.runtime.hlo_collectives import Collective, axes_of, collectives
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
 from isoshard.torch_bridge.engine.compiling import plan_lowering, program
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -276,8 +277,7 @@ def _axes(found: Collective, meshes: Iterable[Mesh]) -> tuple[str, ...] | None:
 
 def _summary(counts: CommCounts, sizes: CommCounts, indent: str) -> list[str]:
     return [
-        f"{indent}*{kind}: {counts[kind]}  {metrics.human_bytes(sizes[kind])}"
-        for kind in sorted(counts)
+        f"{indent}*{kind}: {counts[kind]}  {human_bytes(sizes[kind])}" for kind in sorted(counts)
     ] or [f"{indent}no collectives"]
 
 
@@ -291,5 +291,5 @@ def _of_run(run: CountedRun, *, every: bool) -> list[str]:
         for found, axes in zip(run.found, run.axes, strict=True):
             along = "across the mesh" if axes is None else f"along {', '.join(axes)}"
             often = f", {found.times} times" if found.times > 1 else ""
-            lines.append(f"      **{found.kind} {along}: {metrics.human_bytes(found.bytes)}{often}")
+            lines.append(f"      **{found.kind} {along}: {human_bytes(found.bytes)}{often}")
     return lines

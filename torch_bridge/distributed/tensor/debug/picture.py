@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isoshard.core.pictures.visualize import visualize
-from isoshard.torch_bridge.argument_types import DeviceTensor
+from isoshard.torch_bridge.common.argument_types import DeviceTensor
 
 
 def visualize_sharding(dtensor: DeviceTensor, header: str = "", use_rich: bool = False) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.distributed.along import lay_out_whole, one_dimension
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.layout_methods import LayoutMethods

@@ -34,7 +34,7 @@ from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import check_even
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.argument_types import MeshLike, PlacementLike
+from isoshard.torch_bridge.common.argument_types import MeshLike, PlacementLike
 from isoshard.torch_bridge.distributed import local_checks, tensor_placements
 from isoshard.torch_bridge.distributed.device_mesh import (
     DeviceMesh,
@@ -43,7 +43,7 @@ from isoshard.torch_bridge.distributed.device_mesh import (
 )
 from isoshard.torch_bridge.distributed.redistribution import moved
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 PlacementType = Sequence[Placement] | None
 

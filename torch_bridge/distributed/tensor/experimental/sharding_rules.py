@@ -35,12 +35,12 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.torch_bridge._torch_internals import OpOverload, pytree, schema_of
 from isoshard.torch_bridge._torch_internals.dtensor_fields import DTENSOR_SPEC, TENSOR_META
-from isoshard.torch_bridge.argument_types import Opaque
+from isoshard.torch_bridge.common.argument_types import Opaque
 from isoshard.torch_bridge.distributed import tensor_placements
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
-from isoshard.torch_bridge.dtensor.translation import placements_of
 from isoshard.torch_bridge.engine.operators import dispatch
 from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.placements.translation import placements_of
 from isoshard.torch_bridge.spmd.manual_operations import is_mapping
 from isoshard.torch_bridge.spmd.uneven import even_part
 

@@ -22,9 +22,9 @@ import torch
 from torch.distributed.tensor import parallel as theirs
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from isoshard.torch_bridge import naming
 from isoshard.torch_bridge._torch_internals.dtensor_fields import APPLY_STYLE
-from isoshard.torch_bridge.argument_types import MeshLike
+from isoshard.torch_bridge.common import naming
+from isoshard.torch_bridge.common.argument_types import MeshLike
 from isoshard.torch_bridge.distributed.along import one_dimension
 
 from . import prepare, style

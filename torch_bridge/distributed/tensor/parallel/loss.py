@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from isoshard.core.layout.spec import axis_names
 from isoshard.torch_bridge.layout.view_layouts import sharding_of_view
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 
 @contextlib.contextmanager

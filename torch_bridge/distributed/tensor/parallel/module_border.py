@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from isoshard.torch_bridge._torch_internals import pytree
-from isoshard.torch_bridge.argument_types import Opaque, PlacementLike
+from isoshard.torch_bridge.common.argument_types import Opaque, PlacementLike
 from isoshard.torch_bridge.distributed import local_checks, tensor_placements
 from isoshard.torch_bridge.distributed.along import lay_out
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh
@@ -32,7 +32,7 @@ from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout.graph_calls import is_traced
 from isoshard.torch_bridge.layout.method_bodies import body_of
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
-from isoshard.torch_bridge.tensor import XLAShardedTensor
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 _OF_PIECES: weakref.WeakSet[Storage] = weakref.WeakSet()
 """The memory of wholes that a style made of pieces."""

@@ -25,7 +25,7 @@ import torch
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from isoshard.torch_bridge.argument_types import PlacementLike
+from isoshard.torch_bridge.common.argument_types import PlacementLike
 from isoshard.torch_bridge.distributed.along import (
     constraint,
     lay_out_whole,

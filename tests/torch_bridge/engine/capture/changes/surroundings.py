@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P, Plan, make_mesh
-from isoshard.torch_bridge.handlers import register_function_handler
+from isoshard.domain.torch_handlers import register_function_handler
 from tests.torch_bridge.engine.capture.changes import objects, worlds
 from tests.torch_bridge.engine.capture.changes.worlds import linear, state_of, table
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from tests.torch_bridge.engine.capture.changes import (  # noqa: F401 - they register cases
-    effects,
     functions,
     models,
     objects,
     optimizers,
+    side_effects,
     surroundings,
     training,
 )

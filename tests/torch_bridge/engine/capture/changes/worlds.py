@@ -22,7 +22,9 @@ from typing import Any
 import torch
 
 import isoshard.torch_bridge as xs
-from isoshard.torch_bridge.torch_xla.experimental.gradient_accumulation import gradient_accumulation
+from isoshard.torch_xla_bridge.torch_xla.experimental.gradient_accumulation import (
+    gradient_accumulation,
+)
 
 BY_DYNAMO = "torch.compile has no guard for it, on any device and with any backend"
 

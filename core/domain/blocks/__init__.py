@@ -1,4 +1,0 @@
-"""Arrays in blocks of unequal sizes: their layout, how they are packed, moved and computed with."""
-
-if __name__ != "isoshard.core.domain.blocks":
-    raise ImportError(f"import isoshard.core.domain.blocks, not {__name__}: pip install -e . first")

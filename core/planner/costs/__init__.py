@@ -1,4 +1,0 @@
-"""What a step costs: seconds from operations, bytes and links."""
-
-if __name__ != "isoshard.core.planner.costs":
-    raise ImportError(f"import isoshard.core.planner.costs, not {__name__}: pip install -e .")

@@ -1,4 +1,0 @@
-"""Programs compiled in processes of their own for machines that are not here, and read."""
-
-if __name__ != "isoshard.core.planner.programs":
-    raise ImportError(f"import isoshard.core.planner.programs, not {__name__}: pip install -e .")

@@ -1,0 +1,331 @@
+"""A JAX function as a traced step.
+
+>>> import optax
+>>> from isoshard.planner.machine.topologies import topology
+>>> tx = optax.adam(1e-3)
+>>> def step(params, state, x):
+...     loss, grads = jax.value_and_grad(lambda p: ((x @ p["w"]) ** 2).mean())(params)
+...     updates, state = tx.update(grads, state)
+...     return optax.apply_updates(params, updates), state, loss
+>>> params = {"w": jax.ShapeDtypeStruct((512, 2048), "float32")}
+>>> arguments = (params, jax.eval_shape(tx.init, params), jax.ShapeDtypeStruct((64, 512), "float32"))
+>>> mesh = topology("v5e:2x4").mesh((2, 4), ("data", "model"))
+>>> plan = Plan({"w": (None, "model")}, inputs=("data",))
+>>> found = traced_jax_step(step, arguments, {}, mesh, plan)
+>>> for one in found.inputs:
+...     print(one.name, one.role, one.shape, one.sharding.spec)
+w parameter (512, 2048) P(None, 'model')
+0.count number () P()
+0.mu.w optimizer (512, 2048) P(None, 'model')
+0.nu.w optimizer (512, 2048) P(None, 'model')
+x input (64, 512) P('data',)
+>>> [result.replaces for result in found.results]
+[0, 1, 2, 3, None]
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.axis_types import auto, is_typed
+from isoshard.core.layout.leaf_paths import path_name
+from isoshard.core.plan import Plan
+from isoshard.core.plan.freezing import UNSET
+from isoshard.core.plan.model_leaves import ModelLeaf
+from isoshard.core.plan.resolving import resolve_leaves
+from isoshard.core.plan.slot_rules import slot_layouts
+from isoshard.core.runtime._jax_internals.jaxpr_classes import jaxpr_as_fun
+from isoshard.core.runtime._jax_internals.undocumented import key_impl
+
+from .input_roles import ArgumentLeaf, leaves_of_arguments, replaced
+from .traced_step import Role, StepInput, StepResult, TracedStep
+
+
+def traced_jax_step(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mesh: Mesh,
+    plan: Any = None,
+    *,
+    batch: Collection[str] | None = None,
+    axis_names: Mapping[str, tuple[Any, ...]] | None = None,
+    roles: Mapping[str, Role] | None = None,
+    name: str = "",
+    framework: str = "jax",
+) -> TracedStep:
+    """Trace a JAX function for a mesh and a plan, without data.
+
+    Args:
+        step: a function of pytrees, jitted or not. One that is jitted donates what it says; of
+            another the state that it gives back is donated.
+        args: its arguments: arrays, or `jax.ShapeDtypeStruct`s.
+        kwargs: its keyword arguments.
+        mesh: over devices that are here or described. Explicit axes are Auto ones where a plan is
+            given, and where no argument has a type.
+        plan: the `Plan`, or one spec for every parameter; None: arrays keep the layout that they
+            have on a mesh of this grid, and others are replicated.
+        batch: the names of the arguments that are inputs; by default those that the step does not
+            give back.
+        axis_names: what parameters say of their own axes, by name, for plans that map those.
+        roles: what arrays are for, by name, where the step's result does not tell it.
+        name: of the step; that of the function unless given.
+        framework: in which it is written.
+
+    Raises:
+        PlanError: the plan does not fit the parameters or the batch.
+        ShardingError: `batch` names no argument.
+    """
+    typed = plan is None and is_typed(mesh) and any(map(_is_typed, jax.tree.leaves((args, kwargs))))
+    mesh = mesh if typed else auto(mesh)
+    jitted: Any = step if hasattr(step, "trace") else jax.jit(step)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        passed = (args, kwargs) if typed else jax.tree.map(_untyped, (tuple(args), dict(kwargs)))
+        traced = jitted.trace(*passed[0], **passed[1])
+        program = _without_keys(traced.jaxpr)
+    arguments = _named_arguments(step, traced.args_info)
+    given = _named_arguments(step, (tuple(args), dict(kwargs)))
+    back = replaced(_abstract(arguments), traced.out_info)
+    inputs = _batch(arguments, back, batch)
+    said = roles or {}
+    leaves = [
+        one if one.role in ("input", "random") else one._replace(role=said.get(one.name, one.role))
+        for one in leaves_of_arguments(_abstract(arguments), inputs)
+    ]
+    own = _own_layouts(leaves, given, mesh)
+    layouts = layouts_of(leaves, own, mesh, plan, axis_names or {})
+    donated = [bool(one.donated) for one in jax.tree.leaves(traced.args_info)]
+    gives = [True] * len(leaves) if step is not jitted else donated
+    constants = [_constant(number, one, mesh) for number, one in enumerate(program.consts)]
+    taken = [
+        StepInput(leaf.name, leaf.role, tuple(aval.shape), aval.dtype, layout, leaf.follows)
+        for leaf, aval, layout in zip(leaves, program.in_avals, layouts, strict=True)
+    ]
+    results = _results(traced.out_info, leaves, back, layouts, gives)
+    shift = len(constants)
+    results = [
+        one if one.replaces is None else StepResult(one.name, one.replaces + shift, one.sharding)
+        for one in results
+    ]
+    name = name or getattr(step, "__name__", type(step).__name__)
+    return TracedStep(
+        name, framework, _opened(program), (*constants, *taken), tuple(results), mesh,
+        wide=bool(jax.config.read("jax_enable_x64")),
+    )  # fmt: skip
+
+
+def _is_typed(leaf: Any) -> bool:
+    layout = getattr(leaf, "sharding", None)
+    return isinstance(layout, NamedSharding) and is_typed(layout.mesh)
+
+
+def _untyped(leaf: Any) -> Any:
+    """An argument of which the program's types do not know how it lies."""
+    if not _is_typed(leaf):
+        return leaf
+    weak = getattr(leaf, "weak_type", False)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=weak)
+
+
+def layouts_of(
+    leaves: Sequence[ArgumentLeaf],
+    own: Sequence[NamedSharding | None],
+    mesh: Mesh,
+    plan: Any,
+    axis_names: Mapping[str, tuple[Any, ...]],
+) -> list[NamedSharding]:
+    """The layout of each leaf: by the plan, or its own, or whole on every device.
+
+    Args:
+        leaves: of the arguments.
+        own: the layout that the array has on this mesh, if it has one.
+        mesh: the mesh.
+        plan: as for `traced_jax_step`.
+        axis_names: likewise.
+
+    Raises:
+        PlanError: naming each leaf that the plan does not fit.
+    """
+    whole = NamedSharding(mesh, PartitionSpec())
+    if plan is None:
+        return [whole if one is None else one for one in own]
+    plan = plan if isinstance(plan, Plan) else Plan({"*": plan})
+    model = [
+        _model_leaf(leaf)._replace(names=axis_names.get(leaf.name))
+        for leaf in leaves
+        if leaf.role in ("parameter", "buffer")
+    ]
+    found: dict[str, NamedSharding] = resolve_leaves(plan, model, mesh).shardings
+    batch = [_model_leaf(leaf) for leaf in leaves if leaf.role == "input"]
+    said = any(factor.inputs is not UNSET for factor in plan.factors)
+    inputs: dict[str, NamedSharding] = {}
+    if said and batch:
+        inputs = resolve_leaves(plan.for_inputs(), batch, mesh).shardings
+    owners = {leaf.name: leaf for leaf in model}
+    slots = {_model_leaf(leaf): owners.get(leaf.follows or "") for leaf in leaves if leaf.follows}
+    moments = slot_layouts(plan, slots, model, mesh)
+    layouts = []
+    for leaf, mine in zip(leaves, own, strict=True):
+        if leaf.role == "input":
+            layouts.append(inputs.get(leaf.name, mine or whole))
+        elif leaf.follows and leaf.name in moments:
+            layouts.append(moments[leaf.name])
+        else:
+            layouts.append(found.get(leaf.follows or leaf.name, whole))
+    return layouts
+
+
+def _model_leaf(leaf: ArgumentLeaf) -> ModelLeaf:
+    dtype = np.dtype(leaf.value.dtype)
+    return ModelLeaf(leaf.name, tuple(leaf.value.shape), dtype.name, itemsize=dtype.itemsize)
+
+
+def _named_arguments(step: Any, given: tuple[Any, Any]) -> dict[str, Any]:
+    """The arguments by the names of their parameters, in the order of the program's inputs."""
+    args, kwargs = given
+    named = {name: kwargs[name] for name in sorted(kwargs)}  # the order in which JAX takes them
+    try:
+        signature = inspect.signature(step)
+        bound = signature.bind_partial(*args).arguments
+    except (TypeError, ValueError):
+        return {f"argument{number}": one for number, one in enumerate(args)} | named
+    found: dict[str, Any] = {}
+    for name, value in bound.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+            found |= {f"{name}.{number}": one for number, one in enumerate(value)}
+        else:
+            found[name] = value
+    return found | named
+
+
+def _abstract(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The same trees with shapes in the place of what JAX tells of an argument."""
+    return {
+        name: jax.tree.map(lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype), tree)
+        for name, tree in arguments.items()
+    }
+
+
+def _batch(
+    arguments: Mapping[str, Any], back: Collection[str], batch: Collection[str] | None
+) -> set[str]:
+    if batch is not None:
+        unknown = [name for name in batch if name not in arguments]
+        if unknown:
+            raise ShardingError(
+                f"batch={tuple(batch)!r} names no argument of the step: {', '.join(unknown)}; its "
+                f"arguments are {', '.join(arguments)}"
+            )
+        return set(batch)
+    model = set(back) or set(list(arguments)[:1])
+    return set(arguments) - model
+
+
+def _own_layouts(
+    leaves: Sequence[ArgumentLeaf], given: Mapping[str, Any], mesh: Mesh
+) -> list[NamedSharding | None]:
+    """The layouts that arrays have on a mesh of this grid."""
+    by_place = {
+        (argument, path_name(path)): leaf
+        for argument, tree in given.items()
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+    found: list[NamedSharding | None] = []
+    for leaf in leaves:
+        inside = leaf.name.removeprefix(f"{leaf.argument}.") if leaf.role == "input" else leaf.name
+        array = by_place.get((leaf.argument, inside), by_place.get((leaf.argument, "")))
+        there = getattr(array, "sharding", None)
+        if isinstance(there, NamedSharding) and dict(there.mesh.shape) == dict(mesh.shape):
+            found.append(NamedSharding(mesh, there.spec))
+        else:
+            found.append(None)
+    return found
+
+
+def _results(
+    info: Any,
+    leaves: Sequence[ArgumentLeaf],
+    back: Mapping[str, int | None],
+    layouts: Sequence[NamedSharding],
+    gives: Sequence[bool],
+) -> list[StepResult]:
+    """What each leaf of the result replaces."""
+    first = {}
+    for number, leaf in enumerate(leaves):
+        first.setdefault(leaf.argument, number)
+    of_place = {place: name for name, place in back.items()}
+    children = (
+        [info] if None in of_place else jax.tree.leaves(info, is_leaf=lambda x: x is not info)
+    )
+    found = []
+    for place, child in enumerate(children):
+        argument = of_place.get(None if None in of_place else place)
+        for at, (path, _) in enumerate(jax.tree.leaves_with_path(child)):
+            if argument is None:
+                found.append(StepResult(path_name(path) or f"result{place}"))
+                continue
+            number = first[argument] + at
+            source = number if gives[number] else None
+            found.append(StepResult(leaves[number].name, source, layouts[number]))
+    return found
+
+
+def _constant(number: int, array: Any, mesh: Mesh) -> StepInput:
+    """An array that the step closes over: an input, so that no program holds its elements."""
+    dtype = np.dtype(array.dtype)
+    whole = NamedSharding(mesh, PartitionSpec())
+    return StepInput(f"closed_over.{number}", "buffer", tuple(np.shape(array)), dtype, whole)
+
+
+def _without_keys(program: Any) -> Any:
+    """The program with keys of random generators taken as the words that they are made of."""
+    kinds = [_key_kind(aval) for aval in program.in_avals]
+    if not any(kinds):
+        return program
+    run = jaxpr_as_fun(program)
+
+    def from_words(*given: Any) -> Any:
+        return run(
+            *(
+                one if kind is None else jax.random.wrap_key_data(one, impl=kind)
+                for one, kind in zip(given, kinds, strict=True)
+            )
+        )
+
+    words = [
+        one if kind is None else jax.eval_shape(jax.random.key_data, one)
+        for one, kind in zip(program.in_avals, kinds, strict=True)
+    ]
+    return jax.make_jaxpr(from_words)(*words)
+
+
+def _key_kind(aval: Any) -> Any:
+    """What makes the keys of an aval; None of numbers."""
+    if not jnp.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return None
+    found: list[Any] = []
+    shape = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    jax.eval_shape(lambda key: found.append(key_impl(key)), shape)
+    return found[0]
+
+
+def _opened(program: Any) -> Any:
+    """The program with what it closes over as its first inputs."""
+    constants = program.consts
+    if not constants:
+        return program
+    shapes = [jax.ShapeDtypeStruct(np.shape(one), one.dtype) for one in constants]
+
+    def opened(*given: Any) -> Any:
+        held, arguments = given[: len(constants)], given[len(constants) :]
+        return jaxpr_as_fun(program.replace(consts=held))(*arguments)
+
+    return jax.make_jaxpr(opened)(*shapes, *program.in_avals)

@@ -1,0 +1,149 @@
+"""Which line of the user an operation of a traced program comes from.
+
+JAX notes the stack where an equation was traced. Of it the innermost frame that is neither of a
+library nor of isoshard is the user's. A bridge that traces later than the user's code ran (torch:
+operations are recorded, then traced) says the line itself, by a name scope: see `SCOPE`.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from isoshard.core.installation import source_folders
+from isoshard.core.runtime.caches import cached
+from isoshard.core.runtime.jaxprs import JaxprRewriter, holds_jaxprs
+
+SCOPE = "line:"
+"""A bridge traces an operation inside `jax.named_scope("line:file.py:12 (function)")` to say where
+it comes from; `/` in a path is written as `|`."""
+
+_SAID = re.compile(re.escape(SCOPE) + r"(?P<line>[^/()]+(?:\([^/()]*\))?)")
+# A transform wraps the scope that follows it: `transpose(jvp(line:a.py:3 (f)))`.
+
+
+def scope_of(line: str) -> str:
+    """The name scope that says a line; `said_by` reads it back, from HLO's `op_name` too.
+
+    Args:
+        line: such as "train.py:12 (loss)".
+
+    Example:
+        >>> said_by("jit(step)/" + scope_of("src/train.py:12 (loss)") + "/dot_general")
+        'src/train.py:12 (loss)'
+    """
+    return SCOPE + line.replace("/", "|")
+
+
+def said_by(path: str) -> str | None:
+    """The line that a name stack, or HLO's `op_name`, says; None if it says none.
+
+    Args:
+        path: scopes joined by `/`; the innermost line counts.
+    """
+    found = _SAID.findall(path)
+    return found[-1].replace("|", "/") if found else None
+
+
+def line_of(equation: Any) -> str:
+    """The user's line of one equation of a jaxpr; "" if none is known.
+
+    Args:
+        equation: of a traced program.
+    """
+    source = equation.source_info
+    said = said_by(str(source.name_stack))
+    if said is not None:
+        return said
+    return "" if source.traceback is None else _of_stack(source.traceback)
+
+
+def with_lines_of_calls(program: Any) -> Any:
+    """The same jaxpr in which what a library's function does has the line that calls it.
+
+    A function that JAX traces by itself (`jnp.take`, `jax.nn.silu`) does not know from where it is
+    called; its equations have no line of the user's.
+
+    Args:
+        program: a jaxpr, closed or not.
+
+    Returns:
+        A jaxpr of the same kind; nothing of the one given changes.
+
+    Example:
+        >>> def step(x):  # as a bridge says lines; else they are those of the stack
+        ...     with jax.named_scope(scope_of("train.py:12 (step)")):
+        ...         return jax.numpy.take(x, 0)
+        >>> program = with_lines_of_calls(jax.make_jaxpr(step)(np.ones(4, "float32")))
+        >>> line_of(program.eqns[0].params["jaxpr"].eqns[-1])
+        'train.py:12 (step)'
+    """
+    return _Called().program(program, "")
+
+
+class _Called(JaxprRewriter):
+    """The context of a program is the line of its call."""
+
+    def equation(self, eqn: Any, context: Any) -> Iterator[Any]:
+        line = ""
+        nested = any(map(holds_jaxprs, eqn.params.values()))
+        if context or nested:
+            line = line_of(eqn)
+        if nested:
+            eqn = self.inside(eqn, line or context)
+        if line or not context:
+            yield eqn
+            return
+        source = eqn.source_info
+        yield eqn.replace(
+            source_info=source.replace(name_stack=source.name_stack.extend(scope_of(context)))
+        )
+
+
+@cached(65_536)
+def _of_stack(stack: Any) -> str:
+    for frame in stack.frames:
+        if is_users(frame.file_name):
+            return written(frame.file_name, frame.line_num, frame.function_name)
+    return ""
+
+
+def is_users(path: str) -> bool:
+    """Whether a file is the user's: no library's, none of Python's and none of isoshard's.
+
+    Args:
+        path: of a source file.
+
+    Example:
+        >>> is_users("/home/me/train.py"), is_users("/venv/lib/site-packages/flax/nnx/module.py")
+        (True, False)
+    """
+    return not path.startswith(_NOT_THE_USERS) and "site-packages" not in path
+
+
+def written(path: str, number: int, function: str) -> str:
+    """A line as reports write it.
+
+    Args:
+        path: of the file; its last part is written.
+        number: of the line.
+        function: that it is in, of a method with or without its class.
+
+    Example:
+        >>> written("/home/me/train.py", 12, "loss")
+        'train.py:12 (loss)'
+    """
+    return f"{Path(path).name}:{number} ({function.rpartition('.')[2]})"
+
+
+_NOT_THE_USERS = (
+    "<frozen",
+    *(str(Path(place)) for place in (sysconfig.get_path("stdlib"), *source_folders())),
+    *(str(Path(str(module.__file__)).parent) for module in (jax, np)),
+)

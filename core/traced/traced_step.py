@@ -1,0 +1,157 @@
+"""A step as the planner takes it, whatever framework it was written in.
+
+A bridge traces the step once, without data, and says of each input what it is called, what it is
+for and how it is laid out. Depths of estimation and the search read nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.spec import stacked_sharding
+
+Role = Literal["parameter", "buffer", "optimizer", "input", "random", "number"]
+"""What an input is for: trained; kept by the model and not trained (batch statistics, masks); kept
+by the optimizer; of the batch; state of a random generator; a number such as a learning rate."""
+
+MODULE = "module:"
+"""What names begin with that mark the output of a module in the program: `jax.ad_checkpoint`'s
+primitive `name` with `module:layers.0.mlp`. It computes nothing."""
+
+GRADIENT = "gradient:"
+"""Likewise of the gradient of such an output; of several, their names joined by commas. Only a step
+that is traced without a plan has these marks: a plan lays gradients out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepInput:
+    """One array that a step takes.
+
+    Attributes:
+        name: of a parameter or buffer as a plan knows it; of optimizer state `KIND.PARAMETER`, as
+            in "exp_avg.layers.0.weight"; of the batch its path in the arguments.
+        role: what it is for.
+        shape: the global one.
+        dtype: of the elements.
+        sharding: its layout; over the step's mesh.
+        follows: of optimizer state, the name of the parameter that it is laid out like.
+        layers: of a stack of equal layers, the names that its rows have in the step as written;
+            empty: it is no stack.
+    """
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    sharding: NamedSharding
+    follows: str | None = None
+    layers: tuple[str, ...] = ()
+
+    @property
+    def layer_name(self) -> str:
+        """The name as written: of a stack that of its first row."""
+        return self.layers[0] if self.layers else self.name
+
+    @property
+    def layer_shape(self) -> tuple[int, ...]:
+        """The shape as written: of a stack that of one row."""
+        return self.shape[1:] if self.layers else self.shape
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the whole."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes of one device's shard."""
+        return math.prod(self.sharding.shard_shape(self.shape)) * self.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """One array that a step gives.
+
+    Attributes:
+        name: of what it replaces, or its path in the result.
+        replaces: the number of the input that is donated for it; None: it is new.
+        sharding: its layout; None leaves it to the partitioner.
+    """
+
+    name: str
+    replaces: int | None = None
+    sharding: NamedSharding | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedStep:
+    """One step, traced for a mesh and a plan.
+
+    Attributes:
+        name: of the step, for messages and titles.
+        framework: "jax", "torch", "flax" or "onnx".
+        program: a `jax.extend.core.ClosedJaxpr` of all `inputs`, in this order, to all `results`;
+            layout constraints in it name `mesh`.
+        inputs: what it takes.
+        results: what it gives.
+        mesh: over devices that are here or described.
+        modules: names of the model's modules, in order of first use.
+        wide: it was traced with 64-bit types.
+    """
+
+    name: str
+    framework: str
+    program: Any
+    inputs: tuple[StepInput, ...]
+    results: tuple[StepResult, ...]
+    mesh: Mesh
+    modules: tuple[str, ...] = ()
+    wide: bool = False
+
+    def laid_out(
+        self, layouts: Mapping[str, NamedSharding], mesh: Mesh | None = None
+    ) -> TracedStep:
+        """The same step with other layouts of inputs; results that replace one follow it.
+
+        Args:
+            layouts: by name of the input; optimizer state follows its parameter unless it is named.
+                A stack is laid out by its own name, or like its first row: then no mesh axis splits
+                its leading axis. What is not named keeps its layout if the mesh stays, and is
+                replicated otherwise.
+            mesh: another mesh, whose Explicit axes are Auto ones; the program must not name one.
+
+        Returns:
+            A new step around the same program.
+        """
+        there: Mesh = self.mesh if mesh is None else auto(mesh)
+        written = {one.name: one.layer_name for one in self.inputs}
+        inputs = []
+        for one in self.inputs:
+            names = [one.name] if one.follows is None else [one.name, one.follows]
+            layout = next((layouts[name] for name in names if name in layouts), None)
+            if layout is None:
+                rows = (layouts.get(written.get(name, name)) for name in names)
+                layout = next((row for row in rows if row is not None), None)
+                if layout is not None and one.layers:
+                    layout = stacked_sharding(layout)
+            if layout is None:
+                layout = one.sharding if there is self.mesh else _whole(there)
+            inputs.append(dataclasses.replace(one, sharding=layout))
+        results = tuple(
+            one
+            if one.replaces is None
+            else dataclasses.replace(one, sharding=inputs[one.replaces].sharding)
+            for one in self.results
+        )
+        return dataclasses.replace(self, inputs=tuple(inputs), results=results, mesh=there)
+
+
+def _whole(mesh: Mesh) -> NamedSharding:
+    return NamedSharding(mesh, PartitionSpec())

@@ -1,0 +1,225 @@
+"""Machines by a short text, and meshes over them.
+
+>>> machine = topology("v5e:16x16")
+>>> machine.size, machine.chip.memory, machine.hosts
+(256, 16000000000, 64)
+>>> mesh = machine.mesh((16, 16), ("data", "model"))
+>>> mesh.shape["model"], topology_of(mesh) is machine
+(16, True)
+
+| text | machine |
+|---|---|
+| `v5e:16x16`, `v6e:4x4`, `v5p:8x8x8`, `v4:4x4x4` | a slice of TPUs: its grid, as libtpu names it |
+| `v5e:4*16x16` | four such slices, joined by the data centre's network (DCN) |
+| `h100:2x8`, `b200:8` | hosts x GPUs of one; one host |
+| `gb200:4x18x4` | racks x hosts of one x GPUs of one; NVLink joins the 72 GPUs of a rack |
+| `gb200:6x4` | hosts x GPUs within one rack |
+| `cpu:64` | virtual devices of one host |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.runtime.caches import cached
+
+from .chips import Chip, chip, chip_of_kind
+from .described_devices import DescribedDevice, is_described
+from .device_order import ordered
+from .measured_cpu import cpu_chip
+from .slice_grids import check_grid, host_grid, wraps
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """A described machine.
+
+    Attributes:
+        name: its text, e.g. "v5e:16x16".
+        chip: what its devices are.
+        shape: of a torus, its grid; of hosts joined by a network, (hosts, devices of one), with
+            racks before them (racks, hosts of one, devices of one).
+        slices: how many such machines are joined by the data centre's network.
+
+    Example:
+        >>> machine = topology("h100:2x8")
+        >>> machine.size, machine.shape, machine.chip.name
+        (16, (2, 8), 'h100')
+    """
+
+    name: str
+    chip: Chip
+    shape: tuple[int, ...]
+    slices: int = 1
+
+    @property
+    def size(self) -> int:
+        """How many devices there are."""
+        return self.slices * math.prod(self.shape)
+
+    @property
+    def per_host(self) -> int:
+        """How many devices one host has."""
+        return math.prod(host_grid(self.chip, self.shape))
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are."""
+        return self.size // self.per_host
+
+    @property
+    def wraps(self) -> tuple[bool, ...]:
+        """Of a torus, which axes of its grid have wrap-around links."""
+        return wraps(self.chip, self.shape)
+
+    @functools.cached_property
+    def devices(self) -> tuple[DescribedDevice, ...]:
+        """The devices in the order of their numbers: by slice, then by place in the grid."""
+        return tuple(self._device(number) for number in range(self.size))
+
+    def _device(self, number: int) -> DescribedDevice:
+        per_slice = math.prod(self.shape)
+        part, within = divmod(number, per_slice)
+        at = tuple(int(axis) for axis in np.unravel_index(within, self.shape))
+        blocks = host_grid(self.chip, self.shape)
+        place = [axis // block for axis, block in zip(at, blocks, strict=True)]
+        grid = [size // block for size, block in zip(self.shape, blocks, strict=True)]
+        # Hosts of a torus are numbered along x first, as libtpu does; of GPUs row by row.
+        order = "F" if self.chip.links else "C"
+        host = int(np.ravel_multi_index(tuple(place), tuple(grid), order=order))
+        if self.chip.links:
+            at = (*at, *(0,) * (3 - len(at)))
+        elif self.chip.platform == "gpu":
+            part = number // math.prod(self.shape[1:])
+            if self.chip.domain and len(self.shape) < 3:
+                part = 0
+        return DescribedDevice(
+            number, at, host + (number // per_slice) * math.prod(grid), part, self
+        )
+
+    def mesh(
+        self,
+        shape: Sequence[int],
+        axis_names: Sequence[str],
+        *,
+        slices: Mapping[str, int] | None = None,
+    ) -> Mesh:
+        """Make a mesh with Auto axes over the machine.
+
+        Devices are arranged as `jax.experimental.mesh_utils` does it: of a torus the last axes get
+        whole axes of the torus, or products of them, first; of GPUs the last axes stay inside a
+        host. `links.links` tells what each axis runs on.
+
+        Args:
+            shape: sizes of the axes; their product is at most the number of devices. A smaller
+                mesh takes a block of the grid, or the first slices or hosts.
+            axis_names: a name for each.
+            slices: how many slices each axis spans, by name; the first axes that can take them if
+                it is left out.
+
+        Raises:
+            ShardingError: the machine has fewer devices, or no block of its grid has so many, or
+                the axes do not span the slices.
+
+        Example:
+            >>> two = topology("v5e:2*4x4").mesh((2, 4, 4), ("replica", "data", "model"))
+            >>> [int(device.slice_index) for device in two.devices[:, 0, 0]]
+            [0, 1]
+        """
+        if len(shape) != len(axis_names):
+            raise ShardingError(
+                f"a mesh of shape {tuple(shape)} has {len(shape)} axes, and {len(axis_names)} "
+                f"names are given: {', '.join(axis_names)}"
+            )
+        wanted = math.prod(shape)
+        if wanted > self.size:
+            raise ShardingError(
+                f"a mesh of shape {tuple(shape)} has {wanted} devices, and {self.name} has "
+                f"{self.size}: make the mesh smaller, or take a larger machine"
+            )
+        grid = ordered(self, tuple(shape), tuple(axis_names), slices)
+        auto = (jax.sharding.AxisType.Auto,) * len(axis_names)
+        return Mesh(grid, tuple(axis_names), axis_types=auto)
+
+
+def topology(text: str) -> Topology:
+    """Describe a machine.
+
+    Args:
+        text: chip and grid, e.g. "v5e:16x16", "v5p:8x8x8", "h100:2x8" (hosts x devices of one),
+            "cpu:64"; before the grid `N*` slices as in "v5e:2*16x16".
+
+    Returns:
+        The machine; the same object for the same text.
+
+    Raises:
+        ShardingError: there is no such chip, or it is not wired so.
+
+    Example:
+        >>> topology("v5e:2*16x16").size
+        512
+    """
+    found = re.fullmatch(r"(?P<chip>\w+):(?:(?P<slices>\d+)\*)?(?P<grid>\d+(?:x\d+)*)", text)
+    if found is None:
+        raise ShardingError(
+            f"{text!r} is no topology: write a chip and its grid, such as 'v5e:16x16', "
+            "'h100:2x8' (hosts x devices of one) or 'cpu:64', with slices before the grid as in "
+            "'v5e:2*16x16'"
+        )
+    grid = tuple(map(int, found["grid"].split("x")))
+    made_of, slices = chip(found["chip"]), int(found["slices"] or 1)
+    return _made(text, made_of, check_grid(made_of, grid, slices, text), slices)
+
+
+@cached(1024)
+def _made(name: str, chip: Chip, shape: tuple[int, ...], slices: int) -> Topology:
+    return Topology(name, chip, shape, slices)
+
+
+def topology_of(mesh: Mesh) -> Topology:
+    """The machine that a mesh is over.
+
+    Args:
+        mesh: over described devices, or over devices that are here.
+
+    Returns:
+        The machine. Of virtual CPU devices "cpu:N", with what this host was measured to do (once
+        in a process); of a TPU or GPU that is here all devices its client sees.
+
+    Raises:
+        ShardingError: no chip is known for the devices.
+
+    Example:
+        >>> topology_of(topology("v5e:4x4").mesh((16,), ("data",))).name
+        'v5e:4x4'
+    """
+    if is_described(mesh):
+        return mesh.devices.flat[0].topology
+    return _of_devices(mesh)
+
+
+@cached(64)
+def _of_devices(mesh: Mesh) -> Topology:
+    first = mesh.devices.flat[0]
+    if first.platform == "cpu":
+        return _made(f"cpu:{mesh.size}", cpu_chip(mesh.size), (mesh.size,), 1)
+    made_of = chip_of_kind(first.device_kind)
+    every = first.client.devices()
+    parts = max(1, len({getattr(one, "slice_index", 0) for one in every}))
+    if made_of.links:
+        places = np.array([one.coords for one in every])
+        shape = tuple(int(size) for size in np.ptp(places, axis=0) + 1)[: made_of.links]
+        name = f"{parts}*" * (parts > 1) + "x".join(map(str, shape))
+        return _made(f"{made_of.name}:{name}", made_of, shape, parts)
+    hosts = max(parts, -(-len(every) // made_of.per_host))
+    shape = (hosts, max(1, len(every) // hosts))
+    return _made(f"{made_of.name}:{shape[0]}x{shape[1]}", made_of, shape, 1)

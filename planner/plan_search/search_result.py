@@ -1,0 +1,207 @@
+"""What a search found: a plan, its mesh, what it costs, and what else was near."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+from jax.sharding import Mesh
+
+from isoshard.core.errors import ShardingError
+from isoshard.core.plan import Plan
+from isoshard.core.plan.freezing import UNSET
+from isoshard.core.runtime.formatting import human_bytes, listed
+from isoshard.core.runtime.shown_text import preformatted
+from isoshard.core.traced.traced_step import TracedStep
+
+from ..reports.advice import RECOMPUTE
+from .close_look import SeenPlan, layouts_of_choice
+from .plan_cost import PlanCost
+
+NAMES = 4
+"""So many patterns that lie alike are printed; `plan.rules` and `plan.activations` have all."""
+
+
+class NothingFitsError(ShardingError, code="ISO044"):
+    """No plan fits in memory; the message says by how much, and what would help.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from isoshard.planner.plan_search.searching import search
+        >>> w = jax.ShapeDtypeStruct((8192, 8192), "float32")
+        >>> try:
+        ...     search(jnp.dot, (w, w), "v5e:4x4", memory=1000)
+        ... except NothingFitsError as error:
+        ...     print(str(error).partition(".")[0])
+        dot: no plan fits in the 1000 B of a device
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class RunnerUp:
+    """A plan that was not the best.
+
+    Attributes:
+        plan: it.
+        mesh: that it is for.
+        cost: what it costs.
+        why: why it lost, in words.
+        idea: what each mesh axis splits, in words.
+    """
+
+    plan: Plan
+    mesh: Mesh
+    cost: PlanCost
+    why: str
+    idea: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResult:
+    """What a search found; `print` it for a table.
+
+    Attributes:
+        plan: the best plan.
+        mesh: that it is for.
+        cost: what it costs.
+        idea: what each mesh axis splits, in words.
+        runners_up: others, best first, each of another strategy.
+        least_seconds: what no plan can be faster than: every device computing all the time.
+        evaluated: how many choices were looked at.
+        seconds_taken: of the search.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from isoshard.planner.plan_search.searching import search
+        >>> w = jax.ShapeDtypeStruct((8192, 8192), "float32")
+        >>> found = search(jnp.dot, (w, w), "v5e:4x4")
+        >>> found.mesh.size, found.cost.seconds >= found.least_seconds
+        (16, True)
+    """
+
+    plan: Plan
+    mesh: Mesh
+    cost: PlanCost
+    idea: str
+    runners_up: tuple[RunnerUp, ...]
+    least_seconds: float
+    evaluated: int
+    seconds_taken: float
+
+    def __str__(self) -> str:
+        """The plan by what lies alike, its mesh, and a line for each of the others."""
+        lines = [
+            f"{described(self.mesh)}: {_cost(self.cost)}, at most "
+            f"{self.cost.seconds / self.least_seconds:.2f} times the least possible",
+            f"  {self.idea}",
+            *_rules(self.plan),
+        ]
+        for one in self.runners_up:
+            lines += [f"not {described(one.mesh)}: {one.idea}"]
+            lines += [f"    {_cost(one.cost)}: {one.why}"]
+        lines.append(
+            f"{self.evaluated} choices in {self.seconds_taken:.1f} s, by {self.cost.depth!r}"
+        )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
+
+
+def described(mesh: Mesh) -> str:
+    """The axes of a mesh with their sizes.
+
+    Args:
+        mesh: any.
+    """
+    return "mesh (" + ", ".join(f"{name}={size}" for name, size in mesh.shape.items()) + ")"
+
+
+def why_lost(one: PlanCost, best: PlanCost) -> str:
+    """Why a plan is not the best, in words.
+
+    Args:
+        one: what it costs.
+        best: what the best costs.
+    """
+    if not one.fits:
+        return (
+            f"needs {human_bytes(one.memory)} on a device, {human_bytes(one.memory - one.capacity)}"
+            f" more than the {human_bytes(one.capacity)} there are"
+        )
+    if one.depth != best.depth:
+        return f"behind the best by {one.depth!r}, so not looked at by {best.depth!r}"
+    share = one.seconds / best.seconds - 1
+    more = {"computing": one.busy - best.busy} | {
+        f"talking along {axes}": one.collectives.get(axes, 0.0) - best.collectives.get(axes, 0.0)
+        for axes in {*one.collectives, *best.collectives}
+    }
+    reason = max(sorted(more), key=more.__getitem__)
+    if share < 5e-4:
+        return "as fast, with more to say"
+    if more[reason] <= 0:
+        return f"{share:.1%} slower, less of its talking runs beside its computing"
+    return f"{share:.1%} slower, {_time(more[reason])} more of {reason}"
+
+
+def nothing_fits(step: TracedStep, found: Sequence[SeenPlan]) -> str:
+    """The message of a search that found nothing.
+
+    Args:
+        step: the step.
+        found: what it looked at; the first does not fit. Others may seem to, with layers as loops.
+    """
+    least = min([one for one in found if not one.cost.fits], key=lambda one: one.cost.memory)
+    mesh, cost = least.candidate.mesh, least.cost
+    layouts = layouts_of_choice(step, least.candidate.cost, least.candidate.choice)
+    resting = sum(one.bytes_per_device for one in step.laid_out(layouts, mesh).inputs)
+    more = math.ceil(mesh.size * cost.memory / cost.capacity)
+    ways = _ways_out(step, resting > cost.memory / 2)
+    return (
+        f"{step.name}: no plan fits in the {human_bytes(cost.capacity)} of a device. The least "
+        f"needs {human_bytes(cost.memory)}, {human_bytes(cost.memory - cost.capacity)} too much; "
+        f"of it {human_bytes(resting)} rest between steps. What would help: more devices (about "
+        f"{more}, not {mesh.size}), {', '.join(ways)}"
+    )
+
+
+def _ways_out(step: TracedStep, rests: bool) -> list[str]:
+    ways = ["a smaller batch"]
+    again = ("remat", "remat2", "checkpoint")
+    how = RECOMPUTE.get(step.framework)
+    if how and not any(one.primitive.name in again for one in step.program.eqns):
+        ways.append(f"layers computed again in the backward pass ({how})")
+    if any(one.role == "parameter" and one.dtype.itemsize > 2 for one in step.inputs):
+        ways.append("parameters or optimizer state in bfloat16")
+    return ways[::-1] if rests else ways
+
+
+def _cost(cost: PlanCost) -> str:
+    memory = f"{human_bytes(cost.memory)} of {human_bytes(cost.capacity)} on a device"
+    return f"{_time(cost.seconds)} a step, {memory}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def _rules(plan: Plan) -> list[str]:
+    """The plan's rules in order, neighbours that lie alike on one line."""
+    parts = {
+        "parameters": plan.rules,
+        "inputs": () if plan.inputs is UNSET else plan.inputs,
+        "outputs of modules": [(name, one.output) for name, one in plan.activations],
+    }
+    lines = []
+    for part, pairs in parts.items():
+        lines += [f"  {part}"] if pairs else []
+        for spec, same in itertools.groupby(pairs, key=lambda pair: _said(pair[1])):
+            names = [name for name, _ in same]
+            lines.append(f"    {listed(names, NAMES)}: {spec}")
+    return lines
+
+
+def _said(spec: object) -> str:
+    return "whole" if spec is None else str(spec)

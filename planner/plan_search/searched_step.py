@@ -1,0 +1,186 @@
+"""A step as a search follows it: equal layers as a loop, so that 96 take no longer than 4.
+
+What is found is of the step as written: layouts have the names of its parameters, and memory is
+checked with its layers written out, since a loop may keep fewer activations.
+
+Where loops would hide a choice (in a chain of square layers every second one may be split
+otherwise), the step is followed as it is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.runtime.jaxprs import equations
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.machine.topologies import topology_of
+from isoshard.planner.traced.rolled_step import rolled_step
+
+from .condensed_program import CondensedProgram, condensed
+from .constrained_step import module_of, with_free_results
+from .named_dimensions import NamedDimensions, named_dimensions
+from .plan_cost import PlanCost, SearchDepth, cost_of
+
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SearchedStep:
+    """A step in two forms.
+
+    Attributes:
+        written: as it was traced.
+        looped: with loops over equal layers; `written` itself if there are none.
+        program: `looped` by kinds.
+    """
+
+    written: TracedStep
+    looped: TracedStep
+    program: CondensedProgram
+
+    @functools.cached_property
+    def modules(self) -> Mapping[str, str]:
+        """The modules of the step as written, and which one of `program.modules` stands for each.
+
+        In a loop the first layer, or in the backward the last, stands for all.
+        """
+        known = self.program.modules
+        alike = {_NUMBER.sub("*", name): name for name in reversed(tuple(known))}
+        found = {}
+        for name in dict.fromkeys(_marked(self.written.program)):
+            one = name if name in known else alike.get(_NUMBER.sub("*", name))
+            if name and one is not None:  # the whole model's output is that of its last module
+                found[name] = one
+        return found
+
+    def cost(
+        self,
+        layouts: Mapping[str, NamedSharding],
+        mesh: Mesh,
+        capacity: int,
+        outputs: Mapping[str, NamedSharding] | None = None,
+        depth: SearchDepth = "trace",
+    ) -> PlanCost:
+        """The cost of layouts, with loops.
+
+        Args:
+            layouts: of parameters, buffers and the batch, by name.
+            mesh: that they are over.
+            capacity: bytes of one device.
+            outputs: of modules, by name.
+            depth: "trace" or "partition".
+        """
+        if depth == "trace" or self.looped is self.written:
+            return cost_of(self.looped, layouts, mesh, capacity, outputs=outputs, depth=depth)
+        # What loops carry lies by the layouts of inputs, so each choice has loops of its own.
+        loops = not runs_as_written(mesh)
+        return cost_of(
+            self.written, layouts, mesh, capacity, outputs=outputs, depth=depth, loops=loops
+        )
+
+    def as_written(
+        self,
+        cost: PlanCost,
+        layouts: Mapping[str, NamedSharding],
+        mesh: Mesh,
+        outputs: Mapping[str, NamedSharding] | None = None,
+    ) -> PlanCost:
+        """The same cost with memory for the step as it is written, too; where it runs so, its cost.
+
+        Args:
+            cost: with loops.
+            layouts: as for `cost`.
+            mesh: likewise.
+            outputs: likewise.
+        """
+        if self.looped is self.written:
+            return cost
+        found = cost_of(self.written, layouts, mesh, cost.capacity, outputs=outputs)
+        if runs_as_written(mesh):
+            return found
+        return dataclasses.replace(cost, memory=max(cost.memory, found.memory))
+
+
+def runs_as_written(mesh: Mesh) -> bool:
+    """Whether seconds are told of layers written out: of virtual devices, on which steps are run.
+
+    Loops there copy rows of stacks, and nothing overlaps in them; their gradients are kept until
+    the optimizer's loop, in memory that may be new.
+
+    Args:
+        mesh: over any devices.
+    """
+    return topology_of(mesh).chip.platform == "cpu"
+
+
+def searched(step: TracedStep) -> SearchedStep:
+    """Prepare a step for a search.
+
+    Args:
+        step: as traced; its layouts are not read.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from ..machine.topologies import topology
+        >>> from ..traced.jax_steps import traced_jax_step
+        >>> def loss(layers, x):
+        ...     for up, down in layers:
+        ...         x = x + jnp.tanh(x @ up) @ down
+        ...     return jnp.mean(x)
+        >>> up, down, x = (jax.ShapeDtypeStruct(one, "float32") for one in ((8, 16), (16, 8), (4, 8)))
+        >>> mesh = topology("v5e:2x4").mesh((8,), ("data",))
+        >>> step = traced_jax_step(loss, ([(up, down)] * 40, x), {}, mesh)
+        >>> found = searched(step)
+        >>> len(step.inputs), len(found.looped.inputs), len(found.program.dimensions.groups)
+        (81, 5, 3)
+    """  # noqa: E501
+    step = with_free_results(step)
+    looped = with_loops(step)
+    dimensions = named_dimensions(looped)
+    if looped is not step and _tied(dimensions):
+        written = named_dimensions(step)
+        if _tied(written) < _tied(dimensions):
+            looped, dimensions = step, written
+    return SearchedStep(step, looped, condensed(looped, dimensions))
+
+
+def _tied(dimensions: NamedDimensions) -> int:
+    """How many parameters have two axes that are one dimension.
+
+    Loops tie axes of different layers: of what they carry, and of parameters that an optimizer's
+    loop updates in turn.
+    """
+    return sum(
+        len(group.names)
+        for group in dimensions.groups
+        if group.role == "parameter" and _repeated([one for one in group.dimensions if one >= 0])
+    )
+
+
+def _repeated(some: list[int]) -> bool:
+    return len(set(some)) < len(some)
+
+
+def with_loops(step: TracedStep) -> TracedStep:
+    """A step with its equal layers as loops; itself if it has none.
+
+    Args:
+        step: as traced.
+    """
+    looped = rolled_step(step)
+    return looped if _loops(looped) > _loops(step) else step
+
+
+def _loops(step: TracedStep) -> int:
+    return sum(one.primitive.name == "scan" for one in step.program.eqns)
+
+
+def _marked(jaxpr: Any) -> Iterator[str]:
+    """The names of modules whose outputs a program marks, in order."""
+    return filter(None, map(module_of, equations(jaxpr)))

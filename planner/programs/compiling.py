@@ -1,0 +1,261 @@
+"""A step at depth "partition" and "compile": compiled elsewhere, read, and summed up.
+
+`by_compiler` asks the target's own compiler, so its peak memory is that compiler's statistics.
+`by_partitioner` runs XLA's partitioner on this host's virtual devices: its collectives are exact;
+what the target's compiler would make of the rest is modelled (`target_memory`, `target_rewrites`,
+`windowed_products`).
+The host's compiler is kept from widening bfloat16, from handing products to libraries and from
+joining reductions, none of which the targets do; and from taking barriers away before it schedules:
+they hold what is computed again (`jax.checkpoint`) back until its gradient is wanted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from isoshard.core.runtime.hlo_text import HloModule, parsed
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.costs.device_program import DeviceProgram
+from isoshard.planner.machine.topologies import Topology, topology_of
+from isoshard.planner.reports.report import LiveArray, MemoryEstimate
+
+from .chained_collectives import chained_as_one
+from .compile_worker import Listener, ProgramText, compiled
+from .device_ops import device_ops, dtype_name
+from .exporting import exported
+from .live_values import ProgramLiveness, liveness
+from .nearest_lines import line_at
+from .planning_errors import CompilationError
+from .scaled_meshes import scaled_back, scaled_down
+from .target_memory import target_liveness
+from .targets import HOST_DEVICES, CompileTarget, target_of
+from .windowed_loops import multiplied_by_parts
+from .windowed_products import windowed_products
+
+PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "gpu": "cuda"}
+"""A chip's platform -> what `jax.export` calls it."""
+
+HOST = CompileTarget(
+    "host",
+    flags=(
+        "--xla_disable_hlo_passes=float-normalization-bf16,float-normalization-f8e5m2,"
+        "all-reduce-promotion,cpu-all-reduce-combiner,dot-library-rewriter,cse_barrier_expander",
+        "--xla_cpu_enable_concurrency_optimized_scheduler=false",
+        "--xla_backend_optimization_level=0",
+    ),
+    keep="*cpu_after_optimizations.txt",
+)
+"""The host's compiler, as near to those of TPUs and GPUs as its flags allow.
+
+Without the passes that widen bfloat16 it refuses such a program when it comes to emit code; by then
+the scheduled program has been written to a file, and the time for the code is saved.
+"""
+
+_SHOWN = 20
+
+_UNTILED = "Couldn't find output tile sizes"
+_BY_LIBRARY = ("--xla_gpu_enable_triton_gemm=false",)
+_UNTRIED = (
+    "XLA found no tiles for a product; where the GPU is, it tries others and cuBLAS. So this was "
+    f"compiled with products by cuBLAS ({_BY_LIBRARY[0]})"
+)
+"""XLA makes Triton kernels of products, with tiles that it guesses where it cannot try any."""
+
+
+def by_partitioner(
+    step: TracedStep,
+    *,
+    timeout: float | None = None,
+    progress: bool | Listener | None = None,
+    cache: bool | Path | str = True,
+    python: str | None = None,
+) -> DeviceProgram:
+    """Split a step by XLA's partitioner on this host, without the target's compiler.
+
+    Args:
+        step: over devices that are here or described.
+        timeout: seconds after which the compiler is ended; None waits.
+        progress: a function that is told, True, False, or None: a bar if there is a terminal.
+        cache: whether to look on disk first, or the folder to look in.
+        python: the interpreter that compiles; see `targets.compiler_python`.
+
+    Returns:
+        Operations and memory of one device. Of a step for virtual devices of a CPU they are those
+        of its compiler, as of `by_compiler`.
+
+    Raises:
+        PlanningError: the compiler refused it, took too long, or the step cannot be scaled down
+            from more devices than a host can have.
+    """
+    given = {"timeout": timeout, "progress": progress, "cache": cache, "python": python}
+    if step.mesh.size <= HOST_DEVICES:
+        return _partition(step, given)
+    large, small = scaled_down(step, HOST_DEVICES)
+    sizes = (large.size, small.size)
+    programs = [_partition(one.step, given, one.axis) for one in (large, small)]
+    whole = step.mesh.shape[large.axis]
+    made = scaled_back(programs[0], programs[1], sizes, whole, step)
+    joined = "collectives that its compiler would join are counted each"
+    note = (
+        f"partitioned for {large.size} and {small.size} devices along {large.axis!r}, and scaled "
+        f"to {whole}: this host can have {HOST_DEVICES} devices, and the mesh has {step.mesh.size}"
+    )
+    return dataclasses.replace(made, notes=(*made.notes, joined, note))
+
+
+def _partition(step: TracedStep, given: Mapping[str, Any], scaled: str = "") -> DeviceProgram:
+    machine = topology_of(step.mesh)
+    target = CompileTarget("host") if machine.chip.platform == "cpu" else HOST
+    made = compiled(exported(step, "cpu"), target, **given)
+    if target is HOST:
+        return partitioned(step, made, machine, scaled)
+    return _as_compiled(step, made, machine)
+
+
+def by_compiler(
+    step: TracedStep,
+    *,
+    timeout: float | None = None,
+    progress: bool | Listener | None = None,
+    cache: bool | Path | str = True,
+    python: str | None = None,
+) -> DeviceProgram:
+    """Compile a step by the target's own compiler, which needs no accelerator.
+
+    Args:
+        step: over devices that are here or described.
+        timeout: seconds after which the compiler is ended; None waits.
+        progress: a function that is told, True, False, or None: a bar if there is a terminal.
+        cache: whether to look on disk first, or the folder to look in.
+        python: the interpreter that compiles; see `targets.compiler_python`.
+
+    Returns:
+        Operations and memory of one device; the peak is arguments, results that lie in no
+        argument's memory, and temporaries, as the compiler's statistics say.
+
+    Raises:
+        CompilerMissingError: the target's compiler is not installed.
+        PlanningError: it refused the step, or took too long.
+    """
+    machine = topology_of(step.mesh)
+    platform = PLATFORMS[machine.chip.platform]
+    given: dict[str, Any] = {
+        "timeout": timeout,
+        "progress": progress,
+        "cache": cache,
+        "python": python,
+    }
+    target, notes = target_of(step.mesh, machine), ()
+    program = exported(step, platform)
+    try:
+        made = compiled(program, target, **given)
+    except CompilationError as error:
+        if _UNTILED not in str(error):
+            raise
+        made = compiled(program, dataclasses.replace(target, flags=_BY_LIBRARY), **given)
+        notes = (_UNTRIED,)
+    return dataclasses.replace(_as_compiled(step, made, machine), notes=notes)
+
+
+def partitioned(
+    step: TracedStep, made: ProgramText, machine: Topology, scaled: str = ""
+) -> DeviceProgram:
+    """What the partitioner's program says of a step on a TPU or a GPU.
+
+    Args:
+        step: it.
+        made: by `HOST`.
+        machine: that it is planned for.
+        scaled: an axis of the mesh that is smaller here than the numbers are for.
+    """
+    chip = machine.chip
+    module = chained_as_one(parsed(made.text), chip.platform)
+    given = [_axes(one.sharding.spec) for one in step.inputs]
+    products = windowed_products(module, step.mesh, given, chip.name, scaled)
+    found, notes = target_liveness(module, chip.platform, chip.memory, products)
+    sending = multiplied_by_parts(module, products)
+    ops = device_ops(sending, step.mesh, found.at, target=chip.platform, joining=not scaled)
+    memory = _memory(step, sending, found, found.total, machine)
+    note = "what the target's compiler fuses and keeps is modelled, from the partitioner's program"
+    return DeviceProgram(ops, memory, (note, *notes), made.versions)
+
+
+def _axes(spec: PartitionSpec) -> frozenset[str]:
+    """The mesh axes that a layout names."""
+    entries = ((one,) if isinstance(one, str) else one or () for one in spec)
+    return frozenset(axis for entry in entries for axis in entry)
+
+
+def _as_compiled(step: TracedStep, made: ProgramText, machine: Topology) -> DeviceProgram:
+    module = parsed(made.text)
+    found = liveness(module)
+    peak = peak_of(made.memory)
+    ops = device_ops(module, step.mesh, found.at)
+    memory = _memory(step, module, found, peak, machine)
+    return DeviceProgram(ops, memory, (), made.versions)
+
+
+def peak_of(memory: Mapping[str, int]) -> int:
+    """The bytes that a compiled program needs at once.
+
+    Args:
+        memory: fields of `memory_analysis()`.
+
+    Example:
+        >>> peak_of({"argument_size_in_bytes": 8, "output_size_in_bytes": 8,
+        ...          "alias_size_in_bytes": 8, "temp_size_in_bytes": 4})
+        12
+    """
+    return (
+        memory["argument_size_in_bytes"]
+        + memory["output_size_in_bytes"]
+        - memory["alias_size_in_bytes"]
+        + memory["temp_size_in_bytes"]
+    )
+
+
+def _memory(
+    step: TracedStep, module: HloModule, found: ProgramLiveness, peak: int, machine: Topology
+) -> MemoryEstimate:
+    roles = dict.fromkeys(("parameter", "buffer", "optimizer", "input"), 0)
+    for one in step.inputs:
+        role = one.role if one.role in roles else "input"
+        roles[role] += one.bytes_per_device
+    largest = [
+        LiveArray(
+            buffer.maker.name,
+            buffer.shape,
+            dtype_name(buffer.dtype),
+            buffer.bytes,
+            line_at(module, buffer.maker),
+        )
+        for buffer in sorted(found.alive, key=lambda one: -one.bytes)[:_SHOWN]
+        if buffer.bytes
+    ]
+    largest += [
+        LiveArray(
+            one.name,
+            tuple(one.sharding.shard_shape(one.shape)),
+            one.dtype.name,
+            one.bytes_per_device,
+            "",
+        )
+        for one in step.inputs
+    ]
+    largest.sort(key=lambda one: -one.bytes)
+    return MemoryEstimate(
+        roles["parameter"],
+        roles["buffer"],
+        roles["optimizer"],
+        roles["input"],
+        max(0, peak - sum(roles.values())),
+        peak,
+        line_at(module, found.peak) if found.peak else "",
+        tuple(largest[:_SHOWN]),
+        machine.chip.memory,
+    )

@@ -1,0 +1,235 @@
+"""More devices than one process of the host can have: fewer along one axis, and scaled back.
+
+With fewer devices along one axis, and arrays of the same global shapes, a device's shard of what is
+split along that axis gets larger by the same factor, and all else stays as it is. So each number
+of a program (bytes of a value, operations of a product) is `a + b / n` in the size `n` of the axis,
+and two programs, for two sizes, tell `a` and `b` of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+
+from isoshard.core.runtime.jaxprs import JaxprRewriter
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.costs.device_program import DeviceOp, DeviceProgram
+from isoshard.planner.reports.report import LiveArray
+
+from .planning_errors import PlanningError
+
+_UNLIKE = 0.01
+"""The part of all bytes sent that may be sent by collectives of only one of the two programs."""
+
+_OTHERWISE = "Estimate with depth='compile' (the target's topology has as many) or depth='trace'"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledStep:
+    """A step on fewer devices.
+
+    Attributes:
+        step: the same program, on a smaller mesh.
+        axis: that is smaller.
+        size: of it.
+    """
+
+    step: TracedStep
+    axis: str
+    size: int
+
+
+def scaled_down(step: TracedStep, most: int) -> tuple[ScaledStep, ScaledStep]:
+    """The step on two smaller meshes: what fits, and half of that, along one axis.
+
+    Args:
+        step: on more devices than a host can have.
+        most: how many it can have.
+
+    Raises:
+        PlanningError: no axis is long enough, or parts of the program are written for devices
+            (`shard_map`), whose shapes follow from the mesh.
+    """
+    sizes = dict(step.mesh.shape)
+    for axis in sorted(sizes, key=lambda name: -sizes[name]):
+        size = sizes[axis]
+        while size % 2 == 0 and math.prod(sizes.values()) // sizes[axis] * size > most:
+            size //= 2
+        if size % 2 == 0 and size > 2 and math.prod(sizes.values()) // sizes[axis] * size <= most:
+            return _on(step, axis, size), _on(step, axis, size // 2)
+    raise PlanningError(
+        f"{step.name}: a mesh of {step.mesh.size} devices is too large for this host, which can "
+        f"have {most}, and no axis of {sizes} can be halved until it fits. {_OTHERWISE}"
+    )
+
+
+def _on(step: TracedStep, axis: str, size: int) -> ScaledStep:
+    """The step on a mesh that has so many devices along an axis."""
+    old = step.mesh
+    place = old.axis_names.index(axis)
+    mesh = Mesh(
+        old.devices.take(range(size), axis=place), old.axis_names, axis_types=old.axis_types
+    )
+    change = _OnOtherMesh(mesh.abstract_mesh, step.name)
+
+    def moved(layout: NamedSharding) -> NamedSharding:
+        return NamedSharding(mesh, layout.spec, memory_kind=layout.memory_kind)
+
+    return ScaledStep(
+        dataclasses.replace(
+            step,
+            program=change.program(step.program),
+            inputs=tuple(
+                dataclasses.replace(one, sharding=moved(one.sharding)) for one in step.inputs
+            ),
+            results=tuple(
+                dataclasses.replace(one, sharding=one.sharding and moved(one.sharding))
+                for one in step.results
+            ),
+            mesh=mesh,
+        ),
+        axis,
+        size,
+    )
+
+
+class _OnOtherMesh(JaxprRewriter):
+    """Puts another abstract mesh wherever a program names one."""
+
+    def __init__(self, mesh: AbstractMesh, name: str):
+        super().__init__()
+        self._mesh = mesh
+        self._name = name
+
+    def value(self, value: Any, context: Any) -> Any:
+        if isinstance(value, Mesh | AbstractMesh):
+            return self._mesh
+        if isinstance(value, NamedSharding):
+            return NamedSharding(self._mesh, value.spec, memory_kind=value.memory_kind)
+        return super().value(value, context)
+
+    def equation(self, eqn: Any, context: Any) -> Iterator[Any]:
+        if eqn.primitive.name == "shard_map":
+            raise PlanningError(
+                f"{self._name}: a part of it is written for each device by jax.shard_map, so it "
+                f"cannot be partitioned for fewer devices than it is planned for. {_OTHERWISE}"
+            )
+        yield self.inside(eqn, context)
+
+
+def scaled_back(
+    large: DeviceProgram, small: DeviceProgram, sizes: tuple[int, int], size: int, step: TracedStep
+) -> DeviceProgram:
+    """The program for the whole mesh, from those for two smaller ones.
+
+    Args:
+        large: for the larger of the two.
+        small: for the other.
+        sizes: of the axis in both.
+        size: of the axis in the whole mesh.
+        step: on the whole mesh.
+
+    Raises:
+        PlanningError: the two do not send alike.
+    """
+
+    def scale(at_large: float, at_small: float) -> float:
+        return _scaled(at_large, at_small, sizes, size)
+
+    many, few = _sums(large.ops), _sums(small.ops)
+    sent = sum(one.sent for one in many.values())
+    alone = sum(one.sent for key, one in many.items() if key not in few)
+    if alone > sent * _UNLIKE:
+        raise PlanningError(
+            f"{step.name}: the partitioner splits it otherwise on {sizes[0]} than on {sizes[1]} "
+            f"devices along one axis, so the numbers cannot be scaled. {_OTHERWISE}"
+        )
+    factors = {
+        key: _AlikeTotals(
+            *(_factor(a, b, scale) for a, b in zip(one, few.get(key, one), strict=True))
+        )
+        for key, one in many.items()
+    }
+    ops = tuple(_times(op, factors[_key(op)]) for op in large.ops)
+    least = dict.fromkeys(("parameter", "buffer", "optimizer", "input"), 0)
+    for one in step.inputs:
+        least[one.role if one.role in least else "input"] += one.bytes_per_device
+    peak = max(
+        round(scale(large.memory.peak, small.memory.peak)), max((op.live for op in ops), default=0)
+    )
+    names = {one.name: one for one in small.memory.largest}
+    arrays = [
+        _array(one, names[one.name], scale) for one in large.memory.largest if one.name in names
+    ]
+    memory = dataclasses.replace(
+        large.memory,
+        parameters=least["parameter"],
+        buffers=least["buffer"],
+        optimizer=least["optimizer"],
+        inputs=least["input"],
+        peak=peak,
+        activations=max(0, peak - sum(least.values())),
+        largest=tuple(sorted(arrays, key=lambda one: -one.bytes)),
+    )
+    return dataclasses.replace(large, ops=ops, memory=memory)
+
+
+class _AlikeTotals(NamedTuple):
+    """Of operations that are alike: what they compute, move and send together."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    sent: float = 0.0
+    live: float = 0.0
+
+
+Key = tuple[str, str, str, tuple[str, ...], int]
+
+
+def _key(op: DeviceOp) -> Key:
+    """What operations of both programs have in common that do the same.
+
+    A collective among more devices may come with more slices of its operand; so operations that
+    are none are one kind for each line.
+    """
+    name = op.name if op.is_collective else ("product" if op.flops else "")
+    return name, op.line, op.dtype, op.axes, op.times
+
+
+def _sums(ops: tuple[DeviceOp, ...]) -> dict[Key, _AlikeTotals]:
+    found: dict[Key, _AlikeTotals] = {}
+    for op in ops:
+        one = found.get(_key(op), _AlikeTotals())
+        found[_key(op)] = _AlikeTotals(
+            one.flops + op.flops, one.bytes + op.bytes, one.sent + op.sent, max(one.live, op.live)
+        )
+    return found
+
+
+def _factor(large: float, small: float, scale: Callable[[float, float], float]) -> float:
+    return scale(large, small) / large if large else 1.0
+
+
+def _times(op: DeviceOp, factors: _AlikeTotals) -> DeviceOp:
+    return dataclasses.replace(
+        op,
+        flops=op.flops * factors.flops,
+        bytes=op.bytes * factors.bytes,
+        sent=round(op.sent * factors.sent),
+        live=round(op.live * factors.live),
+    )
+
+
+def _scaled(large: float, small: float, sizes: tuple[int, int], size: int) -> float:
+    """The value at a size of `a + b / n`, from those at two sizes."""
+    slope = (small - large) / (1 / sizes[1] - 1 / sizes[0])
+    return max(0.0, large + slope * (1 / size - 1 / sizes[0]))
+
+
+def _array(one: LiveArray, other: LiveArray, scale: Callable[[float, float], float]) -> LiveArray:
+    shape = tuple(round(scale(a, b)) for a, b in zip(one.shape, other.shape, strict=False))
+    return dataclasses.replace(one, shape=shape, bytes=round(scale(one.bytes, other.bytes)))

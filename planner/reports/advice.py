@@ -1,0 +1,312 @@
+"""What would make a step fit, or run faster: sentences, each with what it saves, from the numbers.
+
+>>> from .findings import InputUse, MemoryEstimate, TimeEstimate
+>>> from .report import Report
+>>> gib = 1 << 30
+>>> memory = MemoryEstimate(2 * gib, 0, 16 * gib, 0, gib, 19 * gib, "", (), 16 * gib)
+>>> time = TimeEstimate(0.2, 0.1, 0.2, {}, 0.2, 0.2, 0.5, "compute")
+>>> whole = [InputUse(role, "float32", (), ("data",), size, 9)
+...          for role, size in (("parameter", 2 * gib), ("optimizer", 16 * gib))]
+>>> report = Report("step", "jax", "trace", "v5e:4x4", {"data": 16}, "", memory, (), 0, 0, time,
+...                 inputs=tuple(whole))
+>>> print(advise(report)[0])
+split parameters and optimizer state over 'data' (Plan.fsdp('data')): saves 16.9 GiB a device at \
+rest, then it fits
+
+Every rule looks at numbers of the report, and says nothing where they give no reason. What a report
+does not say (`Report.inputs` is empty) no rule guesses. Bytes are saved at rest: what is gathered
+for a moment, or computed again, needs some of them back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from isoshard.core.runtime.formatting import count_of, human_bytes, human_seconds, percent
+
+from ..machine.links import links
+from .findings import InputUse
+from .key_figures import mesh_of, shares, traffic
+
+if TYPE_CHECKING:
+    from .report import Report
+
+TIGHT = 0.85
+"""Share of the capacity above which memory is worth advice although the step fits."""
+WORTH = 0.03
+"""Of the capacity, or of the time of a step: what saves less is not said."""
+STATE_TIMES = 4
+"""How often a step moves parameters: forward, backward, the optimizer's reading and writing."""
+STATE = ("parameter", "optimizer")
+"""The roles that FSDP splits."""
+RECOMPUTE = {
+    "jax": "jax.checkpoint",
+    "flax": "flax.nnx.remat",
+    "torch": "isoshard.torch_bridge.recompute.checkpoint_module",
+}
+"""What computes a layer again in the backward pass, by the framework of the step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Remedy:
+    """One thing to do.
+
+    Attributes:
+        text: what, and what it saves.
+        bytes: saved on one device; 0 if it saves time.
+        seconds: saved of a step, at most; 0 if it saves memory.
+        at_most: the bytes are an upper bound.
+    """
+
+    text: str
+    bytes: float = 0.0
+    seconds: float = 0.0
+    at_most: bool = False
+
+
+def advise(report: Report) -> tuple[str, ...]:
+    """Say what would help.
+
+    Args:
+        report: any; its own `advice` is not looked at.
+
+    Returns:
+        Sentences. Of a step that does not fit first those that save memory, the most first; then
+        those that save time.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from isoshard.planner.estimating import estimate
+        >>> from isoshard.planner.machine.topologies import topology
+        >>> mesh = topology("v5e:4x4").mesh((4, 4), ("data", "model"))
+        >>> w = jax.ShapeDtypeStruct((8192, 8192), "float32")
+        >>> advise(estimate(lambda w, x: jnp.tanh(x @ w), (w, w), mesh))[0].partition(":")[0]
+        "use axis 'data'"
+    """
+    memory, time = report.memory, report.time
+    found: list[str] = []
+    if memory.peak > TIGHT * memory.capacity:
+        savings = [one for rule in MEMORY_RULES for one in rule(report)]
+        large = [one for one in savings if one.bytes >= WORTH * memory.capacity]
+        for one in sorted(large, key=lambda one: -one.bytes):
+            found.append(one.text + _then_fits(report, one))
+    savings = [one for rule in TIME_RULES for one in rule(report)]
+    quick = [one for one in savings if one.seconds >= WORTH * time.overlapped]
+    found += [one.text for one in sorted(quick, key=lambda one: -one.seconds)]
+    return tuple(found)
+
+
+def _then_fits(report: Report, remedy: Remedy) -> str:
+    memory = report.memory
+    if memory.fits:
+        return ""
+    over = memory.peak - memory.capacity
+    if remedy.bytes < over:
+        return f"; {human_bytes(over - remedy.bytes)} are still too much then"
+    return f", of which {human_bytes(over)} are needed" if remedy.at_most else ", then it fits"
+
+
+def _split_state(report: Report) -> Iterator[Remedy]:
+    """State that is whole along an axis that divides it."""
+    best: tuple[float, str, tuple[str, ...]] = (0.0, "", ())
+    for name, size in report.mesh.items():
+        uses = [use for use in report.inputs if use.role in STATE and name in use.free]
+        saved = sum(use.bytes for use in uses) * (1 - 1 / size)
+        if saved > best[0]:
+            roles = tuple(role for role in STATE if any(use.role == role for use in uses))
+            best = (saved, name, roles)
+    saved, name, roles = best
+    if saved:
+        words = {"parameter": "parameters", "optimizer": "optimizer state"}
+        what = " and ".join(words[role] for role in roles)
+        how = f" (Plan.fsdp({name!r}))" if "parameter" in roles else ""
+        saves = f"saves {human_bytes(saved)} a device at rest"
+        yield Remedy(f"split {what} over {name!r}{how}: {saves}", bytes=saved)
+
+
+def _recompute(report: Report) -> Iterator[Remedy]:
+    """Activations that are most of the peak: computed again, or fewer at once."""
+    memory = report.memory
+    if max((size for _, size in shares(memory)), default=0) != memory.activations:
+        return
+    told = (
+        f"activations are {percent(memory.activations, memory.peak)} of the peak, "
+        f"{human_bytes(memory.activations)}"
+    )
+    if report.framework in RECOMPUTE:
+        yield Remedy(
+            f"{told}: compute them again in the backward pass ({RECOMPUTE[report.framework]}), "
+            f"which saves at most {human_bytes(memory.activations)} a device",
+            bytes=memory.activations,
+            at_most=True,
+        )
+    if any(use.role == "input" for use in report.inputs):
+        half = memory.activations / 2
+        yield Remedy(
+            f"{told}: halve the batch and accumulate gradients over two, which saves at most "
+            f"{human_bytes(half)} a device",
+            bytes=half,
+            at_most=True,
+        )
+
+
+def _fewer_bits(report: Report) -> Iterator[Remedy]:
+    """Parameters, and state of the optimizer, in four bytes an element."""
+    for role, words in (("parameter", "parameters"), ("optimizer", "optimizer state")):
+        wide = sum(use.bytes for use in report.inputs if (use.role, use.dtype) == (role, "float32"))
+        if wide:
+            yield Remedy(
+                f"keep {words} in bfloat16 instead of float32: saves {human_bytes(wide / 2)} a "
+                "device",
+                bytes=wide / 2,
+            )
+
+
+def _more_devices(report: Report) -> Iterator[Remedy]:
+    """What would halve if the axis that splits most were twice as long."""
+    if report.memory.fits or not report.inputs:
+        return
+    best: tuple[float, str] = (0.0, "")
+    for name in report.mesh:
+        split = sum(use.bytes for use in report.inputs if name in use.axes)
+        if _splits(report.inputs, "input", name):
+            split += report.memory.activations
+        best = max(best, (split / 2, name))
+    saved, name = best
+    if saved:
+        size, devices = report.mesh[name], math.prod(report.mesh.values())
+        yield Remedy(
+            f"take twice the devices ({2 * devices:,}, {name}={2 * size}): with the same batch "
+            f"what {name!r} splits halves, which saves {human_bytes(saved)} a device",
+            bytes=saved,
+        )
+
+
+def _idle_axis(report: Report) -> Iterator[Remedy]:
+    """An axis that splits nothing: its devices all do the same."""
+    if not report.inputs:
+        return
+    talking = {name for use in report.collectives for name in use.axes}
+    for name, size in report.mesh.items():
+        if size > 1 and name not in talking and not any(name in use.axes for use in report.inputs):
+            saved = report.time.busy * (1 - 1 / size)
+            yield Remedy(
+                f"use axis {name!r}: batch and model are whole along it, so its "
+                f"{count_of(size, 'device')} do the same work; splitting the batch over it saves "
+                f"{human_seconds(saved)} of {human_seconds(report.time.busy)} of computing",
+                seconds=saved,
+            )
+
+
+def _talk_longer_than_compute(report: Report) -> Iterator[Remedy]:
+    """Collectives along axes that take longer than computing."""
+    time = report.time
+    for one in traffic(report):
+        extra, names = one.seconds - time.busy, one.axes.split("+")
+        if extra <= 0 or not all(name in report.mesh for name in names):
+            continue
+        kind = f"{one.kinds[0]}s" if len(one.kinds) == 1 else "collectives"
+        several = f" ({', '.join(one.kinds)})" if len(one.kinds) > 1 else ""
+        told = (
+            f"{kind} over {one.axes!r}{several} take {human_seconds(one.seconds)}, computing "
+            f"{human_seconds(time.busy)}"
+        )
+        if time.busy and any(_splits(report.inputs, "input", name) for name in names):
+            way = (
+                f"a batch {one.seconds / time.busy:.1f} times as large per device would hide what "
+                "does not grow with it, or fewer shards"
+            )
+        else:
+            way = f"fewer shards than {math.prod(report.mesh[name] for name in names)} along it"
+        yield Remedy(f"{told}: {way}; {human_seconds(extra)} are waited for", seconds=extra)
+
+
+def _leaves_fast_links(report: Report) -> Iterator[Remedy]:
+    """An axis with much traffic that runs over the network although it would fit inside."""
+    mesh = mesh_of(report)
+    if mesh is None:
+        return
+    wired = links(mesh)
+    seconds = {one.axes: one.seconds for one in traffic(report)}
+    for name, found in wired.items():
+        if found.kind not in ("network", "dcn"):
+            continue
+        inner = _fast_size(report)
+        chip = mesh.devices.flat[0].topology.chip
+        fast = chip.link * (2 if chip.links else 1)
+        spent = seconds.get(name, 0.0)
+        lighter = [other for other in wired if other != name and seconds.get(other, 0.0) < spent]
+        if found.size > inner or inner % found.size or not lighter:
+            continue
+        saved = spent * (1 - found.bandwidth / fast)
+        where = "slices" if chip.links else "hosts"
+        yield Remedy(
+            f"axis {name!r} crosses {where}: {found.bandwidth / 1e9:.3g} GB/s a device against "
+            f"{fast / 1e9:.3g} GB/s inside; put it last in the mesh, so that {lighter[0]!r} "
+            f"crosses them instead: saves at most {human_seconds(saved)}",
+            seconds=saved,
+        )
+
+
+def _fast_size(report: Report) -> int:
+    """How many devices fast links join."""
+    mesh = mesh_of(report)
+    if mesh is None:
+        return 0
+    machine = mesh.devices.flat[0].topology
+    if machine.chip.links:
+        return math.prod(machine.shape)
+    return machine.chip.domain or machine.per_host
+
+
+def _moves_more_than_computes(report: Report) -> Iterator[Remedy]:
+    """A step that waits for memory: for its own state, or at some line."""
+    time, memory = report.time, report.memory
+    extra = time.busy - time.compute
+    if time.limit != "memory" or extra <= 0:
+        return
+    told = (
+        f"moving {human_bytes(report.bytes_moved)} takes {human_seconds(time.memory)}, computing "
+        f"{human_seconds(time.compute)}, and {human_seconds(extra)} are waited for"
+    )
+    state = min(STATE_TIMES * memory.parameters + 2 * memory.optimizer, report.bytes_moved)
+    if state >= report.bytes_moved / 2:
+        share = percent(state, report.bytes_moved)
+        yield Remedy(
+            f"{told}: {share} of it are parameters and optimizer state, which a larger batch per "
+            "device reads for more rows",
+            seconds=extra,
+        )
+        return
+    at: dict[str, float] = {}
+    for event in report.timeline:
+        if event.what == "compute" and event.line:
+            at[event.line] = at.get(event.line, 0.0) + event.seconds
+    if at:
+        most = max(at, key=lambda line: at[line])
+        yield Remedy(
+            f"{told}: most of the time goes into {most}, {human_seconds(at[most])} of "
+            f"{human_seconds(time.busy)}; fuse it, or let it work on fewer bytes (bfloat16)",
+            seconds=extra,
+        )
+
+
+def _splits(inputs: Sequence[InputUse], role: str, axis: str) -> bool:
+    return any(use.role == role and axis in use.axes for use in inputs)
+
+
+MEMORY_RULES: tuple[Callable[[Report], Iterator[Remedy]], ...] = (
+    _split_state,
+    _recompute,
+    _fewer_bits,
+    _more_devices,
+)
+TIME_RULES: tuple[Callable[[Report], Iterator[Remedy]], ...] = (
+    _idle_axis,
+    _talk_longer_than_compute,
+    _leaves_fast_links,
+    _moves_more_than_computes,
+)

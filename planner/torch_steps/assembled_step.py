@@ -1,0 +1,158 @@
+"""From a recorded step to a `TracedStep`: its program, and a name for every input and result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge.engine.capture.assemble import Assembly
+from isoshard.torch_bridge.engine.compiling import input_placement, plan_lowering
+from isoshard.torch_bridge.engine.compiling.execution_plan import CompileRequest
+from isoshard.torch_bridge.engine.compiling.interpreting import Notes
+from isoshard.torch_bridge.engine.values import layout_numbers
+
+from .argument_paths import key_text
+from .found_models import Named
+from .planned_recording import PlannedRecording
+
+
+def assembled(
+    recording: PlannedRecording,
+    names: Mapping[int, Named],
+    mesh: Mesh,
+    name: str,
+    where: str,
+    modules: tuple[str, ...],
+) -> TracedStep:
+    """Trace a recorded step.
+
+    Args:
+        recording: the step.
+        names: what memory is called, by id.
+        mesh: what it is planned for.
+        name: of the step.
+        where: its line, for messages.
+        modules: the names of the modules that it used.
+    """
+    names = dict(names)
+    assembly = Assembly(recording, where)
+    plan, escaped = assembly.plan()
+    values = assembly.choose_results(plan)
+    plan.live += tuple(sorted(escaped))  # what the step keeps somewhere
+    plan.wanted += (layout_numbers.UNPLACED,) * len(escaped)
+    whole = layout_numbers.intern(NamedSharding(mesh, PartitionSpec()))
+    also = {*recording.tape.marks, *plan.wanted} - {layout_numbers.UNPLACED}
+    plan.placed = tuple(input_placement.layouts_on(whole, values, also)[1])
+    plan.notes = Notes(recording.tape.lines, recording.tape.outputs)
+    inputs = _inputs(recording, names, plan, values)
+    home = _mesh_of(plan, mesh)
+    with plan_lowering.tracing(plan, [_struct(one) for one in inputs]):
+        program = _traced(plan, inputs, home)
+        results = _results(recording, names, assembly, plan, values)
+    everywhere = NamedSharding(home, PartitionSpec())
+    if plan.lifted:
+        double = np.dtype(np.float64)
+        inputs.append(StepInput("numbers", "number", (plan.lifted,), double, everywhere))
+    if plan.draws:
+        word = np.dtype(np.uint32)
+        inputs.append(StepInput("random", "random", (plan.draws, 3), word, everywhere))
+    return TracedStep(
+        name, "torch", program, tuple(inputs), tuple(results), home, modules, wide=True
+    )
+
+
+def _mesh_of(plan: CompileRequest, mesh: Mesh) -> Mesh:
+    """The mesh of all layouts: a finer one, if marks are on meshes of several shapes."""
+    placed: Any = layout_numbers.sharding(plan.placed[0]) if plan.placed else None
+    return mesh if placed is None else placed.mesh
+
+
+def _struct(one: StepInput) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=one.sharding)
+
+
+def _traced(plan: CompileRequest, inputs: Sequence[StepInput], mesh: Mesh) -> Any:
+    """The jaxpr; floats and random words are among its inputs only if there are any."""
+    step = plan_lowering.traceable(plan)
+    extra = plan_lowering.extra_inputs(plan)
+    given = [one for one in extra if one.shape[0]]
+    absent = [np.zeros(one.shape, one.dtype) for one in extra if not one.shape[0]]
+
+    def isoshard_step(*arguments: Any) -> Any:
+        taken, more = arguments[: len(inputs)], list(arguments[len(inputs) :])
+        scalars = more.pop(0) if plan.lifted else absent[0]
+        return step(*taken, scalars, more.pop(0) if plan.draws else absent[-1])
+
+    structs = [_struct(one) for one in inputs]
+    return jax.jit(isoshard_step, keep_unused=True).trace(*structs, *given).jaxpr
+
+
+def _inputs(
+    recording: PlannedRecording,
+    names: dict[int, Named],
+    plan: CompileRequest,
+    values: Sequence[Any],
+) -> list[StepInput]:
+    firsts = {id(first): storage for storage, first in recording.log.storages.values()}
+    inputs, numbers = [], {"host": 0, "closed_over": 0}
+    for value, number in zip(values, plan.placed, strict=True):
+        storage = firsts.get(id(value))
+        named = None if storage is None else names.get(id(storage))
+        layout: Any = layout_numbers.sharding(number)
+        if named is None and storage is not None:
+            names[id(storage)] = named = Named(f"memory.{len(names)}", "buffer", layout)
+        if named is None:
+            kind = "host" if id(value) in recording.cpu_ops.operands else "closed_over"
+            named = Named(
+                f"{kind}.{numbers[kind]}", "number" if kind == "host" else "buffer", layout
+            )
+            numbers[kind] += 1
+        shape, dtype = tuple(value.array.shape), np.dtype(value.array.dtype)
+        inputs.append(StepInput(named.name, named.role, shape, dtype, layout, named.follows))
+    return inputs
+
+
+def _results(
+    recording: PlannedRecording,
+    names: Mapping[int, Named],
+    assembly: Assembly,
+    plan: CompileRequest,
+    values: Sequence[Any],
+) -> list[StepResult]:
+    places = {id(value): place for place, value in enumerate(values)}
+    said: dict[int, tuple[str, int | None]] = {}
+    for storage in assembly.written:
+        named = names.get(id(storage))
+        place = places.get(id(recording.log.storages[id(storage)][1]))
+        name = f"memory.{len(said)}" if named is None else named.name
+        said[storage.value.slot] = (name, place)
+    for tensor, value, _ in assembly.created:
+        said.setdefault(value.slot, (_name_of(tensor, recording, names, assembly), None))
+    found = []
+    for slot, number in zip(plan.live, plan.wanted, strict=True):
+        name, place = said.get(slot, (f"kept.{slot}", None))
+        finer = plan_lowering.refined(number)
+        layout: Any = None if number == layout_numbers.UNPLACED else layout_numbers.sharding(finer)
+        found.append(StepResult(name, place, layout))
+    return found
+
+
+def _name_of(
+    tensor: Any, recording: PlannedRecording, names: Mapping[int, Named], assembly: Assembly
+) -> str:
+    """What each run makes anew: by its path in the result, or by whose gradient it is."""
+    tree = pytree.tree_unflatten(list(range(len(recording.leaves))), recording.structure)
+    for path, number in pytree.tree_flatten_with_path(tree)[0]:
+        if recording.leaves[number] is tensor:
+            return ".".join(map(key_text, path)) or "result"
+    for owner, gradient in zip(recording.tensors, assembly.after, strict=True):
+        if gradient is tensor:
+            named = names.get(id(getattr(owner, "_storage", None)))
+            return "grad" if named is None else f"grad.{named.name}"
+    return "result"

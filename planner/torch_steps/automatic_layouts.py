@@ -1,0 +1,360 @@
+"""Layouts that a search finds for a step whose script says none: `use_spmd(auto=True)`, `auto_policy`.
+
+torch_xla gives the traced graph to XLA's auto-sharding pass. Here the first call of a compiled step
+is planned as `iso.planner.search` plans it: on the mesh that was asked for, else on the mesh found;
+what the user has marked stays. Parameters, gradients and optimizer state are then laid out, modules
+are told how their outputs lie, and the arguments of each call are laid out before it.
+
+>>> import isoshard.torch_bridge as xs
+>>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+>>> mesh = xs.Mesh(range(8), (8,), ("data",))
+>>> model = xs.xla_distribute_module(model, mesh, xs.spmd.auto_policy)
+>>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+>>> @xs.compile
+... def step(x):
+...     sgd.zero_grad()
+...     loss = model(x).square().mean()
+...     loss.backward()
+...     sgd.step()
+...     return loss
+>>> x = torch.ones(8192, 64, device="jax")
+>>> loss = step(x)
+>>> xs.auto_plan(model).plan.inputs
+(('*', P('data',)),)
+>>> x.partition_spec
+P('data',)
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import torch
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from isoshard.core.errors import CaptureError, ShardingError
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.plan import Plan
+from isoshard.core.runtime import metrics
+from isoshard.planner.plan_search.found_rules import activation_rules_of
+from isoshard.planner.plan_search.search_result import SearchResult, described
+from isoshard.planner.plan_search.searching import search
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
+from isoshard.torch_bridge.engine.capture.assemble import line_of
+from isoshard.torch_bridge.engine.capture.step import ShardArguments
+from isoshard.torch_bridge.layout import marks
+from isoshard.torch_bridge.modules import modules
+from isoshard.torch_bridge.spmd import first_layouts, unplanned_steps
+from isoshard.torch_bridge.spmd.activations import ActivationConstraints
+from isoshard.torch_bridge.spmd.auto import auto_mesh
+from isoshard.torch_bridge.spmd.mesh import get_global_mesh
+from isoshard.torch_bridge.spmd.modes import auto_spmd
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
+
+from .argument_paths import argument_paths
+from .found_models import FoundModel, behind, layouts_of, models_of
+
+
+@dataclasses.dataclass(frozen=True)
+class AutomaticLayout:
+    """What was found for a model.
+
+    Attributes:
+        result: of the search.
+        trains: whether it was for a step with an optimizer.
+        constraints: of the outputs of its modules.
+    """
+
+    result: SearchResult
+    trains: bool
+    constraints: ActivationConstraints | None
+
+
+_FOUND: weakref.WeakKeyDictionary[torch.nn.Module, AutomaticLayout] = weakref.WeakKeyDictionary()
+
+
+def found_for(module: torch.nn.Module) -> SearchResult | None:
+    """The result of the search by which a model was laid out; None if none was.
+
+    Args:
+        module: the outermost that the step uses, or one inside it.
+    """
+    found = _FOUND.get(module)
+    for model, one in _FOUND.items() if found is None else ():
+        if any(child is module for child in model.modules()):
+            found = one
+    return None if found is None else found.result
+
+
+def lay_out(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ShardArguments:
+    """Find a plan for a step that is about to run for the first time, and lay its models out by it.
+
+    A model that was laid out for another step keeps its layout, unless this step trains it and that
+    one did not.
+
+    Args:
+        step: a function, a module or a bound method.
+        args: of its first call.
+        kwargs: likewise.
+
+    Returns:
+        What lays out the arguments of each call. It does nothing where no plan was asked for or
+        none can be found; then there is a warning.
+
+    Raises:
+        ShardingError: no plan fits in memory; or tensors are marked on several meshes.
+    """
+    behind_it = _Behind(step, args, kwargs)
+    if not auto_spmd() and behind_it.mesh_asked_for is None:
+        return _nothing
+    unplanned_steps.compiled()
+    reason = behind_it.unclear()
+    if reason is None:
+        known = behind_it.known()
+        if known is not None:
+            return BatchLayouts(step, known)
+        try:
+            found = behind_it.search()
+        except CaptureError as error:
+            reason = str(error)
+        else:
+            behind_it.place(found)
+            return BatchLayouts(step, found)
+    unplanned_steps.tell(line_of(step), reason)
+    return _nothing
+
+
+def _nothing(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Leave the arguments as they are."""
+
+
+class _Behind:
+    """The models, optimizers and arguments of a step."""
+
+    def __init__(self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
+        self.step, self.args, self.kwargs = step, args, kwargs
+        leaves = pytree.tree_leaves((args, dict(kwargs)))
+        paths = argument_paths(step, args, kwargs)
+        self.reached = behind(step, leaves, paths)
+        self.arguments = dict(zip(paths, leaves, strict=True))
+        self.models = [
+            model
+            for model in models_of(self.reached, self.arguments)
+            if any(True for _ in modules.tensors(model.module))
+        ]
+        meshes = [first_layouts.mesh_asked_for(model.module.modules()) for model in self.models]
+        self.mesh_asked_for = next((mesh for mesh in meshes if mesh is not None), None)
+        self.wanted = [
+            model
+            for model, mesh in zip(self.models, meshes, strict=True)
+            if mesh is not None or auto_spmd()
+        ]
+        self.tensors = {
+            model.prefix + name: tensor
+            for model in self.models
+            for name, tensor in modules.tensors(model.module)
+        }
+        mine = set(map(id, self.tensors.values()))
+        self.batch = {
+            path: leaf
+            for path, leaf in self.arguments.items()
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in mine
+        }
+
+    def unclear(self) -> str | None:
+        """Why the step cannot be planned, as far as that is seen before it is traced."""
+        if jax.process_count() > 1 and jax.devices()[0].platform == "cpu":
+            return "what CPUs can do is measured, and processes might find different plans."
+        if not self.models:
+            return "no module with parameters is behind it, whose tensors a plan could name."
+        if any(model.prefix for model in self.models):
+            names = " and ".join(model.name for model in self.models)
+            return f"{names} have tensors of the same names, so that no rule tells them apart."
+        return None
+
+    def known(self) -> SearchResult | None:
+        """What was found for another step with the same models."""
+        found = [_FOUND.get(model.module) for model in self.wanted]
+        for one in found:
+            if one is None or (self.reached.optimizers and not one.trains):
+                return None
+        return found[0].result if found and found[0] is not None else None
+
+    def search(self) -> SearchResult:
+        """Find a plan; what the user marked, and models that nobody asked about, stay."""
+        said = self._said(self.tensors)
+        if self.mesh_asked_for is not None:
+            for model in self.models:
+                if model not in self.wanted:
+                    said |= self._as_they_lie(model, self.mesh_asked_for.get_jax_mesh())
+        batch = self._said(self.batch)
+        mesh = self._mesh({**said, **batch})
+        fixed = _fixed(said, batch, self.tensors)
+        return search(self.step, self.args, mesh, kwargs=self.kwargs, fixed=fixed)
+
+    def place(self, found: SearchResult) -> None:
+        """Lay out what is behind the step, and note what was found."""
+        layouts = layouts_of(self.models, found.mesh, found.plan)[0]
+        moved = 0
+        for tensor in [t for one in self.wanted for _, t in modules.tensors(one.module)]:
+            sharding = layouts[id(tensor)].layout
+            if isinstance(tensor, XLAShardedTensor) and first_layouts.said_by_user(tensor) is None:
+                for one in (tensor, *self._following(tensor)):
+                    marks.annotate(one, sharding)
+                    first_layouts.note_for_now(one)
+                    metrics.count("plans.laid_out")
+                    metrics.count("plans.laid_out_bytes", one.nbytes)
+                moved += 1
+        for model in self.wanted:
+            before = _FOUND.get(model.module)
+            if before is not None and before.constraints is not None:
+                before.constraints.remove()
+            constraints = _constraints(model, found)
+            _FOUND[model.module] = AutomaticLayout(
+                found, bool(self.reached.optimizers), constraints
+            )
+        metrics.count("plans.found")
+        metrics.record_plan(
+            line_of(self.step),
+            f"{described(found.mesh)}, {moved} of {len(self.tensors)} tensors laid out by what was "
+            f"found in {found.seconds_taken:.1f} s; isoshard.torch_bridge.auto_plan(model) says it",
+        )
+
+    def _said(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, NamedSharding]:
+        found = {name: first_layouts.said_by_user(one) for name, one in tensors.items()}
+        return {name: one for name, one in found.items() if one is not None}
+
+    def _as_they_lie(self, model: FoundModel, mesh: Mesh) -> dict[str, NamedSharding]:
+        whole = NamedSharding(mesh, PartitionSpec())
+        lie = {
+            name: marks.placed(one) if isinstance(one, XLAShardedTensor) else None
+            for name, one in modules.tensors(model.module)
+        }
+        return {name: one or whole for name, one in lie.items()}
+
+    def _mesh(self, said: Mapping[str, NamedSharding]) -> Mesh | int:
+        """The mesh that was asked for, or that of marks; a number of devices if neither is there.
+
+        Raises:
+            ShardingError: tensors are marked on other meshes.
+        """
+        meshes = {name: auto(one.mesh) for name, one in said.items()}
+        if self.mesh_asked_for is not None:
+            mesh, whose = self.mesh_asked_for.get_jax_mesh(), "the plan is for"
+        elif meshes:
+            first = next(iter(meshes))
+            mesh, whose = meshes[first], f"{first} is marked on"
+        elif get_global_mesh() is not None or os.environ.get("XLA_AUTO_SPMD_MESH"):
+            mesh, whose = auto_mesh().get_jax_mesh(), "the plan is for"
+        else:
+            return jax.device_count()
+        mesh = auto(mesh)
+        others = [f"{name} on {described(one)}" for name, one in meshes.items() if one != mesh]
+        if others:
+            raise ShardingError(
+                f"{line_of(self.step)}: the step is to be laid out automatically over one mesh; "
+                f"{whose} {described(mesh)}, and {', '.join(others[:5])}"
+                f"{', ..' if len(others) > 5 else ''}. Mark everything on one mesh."
+            )
+        return mesh
+
+    def _following(self, tensor: XLAShardedTensor) -> Iterable[XLAShardedTensor]:
+        """A parameter's gradient, and the state of its shape that optimizers keep."""
+        kept = [tensor.grad] if tensor.is_leaf else []
+        for optimizer in self.reached.optimizers:
+            kept += optimizer.state.get(tensor, {}).values()
+        lies = marks.placed(tensor)
+        for one in kept:
+            if isinstance(one, XLAShardedTensor) and one.shape == tensor.shape:
+                present = marks.marked(one)
+                if present is None or present == lies:
+                    yield one
+
+
+def _fixed(
+    said: Mapping[str, NamedSharding],
+    batch: Mapping[str, NamedSharding],
+    tensors: Mapping[str, torch.Tensor],
+) -> Plan | None:
+    """Marks as rules by name, which mean no other tensor."""
+    if not said and not batch:
+        return None
+    split = {name: said[name].spec if name in said else PartitionSpec() for name in tensors}
+    whole = {
+        name: PartitionSpec("whole" if name in said and not any(split[name]) else None)
+        for name in tensors
+    }
+    rules: dict[str, Any] = dict(activation_rules_of({n: _short(one) for n, one in split.items()}))
+    rules |= dict.fromkeys(activation_rules_of({n: _short(one) for n, one in whole.items()}))
+    inputs: dict[str, Any] = {"inputs": {n: one.spec for n, one in batch.items()}} if batch else {}
+    return Plan(rules, **inputs)
+
+
+def _short(spec: PartitionSpec) -> PartitionSpec:
+    """Without None at its end."""
+    entries = list(spec)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def _constraints(model: FoundModel, found: SearchResult) -> ActivationConstraints | None:
+    """Hooks that lay out the outputs of modules, unless the user has put such hooks there."""
+    plan, module = found.plan, model.module
+    names = [name for name, _ in module.named_modules()]
+    if not plan.activations or not any(map(plan.activation_for, names)):
+        return None
+    for child in module.modules():
+        for hook in (*forward_pre_hooks(child).values(), *forward_hooks(child).values()):
+            if hasattr(hook, "alike"):
+                return None
+    return ActivationConstraints(module, found.mesh, plan)
+
+
+class BatchLayouts:
+    """Lays out the arguments of a call that nobody has marked, as a plan's inputs say.
+
+    Args:
+        step: what is called.
+        found: the plan and its mesh.
+    """
+
+    def __init__(self, step: Any, found: SearchResult):
+        """See the class."""
+        self._step, self._mesh = step, found.mesh
+        says = any(isinstance(one.inputs, tuple) for one in found.plan.factors)
+        self._plan = found.plan.for_inputs() if says else None
+        self._known: dict[tuple[str, tuple[int, ...]], NamedSharding | None] = {}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Lay them out; what does not divide stays as it is."""
+        leaves = pytree.tree_leaves((args, dict(kwargs)))
+        if self._plan is None or not any(map(_is_open, leaves)):
+            return
+        paths: Sequence[str] = argument_paths(self._step, args, kwargs)
+        for path, leaf in zip(paths, leaves, strict=True):
+            if _is_open(leaf):
+                sharding = self._layout(path, tuple(leaf.shape))
+                if sharding is not None and marks.placed(leaf) != sharding:
+                    marks.annotate(leaf, sharding)
+                    first_layouts.note_for_now(leaf)
+
+    def _layout(self, path: str, shape: tuple[int, ...]) -> NamedSharding | None:
+        if (path, shape) not in self._known and self._plan is not None:
+            try:
+                found = self._plan.resolve({path: shape}, self._mesh).shardings[path]
+            except ShardingError:  # another batch than the one that was planned
+                found = None
+            self._known[path, shape] = found
+        return self._known.get((path, shape))
+
+
+def _is_open(leaf: Any) -> bool:
+    """Whether an argument is a tensor on the device that nobody has marked."""
+    return isinstance(leaf, XLAShardedTensor) and leaf.ndim > 0 and marks.marked(leaf) is None

@@ -1,0 +1,242 @@
+"""A step of torch as a traced step: for any mesh and plan, without data and without weights.
+
+>>> import isoshard.torch_bridge
+>>> from isoshard import Plan
+>>> from isoshard.planner.machine.topologies import topology
+>>> with torch.device("meta"):
+...     model = torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.Linear(4096, 1024))
+>>> adam = torch.optim.AdamW(model.parameters())
+>>> def step(x):
+...     adam.zero_grad()
+...     loss = model(x).square().mean()
+...     loss.backward()
+...     adam.step()
+...     return loss
+>>> mesh = topology("v5e:16x16").mesh((16, 16), ("data", "model"))
+>>> plan = Plan.data_parallel("data") * Plan({"0.weight": ("model",), "*": ()})
+>>> found = traced_step(step, (torch.empty(512, 1024, device="meta"),), {}, mesh, plan)
+>>> for one in found.inputs[:3]:
+...     print(one.name, one.role, one.shape, one.sharding.spec)
+0.weight parameter (4096, 1024) P('model',)
+0.bias parameter (4096,) P()
+x input (512, 1024) P('data',)
+>>> {one.name for one in found.inputs if one.follows == "0.weight"} == {
+...     "exp_avg.0.weight", "exp_avg_sq.0.weight"}
+True
+>>> found.results[-1].name, found.modules
+('result', ('0', '1'))
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import torch
+from jax.sharding import Mesh
+
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.plan import Plan
+from isoshard.core.runtime.uncollected import uncollected
+from isoshard.core.traced.traced_step import TracedStep
+from isoshard.torch_bridge._torch_internals import pytree
+from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
+from isoshard.torch_bridge.common.dtypes import logical_dtype
+from isoshard.torch_bridge.engine.capture.assemble import line_of
+from isoshard.torch_bridge.engine.capture.step import CompiledStep
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.spmd.activations import ActivationConstraints
+
+from .argument_paths import argument_paths
+from .assembled_step import assembled
+from .found_models import FoundModel, Named, behind, input_layouts, layouts_of, models_of
+from .module_outputs import ModuleOutputs
+from .optimizer_slots import keep_slots, make_slots
+from .planned_recording import PlannedRecording
+from .stand_ins import StandIns
+from .user_lines import UserLines
+
+
+def traced_step(
+    step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Any, plan: Any
+) -> TracedStep:
+    """Trace a step of torch for a mesh and a plan; afterwards everything is as it was before.
+
+    Args:
+        step: a function, a module, a bound method, or a step of `xs.compile`. Models and optimizers
+            are its arguments or what it closes over, on "meta", on the CPU or on the `jax` device.
+        args: its arguments. Tensors on any device, of which only shape and dtype count; or
+            `jax.ShapeDtypeStruct`s.
+        kwargs: its keyword arguments.
+        mesh: over devices that are here or described.
+        plan: of the parameters, the batch (`inputs`) and activations; None: all is replicated.
+
+    Returns:
+        The step. Memory that it writes is donated, as in a step of `xs.compile`.
+
+    Raises:
+        CaptureError: the step asks for the value of a tensor; the message names the line.
+        PlanError: the plan does not fit the model or the batch.
+        ShardingError: a mark inside the step is on a mesh that has other axes.
+        TypeError: the step cannot be called.
+    """
+    if not callable(step):
+        raise TypeError(
+            f"a step is a function of tensors, a module, or what xs.compile made of one; given was "
+            f"{type(step).__name__}"
+        )
+    mesh = auto(as_mesh(mesh))
+    with uncollected():
+        return _Planning(step, args, kwargs, mesh, plan).traced()
+
+
+class _Planning:
+    """One step on its way to being traced."""
+
+    def __init__(
+        self, step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mesh: Mesh, plan: Any
+    ):
+        self.step = step.step if isinstance(step, CompiledStep) else step
+        self.mesh, self.plan = mesh, plan
+        self.user = UserLines()
+        self.leaves, self.structure = pytree.tree_flatten((args, dict(kwargs)))
+        self.paths = argument_paths(self.step, args, kwargs)
+        self.found = behind(self.step, self.leaves, self.paths)
+        by_name = dict(zip(self.paths, self.leaves, strict=True))
+        self.models = models_of(self.found, by_name)
+        self.named, self.errors = layouts_of(self.models, mesh, plan)
+        self.inputs = self._inputs()
+
+    def traced(self) -> TracedStep:
+        named = {**self.inputs, **self.named}
+        stand_ins = StandIns(self.found, named, self.mesh, self.user)
+        marks = ModuleOutputs(self._module_names(), gradients=self.plan is None)
+        with stand_ins, self._activations(), marks as outputs:
+            leaves = self._arguments(stand_ins)
+            arguments = [leaf for leaf in leaves if isinstance(leaf, lazy_tensor.LazyTensor)]
+            make_slots(
+                self.found.optimizers,
+                lambda step: PlannedRecording(step, self.found, (), self.mesh, self.user),
+                stand_ins,
+                self.user,
+            )
+            recording = self._recorded(leaves, arguments)
+            optimizers = self.found.optimizers
+            if keep_slots(optimizers, recording, stand_ins.names, stand_ins, self.user):
+                recording.undo()
+                recording.forget()
+                stand_ins.again()
+                recording = self._recorded(leaves, arguments)
+            try:
+                return self._assembled(recording, stand_ins, outputs.used)
+            finally:
+                recording.undo()
+                recording.forget()
+
+    def _recorded(self, leaves: list[Any], arguments: list[Any]) -> PlannedRecording:
+        recording = PlannedRecording(self.step, self.found, arguments, self.mesh, self.user)
+        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
+        try:
+            recording.run(args, kwargs)
+        except BaseException:
+            recording.undo()
+            recording.forget()
+            raise
+        return recording
+
+    def _arguments(self, stand_ins: StandIns) -> list[Any]:
+        """The arguments with tensors without elements."""
+        leaves, known = [], {}
+        for leaf in self.leaves:
+            if id(leaf) not in self.inputs or id(leaf) in stand_ins.tensors:
+                leaves.append(stand_ins.of(leaf))
+            else:
+                if id(leaf) not in known:
+                    known[id(leaf)] = stand_ins.made(_as_tensor(leaf), self.inputs[id(leaf)])
+                leaves.append(known[id(leaf)])
+        return leaves
+
+    def _inputs(self) -> dict[int, Named]:
+        """What each array of the batch is called, and how it lies."""
+        batch = {
+            path: leaf
+            for path, leaf in zip(self.paths, self.leaves, strict=True)
+            if _has_shape(leaf) and id(leaf) not in self.named
+        }
+        shapes = {path: tuple(leaf.shape) for path, leaf in batch.items()}
+        layouts = input_layouts(shapes, self.mesh, self.plan)
+        named: dict[int, Named] = {}
+        for path, leaf in batch.items():
+            named.setdefault(id(leaf), Named(path, "input", layouts[path]))
+        return named
+
+    def _module_names(self) -> dict[int, str]:
+        return {
+            id(module): model.prefix + name
+            for model in reversed(self.models)
+            for name, module in model.module.named_modules()
+            if name
+        }
+
+    @contextlib.contextmanager
+    def _activations(self) -> Iterator[None]:
+        """The plan's activations around modules, in the place of those that are there."""
+        if not isinstance(self.plan, Plan) or not _says_activations(self.plan):
+            yield
+            return
+        taken = [_without_constraints(model) for model in self.models]
+        handles = []
+        try:
+            for model in self.models:
+                names = [name for name, _ in model.module.named_modules()]
+                if len(self.models) == 1 or any(map(self.plan.activation_for, names)):
+                    handles.append(ActivationConstraints(model.module, self.mesh, self.plan))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for hooks, before in [pair for pairs in taken for pair in pairs]:
+                hooks.clear()
+                hooks.update(before)
+
+    def _assembled(
+        self, recording: PlannedRecording, stand_ins: StandIns, used: tuple[str, ...]
+    ) -> TracedStep:
+        """The recorded step as a program; raises if it uses a model that the plan does not fit."""
+        for model in self.models:
+            if model.name in self.errors:
+                for tensor in (*model.module.parameters(), *model.module.buffers()):
+                    if id(getattr(tensor, "_storage", None)) in recording.log.storages:
+                        raise self.errors[model.name]
+        name = getattr(self.step, "__name__", type(self.step).__name__)
+        return assembled(recording, stand_ins.names, self.mesh, name, line_of(self.step), used)
+
+
+def _says_activations(plan: Plan) -> bool:
+    return any(factor.activations for factor in plan.factors)
+
+
+def _without_constraints(model: FoundModel) -> list[tuple[dict[int, Any], dict[int, Any]]]:
+    """Take the constraints off that another mesh put on a model; gives what was there."""
+    taken = []
+    for module in model.module.modules():
+        for hooks in (forward_pre_hooks(module), forward_hooks(module)):
+            if any(hasattr(hook, "alike") for hook in hooks.values()):
+                taken.append((hooks, dict(hooks)))
+                for key in [key for key, hook in hooks.items() if hasattr(hook, "alike")]:
+                    del hooks[key]
+    return taken
+
+
+def _has_shape(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor | jax.ShapeDtypeStruct | jax.Array)
+
+
+def _as_tensor(leaf: Any) -> torch.Tensor:
+    """A tensor of the shape and dtype of a leaf."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty(tuple(leaf.shape), dtype=logical_dtype(leaf.dtype), device="meta")

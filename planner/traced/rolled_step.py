@@ -1,0 +1,138 @@
+"""A traced step with its equal layers as one loop, so that compilers take as long for 80 as for 4.
+
+A parameter of each layer becomes one input with a leading axis over layers that no mesh axis
+splits; its name has `*` for the number of the layer. What is equal about both steps is what a
+planner asks: bytes of what a device holds, and bytes of each collective (those in a loop once for
+each iteration).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import NamedSharding
+
+from isoshard.core.layout.spec import stacked_sharding
+from isoshard.core.repeats.rolled_program import Stack, rolled
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, Var
+from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
+
+
+def rolled_step(
+    step: TracedStep,
+    *,
+    at_least: int = 3,
+    layouts: Callable[[ClosedJaxpr], Mapping[Var, NamedSharding]] | None = None,
+) -> TracedStep:
+    """The same step with loops over equal layers, and with inputs and results of them stacked.
+
+    Only inputs with one role and one layout are stacked; a layer that is laid out differently stays
+    outside of the loop.
+
+    Args:
+        step: as traced.
+        at_least: how many equal layers become a loop.
+        layouts: of the variables of a program; what loops carry and keep is constrained to them.
+
+    Returns:
+        A new step; the one given if nothing in it repeats.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np
+        >>> from jax.sharding import NamedSharding, PartitionSpec
+        >>> mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
+        >>> columns = NamedSharding(mesh, PartitionSpec(None, "model"))
+        >>> def step(x, *layers):
+        ...     for weight in layers:
+        ...         x = jnp.tanh(jnp.dot(x, weight)) * 2.0 - 1.0
+        ...     return x
+        >>> inputs = [StepInput("x", "input", (4, 4), np.dtype("float32"), columns)] + [
+        ...     StepInput(f"{i}.w", "parameter", (4, 4), np.dtype("float32"), columns)
+        ...     for i in range(5)
+        ... ]
+        >>> program = jax.make_jaxpr(step)(*[jnp.ones((4, 4))] * 6)
+        >>> traced = TracedStep("f", "jax", program, tuple(inputs), (StepResult("x"),), mesh)
+        >>> [(one.name, one.shape, one.sharding.spec) for one in rolled_step(traced).inputs]
+        [('x', (4, 4), P(None, 'model')), ('*.w', (5, 4, 4), P(None, None, 'model'))]
+    """
+    found = rolled(
+        step.program,
+        at_least=at_least,
+        labels=[(one.role, one.sharding) for one in step.inputs],
+        replaces=[one.replaces for one in step.results],
+        layouts=layouts,
+    )
+    if not found.loops and not found.batched:
+        return step
+    names = _names([_pattern([step.inputs[one].name for one in s.numbers]) for s in found.inputs])
+    new_name = {
+        step.inputs[number].name: name
+        for stack, name in zip(found.inputs, names, strict=True)
+        for number in stack.numbers
+    }
+    inputs = [
+        _input(step, stack, name, new_name) for stack, name in zip(found.inputs, names, strict=True)
+    ]
+    where = {stack.numbers: place for place, stack in enumerate(found.inputs)}
+    return dataclasses.replace(
+        step,
+        program=found.program,
+        inputs=tuple(inputs),
+        results=_results(step, found.results, where, names),
+    )
+
+
+def _input(step: TracedStep, stack: Stack, name: str, names: dict[str, str]) -> StepInput:
+    first = step.inputs[stack.numbers[0]]
+    if not stack.stacked:
+        return first
+    return dataclasses.replace(
+        first,
+        name=name,
+        shape=(len(stack.numbers), *first.shape),
+        sharding=stacked_sharding(first.sharding),
+        follows=None if first.follows is None else names.get(first.follows, first.follows),
+        layers=tuple([step.inputs[one].name for one in stack.numbers]),
+    )
+
+
+def _results(
+    step: TracedStep,
+    stacks: Sequence[Stack],
+    where: dict[tuple[int, ...], int],
+    names: Sequence[str],
+) -> tuple[StepResult, ...]:
+    found = []
+    for stack in stacks:
+        members = [step.results[one] for one in stack.numbers]
+        replaced = tuple([-1 if one.replaces is None else one.replaces for one in members])
+        place = where.get(replaced)
+        if not stack.stacked:
+            found.append(dataclasses.replace(members[0], replaces=place))
+            continue
+        layouts: list[Any] = [one.sharding for one in members]
+        layout = layouts[0] if all(one == layouts[0] for one in layouts) else None
+        name = _pattern([one.name for one in members]) if place is None else names[place]
+        found.append(StepResult(name, place, None if layout is None else stacked_sharding(layout)))
+    return tuple(found)
+
+
+def _pattern(names: Sequence[str]) -> str:
+    """One name for several: `*` where they differ."""
+    parts = [name.split(".") for name in names]
+    if len({len(one) for one in parts}) > 1:
+        return names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}"
+    columns = zip(*parts, strict=True)
+    return ".".join([one[0] if len(set(one)) == 1 else "*" for one in columns])
+
+
+def _names(patterns: Sequence[str]) -> list[str]:
+    """Names without repeats: the second `layers.*.w` is `layers.*.w#2`."""
+    seen: dict[str, int] = {}
+    found = []
+    for one in patterns:
+        seen[one] = seen.get(one, 0) + 1
+        found.append(one if seen[one] == 1 else f"{one}#{seen[one]}")
+    return found

@@ -1,0 +1,371 @@
+"""What lays tensors out, as nodes of the graph that dynamo traces.
+
+`redistribute`, `full_tensor`, `to_local`, `from_local`, `distribute_tensor`, `mark_sharding`, the
+collectives of pieces and what parallel styles do are each one node:
+
+```
+def step(x):
+    return (x * 2).redistribute(mesh, [Replicate(), Shard(1)]).relu()
+
+torch.compile(step, fullgraph=True)(x)      # a graph of mul, redistribute and relu
+```
+
+Mesh and placements are constants of the node, guarded by equality. It calls the function that runs
+without dynamo; where AOTAutograd traces on, a layout is an operator (`layout.graph_calls`), and the
+gradient that of the same autograd function. Pieces are traced as the tensor that stacks them.
+
+An input lies as it lies, which is guarded where one of these functions asks for it. How a value
+lies that the graph computes is XLA's choice when the program is compiled, so `to_local` and
+`placements` of one that nobody laid out end the graph, with what to write instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+
+from isoshard.core.runtime.private_names import release
+from isoshard.torch_bridge._torch_internals import dynamo_values as hooks
+from isoshard.torch_bridge._torch_internals.higher_order_ops import FOLLOWED
+from isoshard.torch_bridge.common.argument_types import Opaque
+from isoshard.torch_bridge.distributed import _functional_collectives as collectives
+from isoshard.torch_bridge.distributed import along, redistribution, tensor_placements
+from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh, device_mesh_of
+from isoshard.torch_bridge.distributed.one_process import DeviceType
+from isoshard.torch_bridge.distributed.tensor import DTensor, distributing
+from isoshard.torch_bridge.distributed.tensor.parallel import module_border
+from isoshard.torch_bridge.layout.method_bodies import BODIES
+from isoshard.torch_bridge.spmd import gradients, marking
+from isoshard.torch_bridge.spmd.mesh import Mesh
+from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
+
+from .dynamo_origins import (
+    UNKNOWN,
+    are_pieces,
+    end_graph,
+    guard,
+    is_of_pieces,
+    is_ours,
+    layout,
+    layout_of_whole,
+    mesh_of,
+    meshes,
+    note_input,
+)
+
+_BY_IDENTITY = (Mesh, jax.sharding.Mesh, jax.sharding.PartitionSpec)
+"""Constants that dynamo does not know: another object is traced again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Verb:
+    """A function of a tensor and of constants that dynamo makes a node of.
+
+    Attributes:
+        call: the function.
+        asks: given dynamo's tensor and the constants: what the function must know of how the tensor
+            lies, "layout" or "mesh"; or why it cannot be in a graph, a sentence; or "".
+        lays: whether it lays out along a mesh, so that the whole of its result is not known.
+    """
+
+    call: Callable[..., Any]
+    asks: Callable[[Any, dict[str, Any]], str] = lambda _tensor, _constants: ""
+    lays: bool = False
+
+    @functools.cached_property
+    def name(self) -> str:
+        return self.call.__name__.lstrip("_")
+
+    @functools.cached_property
+    def signature(self) -> inspect.Signature:
+        return inspect.signature(self.call)
+
+    def node(self, tx: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Dynamo's value of a call, whose node is in the graph then."""
+        try:
+            given = self.signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            end_graph(self.name, f"{error}.")
+        tensor, *rest = [(name, value.realize()) for name, value in given.items()]
+        constants: dict[str, Any] = {}
+        symbols: dict[str, Any] = {}
+        for name, value in rest:
+            try:
+                constants[name] = _constant(value)
+            except NotImplementedError:
+                symbols[name] = _symbol(self.name, name, value)
+        laid = self._known(tensor[1], constants)
+
+        def node(tensor: Any, **symbols: Any) -> Any:
+            if laid is not None and tensor_placements.is_traced(tensor):
+                tensor_placements.remember(tensor, laid)
+            result = self.call(tensor, **constants, **symbols)
+            if self.lays and tensor_placements.is_traced(result):
+                result._laid, result._mesh = None, device_mesh_of(_mesh_in(constants)).root
+            return result
+
+        node.__name__ = node.__qualname__ = self.name
+        proxy = tx.output.create_proxy("call_function", node, (tensor[1].as_proxy(),), symbols)
+        try:
+            return hooks.RESULT.found()(tx=tx, proxy=proxy)
+        except hooks.REFUSED.found() as error:
+            end_graph(self.name, f"it refuses this call: {error.__cause__ or error}")
+
+    def _known(self, tensor: Any, constants: dict[str, Any]) -> Any:
+        """How the tensor lies, if that is known; ends the graph if it must be."""
+        laid = layout(tensor) if is_ours(tensor) else None
+        asked = self.asks(tensor, constants)
+        if asked == "layout" and laid is None:
+            laid = layout_of_whole(tensor)
+        if asked == "mesh" and laid is None:
+            constants["device_mesh"] = mesh_of(tensor, self.name)
+        elif asked == "layout" and laid is None:
+            end_graph(self.name, UNKNOWN)
+        elif asked not in ("", "mesh", "layout"):
+            end_graph(self.name, asked)
+        return laid
+
+
+def _mesh_in(constants: dict[str, Any]) -> Any:
+    return constants["mesh"] if "mesh" in constants else constants["device_mesh"]
+
+
+def _constant(value: Any) -> Any:
+    held = getattr(value, "value", None)
+    if not isinstance(held, (DeviceMesh, *_BY_IDENTITY)) or value.is_python_constant():
+        found = value.as_python_constant()
+        return tuple(found) if isinstance(found, list) else found
+    if value.source is not None:
+        guard(value.source, "ID_MATCH")
+    return held
+
+
+def _symbol(verb: str, name: str, value: Any) -> Any:
+    """The node of an argument that is no constant."""
+    try:
+        return value.as_proxy()
+    except NotImplementedError:
+        end_graph(verb, f"torch's dynamo reads no constant in its argument {name}.")
+
+
+def _redistribute(
+    tensor: Any,
+    device_mesh: Any = None,
+    placements: Any = None,
+    *,
+    async_op: bool = False,
+    forward_dtype: Any = None,
+    backward_dtype: Any = None,
+) -> Any:
+    return BODIES["redistribute"](tensor, device_mesh, placements, forward_dtype, backward_dtype)
+
+
+def _full_tensor(tensor: Any, *, grad_placements: Any = None, device_mesh: Any = None) -> Any:
+    mesh: Any = device_mesh or tensor_placements.mesh_of_tensor(tensor)
+    return redistribution.gathered(tensor, mesh, grad_placements=grad_placements)
+
+
+def _to_local(tensor: Any, *, grad_placements: Any = None) -> Any:
+    if tensor_placements.is_traced(tensor):
+        return BODIES["to_local"](tensor, grad_placements)
+    return tensor.to_local(grad_placements=grad_placements)
+
+
+def _no_leaf(tensor: Any, _: dict[str, Any]) -> str:
+    if is_ours(tensor) and layout(tensor) is not None:
+        return "this tensor is laid out already. Use t.redistribute(mesh, placements)."
+    if not getattr(tensor, "requires_grad", False):
+        return ""
+    return (
+        "it makes a new leaf, without this tensor's gradient. Use t.redistribute(mesh, placements)."
+    )
+
+
+def _pieces(tensor: Any, _: dict[str, Any]) -> str:
+    if not is_ours(tensor) or are_pieces(tensor):
+        return ""
+    return "it takes each device's own piece, and this is a whole. Take t.to_local() first."
+
+
+def _border(tensor: Any, constants: dict[str, Any]) -> str:
+    known = constants.get("of_pieces", False) or (is_ours(tensor) and is_of_pieces(tensor))
+    constants["of_pieces"] = known
+    return ""
+
+
+def _no_input(tensor: Any, _: dict[str, Any]) -> str:
+    if getattr(tensor, "source", None) is None:
+        return ""
+    return (
+        "it marks the memory of an input, which has an effect after the call. Mark it before, or "
+        "use xs.mark_sharding_with_gradients or t.redistribute(..), whose results are new tensors."
+    )
+
+
+_METHODS = {
+    "redistribute": _Verb(
+        _redistribute, lambda _, given: "mesh" if given.get("device_mesh") is None else ""
+    ),
+    "full_tensor": _Verb(_full_tensor, lambda *_: "mesh"),
+    "to_local": _Verb(_to_local, lambda *_: "layout"),
+}
+
+_FUNCTIONS = (
+    _Verb(XLAShardedTensor.from_local),
+    _Verb(distributing.distribute_tensor, _no_leaf),
+    _Verb(marking.mark_sharding, _no_input, lays=True),
+    _Verb(gradients.mark_sharding_with_gradients, lays=True),
+    _Verb(along.lay_out, lays=True),
+    _Verb(module_border.enters, _border, lays=True),
+    _Verb(module_border.leaves, _border, lays=True),
+    _Verb(collectives.all_reduce, _pieces),
+    _Verb(collectives.all_gather_tensor, _pieces),
+    _Verb(collectives.reduce_scatter_tensor, _pieces),
+    _Verb(collectives.all_to_all_single, _pieces),
+    _Verb(collectives.wait_tensor),
+)
+
+
+def _function(verb: _Verb, source: Any = None, *first: Any) -> Any:
+    """Dynamo's value of a verb, or of a method of a tensor."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return verb.node(hooks.TRANSLATOR.found()(), (*first, *args), kwargs)
+
+    return hooks.RULE.found()(call, source=source)
+
+
+def _asked_of_pieces(value: Any) -> Any:
+    """Dynamo's value of `module_border.is_of_pieces`."""
+    value = value.realize()
+    found = is_ours(value) and is_of_pieces(value)
+    return hooks.VALUE.found().build(hooks.TRANSLATOR.found()(), found)
+
+
+def _followed(builder: Any, value: along.Constraint) -> Any:
+    """Dynamo's value of a style's hook: it follows the code, which else it does not in isoshard."""
+    source = hooks.ATTRIBUTE.found()(builder.source, "hook")
+    function = hooks.USER_FUNCTION.found()(value.hook, source=source)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with FOLLOWED.found()():
+            return function.call_function(hooks.TRANSLATOR.found()(), list(args), kwargs)
+
+    return hooks.RULE.found()(call, source=builder.source)
+
+
+def _call_method(original: Any) -> Any:
+    @functools.wraps(original)
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in _METHODS and is_ours(self):
+            return _METHODS[name].node(tx, (self, *args), kwargs)
+        if name == "wait" and are_pieces(self):
+            return self
+        return original(self, tx, name, args, kwargs)
+
+    return call_method
+
+
+def _attribute(original: Any) -> Any:
+    @functools.wraps(original)
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        if not is_ours(self):
+            return original(self, tx, name)
+        if name in _METHODS:
+            return _function(_METHODS[name], None, self)
+        if name in ("placements", "device_mesh") and self.source is None:
+            if name == "device_mesh":
+                return hooks.VALUE.found().build(tx, mesh_of(self, name))
+            laid = layout(self) or layout_of_whole(self) or end_graph(name, UNKNOWN)
+            return hooks.VALUE.found().build(tx, laid.placements)
+        try:
+            return original(self, tx, name)
+        except AttributeError:
+            if not hasattr(torch.Tensor, name):
+                raise
+            # As `t.jax` is: before torch 2.13 dynamo takes every tensor to have it.
+            hooks.RAISE.found()(AttributeError, tx)
+
+    return var_getattr
+
+
+def _attribute_of_mesh(original: Any) -> Any:
+    @functools.wraps(original)
+    def var_getattr(self: Any, tx: Any, name: str) -> Any:
+        held = getattr(DeviceMesh, name, None) if isinstance(self.value, DeviceMesh) else None
+        if isinstance(held, property):
+            return hooks.VALUE.found().build(tx, getattr(self.value, name))
+        if inspect.isfunction(held):
+            return hooks.RULE.found()(functools.partial(_asked_of_mesh, self.value, name))
+        return original(self, tx, name)
+
+    return var_getattr
+
+
+def _asked_of_mesh(mesh: DeviceMesh, name: str, *args: Any, **kwargs: Any) -> Any:
+    """Dynamo's value of what a method of a mesh returns, which is called while dynamo traces."""
+    given = [_constant(value.realize()) for value in args]
+    named = {key: _constant(value.realize()) for key, value in kwargs.items()}
+    try:
+        found = getattr(mesh, name)(*given, **named)
+    except Exception as error:
+        end_graph(name, f"it raises {type(error).__name__}: {error}")
+    if isinstance(found, _BY_IDENTITY):
+        return hooks.USER_OBJECT.found()(found)
+    return hooks.VALUE.found().build(hooks.TRANSLATOR.found()(), found)
+
+
+def _is_instance(original: Any) -> Any:
+    @functools.wraps(original)
+    def call_isinstance(self: Any, tx: Any, value: Any, kind: Any) -> Any:
+        if is_ours(value):
+            asked = kind.as_python_constant()
+            kinds = asked if isinstance(asked, tuple) else (asked,)
+            if XLAShardedTensor in kinds or (DTensor in kinds and _is_placed(value)):
+                return hooks.VALUE.found().build(tx, True)
+        return original(self, tx, value, kind)
+
+    return call_isinstance
+
+
+def _is_placed(tensor: Any) -> bool:
+    """Whether one of dynamo's tensors lies on a mesh, or will."""
+    return not are_pieces(tensor) and len(meshes(tensor)) == 1
+
+
+def teach(tracers: dict[type, Opaque]) -> None:
+    """Teach dynamo, once; nothing to that of a torch that lacks what is needed.
+
+    Args:
+        tracers: its table of the types that it knows.
+    """
+    if any(row.found(None) is None for row in hooks.ALL):
+        return
+    trace = tracers[XLAShardedTensor]
+    tracers[XLAShardedTensor] = lambda builder, tensor: note_input(trace(builder, tensor), tensor)
+    hooks.CALL_METHOD.wrap(_call_method)
+    hooks.GET_ATTRIBUTE.wrap(_attribute)
+    hooks.IS_INSTANCE.wrap(_is_instance)
+    table = hooks.FUNCTIONS.found()()
+    for verb in _FUNCTIONS:
+        table[id(verb.call)] = lambda builder, _, verb=verb: _function(verb, builder.source)
+    rule = hooks.RULE.found()
+    table[id(module_border.is_of_pieces)] = lambda builder, _: rule(
+        _asked_of_pieces, source=builder.source
+    )
+    tracers[along.Constraint] = _followed
+    missing = any(row.found(None) is None for row in hooks.CONSTANTS)
+    if release(torch.__version__) < hooks.SINCE or missing:
+        return
+    read, constant = hooks.READ.found(), hooks.CONSTANT_TYPE.found()
+    asked = [name for name in dir(DeviceMesh) if not name.startswith("__")]
+    kind = "constant" if hooks.CONSTANT_TYPE.present == hooks.CONSTANT_TYPE.path else "value"
+    constant(DeviceMesh, typ=kind, members=dict.fromkeys([*asked, "__getitem__"], read))
+    constant(DeviceType, typ=kind)
+    hooks.CONSTANT_ATTRIBUTE.wrap(_attribute_of_mesh)

@@ -1,0 +1,62 @@
+"""What dynamo has to learn of tensors on the device: that they are traced as torch's own.
+
+Whoever traces needs it: `torch.compile` with any backend, and `torch.cond` and its like. It takes
+only what dynamo itself has imported by then, as torch imports dynamo in the middle of others.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from isoshard.torch_bridge._torch_internals import dynamo_hooks
+
+from ..device.generator import Generator
+from ..tensors.tensor import XLAShardedTensor
+
+_LEFT_ALONE = ("isoshard.core", "isoshard.torch_bridge", "jax")
+
+
+def _untyped_storage(tensor: XLAShardedTensor) -> Any:
+    if dynamo_hooks.current_compilation() is not None:  # dynamo asks for its size only
+        return torch.Tensor.untyped_storage(tensor)
+    return _handle(tensor)
+
+
+_handle = XLAShardedTensor.untyped_storage
+
+
+def _as_tangent(tensor: XLAShardedTensor, expected: Any, kind: Any = None) -> XLAShardedTensor:
+    """AOTAutograd was traced with plain fake tensors, and gets ours: that is as it should be."""
+    return tensor
+
+
+def _subclass_to_follow(infer: Any) -> Any:
+    """Our methods differ from torch's only on real tensors: trace torch's own."""
+    return lambda value: None if type(value) is XLAShardedTensor else infer(value)
+
+
+_taught = False
+
+
+def teach() -> None:
+    """Let dynamo trace tensors on the device as torch's own; a second call does nothing."""
+    global _taught
+    if _taught:
+        return
+    _taught = True  # what follows imports dynamo, after which this is called again
+    tracers = dynamo_hooks.TRACERS.found()()
+    tracers[XLAShardedTensor] = dynamo_hooks.TRACE_TENSOR.found()
+    # Of torch's generators dynamo knows the class itself; a subclass it hands to C++ as a fake.
+    tracers[Generator] = dynamo_hooks.TRACE_OBJECT.found()
+    dynamo_hooks.SUBCLASS.wrap(_subclass_to_follow)
+    leave_alone = dynamo_hooks.LEAVE_ALONE.found(lambda _package: None)
+    for package in _LEFT_ALONE:
+        leave_alone(package)
+    own: Any = XLAShardedTensor
+    own.untyped_storage = _untyped_storage
+    dynamo_hooks.AS_TANGENT.put(own, _as_tangent)
+    if torch.distributed.is_available():  # without it there are no placements either
+        importlib.import_module("isoshard.torch_bridge.dynamo.dynamo_layouts").teach(tracers)

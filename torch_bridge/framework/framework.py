@@ -1,0 +1,394 @@
+"""What `shard`, `to_jax` and the other verbs of core do with tensors and modules."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.blocks.block_layout import BlockLayout
+from isoshard.core.errors import CopyError, ShardingError
+from isoshard.core.frameworks import Framework
+from isoshard.core.layout.mesh import ambient_mesh
+from isoshard.core.layout.shards import Shard
+from isoshard.core.layout.shards import local_shards as jax_shards
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.plan import Plan
+from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals.tracers import Tracer
+from isoshard.core.transfer.device_put import sharding_of
+from isoshard.core.transfer.exchange import host_to_jax, reshard_array
+from isoshard.core.transfer.host_memory import check_host
+from isoshard.core.transfer.memory_kinds import in_kind, kind_of
+from isoshard.core.transfer.process_local import from_local
+from isoshard.core.weights.weight_errors import WeightError
+from isoshard.torch_bridge._torch_internals.module_fields import forward_hooks, forward_pre_hooks
+from isoshard.torch_bridge.engine.compiling import input_placement
+from isoshard.torch_bridge.engine.compiling.layout_constraints import constrain
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording.immediate import is_tracing
+from isoshard.torch_bridge.engine.recording.recorder import recorder
+from isoshard.torch_bridge.engine.subprograms.subtrace import is_recording
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.engine.values.value import Aval, Value
+
+from ..common.dtypes import logical_dtype, physical_dtype
+from ..common.exchange import shard_to_torch, share_with_cpu, to_numpy
+from ..dtensor import dtensor_exchange as dtensors
+from ..dtensor import dtensor_modules as dtensor_modules
+from ..dtensor import resharding, routes
+from ..dtensor.recognition import has_dtensors, is_dtensor, refuse_shard
+from ..layout.array_behind import array_behind, in_layout, users_sharding
+from ..layout.marks import annotated
+from ..layout.widths import for_jax, jax_dtype
+from ..modules import modules
+from ..spmd.gradients import mark_sharding_with_gradients
+from ..tensors.tensor import XLAShardedTensor
+from . import weight_axes
+from .optimizer_state import says_state, shard_state
+
+_CUT = (
+    "{} was computed from tensors that require grad, and moving it would cut the graph; move the "
+    "inputs instead, or pass x.detach()"
+)
+_OWN = "{}: {} of {}, a tensor of its own"
+
+
+class Torch(Framework):
+    """Core's verbs for torch tensors and modules."""
+
+    name = "torch"
+    warns_of_rules = True
+
+    def owns(self, obj: Any) -> bool:
+        """Tensors, modules and optimizers."""
+        return isinstance(obj, torch.Tensor | torch.nn.Module | torch.optim.Optimizer)
+
+    def shard(
+        self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
+    ) -> Any:
+        """A tensor becomes an XLAShardedTensor; a module's parameters and buffers become that.
+
+        The state of an optimizer is sharded as its parameters, or as rules for slots say, and rests
+        where a plan's `memory` says.
+        """
+        if isinstance(x, torch.optim.Optimizer) and says_state(spec, x):
+            return shard_state(x, mesh, spec)
+        refuse_shard(x)
+        if isinstance(x, torch.nn.Module):
+            return modules.shard_module(x, mesh, spec, self.place, copy=copy, name=name)
+        return self.place(x, _sharding(x, mesh, spec, name), copy, name or "tensor")
+
+    def shard_padded(
+        self,
+        x: Any,
+        mesh: Mesh,
+        spec: Any,
+        sizes: Any,
+        *,
+        copy: bool | None = None,
+        name: str | None = None,
+    ) -> Any:
+        """A tensor in blocks of any sizes."""
+        refuse_shard(x)
+        if isinstance(x, torch.nn.Module | torch.optim.Optimizer):
+            return super().shard_padded(x, mesh, spec, sizes, copy=copy, name=name)
+        layout = BlockLayout.plan(tuple(x.shape), mesh, spec, sizes)
+        return self.place(x, layout, copy, name or "tensor")
+
+    def check_shard(
+        self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
+    ) -> None:
+        """Raise what `shard` would."""
+        if isinstance(x, torch.optim.Optimizer) and says_state(spec, x):
+            return
+        refuse_shard(x)
+        if isinstance(x, torch.nn.Module):
+            modules.layout(x, mesh, spec, name)
+            return
+        sharding = _sharding(x, mesh, spec, name)
+        if not isinstance(x, XLAShardedTensor) and x.device.type == "cpu":
+            with jax.enable_x64(True):
+                check_host(to_numpy(x.detach()), sharding, copy=copy, name=name or "tensor")
+
+    def place(
+        self, x: Any, layout: layout_numbers.Layout, copy: bool | None, name: str
+    ) -> torch.Tensor:
+        """One tensor on the mesh; gradients and being a parameter are kept."""
+        if x.grad_fn is not None:
+            if isinstance(layout, NamedSharding) and (is_tracing() or is_recording()):
+                return mark_sharding_with_gradients(x, layout.mesh, layout.spec)
+            raise ShardingError(_CUT.format(name))
+        if isinstance(x, XLAShardedTensor):
+            value = lazy_tensor.read(x)
+            here = recorder()
+            if value.array is None or here.capture is not None or is_tracing():
+                value = constrain(value, layout_numbers.intern(layout))
+            else:
+                old, array = value, input_placement.held(value)
+                with jax.enable_x64(True):
+                    value = Value.of(in_layout(array, layout, copy, name), shared=True)
+                old.shared |= input_placement.may_alias(array, value.array)
+        elif isinstance(layout, BlockLayout):
+            with jax.enable_x64(True):
+                value = Value.of(in_layout(self.array(x.detach()), layout, copy, name))
+        else:
+            value = Value.of(self.array(x.detach(), layout, copy=copy, name=name))
+        return annotated(x, value, layout, tuple(x.shape))
+
+    def from_local(
+        self,
+        x: Any,
+        mesh: Mesh,
+        spec: Any,
+        *,
+        shape: Any = None,
+        copy: bool | None = None,
+        name: str | None = None,
+    ) -> torch.Tensor:
+        """This process's part of a tensor: CPU memory is shared where it is aligned."""
+        if not isinstance(x, torch.Tensor) or is_dtensor(x):
+            raise TypeError(
+                f"from_local takes plain tensors, not a {type(x).__name__}. A DTensor goes over "
+                "with iso.to_jax(x); of a module, give a dictionary of its tensors."
+            )
+        if x.grad_fn is not None:
+            raise ShardingError(_CUT.format(name or "tensor"))
+        if isinstance(x, XLAShardedTensor) or x.device.type != "cpu":
+            part = self.array(x.detach())
+        else:
+            part = to_numpy(x.detach())
+        with jax.enable_x64(True):
+            array = from_local(part, mesh, spec, shape=shape, copy=copy, name=name or "tensor")
+        value = Value.of(array, shared=not copy)
+        return annotated(x, value, array.sharding, array.shape)
+
+    def reshard(self, x: Any, spec: Any, mesh: Any = None) -> Any:
+        """A new tensor with another layout; for a module, its tensors are replaced."""
+        if is_dtensor(x):
+            return resharding.reshard(x, spec, mesh)
+        if mesh is None:
+            mesh = _mesh_of(x)
+        if isinstance(x, XLAShardedTensor) and not isinstance(spec, NamedSharding | Plan):
+            spec = in_kind(spec, mesh, x.dim(), kind_of(x.named_sharding), "tensor")
+        if isinstance(x, XLAShardedTensor) and isinstance(lazy_tensor.read(x).array, UnevenArray):
+            blocks = BlockLayout.of(input_placement.held(lazy_tensor.read(x)))
+            return self.place(x, blocks.resharded(spec, mesh), None, "tensor")
+        return self.shard(x, mesh, spec)
+
+    def full(self, x: Any) -> Any:
+        """A tensor whole on every device of its mesh."""
+        if isinstance(x, torch.nn.Module):
+            raise TypeError("full takes a tensor; for a module use reshard(module, P())")
+        if is_dtensor(x):
+            return resharding.full(x)
+        if not isinstance(x, XLAShardedTensor) or isinstance(lazy_tensor.read(x).array, Tracer):
+            return x
+        found = self.sharding_of(x)  # the compiler has chosen it, if nobody else has
+        if not any(found.spec):
+            return x
+        metrics.count("gathers")
+        whole = NamedSharding(found.mesh, jax.sharding.PartitionSpec())
+        return self.place(x, whole, None, "tensor")
+
+    def named_arrays(self, x: Any) -> dict[str, Any]:
+        """Parameters and buffers of a module, those of stacked layers layer by layer."""
+        if not isinstance(x, torch.nn.Module):
+            self._lacks("named arrays", x)
+        return modules.named_arrays(x)
+
+    def named_modules(self, x: Any) -> list[str] | None:
+        """The names that `torch.nn.Module.named_modules` gives."""
+        named = x.named_modules() if isinstance(x, torch.nn.Module) else ()
+        return [name for name, _ in named] or None
+
+    def elements(self, x: Any) -> dict[str, Any]:
+        """A tensor's memory, or that of each in a module; of optimizers nothing."""
+        if isinstance(x, torch.nn.Module):
+            return {name: _memory(tensor) for name, tensor in modules.tensors(x)}
+        return {"": _memory(x)} if isinstance(x, torch.Tensor) else {}
+
+    def forward_hooks(self, x: Any) -> list[dict[int, Any]]:
+        """Those before and those after `forward` of a module."""
+        return [forward_pre_hooks(x), forward_hooks(x)] if isinstance(x, torch.nn.Module) else []
+
+    def sharding_of(self, x: Any) -> Any:
+        """The layout; executes what is recorded if only the compiler knows it yet."""
+        if isinstance(x, torch.nn.Module):
+            if has_dtensors(x):
+                return dtensor_modules.sharding_of(x)
+            return {name: self.sharding_of(tensor) for name, tensor in modules.tensors(x)}
+        if is_dtensor(x):
+            return dtensors.sharding_of(x)
+        if not isinstance(x, XLAShardedTensor):
+            raise ShardingError(
+                f"a tensor on {x.device} has no layout on a mesh; lay it out with "
+                "isoshard.shard(tensor, mesh, spec)"
+            )
+        if x.named_sharding is None:
+            value = lazy_tensor.read(x)
+            return users_sharding(value, sharding_of(input_placement.placed(value)))
+        return x.named_sharding
+
+    def typeof(self, x: Any) -> Any:
+        """The type of a tensor's array."""
+        if not isinstance(x, torch.Tensor):
+            self._lacks("typeof", x)
+        layout = self.sharding_of(x)
+        with jax.enable_x64(True):
+            dtype = physical_dtype(x.dtype)
+            return jax.typeof(jax.ShapeDtypeStruct(tuple(x.shape), dtype, sharding=layout))
+
+    def block_sizes(self, x: Any) -> Any:
+        """Those of a tensor on the `jax` device, computing it if need be."""
+        if not isinstance(x, XLAShardedTensor):
+            return None
+        array = input_placement.held(lazy_tensor.read(x))
+        return array.sizes if isinstance(array, UnevenArray) else None
+
+    def local_shards(self, x: Any) -> list[Shard]:
+        """The pieces, as plain tensors over the devices' buffers."""
+        if is_dtensor(x):
+            return dtensors.local_shards(x)
+        return [
+            Shard(s.index, s.device, s.replica_id, self.shard_from_jax(s.data, copy=False))
+            for s in jax_shards(self.array(x, copy=False))
+        ]
+
+    def to_jax(
+        self,
+        x: Any,
+        sharding: Any = None,
+        *,
+        copy: bool | None = None,
+        reduce: bool = False,
+        dtype: Any = None,
+        name: str = "tensor",
+    ) -> Any:
+        """The same values in JAX: for `jax` tensors the very array, for others through DLPack.
+
+        64 bits are 32 in JAX, unless it has them on or `dtype` says otherwise: see `layout.widths`.
+        """
+        if is_dtensor(x):
+            return dtensors.to_jax(x, sharding, copy=copy, reduce=reduce, name=name)
+        if isinstance(x, torch.optim.Optimizer):
+            return dtensor_modules.state_to_jax(x, copy=copy)
+        if isinstance(x, torch.nn.Module):
+            if has_dtensors(x):
+                return dtensor_modules.to_jax(x, sharding, copy=copy, reduce=reduce)
+            named = modules.tensors(x)
+            return {key: self.to_jax(t, sharding, copy=copy, name=key) for key, t in named}
+        routes.again(routes.TO_JAX, partial(_OWN.format, name, tuple(x.shape), x.dtype))
+        array = self.array(x, sharding, copy=copy, name=name)
+        return for_jax(array, dtype, copy=copy, name=name)
+
+    def array(
+        self, x: Any, sharding: Any = None, *, copy: bool | None = None, name: str = "tensor"
+    ) -> Any:
+        """The array of a plain or `jax` tensor, with all its bits; of a DTensor as `to_jax`.
+
+        Args:
+            x: a tensor.
+            sharding: as for `to_jax`.
+            copy: likewise.
+            name: likewise.
+        """
+        if is_dtensor(x):
+            return dtensors.to_jax(x, sharding, copy=copy, name=name)
+        if x.grad_fn is not None:
+            raise CopyError(
+                f"{name} was computed from tensors that require grad, and JAX would not see the "
+                "graph; pass x.detach(), or differentiate through isoshard.jax_function"
+            )
+        with jax.enable_x64(True):
+            if isinstance(x, XLAShardedTensor):
+                return array_behind(x, sharding, copy, name)
+            if x.device.type == "cpu":
+                return host_to_jax(to_numpy(x.detach()), sharding, copy=copy, name=name)
+            array = jnp.from_dlpack(x.detach().contiguous() if copy is not False else x.detach())
+            return reshard_array(array, sharding, copy=copy, name=name)
+
+    def weights_of(self, x: Any, *, exact: bool = False) -> dict[str, Any]:
+        """What `state_dict` has; tied weights once, under the first name. On `meta`: shapes."""
+        if isinstance(x, torch.optim.Optimizer):
+            raise WeightError(weight_axes.NO_OPTIMIZER.format(type(x).__name__))
+        read = self.array if exact else self.to_jax
+        kept = x.state_dict(keep_vars=True) if isinstance(x, torch.nn.Module) else {"": x}
+        return {
+            name: read(t)
+            if t.device.type != "meta"
+            else jax.ShapeDtypeStruct(tuple(t.shape), jax_dtype(physical_dtype(t.dtype)))
+            for name, t in modules.tensors(x)
+            if name in kept
+        }
+
+    def other_axes(self, x: Any) -> dict[str, str]:
+        """Weights of transposed convolutions, embeddings and their kind, which are no kernels."""
+        return weight_axes.other_axes(x) if isinstance(x, torch.nn.Module) else {}
+
+    def to_numpy(self, x: Any) -> np.ndarray:
+        """The memory of a plain CPU tensor."""
+        if not isinstance(x, torch.Tensor) or is_dtensor(x) or x.device.type != "cpu":
+            what = f"tensor on {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise TypeError(
+                f"only a plain CPU tensor is seen by NumPy, not a {what}; give x.cpu(), or the "
+                "jax.Array that iso.to_jax(x) gives"
+            )
+        return to_numpy(x.detach())
+
+    def from_jax(
+        self, array: jax.Array | UnevenArray, *, copy: bool | None = None, like: Any = None
+    ) -> torch.Tensor:
+        """A tensor over the very buffers of `array`."""
+        if copy:
+            with jax.enable_x64(True):
+                array = jax.tree.map(jnp.copy, array)
+        dtype = logical_dtype(array.dtype if like is None else like.dtype)
+        aval = Aval.contiguous(tuple(array.shape), dtype)
+        return lazy_tensor.fresh(aval, Value.of(array, shared=not copy))
+
+    def on_cpu(self, x: Any, *, copy: bool | None = None) -> torch.Tensor:
+        """A plain CPU tensor of the whole: of JAX's arrays a copy, unless they shall be shared."""
+        if isinstance(x, torch.Tensor) and not isinstance(x, lazy_tensor.LazyTensor):
+            return x.to("cpu", copy=bool(copy))
+        if copy is False:
+            return share_with_cpu(self.array(x) if isinstance(x, torch.Tensor) else x)
+        return (x if isinstance(x, torch.Tensor) else self.from_jax(x)).cpu()
+
+    def shard_from_jax(self, array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
+        """One device's buffer as a plain CPU or CUDA tensor."""
+        return shard_to_torch(array, copy=copy)
+
+
+def _sharding(x: Any, mesh: Mesh, spec: Any, name: str | None) -> NamedSharding:
+    shape = tuple(x.shape)
+    if isinstance(spec, Plan):
+        spec = spec.resolve({name or "": shape}, mesh).leaves[0].sharding
+    return named_sharding(spec, mesh, x.dim(), shape=shape, name=name or "tensor")
+
+
+def _mesh_of(x: Any) -> Any:
+    tensors = [t for _, t in modules.tensors(x)] if isinstance(x, torch.nn.Module) else [x]
+    for tensor in tensors:
+        if isinstance(tensor, XLAShardedTensor) and tensor.mesh is not None:
+            return tensor.mesh
+    return ambient_mesh("iso.reshard(x, spec, mesh)")
+
+
+def _memory(x: torch.Tensor) -> Any:
+    """The elements of a tensor as they lie; a struct where none are here, or not yet."""
+    if isinstance(x, XLAShardedTensor):
+        array = None if x._chain.ops else x._storage.value.array
+        if isinstance(array, jax.Array | np.ndarray):
+            return array
+    elif x.device.type == "cpu" and not is_dtensor(x):
+        return to_numpy(x.detach())
+    elif x.device.type != "meta" and not is_dtensor(x):
+        return jnp.from_dlpack(x.detach().contiguous())
+    return jax.ShapeDtypeStruct(tuple(x.shape), physical_dtype(x.dtype))

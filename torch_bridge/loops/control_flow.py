@@ -1,0 +1,359 @@
+"""torch's control flow on the device: `torch.cond`, and `while_loop`, `scan` and `map`.
+
+torch traces what they are given with dynamo, and hands graphs over with the tensors that these
+take. Each of them becomes JAX's operation of that name, as one entry of the tape: nothing is read
+on the host, also where the number of steps depends on values.
+
+>>> import torch, isoshard.torch_bridge
+>>> from torch._higher_order_ops import while_loop
+>>> start = (torch.tensor(0, device="jax"), torch.tensor(1.0, device="jax"))
+>>> while_loop(lambda n, x: x < 1000, lambda n, x: (n + 1, x * 3), start)
+(tensor(7, device='jax:0'), tensor(2187., device='jax:0'))
+
+Where a carry is one of Python's integers, a graph writes to tensors from around, or reads a value
+(as the gradient of `while_loop` does), torch's own code runs the graphs one after the other, and
+reads the condition in each step: a call that is counted as one of `fallbacks`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from isoshard.core.runtime import metrics
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
+from isoshard.core.runtime.private_names import optional
+from isoshard.torch_bridge._torch_internals import dispatcher, higher_order_ops, pytree
+from isoshard.torch_bridge.engine.operators.call_template import import_tensor
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.recording.memory_log import noted_in
+from isoshard.torch_bridge.engine.recording.recipes import Recipe
+from isoshard.torch_bridge.engine.values.value import Aval, Value
+
+from ..common.after_import import after_import
+from ..tensors.tensor import XLAShardedTensor
+
+Arrays = list[Any]
+
+
+def register() -> None:
+    """Tell torch what these operators are on the device, and dynamo what our tensors are."""
+    rules = {
+        higher_order_ops.COND: _cond,
+        higher_order_ops.WHILE: _while,
+        higher_order_ops.STACKED_WHILE: None,
+        higher_order_ops.SCAN: _scan,
+        higher_order_ops.MAP: _map,
+    }
+    for row, rule in rules.items():
+        operator = row.found(None)
+        if operator is None:
+            continue
+        with optional():
+            own = operator.py_kernels[dispatcher.DispatchKey.CompositeExplicitAutograd]
+            in_python = functools.partial(_counted, operator.name(), own)
+            here = in_python if rule is None else functools.partial(_either, rule, in_python)
+            operator.py_impl(XLAShardedTensor)(here)
+    after_import(higher_order_ops.DYNAMO, _teach_dynamo)
+
+
+def _counted(name: str, in_python: Any, *args: Any, **kwargs: Any) -> Any:
+    """The operator in Python, which waits for values; that is counted."""
+    metrics.count("fallbacks")
+    metrics.count(f"fallbacks.higher_order::{name}")
+    return in_python(*args, **kwargs)
+
+
+def _either(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:
+    """The operator by its rule, or in Python; dynamo, in whose program it runs, looks away."""
+    unseen: Any = torch.compiler.disable(_chosen)
+    return unseen(rule, in_python, *args, **kwargs)
+
+
+def _chosen(rule: Any, in_python: Any, *args: Any, **kwargs: Any) -> Any:
+    """The operator by its rule, or in Python where the rule does not hold."""
+    bound = _with_numbers_bound(args)
+    leaves = pytree.tree_leaves([arg for arg in bound if isinstance(arg, tuple | list)])
+    if kwargs.get("mutated_arg_indices") or not all(isinstance(x, torch.Tensor) for x in leaves):
+        return in_python(*args, **kwargs)
+    try:
+        return rule(*bound)
+    except jax.errors.ConcretizationTypeError:
+        return in_python(*args, **kwargs)
+
+
+def _with_numbers_bound(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments, where numbers among what every step takes went into the functions.
+
+    They come with open shapes: once dynamo has seen two sizes, graphs take the size.
+    """
+    *before, last = args
+    numbers = [None if isinstance(one, torch.Tensor) else one for one in last]
+    if not any(isinstance(one, int | float) for one in numbers):
+        return args
+    tensors = tuple(one for one in last if isinstance(one, torch.Tensor))
+    return (*(_Bound(one, numbers) if callable(one) else one for one in before), tensors)
+
+
+class _Bound:
+    """A function whose last arguments are given in part.
+
+    Args:
+        function: of all of them.
+        numbers: its last arguments; None for those that are not given.
+    """
+
+    def __init__(self, function: Callable[..., Any], numbers: Sequence[Any]):
+        """See the class."""
+        self.function, self.numbers = function, numbers
+
+    def __call__(self, *args: Any) -> Any:
+        """Call it with the others."""
+        count = len(args) - sum(one is None for one in self.numbers)
+        rest = iter(args[count:])
+        last = (next(rest) if one is None else one for one in self.numbers)
+        return self.function(*args[:count], *last)
+
+
+# The rules
+
+
+def _cond(predicate: Any, if_true: Any, if_false: Any, operands: Any) -> tuple[Any, ...]:
+    if isinstance(predicate, bool):
+        return (if_true if predicate else if_false)(*operands)
+    given = _ours([predicate, *operands])
+
+    def build(graphs: list[_Graph], arrays: Arrays, key: Any) -> Arrays:
+        chosen, *rest = arrays
+        branches = [functools.partial(graph.run, key=key) for graph in graphs]
+        return jax.lax.cond(chosen.reshape(()), *branches, rest)
+
+    avals = [tensor._aval for tensor in given[1:]]
+    return tuple(_recorded("cond", [(if_true, avals), (if_false, avals)], given, build))
+
+
+def _while(condition: Any, body: Any, carried: Any, additional: Any, *_: Any) -> tuple[Any, ...]:
+    given, count = _ours([*carried, *additional]), len(carried)
+
+    def build(graphs: list[_Graph], arrays: Arrays, key: Any) -> Arrays:
+        rest = arrays[count:]
+
+        def goes_on(state: Any) -> Any:
+            number, now = state
+            return graphs[0].run([*now, *rest], _folded(key, number, 0))[0].reshape(())
+
+        def step(state: Any) -> Any:
+            number, now = state
+            return number + 1, graphs[1].run([*now, *rest], _folded(key, number, 1))
+
+        return jax.lax.while_loop(goes_on, step, (jnp.uint32(0), arrays[:count]))[1]
+
+    avals = [tensor._aval for tensor in given]
+    graphs = [(condition, avals), (body, avals)]
+    return tuple(_recorded("while_loop", graphs, given, build, like=avals[:count]))
+
+
+def _scan(step: Any, init: Any, xs: Any, additional: Any = ()) -> tuple[Any, ...]:
+    return _stepped("scan", step, init, xs, additional)
+
+
+def _map(step: Any, xs: Any, additional: Any = ()) -> tuple[Any, ...]:
+    return _stepped("map", step, (), xs, additional)
+
+
+def _stepped(name: str, step: Any, init: Any, xs: Any, additional: Any) -> tuple[Any, ...]:
+    given = _ours([*init, *xs, *additional])
+    carries, slices = len(init), len(xs)
+    length = xs[0].shape[0]
+    avals = [tensor._aval for tensor in given]
+    for place in range(carries, carries + slices):
+        meta = avals[place].meta
+        avals[place] = Aval.contiguous(tuple(meta.size[1:]), meta.dtype)
+
+    def build(graphs: list[_Graph], arrays: Arrays, key: Any) -> Arrays:
+        rest = arrays[carries + slices :]
+
+        def body(state: Any, now: Any) -> Any:
+            number, carry = state
+            out = graphs[0].run([*carry, *now, *rest], _folded(key, number, 0))
+            return (number + 1, out[:carries]), out[carries:]
+
+        along = arrays[carries : carries + slices]
+        (_, last), stacked = jax.lax.scan(body, (jnp.uint32(0), arrays[:carries]), along, length)
+        return [*last, *stacked]
+
+    return tuple(_recorded(name, [(step, avals)], given, build, stacks=(carries, length)))
+
+
+def _ours(tensors: Sequence[Any]) -> list[Any]:
+    return [import_tensor(torch.ops.aten.copy.default, tensor) for tensor in tensors]
+
+
+def _folded(key: Any, *numbers: Any) -> Any:
+    """Another key for each step and graph; None for None."""
+    return None if key is None else functools.reduce(jax.random.fold_in, numbers, key)
+
+
+# Graphs
+
+
+class _Graph:
+    """A function of tensors, as one of arrays.
+
+    Args:
+        function: usually a graph that dynamo traced.
+        avals: of the tensors that it takes.
+
+    Attributes:
+        results: the avals of what it returns, once it was traced.
+        draws: whether it draws random numbers, likewise.
+    """
+
+    def __init__(self, function: Any, avals: Sequence[Aval]):
+        """See the class."""
+        self._function, self._avals = function, avals
+        self._default = torch.get_default_dtype()  # as it is now, whenever the program is compiled
+        self.results: list[Aval] = []
+        self.draws = False
+
+    def run(self, arrays: Sequence[Any], key: Any) -> Arrays:
+        """What it returns for arrays."""
+        tensors = [
+            lazy_tensor.fresh(aval, Value.handed(array))
+            for aval, array in zip(self._avals, arrays, strict=True)
+        ]
+        with tapes.immediately(self._keys(key)), torch.no_grad(), _default_dtype(self._default):
+            got = pytree.tree_leaves(self._function(*tensors))
+            if any(one is None for one in got):
+                raise RuntimeError(f"{self._function} returned None where a tensor is needed")
+            found = _ours(got)
+            values = [lazy_tensor.read(one) for one in found]
+        tapes.materialize([value for value in values if value.array is None])  # from around
+        self.results = [Aval.contiguous(tuple(one.shape), one.dtype) for one in found]
+        arrays = [jnp.asarray(value.array) for value in values]
+        return [jax.lax.convert_element_type(one, one.dtype) for one in arrays]  # no weak types
+
+    def _keys(self, key: Any) -> Iterator[Any]:
+        for number in itertools.count():
+            self.draws = True
+            yield jax.random.key(0) if key is None else jax.random.fold_in(key, number)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _code(function: Any) -> str | None:
+    """What two graphs have in common that compute the same; None where it is not known."""
+    if isinstance(function, _Bound):
+        code = _code(function.function)
+        return code and f"{code}\n{function.numbers}"
+    if not isinstance(function, torch.fx.GraphModule):
+        return None
+    inner = dict(function.named_modules())
+    parts: list[str | None] = [function.code]
+    for node in function.graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            parts.append(_code(inner.get(str(node.target))))
+    return None if None in parts else "\n".join(map(str, parts))
+
+
+_RECIPES: Bounded[Any, tuple[Recipe, list[Aval]]] = Bounded(PROGRAMS, "control flow: graphs")
+
+
+def _recorded(
+    name: str,
+    graphs: Sequence[tuple[Any, list[Aval]]],
+    given: Sequence[lazy_tensor.LazyTensor],
+    build: Callable[[list[_Graph], Arrays, Any], Arrays],
+    *,
+    like: list[Aval] | None = None,
+    stacks: tuple[int, int] | None = None,
+) -> list[lazy_tensor.LazyTensor]:
+    """Record one entry for an operator over graphs.
+
+    Args:
+        name: of the operator.
+        graphs: functions, and the avals of the tensors that each takes.
+        given: the tensors that the operator takes.
+        build: the results, of the graphs, the arrays of `given`, and a key for random numbers.
+        like: the avals of the results, where they are not those of the last graph.
+        stacks: how many of the results are carries, and the length of the others' new first axis.
+    """
+    codes = tuple([_code(function) for function, _ in graphs])
+    key = (name, codes, tuple([tensor._aval for tensor in given]), stacks)
+    key = (*key, torch.get_default_dtype())  # which the dtype of `i / 2` is, for integers i
+    found = None if None in codes else _RECIPES.get(key)
+    if found is None:
+        found = _recipe(name, [_Graph(*one) for one in graphs], given, build, like, stacks)
+        if None not in codes:
+            _RECIPES[key] = found
+    recipe, outs = found
+    values = tapes.recorder().record(recipe, [lazy_tensor.read(tensor) for tensor in given])
+    return [lazy_tensor.fresh(aval, value) for aval, value in zip(outs, values, strict=True)]
+
+
+def _recipe(
+    name: str,
+    graphs: list[_Graph],
+    given: Sequence[lazy_tensor.LazyTensor],
+    build: Callable[[list[_Graph], Arrays, Any], Arrays],
+    like: list[Aval] | None,
+    stacks: tuple[int, int] | None,
+) -> tuple[Recipe, list[Aval]]:
+    run: Any = torch.compiler.disable(lambda arrays, _, key: build(graphs, arrays, key))
+    shapes = [jax.ShapeDtypeStruct(*tensor._aval.token) for tensor in given]
+    with noted_in(None), jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        jax.eval_shape(lambda arrays: run(arrays, (), None), shapes)
+    outs = graphs[-1].results
+    if like is not None:
+        _check_carries(name, like, outs)
+        outs = [Aval.contiguous(tuple(one.meta.size), one.meta.dtype) for one in like]
+    if stacks is not None:
+        carries, length = stacks
+        outs = [
+            one if place < carries else Aval.contiguous((length, *one.meta.size), one.meta.dtype)
+            for place, one in enumerate(outs)
+        ]
+    draws = any(graph.draws for graph in graphs)
+    return Recipe(f"torch.{name}", run, len(outs), random=draws), outs
+
+
+def _check_carries(name: str, want: list[Aval], got: list[Aval]) -> None:
+    for place, (one, other) in enumerate(zip(want, got, strict=True)):
+        if one.token != other.token or one.meta.dtype != other.meta.dtype:
+            raise RuntimeError(
+                f"{name} keeps the shapes and dtypes of what it carries, and number {place} is "
+                f"{tuple(one.meta.size)} {one.meta.dtype} before a step and "
+                f"{tuple(other.meta.size)} {other.meta.dtype} after it"
+            )
+
+
+# dynamo, which torch imports when it first traces something
+
+
+def _teach_dynamo() -> None:
+    """Teach it; what goes wrong here must not break a program that only imports dynamo."""
+    try:
+        importlib.import_module("isoshard.torch_bridge.dynamo.dynamo_tensors").teach()
+    except Exception as error:
+        warnings.warn(
+            f"torch.compile and torch.cond do not know tensors on the jax device: {error}",
+            stacklevel=2,
+        )

@@ -1,0 +1,143 @@
+"""Modules: parameters and buffers by name, laid out all or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.plan import Plan
+from isoshard.core.plan.model_leaves import ModelLeaf
+from isoshard.core.plan.replication_warning import warn_replicated
+from isoshard.core.plan.resolving import resolve_leaves
+from isoshard.core.plan.unused_rules import warn_unused
+
+from ..loops.by_layer import ByLayer
+from ..loops.stacked import StackedLayers
+from ..overrides import swap_parameters
+
+Place = Callable[[torch.Tensor, NamedSharding, bool | None, str], torch.Tensor]
+
+
+def tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every parameter and buffer with its first name; a tied one once."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def named_arrays(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter and buffer under the name that a plan knows; see `ByLayer`."""
+    return ByLayer(module).tensors
+
+
+def layout(
+    module: torch.nn.Module, mesh: Mesh, spec: Any, name: str | None = None, *, warn: bool = False
+) -> dict[str, NamedSharding]:
+    """Where every parameter and buffer of a module goes.
+
+    Args:
+        module: on any device.
+        mesh: the mesh.
+        spec: a Plan, a dictionary of specs by name, or one spec for all.
+        name: of the module, put before the names of its tensors in messages.
+        warn: whether rules that decide nothing are told.
+
+    Returns:
+        A sharding for each name.
+
+    Raises:
+        ShardingError: listing every tensor whose spec does not fit, or that has none.
+    """
+    if any(isinstance(child, StackedLayers) for child in module.modules()):
+        layers = ByLayer(module)
+        return layers.together(_decided(module, layers.tensors, mesh, spec, name, warn))
+    return _decided(module, dict(tensors(module)), mesh, spec, name, warn)
+
+
+def _decided(
+    module: torch.nn.Module,
+    found: Mapping[str, torch.Tensor],
+    mesh: Mesh,
+    spec: Any,
+    name: str | None,
+    warn: bool,
+) -> dict[str, NamedSharding]:
+    """What a spec says of named tensors."""
+    if isinstance(spec, Plan):
+        resolved = resolve_leaves(spec, [_leaf(*item) for item in found.items()], mesh)
+        if warn:
+            warn_replicated(spec, resolved)
+        if warn and resolved.unused:
+            warn_unused(spec, module)
+        return {leaf.name: leaf.sharding for leaf in resolved.leaves}
+    if isinstance(spec, dict):
+        unknown = [key for key in spec if key not in found]
+        if unknown:
+            raise ShardingError(
+                f"{type(module).__name__} has no tensors called {', '.join(unknown)}; its names "
+                f"are {', '.join(list(found)[:20])}{', ..' if len(found) > 20 else ''}"
+            )
+    prefix = f"{name}." if name else ""
+    result, faults = {}, []
+    for key, tensor in found.items():
+        one = spec.get(key) if isinstance(spec, dict) else spec
+        try:
+            result[key] = named_sharding(
+                one, mesh, tensor.dim(), shape=tuple(tensor.shape), name=prefix + key
+            )
+        except ShardingError as error:
+            faults.append(error)
+    if faults:
+        raise_collected(faults)
+    return result
+
+
+def _leaf(name: str, tensor: torch.Tensor) -> ModelLeaf:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return ModelLeaf(name, tuple(tensor.shape), dtype, itemsize=tensor.dtype.itemsize)
+
+
+def shard_module(
+    module: torch.nn.Module,
+    mesh: Mesh,
+    spec: Any,
+    place: Place,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+) -> torch.nn.Module:
+    """Lay every parameter and buffer out on the mesh; on an error nothing is changed.
+
+    Four steps: the tensors by name, a layout for each, each in its layout, and each in its place.
+
+    Args:
+        module: changed in place.
+        mesh: the mesh.
+        spec: as for `layout`.
+        place: makes one tensor.
+        copy: as for `shard`.
+        name: of the module, for messages.
+
+    Returns:
+        `module`. Its parameters stay the same objects, see
+        `isoshard.torch_bridge.overrides.swap_parameters`.
+    """
+    named = list(tensors(module))
+    shardings = layout(module, mesh, spec, name, warn=True)
+    moved: dict[int, Any] = {}
+    for key, tensor in named:
+        new = place(tensor, shardings[key], copy, key)
+        if tensor.grad is not None:
+            new.grad = place(tensor.grad, shardings[key], copy, f"{key}.grad")
+        moved[id(tensor)] = new
+    swap_parameters.replace(
+        [(place, moved[id(place[2])]) for place in swap_parameters.parameters(module)]
+    )
+    for child in module.modules():
+        for key, buffer in list(child.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(child, key, moved[id(buffer)])
+    return module

@@ -1,4 +1,0 @@
-"""What a script of torch_xla asks of its session: mode, chips, memory, replicas, closures."""
-
-if __name__ != "isoshard.torch_bridge.session":
-    raise ImportError(f"import isoshard.torch_bridge.session, not {__name__}")

@@ -1,8 +1,0 @@
-"""The internals of torch_xla that scripts import."""
-
-if __name__ != "isoshard.torch_bridge.torch_xla._internal":
-    raise ImportError(f"import isoshard.torch_bridge.torch_xla._internal, not {__name__}")
-
-from isoshard.torch_bridge.session.lazy_submodules import submodules
-
-__getattr__ = submodules(__name__, ("jax_workarounds", "tpu"))

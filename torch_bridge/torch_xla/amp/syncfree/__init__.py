@@ -1,8 +1,0 @@
-"""Optimizers whose steps are skipped on the device, by torch_xla's names."""
-
-if __name__ != "isoshard.torch_bridge.torch_xla.amp.syncfree":
-    raise ImportError(f"import isoshard.torch_bridge.torch_xla.amp.syncfree, not {__name__}")
-
-from isoshard.torch_bridge.session.syncfree import SGD, Adam, AdamW
-
-__all__ = ["SGD", "Adam", "AdamW"]

@@ -1,6 +1,0 @@
-"""The sharded tensor and its pieces, by torch_xla's names."""
-
-from isoshard.torch_bridge.layout.shard_snapshots import XLAShard
-from isoshard.torch_bridge.tensor import XLAShardedTensor
-
-__all__ = ["XLAShard", "XLAShardedTensor"]

@@ -1,0 +1,240 @@
+"""What is recorded, as text: StableHLO, HLO, or the entries of the tape. Nothing is executed.
+
+>>> import torch, isoshard.torch_bridge as xs
+>>> x = torch.ones(2, 3, device="jax")
+>>> xs.sync()
+>>> y = (x @ x.T).exp()
+>>> print(tape_text([y]))
+IR {
+  %0 = f32[2,3] input()
+  %1 = view(%0)
+  %2 = aten::mm(%0, %1)
+  ROOT %3 = aten::exp(%2)
+}
+>>> "stablehlo.dot_general" in stablehlo([y])
+True
+>>> xs.sync()
+>>> stablehlo([y])                            # it has a value: there is nothing to compute
+''
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import export
+
+from isoshard.core.layout.op_sharding import to_op_sharding
+from isoshard.core.layout.tiles import Tiles
+from isoshard.torch_bridge.engine.compiling import input_placement, interpreting, plan_lowering
+from isoshard.torch_bridge.engine.compiling.execution_plan import CompileRequest, plan_of
+from isoshard.torch_bridge.engine.recording import lazy_tensor
+from isoshard.torch_bridge.engine.recording import tape as tapes
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.spmd.modes import check_env_flag
+
+_SHORT = {"float": "f", "int": "s", "uint": "u", "complex": "c", "bfloat": "bf"}
+
+
+def stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
+    """The StableHLO module that would compute tensors."""
+    found = _plan(tensors)
+    return "" if found is None else _lower(*found).as_text()
+
+
+def hlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
+    """The same as HLO, before any optimisation; layouts list every device.
+
+    While the environment variable `XLA_DUMP_POST_OPTIMIZATIONS` is set to 1 or true it is what
+    XLA makes of the program, which is compiled for it: with the collectives, and the shapes of one
+    device's part.
+    """
+    tensors = None if tensors is None else [_pieces(tensor) for tensor in tensors]
+    found = _plan(tensors)
+    if found is not None:
+        lowered = _lower(*found)
+    elif tensors:
+        lowered = _identity(tensors)
+    else:
+        return ""
+    if check_env_flag("XLA_DUMP_POST_OPTIMIZATIONS"):
+        return listed(lowered.compile().as_text() or "")
+    return listed(lowered.as_text(dialect="hlo"))
+
+
+def _pieces(tensor: torch.Tensor) -> torch.Tensor:
+    """The pieces of a manual tensor, one above the other; another tensor as it is."""
+    return getattr(tensor, "stacked", tensor)
+
+
+def _identity(tensors: Sequence[torch.Tensor]) -> jax.stages.Lowered:
+    """The program that gives back what devices hold, or will."""
+    leaves = [lazy_tensor.read(_checked(tensor)) for tensor in tensors]
+    structs = _structs(leaves, [leaf.layout for leaf in leaves])
+    with jax.enable_x64(True):
+        return jax.jit(lambda *given: given).lower(*structs)
+
+
+def bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
+    """The same as a portable StableHLO artifact, which later versions of XLA read as well."""
+    found = _plan(tensors)
+    if found is None:
+        return b""
+    plan, structs = found
+    custom = set(re.findall(r"stablehlo\.custom_call @([\w.]+)", _lower(plan, structs).as_text()))
+    checks = [export.DisabledSafetyCheck.custom_call(name) for name in sorted(custom)]
+    arguments = (*structs, *plan_lowering.extra_inputs(plan))
+    alone = jax.set_mesh(NO_MESH)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), alone:
+        function = jax.jit(plan_lowering.traceable(plan))
+        return export.export(function, disabled_checks=checks)(*arguments).mlir_module_serialized
+
+
+def tape_text(tensors: Sequence[torch.Tensor] | None = None) -> str:
+    """The recorded operations that tensors depend on, one per line."""
+    found = _plan(tensors)
+    if found is None:
+        return ""
+    plan, structs = found
+    inputs = iter(structs)
+    names: dict[int, str] = {}
+    lines, slot = ["IR {"], 0
+    for entry, needed in zip(
+        plan.program, interpreting.needed(plan.program, plan.live), strict=True
+    ):
+        if isinstance(entry[0], int):
+            recipe = tapes.RECIPES[entry[0]]
+            count, what = recipe.count, recipe.name
+            arguments = ", ".join(names.get(number, "%?") for number in entry[1:])
+            line = f"{what}({arguments}){_mark(recipe)}"
+        else:
+            count, struct = 1, next(inputs)
+            layout = _layout(struct.sharding, len(struct.shape))
+            line = f"{short(struct.dtype, struct.shape)} input(){layout}"
+        if needed:
+            number = len(lines) - 1
+            several = count > 1
+            names |= {slot + n: f"%{number}" + f".{n}" * several for n in range(count)}
+            root = "ROOT " * (
+                not plan.live or not {*range(slot, slot + count)}.isdisjoint(plan.live)
+            )
+            lines.append(f"  {root}%{number} = {line}")
+        slot += count
+    return "\n".join([*lines, "}"])
+
+
+NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
+"""Entered where a program is exported, whatever mesh its caller has set."""
+
+
+def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[CompileRequest, list[Any]] | None:
+    """What would be executed, and its inputs' shapes and layouts; None if nothing would be."""
+    found = planned(tensors)
+    return None if found is None else found[:2]
+
+
+def planned(
+    tensors: Sequence[torch.Tensor] | None,
+) -> tuple[CompileRequest, list[Any], list[Any]] | None:
+    """What would be executed."""
+    if tensors:
+        values = [lazy_tensor.read(_checked(tensor)) for tensor in tensors]
+        waiting = [value for value in values if value.array is None]
+        if not waiting:
+            return None
+        tape = waiting[0].tape
+        if any(value.tape is not tape for value in waiting):
+            raise RuntimeError(
+                "these tensors were recorded by several threads, and are no one program; call "
+                "torch_xla.sync() in each thread, or ask for the tensors of one"
+            )
+        plan = plan_of(tape)
+        slots = {value.slot: value for value in waiting}
+        plan.live, plan.wanted = tuple(slots), tuple(value.layout for value in slots.values())
+    else:
+        tape = tapes.recorder()
+        if not isinstance(tape, tapes.Tape) or not tape.program:
+            return None
+        plan = plan_of(tape)
+        if not plan.live:
+            return None
+    plan.donated = ()
+    leaves = tape.inputs()
+    also = {*tape.marks, *plan.wanted} - {layout_numbers.UNPLACED}
+    plan.placed = tuple(input_placement.planned(leaves, also))
+    return plan, _structs(leaves, plan.placed), leaves
+
+
+def _structs(leaves: Sequence[Any], placed: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
+    """Shapes and layouts of what a program takes in."""
+    return [
+        jax.ShapeDtypeStruct(
+            leaf.array.shape,
+            leaf.array.dtype,
+            sharding=None if number == layout_numbers.UNPLACED else layout_numbers.sharding(number),
+        )
+        for leaf, number in zip(leaves, placed, strict=True)
+    ]
+
+
+def _checked(tensor: torch.Tensor) -> lazy_tensor.LazyTensor:
+    if not isinstance(tensor, lazy_tensor.LazyTensor):
+        raise RuntimeError(
+            f"a tensor on {getattr(tensor, 'device', type(tensor).__name__)} has no recorded "
+            "operations; move it with .to(torch_xla.device())"
+        )
+    return tensor
+
+
+def _lower(plan: CompileRequest, structs: list[Any]) -> jax.stages.Lowered:
+    return plan_lowering.lowered(plan, structs, keep_unused=False)
+
+
+def short(dtype: Any, shape: Sequence[int]) -> str:
+    """A dtype and a shape as XLA writes them.
+
+    >>> short(np.dtype("float32"), (2, 3))
+    'f32[2,3]'
+    """
+    name = dtype.name
+    kind = name.rstrip("0123456789")
+    written = name.replace(kind, _SHORT[kind], 1) if kind in _SHORT else name
+    return f"{written}[{','.join(map(str, shape))}]"
+
+
+def _layout(sharding: Any, rank: int) -> str:
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return ""
+    return f", sharding={to_op_sharding(Tiles.from_sharding(sharding, rank))}"
+
+
+def _mark(recipe: tapes.Recipe) -> str:
+    if recipe.name != "mark_sharding":
+        return ""
+    sharding: Any = layout_numbers.sharding(recipe.detail)
+    return _layout(sharding, max(len(sharding.spec), 1))
+
+
+_COUNTED = re.compile(r"devices=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+
+
+def listed(text: str) -> str:
+    """Layouts with their devices one by one, in the place of XLA's short form."""
+
+    def devices(match: re.Match[str]) -> str:
+        grid, counts, turn = match.groups()
+        whole = np.arange(math.prod(_numbers(counts))).reshape(_numbers(counts))
+        turned = whole.transpose(_numbers(turn)) if turn else whole
+        return f"devices=[{grid}]{','.join(map(str, turned.ravel()))}"
+
+    return _COUNTED.sub(devices, text)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]

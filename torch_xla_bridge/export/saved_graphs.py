@@ -1,0 +1,68 @@
+"""Every program that a script of torch_xla runs, written to a file.
+
+`XLA_SAVE_TENSORS_FILE=/tmp/graphs` lets `drop_in.install` begin it: each execution appends to
+`/tmp/graphs.0` (the number is the process's) the operations that were recorded, or with
+`XLA_SAVE_TENSORS_FMT=hlo` the HLO that XLA made of them, and the layout of each result.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+
+from isoshard.core.runtime import metrics
+from isoshard.torch_bridge.engine.compiling import program
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.layout import marks
+
+from .lowered import short
+
+_FORMATS = ("text", "hlo")
+
+
+def begin() -> None:
+    """Write programs from now on, if the environment asks for it."""
+    path = os.environ.get("XLA_SAVE_TENSORS_FILE")
+    form = os.environ.get("XLA_SAVE_TENSORS_FMT", "text")
+    if not path:
+        return
+    if form not in _FORMATS:
+        raise ValueError(f"XLA_SAVE_TENSORS_FMT is {form!r}, and isoshard writes text and hlo")
+
+    def save(done: program.Program, plan: program.CompileRequest) -> None:
+        with Path(f"{path}.{jax.process_index()}").open("a") as file:
+            file.write(_graph(plan) if form == "text" else _compiled(done))
+
+    program.WATCHING.append(save)
+
+
+def _graph(plan: program.CompileRequest) -> str:
+    """The recorded operations of a program."""
+    names = [RECIPES[e[0]].name if isinstance(e[0], int) else "input" for e in plan.program]
+    return _entry("\n".join(["IR {", *(f"  {name}" for name in names), "}"]))
+
+
+def _compiled(done: program.Program) -> str:
+    """What XLA made of a program, and how its results lie."""
+    shapes = jax.tree.leaves(done.compiled.out_info)
+    lines = [
+        f"{short(one.dtype, one.shape)} {_layout(number, len(one.shape))}"
+        for one, number in zip(shapes, done.layouts or (), strict=True)
+    ]
+    outputs = ["#OUTPUT_SHARDING_BEGIN", *lines, "#OUTPUT_SHARDING_END", "", ""]
+    return _entry(done.text()) + "\n".join(outputs)
+
+
+def _entry(text: str) -> str:
+    where = f"TensorsGraphInfo:\n  {metrics.user_location()}\n"
+    return f"{where}\n## BEGIN_GRAPH\n{text.rstrip()}\n## END_GRAPH\n\n"
+
+
+def _layout(number: int, ndim: int) -> str:
+    found = None if number == layout_numbers.UNPLACED else layout_numbers.as_named(number)
+    if isinstance(found, jax.sharding.NamedSharding):
+        return marks.spec_string(found, ndim)
+    return "{replicated}"  # as XLA writes the layout of an array on one device

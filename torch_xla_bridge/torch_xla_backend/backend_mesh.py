@@ -1,0 +1,93 @@
+"""Meshes of JAX and of torch_xla: the same grid of device numbers.
+
+torch_xla's device `i` is `jax.devices()[i]`. A mesh of torch_xla takes every device there is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from isoshard.core.errors import DeviceError
+from isoshard.core.layout.mesh import as_mesh, make_mesh
+from isoshard.core.layout.virtual_devices import Device
+from isoshard.core.runtime.caches import cached
+
+from .real import load
+
+
+def mesh_to_torch_xla(mesh: Mesh) -> Any:
+    """The mesh of torch_xla with the same devices, shape and names.
+
+    Args:
+        mesh: a `jax.sharding.Mesh` of all devices, in any order.
+
+    Returns:
+        A `torch_xla.distributed.spmd.Mesh`; equal meshes give one object.
+
+    Raises:
+        ImportError: torch_xla is not installed.
+        DeviceError: the mesh does not have the devices that torch_xla has.
+    """
+    return _to_torch_xla(as_mesh(mesh))
+
+
+def mesh_from_torch_xla(mesh: Any) -> Mesh:
+    """The mesh of JAX with the same devices, shape and names.
+
+    Args:
+        mesh: a `torch_xla.distributed.spmd.Mesh`; axes without names are called `"0"`, `"1"`, ..
+
+    Returns:
+        A `jax.sharding.Mesh` with Auto axes.
+
+    Raises:
+        DeviceError: JAX has fewer devices.
+    """
+    shape = tuple(int(extent) for extent in mesh.mesh_shape)
+    names = mesh.axis_names or tuple(str(axis) for axis in range(len(shape)))
+    numbers = [int(number) for number in mesh.device_ids]
+    return make_mesh(shape, names, devices=[numbered(number) for number in numbers])
+
+
+def any_mesh(mesh: Any) -> Mesh:
+    """The mesh of JAX, from one of torch_xla or any other that core takes."""
+    if isinstance(mesh, load("torch_xla.distributed.spmd").Mesh):
+        return mesh_from_torch_xla(mesh)
+    return as_mesh(mesh)
+
+
+def numbers_of(mesh: Mesh) -> list[int]:
+    """torch_xla's number of each device of a mesh, in mesh order."""
+    known = {device: number for number, device in enumerate(jax.devices())}
+    return [known.get(device, -1) for device in mesh.devices.flat]
+
+
+def numbered(number: int) -> Device:
+    """JAX's device that is torch_xla's `number`."""
+    devices = jax.devices()
+    if number >= len(devices):
+        raise DeviceError(
+            f"torch_xla's device {number} has no counterpart: JAX has {len(devices)} devices "
+            f"({jax.default_backend()}), torch_xla has {_count()}. Give JAX as many: call "
+            f"isoshard.simulate_devices({_count()}) before anything else."
+        )
+    return devices[number]
+
+
+@cached(64)
+def _to_torch_xla(mesh: Mesh) -> Any:
+    numbers, count = numbers_of(mesh), _count()
+    if sorted(numbers) != list(range(count)):
+        raise DeviceError(
+            f"a mesh of torch_xla takes all of its {count} devices, and this one has {mesh.size}: "
+            f"{list(mesh.devices.flat)}. Make it of all devices, and start torch_xla with as many "
+            f"as JAX has ({len(jax.devices())}): CPU_NUM_DEVICES={len(jax.devices())}."
+        )
+    return load("torch_xla.distributed.spmd").Mesh(numbers, mesh.devices.shape, mesh.axis_names)
+
+
+def _count() -> int:
+    return load("torch_xla.runtime").global_runtime_device_count()
