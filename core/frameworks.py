@@ -1,7 +1,7 @@
-"""The registry through which core serves frameworks it does not know.
+"""The registry of frameworks, through which core serves types of frameworks it does not import.
 
-Core imports JAX and NumPy only. A bridge adds a framework by registering one object that knows how
-to do core's verbs for its types; the verbs ask here first.
+Core imports JAX and NumPy only. A bridge adds a framework by registering one object that implements
+core's verbs for its types; each verb looks it up first.
 
 >>> class Boxes(Framework):
 ...     name = "boxes"
@@ -16,18 +16,17 @@ True
 >>> framework_of(Box()).full(Box())
 'whole'
 
-A verb that the framework does not have says so:
+A verb that the framework does not implement raises:
 
 >>> framework_of(Box()).sharding_of(Box())
 Traceback (most recent call last):
     ...
-TypeError: boxes objects have no sharding_of; given was Box
+TypeError: sharding_of is not implemented for boxes objects such as Box
 
 >>> unregister("boxes")
 
-Nothing is imported before it is needed: `on_first(root, loader)` notes how to load a bridge, and
-the loader runs once, when an object arrives whose class (or a base of it) lives in the package
-`root`, or when `require(root)` asks.
+Bridges are imported lazily: `on_first(root, loader)` registers a loader, which runs once, at the
+first object whose class (or a base of it) is from the package `root`, or at `require(root)`.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ _EXTRAS = ("torch", "flax", "onnx")
 
 
 class Framework:
-    """What a bridge can do with its objects; subclass it and override what makes sense.
+    """The interface of a bridge: core's verbs for its objects; subclasses override what they have.
 
     Attributes:
-        name: of the framework, e.g. "torch"; what `require` looks for.
-        warns_of_rules: whether `shard` itself tells the rules of a plan that decide nothing.
+        name: of the framework, e.g. "torch", for `require`.
+        warns_of_rules: whether `shard` itself warns of a plan's unused rules.
     """
 
     name: str = "unknown"
@@ -74,7 +73,7 @@ class Framework:
     def shard(
         self, x: Any, mesh: Mesh, spec: Any, *, copy: bool | None = None, name: str | None = None
     ) -> Any:
-        """Lay `x` out over `mesh`; `spec` is any spelling, or a Plan. Same framework out."""
+        """Shard `x` over `mesh`; `spec` is any spelling, or a Plan. Same framework out."""
         self._lacks("shard", x)
 
     def shard_padded(
@@ -89,7 +88,7 @@ class Framework:
     ) -> Any:
         """As `shard`, in blocks of any sizes; see `iso.shard(.., uneven="pad")`."""
         raise ShardingError(
-            f"uneven='pad' is of arrays and tensors, and {name or 'the argument'} is a "
+            f"uneven='pad' is for arrays and tensors, and {name or 'the argument'} is a "
             f"{type(x).__name__}. Shard its arrays one by one."
         )
 
@@ -99,7 +98,7 @@ class Framework:
         """Raise what `shard` would raise, and do nothing else. Called for each leaf of a tree."""
 
     def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
-        """Change the layout of `x`; the mesh is its own unless given."""
+        """Change the sharding of `x`; by default over its own mesh."""
         self._lacks("reshard", x)
 
     def from_local(
@@ -112,7 +111,7 @@ class Framework:
         copy: bool | None = None,
         name: str | None = None,
     ) -> Any:
-        """Lay out this process's part of an array; `shape` is the global one, if it is known."""
+        """Create a global array from this process's data; `shape` is the global one, or None."""
         self._lacks("from_local", x)
 
     def full(self, x: Any) -> Any:
@@ -124,7 +123,7 @@ class Framework:
         self._lacks("sharding_of", x)
 
     def typeof(self, x: Any) -> Any:
-        """The type of an array as `jax.typeof` tells that of a `jax.Array`."""
+        """The type of an array, as `jax.typeof` of a `jax.Array`."""
         self._lacks("typeof", x)
 
     def block_sizes(self, x: Any) -> Sizes | None:
@@ -136,7 +135,7 @@ class Framework:
         self._lacks(verb.__name__, next(x for x in jax.tree.leaves((args, kwargs)) if self.owns(x)))
 
     def named_arrays(self, x: Any) -> dict[str, Any]:
-        """The arrays of a module by the names that a `Plan` knows, in order; nothing is copied."""
+        """The arrays of a module by the names for a `Plan`, in order, without copies."""
         self._lacks("named arrays", x)
 
     def named_modules(self, x: Any) -> list[str] | None:
@@ -144,7 +143,7 @@ class Framework:
         return None
 
     def owns_step(self, step: Any) -> bool:
-        """Whether a function is this framework's own kind of step, told by its class."""
+        """Whether a function is this framework's own kind of step, by its class."""
         return False
 
     def traced_step(
@@ -154,9 +153,9 @@ class Framework:
         self._lacks("traced_step", step)
 
     def elements(self, x: Any) -> Mapping[str, Any]:
-        """The arrays in `x` by name, that of an array under "": NumPy's or JAX's, as they lie.
+        """The arrays in `x` by name, that of an array under "": NumPy's or JAX's, as stored.
 
-        Nothing is computed or copied; what has no values here is a `jax.ShapeDtypeStruct`.
+        Nothing is computed or copied; one without local values is a `jax.ShapeDtypeStruct`.
         """
         return {}
 
@@ -182,7 +181,7 @@ class Framework:
     def array(
         self, x: Any, sharding: NamedSharding | None = None, *, copy: bool | None = None
     ) -> Any:
-        """The same of one array with all its bits, of which JAX may compute with half."""
+        """One array with all its 64 bits, even while JAX computes with 32."""
         return self.to_jax(x, sharding, copy=copy)
 
     def weights_of(self, x: Any, *, exact: bool = False) -> dict[str, Any]:
@@ -194,7 +193,7 @@ class Framework:
         return self.to_jax(x)
 
     def other_axes(self, x: Any) -> dict[str, str]:
-        """Weights of a module whose axes are not those of a Linear or Conv; what to do of each."""
+        """Weights of a module whose axes are not those of a Linear or Conv, and how to map each."""
         return {}
 
     def to_numpy(self, x: Any) -> np.ndarray:
@@ -204,15 +203,15 @@ class Framework:
     def from_jax(
         self, array: jax.Array | UnevenArray, *, copy: bool | None = None, like: Any = None
     ) -> Any:
-        """The same values as an array of this framework, with the layout of `array`.
+        """The same values as an array of this framework, with the sharding of `array`.
 
-        `like` is the NumPy array that it was made of, whose dtype the result says: JAX may hold
-        64-bit integers as 32-bit ones.
+        `like` is the original NumPy array, whose dtype the result has: JAX may store 64-bit
+        integers in 32 bits.
         """
         self._lacks("from_jax", array)
 
     def on_cpu(self, x: Any, *, copy: bool | None = None) -> Any:
-        """An array of JAX or of this framework as a plain one of the whole on the CPU."""
+        """An array of JAX or of this framework as a plain, unsharded one on the CPU."""
         self._lacks("on_cpu", x)
 
     def shard_from_jax(self, array: jax.Array, *, copy: bool | None = None) -> Any:
@@ -222,28 +221,28 @@ class Framework:
     def parts(
         self, x: Any, saved: Mapping[str, Entry] | None = None
     ) -> dict[str, NamedState] | None:
-        """What a checkpoint keeps of a module or optimizer, by name; None: `x` is one array.
+        """The state of a module or optimizer for a checkpoint, by name; None: `x` is one array.
 
-        `saved` is what a checkpoint has below the name of `x`: parts that `x` has not made yet,
-        and would have after a step, are then among the results.
+        `saved` is a checkpoint's entries below the name of `x`: state that `x` has not created yet,
+        and would have after a step, is then among the results.
         """
         self._lacks("parts", x)
 
     def wanted(self, x: Any) -> Wanted:
-        """Shape, logical dtype and place of an array, also of an abstract one."""
+        """Shape, logical dtype and sharding of an array, also of an abstract one."""
         self._lacks("wanted", x)
 
     def stored(self, x: Any) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
         """The elements of an array, for reading: in host memory as they are, or on devices.
 
-        With them the name of the dtype by which their owner knows them.
+        With them the name of their dtype in this framework.
         """
         self._lacks("stored", x)
 
     def filled(self, x: Any, values: dict[str, Any]) -> Any:
-        """`x` with new parts: what `parts` names, or one array under the name "".
+        """`x` with new state by the names of `parts`, or one array under the name "".
 
-        Modules and optimizers are changed in place; an array is a value, and a new one comes back.
+        Modules and optimizers are changed in place; for an array a new one is returned.
         """
         self._lacks("filled", x)
 
@@ -251,7 +250,7 @@ class Framework:
         """The checkpoint in a folder or file, if it is of a format of this framework."""
 
     def write_checkpoint(self, folder: str, name: str, leaves: dict[str, Any]) -> dict[str, Sum]:
-        """Write leaves in this framework's own format into a folder, and sum up its files."""
+        """Write leaves in this framework's own format into a folder; return files' checksums."""
         self._lacks("write_checkpoint", leaves)
 
     def processes_joined(self) -> tuple[int, int] | None:
@@ -271,14 +270,16 @@ class Framework:
         """Start the framework's process group; `iso.init_distributed` calls this in every rank."""
 
     def tell_processes(self, word: str | None) -> str:
-        """Send rank 0's word to all ranks of the framework's process group."""
+        """Broadcast rank 0's message to all ranks of the framework's process group."""
         self._lacks("tell_processes", word)
 
     def end_processes(self) -> None:
         """End the framework's process group."""
 
     def _lacks(self, verb: str, obj: Any) -> NoReturn:
-        raise TypeError(f"{self.name} objects have no {verb}; given was {type(obj).__name__}")
+        raise TypeError(
+            f"{verb} is not implemented for {self.name} objects such as {type(obj).__name__}"
+        )
 
 
 _frameworks: dict[str, Framework] = {}
@@ -296,12 +297,12 @@ def register(framework: Framework) -> None:
 
 
 def unregister(name: str) -> None:
-    """Forget a framework; nothing happens if there is none of that name."""
+    """Remove a framework, if there is one of that name."""
     _frameworks.pop(name, None)
 
 
 def on_first(root: str, loader: Loader) -> None:
-    """Note how to load a bridge when its framework is first met.
+    """Register the loader of a bridge, for the first object of its framework.
 
     Args:
         root: top-level package of the framework's classes, e.g. "torch".
@@ -311,13 +312,10 @@ def on_first(root: str, loader: Loader) -> None:
 
 
 def framework_of(obj: Any) -> Framework | None:
-    """Find the framework an object belongs to, loading its bridge on first sight.
-
-    Args:
-        obj: anything.
+    """The framework that an object belongs to; loads its bridge at the first object.
 
     Returns:
-        The framework, or None: NumPy, JAX, plain containers and all that nobody claims.
+        The framework, or None: for NumPy, JAX, plain containers and unknown classes.
 
     Raises:
         ImportError: the bridge could not be loaded.
@@ -334,56 +332,38 @@ def framework_of(obj: Any) -> Framework | None:
 
 
 def check_no_tensor(obj: Any, verb: str) -> None:
-    """Refuse tensors and modules where arrays are meant.
-
-    Args:
-        obj: an argument.
-        verb: is called, for the message.
-
-    Raises:
-        TypeError: it belongs to a framework.
-    """
-    found = framework_of(obj)
-    if found is not None:
+    """Raise TypeError for tensors and modules where arrays are expected."""
+    framework = framework_of(obj)
+    if framework is not None:
         raise TypeError(
-            f"{verb} takes arrays of JAX or NumPy, not a {type(obj).__name__} of {found.name}; "
+            f"{verb} takes arrays of JAX or NumPy, not a {type(obj).__name__} of {framework.name}; "
             "pass iso.to_jax(x), or shard the tensor with iso.shard(x, mesh, spec, uneven='pad')"
         )
 
 
 def framework_owning(step: Any) -> Framework | None:
-    """Find the framework, of those that are loaded, whose own kind of step something is.
-
-    Args:
-        step: anything.
-    """
+    """The loaded framework whose own kind of step a function is, or None."""
     return next((f for f in _frameworks.values() if f.owns_step(step)), None)
 
 
 def require(name: str) -> Framework:
-    """Get a framework by name, loading its bridge if needed.
-
-    Args:
-        name: e.g. "torch".
-
-    Returns:
-        The framework.
+    """The framework of a name; loads its bridge if needed.
 
     Raises:
-        ImportError: it is not installed; the message says how to get it.
+        ImportError: it is not installed; the message has the command that installs it.
 
     Example:
         >>> require("fortran")    # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
-        ImportError: there is no framework 'fortran' here; known are 'equinox', 'flax', ...
+        ImportError: there is no framework 'fortran'; the known ones are 'equinox', 'flax', ...
     """
-    for _ in range(2):  # a bridge may put off what needs its framework to a second loader
+    for _ in range(2):  # a bridge's loader may register a second loader, for the framework itself
         if name not in _frameworks:
             _load(name)
     if name not in _frameworks:
-        known = ", ".join(map(repr, sorted({*_EXTRAS, *_frameworks, *_loaders})))
-        raise ImportError(f"there is no framework {name!r} here; known are {known}")
+        names = ", ".join(map(repr, sorted({*_EXTRAS, *_frameworks, *_loaders})))
+        raise ImportError(f"there is no framework {name!r}; the known ones are {names}")
     return _frameworks[name]
 
 
@@ -405,7 +385,7 @@ def _load(root: str) -> None:
             if (error.name or "").partition(".")[0] != root or root in sys.modules:
                 raise
             how = install_command(root) if root in _EXTRAS else f"pip install {root}"
-            raise ImportError(f"{root} is not installed here; get it with {how}") from None
+            raise ImportError(f"{root} is not installed; get it with {how}") from None
         except BaseException:
             _loaders[root] = loader
             raise

@@ -1,8 +1,8 @@
-"""Where isoshard was installed from, and the pip command that adds one of its extras.
+"""The origin of the isoshard installation, and the pip command that adds an extra to it.
 
-isoshard is installed from a package index, from a wheel file or from a checkout, so a message that
-says how to get an extra has to name the same place. pip records it in `direct_url.json` of the
-installed distribution (PEP 610), and records nothing for a package index.
+isoshard is installed from a package index, from a wheel file or from a checkout, so a message on
+how to install an extra must name the same source. pip records it in `direct_url.json` of the
+installed distribution (PEP 610), except for a package index.
 
 >>> Origin({"url": "file:///home/me/isoshard", "dir_info": {"editable": True}}).command("torch")
 'pip install -e "/home/me/isoshard[torch]"'
@@ -37,7 +37,7 @@ def source_folders() -> tuple[pathlib.Path, ...]:
 
 
 class Origin:
-    """Where isoshard was installed from.
+    """The origin of an installation.
 
     Args:
         direct_url: the record of PEP 610; empty for a package index.
@@ -49,13 +49,13 @@ class Origin:
 
     @property
     def path(self) -> str:
-        """The file or folder on this machine; "" if it was neither."""
+        """The local file or folder; "" if it was neither."""
         url = urllib.parse.urlsplit(self.direct_url.get("url", ""))
         return urllib.parse.unquote(url.path) if url.scheme == "file" and not self._vcs else ""
 
     @property
     def editable(self) -> bool:
-        """Whether the modules of a checkout are used where they are."""
+        """Whether it is an editable install of a checkout."""
         return bool(self.direct_url.get("dir_info", {}).get("editable"))
 
     @property
@@ -64,18 +64,18 @@ class Origin:
 
     @property
     def _reference(self) -> str:
-        """The URL as pip takes it after `isoshard @`."""
+        """The URL in pip's syntax, after `isoshard @`."""
         url, folder = self.direct_url["url"], self.direct_url.get("subdirectory")
         if self._vcs:
             url = f"{self._vcs['vcs']}+{url}@{self._vcs['commit_id']}"
         return f"{url}#subdirectory={folder}" if folder else url
 
     def describe(self) -> str:
-        """The origin in words.
+        """The origin as text.
 
         Example:
             >>> Origin({"url": "file:///src/isoshard", "dir_info": {}}).describe()
-            'the checkout /src/isoshard, which is no longer there'
+            'the checkout /src/isoshard, which no longer exists'
         """
         if not self.direct_url:
             return "a package index"
@@ -85,15 +85,11 @@ class Origin:
             kind = "checkout"
         else:
             kind = "wheel" if self.path.endswith(".whl") else "archive"
-        missing = "" if os.path.exists(self.path) else ", which is no longer there"  # noqa: PTH110
+        missing = "" if os.path.exists(self.path) else ", which no longer exists"  # noqa: PTH110
         return f"the {kind} {self.path}{' (editable)' if self.editable else ''}{missing}"
 
     def command(self, *extras: str) -> str:
-        """The pip command that adds extras from there.
-
-        Args:
-            *extras: such as "torch"; none installs isoshard alone.
-        """
+        """The pip command that adds extras, such as "torch", from this origin."""
         brackets = f"[{','.join(extras)}]" if extras else ""
         if self.path:
             return f'pip install {"-e " if self.editable else ""}"{self.path}{brackets}"'
@@ -103,10 +99,10 @@ class Origin:
 
 
 def origin() -> Origin:
-    """Where the isoshard of this process was installed from.
+    """The origin of this process's isoshard.
 
-    Where it was not installed at all (its folders are on `sys.path`), the current folder serves,
-    which is right in a checkout.
+    If it is not installed (its folders are on `sys.path`), that is the current folder, which is
+    right in a checkout.
     """
     try:
         distribution = importlib.metadata.distribution("isoshard")
@@ -120,9 +116,6 @@ def origin() -> Origin:
 
 def install_command(*extras: str) -> str:
     """The pip command that adds extras to this installation, for messages.
-
-    Args:
-        *extras: such as "torch".
 
     Example:
         >>> install_command("torch").endswith('[torch]"')

@@ -3,7 +3,7 @@
 >>> import numpy as np
 >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
 >>> batches = StepBatches(mesh, Plan.data_parallel("data"), "error")
->>> placed, = batches.put((np.ones((8, 4), np.float32),))
+>>> placed, = batches.place((np.ones((8, 4), np.float32),))
 >>> placed.sharding.spec
 P('data',)
 """

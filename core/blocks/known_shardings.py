@@ -6,7 +6,7 @@ has its array.
 
 >>> import jax.numpy as jnp
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> points = shard(jnp.zeros((8, 3)), make_mesh((4,), ("x",)), ("x",))
 >>> sharding_of(points).spec
 P('x',)

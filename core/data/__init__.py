@@ -1,4 +1,4 @@
-"""Batches on their way to devices: read in the background, split, and placed ahead of the loop."""
+"""Data loading: batches are read in the background, sharded, and put on devices ahead of time."""
 
 if __name__ != "isoshard.core.data":
     raise ImportError(f"import isoshard.core.data, not {__name__}: pip install -e . first")

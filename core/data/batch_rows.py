@@ -1,7 +1,7 @@
-"""Rows of a batch: whether they split evenly, and what is done when they do not.
+"""Rows of a batch: whether they split evenly, and padding where they do not.
 
-The rows are counted along axis 0 of the arrays that the spec splits there. A process that gives
-only its part of a batch splits it among the blocks of its own devices.
+Rows are counted along axis 0 of the arrays that the spec splits there. A process with local data
+splits it over its own devices.
 
 >>> from jax.sharding import PartitionSpec as P
 >>> from isoshard.core.transfer.leaf_specs import named_arrays
@@ -16,8 +16,8 @@ only its part of a batch splits it among the blocks of its own devices.
 >>> rows.uneven(batch(4)), rows.uneven(batch(3))
 ([], [('x', 3, 2)])
 
-Padding repeats the rows of the batch, from its first on, up to the number that the first batch had,
-so that one compiled step serves all:
+Padding repeats the rows of the batch, from the first on, up to the size of the first batch, so that
+one compiled step serves all batches:
 
 >>> full, short = batch(4), batch(3)
 >>> rows.pad(full), rows.pad(short)
@@ -47,11 +47,11 @@ _OF_A_LOADER = "and for the last batch last='drop' or last='pad'"
 
 
 class BatchRows:
-    """Counts and mends the rows of the batches of one epoch.
+    """Counts and pads the rows of the batches of one epoch.
 
     Args:
-        mesh: where the batches go.
-        local: whether this process gives only its part of each.
+        mesh: of the batches.
+        local: whether this process passes only its local data.
     """
 
     def __init__(self, mesh: Mesh, *, local: bool):
@@ -61,9 +61,9 @@ class BatchRows:
         self._first: int | None = None
 
     def uneven(self, leaves: list[NamedArray]) -> list[tuple[str, int, int]]:
-        """List the arrays whose rows do not split evenly: name, rows, parts."""
+        """The arrays whose rows do not split evenly: name, rows, shards."""
         return [
-            (leaf.name, rows, parts) for leaf, rows, parts in self._split(leaves) if rows % parts
+            (leaf.name, rows, shards) for leaf, rows, shards in self._split(leaves) if rows % shards
         ]
 
     def pad(self, leaves: list[NamedArray]) -> int:
@@ -74,13 +74,13 @@ class BatchRows:
                 axis 0 are padded with the others if they have as many rows.
 
         Returns:
-            How many rows the batch had.
+            The number of rows before padding.
 
         Raises:
             ShardingError: the arrays have different numbers of rows, none, or are no NumPy arrays.
         """
-        rows, parts = self._common(leaves)
-        target = -(-max(rows, self._first or 0) // parts) * parts
+        rows, shards = self._common(leaves)
+        target = -(-max(rows, self._first or 0) // shards) * shards
         self._first = self._first or target
         if target == rows:
             return rows
@@ -92,73 +92,64 @@ class BatchRows:
                 if not isinstance(leaf.value, np.ndarray):
                     raise ShardingError(
                         f"{leaf.name}: a {type(leaf.value).__name__} on devices cannot be padded; "
-                        "give batches in host memory"
+                        "pass batches in host memory"
                     )
                 leaf.value = leaf.value[index]
         metrics.count("data.padded_rows", target - rows)
         return rows
 
     def mask(self, leaves: list[NamedArray], rows: int, name: str) -> NamedArray:
-        """Make the leaf that says which rows are no padding.
-
-        Args:
-            leaves: of the batch, padded.
-            rows: how many rows it had.
-            name: of the mask.
-
-        Returns:
-            A leaf of booleans, one for each row, split as the rows are.
-        """
+        """The leaf that masks the rows that are no padding."""
         target, _ = self._common(leaves)
         leaf = self._split(leaves)[0][0]
         entry = named_sharding(leaf.spec, self._mesh, np.ndim(leaf.value)).spec[0]
         return NamedArray(name, name, np.arange(target) < rows, None, P(entry))
 
     def _common(self, leaves: list[NamedArray]) -> tuple[int, int]:
-        """The one number of rows, and the least common multiple of their parts."""
+        """The common number of rows, and the least common multiple of the numbers of shards."""
         split = self._split(leaves)
         if len({rows for _, rows, _ in split}) != 1:
-            told = ", ".join(f"{leaf.name} has {rows}" for leaf, rows, _ in split)
+            listed = ", ".join(f"{leaf.name} has {rows}" for leaf, rows, _ in split)
             raise ShardingError(
                 "padding needs arrays that are split along axis 0, all with the same number of "
-                f"rows: {told or 'no array of the batch is split there'}. Use last='error' or "
+                f"rows: {listed or 'no array of the batch is split there'}. Use last='error' or "
                 "'drop', or give the arrays another spec."
             )
-        return split[0][1], math.lcm(*(parts for _, _, parts in split))
+        return split[0][1], math.lcm(*(shards for _, _, shards in split))
 
     def _split(self, leaves: list[NamedArray]) -> list[tuple[NamedArray, int, int]]:
-        """The leaves that are split along axis 0, with their rows and into how many parts."""
-        found = []
+        """The leaves that are split along axis 0, with the numbers of rows and of shards."""
+        split = []
         for leaf in leaves:
             rank = np.ndim(leaf.value)
             sharding = named_sharding(leaf.spec, self._mesh, rank, name=leaf.name)
             if not rank or not sharding.spec or sharding.spec[0] is None:
                 continue
-            counts, held = local_block_indices(sharding, rank)
-            parts = len(held[0]) if self._local else counts[0]
-            found.append((leaf, leaf.value.shape[0], parts))
-        return found
+            counts, local_blocks = local_block_indices(sharding, rank)
+            shards = len(local_blocks[0]) if self._local else counts[0]
+            split.append((leaf, leaf.value.shape[0], shards))
+        return split
 
 
 def assign_specs(
     leaves: list[NamedArray], structure: Any, mesh: Mesh, spec: Any, name: str
 ) -> None:
-    """Give each leaf of a batch its spec, whether or not its rows divide.
+    """Set the spec of each leaf of a batch, whether or not its rows divide.
 
     Args:
         leaves: of the batch.
         structure: of their tree.
         mesh: the mesh.
-        spec: one for all, a tree of them, or a Plan, whose rules are for arrays with axes: single
-            numbers are replicated.
+        spec: one for all, a tree of them, or a Plan, whose rules are for arrays with axes: scalars
+            are replicated.
         name: of the batch, for messages.
 
     Raises:
         SpecError: the tree of specs does not match, or the plan does not fit.
     """
     if isinstance(spec, Plan):
-        numbers = {f"re:{re.escape(leaf.path)}": None for leaf in leaves if leaf.shape == ()}
-        spec = Plan(numbers).otherwise(spec) if numbers else spec
+        scalar_rules = {f"re:{re.escape(leaf.path)}": None for leaf in leaves if leaf.shape == ()}
+        spec = Plan(scalar_rules).otherwise(spec) if scalar_rules else spec
         for leaf in leaves:  # a plan resolves shapes that divide; `BatchRows` counts the rows
             if leaf.shape is not None:
                 leaf.global_shape = tuple(-(-n // mesh.size) * mesh.size for n in leaf.shape)
@@ -168,19 +159,18 @@ def assign_specs(
 
 
 def uneven_error(
-    uneven: list[tuple[str, int, int]], why: str = "", *, fix: str = _OF_A_LOADER
+    uneven: list[tuple[str, int, int]], reason: str = "", *, fix: str = _OF_A_LOADER
 ) -> UnevenError:
     """The error of a batch whose rows do not split.
 
     Args:
         uneven: as `BatchRows.uneven` gives it.
-        why: what else is to be said.
+        reason: what else is to be said.
         fix: what else than another size of batch helps.
-
-    Returns:
-        The error, to be raised.
     """
-    told = "; ".join(f"{name} has {rows} rows for {parts} parts" for name, rows, parts in uneven)
+    listed = "; ".join(
+        f"{name} has {rows} rows for {shards} shards" for name, rows, shards in uneven
+    )
     return UnevenError(
-        f"a batch does not split evenly: {told}. {why}Choose a batch size that does, {fix}."
+        f"a batch does not split evenly: {listed}. {reason}Choose a batch size that does, {fix}."
     )

@@ -1,4 +1,4 @@
-"""One batch from host memory to the devices.
+"""Transfer of batches from host memory to devices.
 
 >>> from jax.sharding import PartitionSpec as P
 >>> from isoshard.core.layout.mesh import make_mesh
@@ -7,9 +7,9 @@
 >>> placed.as_arrays()["x"].sharding.shard_shape((8, 2))
 (1, 2)
 
-`run` may be driven by another thread than the one that uses the batches: it places, and asks other
-processes nothing. `compare` and `compare_end` do ask, so they belong in the thread that runs the
-program, where the order of questions is the same in all processes.
+`run` may be driven by another thread than the one that uses the batches: it does not communicate
+with other processes. `compare` and `compare_end` do, so they belong in the thread that runs the
+program, where the order of messages is the same in all processes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from isoshard.core.transfer.process_local import from_local, global_shape
 from .batch_rows import BatchRows, assign_specs, uneven_error
 from .ordered_queue import END
 
-_PATIENCE = 600.0
-"""Seconds to wait for a process that is late at the end of the data."""
+_END_TIMEOUT = 600.0
+"""Seconds to wait for another process at a comparison: a slow reader may be minutes late."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class DeviceBatch:
 
     Attributes:
         arrays: its arrays.
-        hosts: what each was in host memory, with its dtype there.
+        hosts: the host values, with their dtypes.
         structure: of the batch.
         mask: the key of the mask, if there is one, and the mask.
     """
@@ -61,7 +61,7 @@ class DeviceBatch:
         return self._batch(self.arrays, lambda mask: mask)
 
     def as_framework(self, framework: Framework) -> Any:
-        """The batch with arrays of a framework, of the dtype that they had on the host."""
+        """The batch with arrays of a framework, with their host dtypes."""
         arrays = [
             framework.from_jax(array, like=host)
             for array, host in zip(self.arrays, self.hosts, strict=True)
@@ -75,19 +75,19 @@ class DeviceBatch:
 
 @dataclasses.dataclass(eq=False)
 class Placer:
-    """Places the batches of one epoch; see `loader` for the options.
+    """Puts the batches of one epoch on devices; see `loader` for the options.
 
     Attributes:
-        mesh: where to.
+        mesh: the target mesh.
         spec: one for all, a tree of them, or a Plan.
         last: "error", "drop" or "pad".
         mask: the key of the mask of padded rows.
-        local: whether this process gives only its part of a batch.
+        local: whether this process passes only its local data.
         copy: as for `shard`.
-        exact: whether floats of 64 bits are refused where JAX has none, rather than rounded.
+        exact: whether 64-bit floats raise where JAX has none, instead of being rounded.
         name: of a batch, for messages.
-        where: the line of user code to note transfers for.
-        closed: set by the consumer; nothing is compared with other processes any more.
+        where: the line of user code to which transfers are attributed.
+        closed: set by the consumer; nothing is compared with other processes afterwards.
     """
 
     mesh: Mesh
@@ -102,23 +102,20 @@ class Placer:
     closed: bool = dataclasses.field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Find the processes that place together."""
+        """Find the processes that own devices of the mesh."""
         owners = sorted({device.process_index for device in self.mesh.devices.flat})
-        together = len(owners) > 1 and jax.process_index() in owners
-        self._owners = owners if together else []
+        is_shared = len(owners) > 1 and jax.process_index() in owners
+        self._owners = owners if is_shared else []
         self._agreed: set[Any] = set()
 
     def run(self, source: Iterable[Any]) -> Generator[DeviceBatch, None, None]:
-        """Place each batch of a source.
-
-        Args:
-            source: the batches.
+        """Put each batch of a source on the devices.
 
         Yields:
-            They, on the devices.
+            The batches on the devices.
 
         Raises:
-            ShardingError: a batch cannot be laid out; all faults at once.
+            ShardingError: a batch cannot be sharded; all errors at once.
             TypeError: a leaf of a batch is no array.
         """
         rows = BatchRows(self.mesh, local=self.local)
@@ -135,12 +132,12 @@ class Placer:
                 raise uneven_error(uneven)
             with jax.profiler.TraceAnnotation("isoshard.data.place"):
                 placed = self._placed(leaves, structure, rows, batch)
-            del batch, leaves  # or it would be kept for as long as the next one is waited for
+            del batch, leaves  # else it would stay alive while this waits for the next one
             yield placed
             del placed
 
     def compare(self, placed: DeviceBatch) -> None:
-        """Have the processes say which arrays they made parts of, if that is new.
+        """Have the processes compare the shapes, dtypes and specs of their arrays, if new.
 
         Args:
             placed: the batch.
@@ -148,24 +145,21 @@ class Placer:
         Raises:
             DistributedError: they differ.
         """
-        told = [
+        types = [
             (a.shape, str(a.dtype), str(cast(NamedSharding, a.sharding).spec)) for a in _all(placed)
         ]
-        if self._owners and not self._agreed.issuperset(told):
-            agree(f"the arrays of a {self.name}", told, self._owners, timeout=_PATIENCE)
-            self._agreed.update(told)
+        if self._owners and not self._agreed.issuperset(types):
+            agree(f"the arrays of a {self.name}", types, self._owners, timeout=_END_TIMEOUT)
+            self._agreed.update(types)
 
     def compare_end(self, count: int) -> None:
-        """Have the processes say how many batches they had.
-
-        Args:
-            count: how many this one had.
+        """Have the processes compare their numbers of batches.
 
         Raises:
             DistributedError: they differ.
         """
         if self._owners and not self.closed:
-            agree("the number of batches", count, self._owners, timeout=_PATIENCE)
+            agree("the number of batches", count, self._owners, timeout=_END_TIMEOUT)
 
     def _leaves(self, batch: Any) -> tuple[list[NamedArray], Any]:
         """The leaves of a batch in host memory, each with its spec."""
@@ -177,7 +171,7 @@ class Placer:
             )
         if self.mask is not None and self.mask in batch:
             raise ShardingError(
-                f"{self.name}: it has an entry {self.mask!r} of its own; give mask another name"
+                f"{self.name}: it already has an entry {self.mask!r}; pass another mask="
             )
         assign_specs(leaves, structure, self.mesh, self.spec, self.name)
         return leaves, structure
@@ -186,25 +180,25 @@ class Placer:
         self, leaves: list[NamedArray], structure: Any, rows: BatchRows, batch: Any
     ) -> DeviceBatch:
         real = rows.pad(leaves) if self.last == "pad" else 0
-        arrays = self._place(leaves)
+        arrays = self._put(leaves)
         if self.mask is None:
             return DeviceBatch(arrays, [leaf.value for leaf in leaves], structure)
-        mask = self._place([rows.mask(leaves, real, self.mask)])[0]
+        mask = self._put([rows.mask(leaves, real, self.mask)])[0]
         return DeviceBatch(arrays, [leaf.value for leaf in leaves], structure, (self.mask, mask))
 
-    def _place(self, leaves: list[NamedArray]) -> list[jax.Array]:
-        arrays, faults, size = [], [], 0
+    def _put(self, leaves: list[NamedArray]) -> list[jax.Array]:
+        arrays, errors, size = [], [], 0
         for leaf in leaves:
             try:
-                arrays.append(self._one(leaf))
+                arrays.append(self._put_leaf(leaf))
                 size += leaf.value.nbytes if isinstance(leaf.value, np.ndarray) else 0
             except ShardingError as error:
-                faults.append(error)
-        raise_collected(faults)
+                errors.append(error)
+        raise_collected(errors)
         metrics.record_transfer("host_to_device", size, self.where)
         return arrays
 
-    def _one(self, leaf: NamedArray) -> jax.Array:
+    def _put_leaf(self, leaf: NamedArray) -> jax.Array:
         if self.exact and isinstance(leaf.value, np.ndarray):
             device_dtype(leaf.value.dtype, leaf.name)
         if not self.local:
@@ -227,7 +221,7 @@ def _in_memory(batch: Any, name: str) -> Any:
     batch = from_literal(batch) if is_literal(batch) else batch
     wrong = []
 
-    def one(path: Any, leaf: Any) -> Any:
+    def as_array(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray | jax.Array):
             return leaf
         if isinstance(leaf, bool | int | float | complex | np.generic):
@@ -237,17 +231,17 @@ def _in_memory(batch: Any, name: str) -> Any:
             return framework.to_numpy(leaf)
         if hasattr(leaf, "__array__"):
             return np.asarray(leaf)
-        called = ".".join(part for part in (name, path_name(path)) if part)
-        wrong.append(f"{called} is {type(leaf).__name__}")
+        label = ".".join(component for component in (name, path_name(path)) if component)
+        wrong.append(f"{label} is {type(leaf).__name__}")
         return leaf
 
-    found = jax.tree.map_with_path(one, batch)
+    arrays = jax.tree.map_with_path(as_array, batch)
     if wrong:
         raise TypeError(
             f"a batch is a pytree of arrays and numbers: {'; '.join(wrong)}. Take such leaves out "
             "of the batches, and turn mappings of other classes into dictionaries."
         )
-    return found
+    return arrays
 
 
 def _all(placed: DeviceBatch) -> list[jax.Array]:

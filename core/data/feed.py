@@ -1,19 +1,19 @@
-"""Threads ahead of a consumer: one reads an iterator, others may prepare what it gave.
+"""Prefetching threads: one reads an iterator, others may prepare its items.
 
 >>> feed = Feed(iter("ab"), OrderedQueue(1))
 >>> feed.take(), feed.take(), feed.take() is END
 ('a', 'b', True)
 
-With `prepare` there are two stages, and threads that prepare what waits in `read`:
+With `prepare` there are two stages, and several threads prepare the items queued in `read`:
 
 >>> feed = Feed(iter("ab"), OrderedQueue(2), read=OrderedQueue(2), prepare=str.upper, threads=3)
 >>> feed.take(), feed.take(), feed.take() is END
 ('A', 'B', True)
 
-An error of the iterator or of the preparation comes out of `take`, in the place of the item that it
-spoiled and with the traceback of its thread. The threads know the feed and not its consumer, so a
-consumer that is dropped can end them: see `stop`. They have JAX's settings of their maker, and are
-over before JAX ends.
+An error of the iterator or of the preparation is raised by `take`, in place of its item and with
+the traceback of its thread. The threads have no reference to the consumer, so a consumer's
+finalizer can end them: see `stop`. They inherit JAX's thread-local settings of their creator, and
+end before JAX shuts down.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ import jax
 
 from .ordered_queue import END, OrderedQueue
 
-_AT_EXIT = 5.0
-"""Seconds that the end of the process waits for a thread that reads."""
+_EXIT_TIMEOUT = 5.0
+"""Seconds that process exit waits for a thread that is blocked in a read."""
 
 
 @dataclasses.dataclass
 class Failed:
-    """What stands for an item that could not be read or prepared."""
+    """The error of an item that could not be read or prepared, in its place."""
 
     error: BaseException
 
@@ -45,12 +45,12 @@ class Feed:
     """Reads and prepares items in threads, ahead of `take`.
 
     Args:
-        source: read by one thread, and dropped there.
-        ready: where items wait to be taken. An item is not read before there is room for it.
-        read: where items wait to be prepared. There the next one is read while it waits for room.
-        prepare: makes of each item what `take` returns; None takes it as it is.
-        threads: how many prepare.
-        name: of the threads; of two stages, what each does is added.
+        source: read and released by one thread.
+        ready: the queue of `take`. An item is not read before there is room for it.
+        read: the queue of `prepare`. Here the next item is read while it waits for room.
+        prepare: maps an item to the result of `take`; None is the identity.
+        threads: the number of preparing threads.
+        name: of the threads; with two stages, a suffix is added.
     """
 
     def __init__(
@@ -86,8 +86,7 @@ class Feed:
         """The next item, in the order of the source; `END` after the last one.
 
         Raises:
-            BaseException: what the source or the preparation raised for this item. The threads
-                end then.
+            BaseException: raised by the source or the preparation for this item. The threads end.
             RuntimeError: `close` was called with a reason.
         """
         if self._finished:
@@ -106,7 +105,7 @@ class Feed:
         return item
 
     def stop(self) -> None:
-        """Drop what is ready and let the threads end, without waiting for them."""
+        """Drop ready items and let the threads end, without waiting for them."""
         self._read.close()
         self._ready.close()
 
@@ -114,8 +113,8 @@ class Feed:
         """End the threads, and wait until they have; a read in progress is finished first.
 
         Args:
-            why: what `take` raises from now on, unless the source was at its end; if empty, `take`
-                returns `END`.
+            why: the message of the error that `take` raises afterwards, unless the source was at
+                its end; if empty, `take` returns `END`.
         """
         self._why = why
         self.stop()
@@ -125,38 +124,38 @@ class Feed:
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
-        """What JAX keeps for each thread, as it was where the feed was made."""
+        """JAX's thread-local settings, as they were where the feed was created."""
         with jax.enable_x64(self._x64), jax.default_device(self._device):
             yield
 
     def _run_reader(self, source: Iterator[Any], beyond: bool) -> None:
-        number = 0
+        index = 0
         try:
             with self._settings():
-                while self._read.room(number - beyond):
+                while self._read.wait_for_room(index - beyond):
                     item = next(source, END)
-                    if item is END or not self._read.put(number, item):
+                    if item is END or not self._read.put(index, item):
                         return
-                    number += 1
-                    del item  # or it would be kept for as long as the next one is read
+                    index += 1
+                    del item  # else it would stay alive during the next read
         except BaseException as error:
-            if self._read.put(number, Failed(error)):
-                number += 1
+            if self._read.put(index, Failed(error)):
+                index += 1
         finally:
-            self._read.end(number)
+            self._read.end(index)
 
     def _run_preparer(self, prepare: Callable[[Any], Any]) -> None:
         with self._settings():
             while (got := self._read.get()) is not END:
-                number, item = got
+                index, item = got
                 if not isinstance(item, Failed):
                     try:
                         item = prepare(item)
                     except BaseException as error:
                         item = Failed(error)
-                if not self._ready.put(number, item):
+                if not self._ready.put(index, item):
                     return
-                del got, item  # or a batch would be kept for as long as the next one is waited for
+                del got, item  # else a batch would stay alive while this waits for the next one
         if self._read.length is not None:
             self._ready.end(self._read.length)
 
@@ -172,4 +171,4 @@ def _end_all() -> None:
         feed.stop()
     for feed in live:
         for thread in feed.threads:
-            thread.join(_AT_EXIT)
+            thread.join(_EXIT_TIMEOUT)

@@ -1,4 +1,4 @@
-"""Loader: batches of any source as sharded arrays, placed ahead of the loop that uses them.
+"""Loader: batches of any source as sharded arrays, prefetched to devices.
 
 >>> import numpy as np
 >>> from jax.sharding import PartitionSpec as P
@@ -11,10 +11,10 @@ P('data',) (8,)
 P('data',) (8,)
 P('data',) (8,)
 
-One thread reads the source and places its batches, each shard on its own device, while the loop
-computes. It waits when `prefetch` batches are ready. They come in the order of the source, and an
-error of the source comes where its batch would have. The thread ends with the epoch, with `close`,
-and when the iterator is dropped (by `break`, for instance).
+One thread reads the source and puts its batches on devices, each shard on its own, while the loop
+computes. It waits when `prefetch` batches are ready. Batches are in the order of the source, and an
+error of the source is raised in place of its batch. The thread ends with the epoch, with `close`,
+and when the iterator is garbage collected (after `break`, for instance).
 
 A source is anything that can be iterated: a list, a generator, a torch `DataLoader`, a grain
 `DataLoader`, a `tf.data.Dataset`. A batch is a pytree of NumPy arrays, numbers, JAX arrays, torch
@@ -60,26 +60,26 @@ def loader(
     copy: bool | None = True,
     name: str = "batch",
 ) -> Loader:
-    """Place the batches of a source on a mesh, ahead of the loop.
+    """Prefetch the batches of a source onto a mesh.
 
     Args:
         iterable: the source. Each iteration of the loader iterates it once.
         mesh: the mesh, or what `as_mesh` takes.
-        spec: one spec for every array of a batch, a tree of them, or a `Plan`: what it says of
-            inputs, or, where it says nothing of them, its rules for the names of a batch.
-        prefetch: how many batches may be ready on the devices before they are asked for. 0 reads
-            and places in the loop itself, without a thread.
+        spec: one spec for every array of a batch, a tree of them, or a `Plan`: its `inputs`, or,
+            if it has none, its rules for the names in a batch.
+        prefetch: the number of batches that may be ready on the devices ahead of the loop. 0 reads
+            and transfers in the loop itself, without a thread.
         last: what to do with a batch whose rows (axis 0, where the spec splits it) do not split
             evenly. "error" raises; "drop" leaves it out if it is the last one and raises
             otherwise; "pad" repeats its rows, from the first on, up to the rows of the first
             batch, so that no second program is compiled.
         mask: with last="pad" and batches that are dictionaries, the key under which each gets an
             array of booleans: True for the rows that are no padding.
-        local: whether each process gives only its own part of every batch, as for `from_local`.
-            Otherwise each gives all of it, and places what its devices hold.
-        framework: whose arrays the batches have: "jax", where floats of 64 bits are rounded to 32
-            while `jax_enable_x64` is off, as `jnp.asarray` rounds them; or "torch" for tensors on
-            the device `jax`, where they are refused then.
+        local: whether each process passes only its own rows of every batch, as for `from_local`.
+            Otherwise each passes all of it, and transfers the shards of its devices.
+        framework: of the batches' arrays: "jax", where 64-bit floats are rounded to 32 bits while
+            `jax_enable_x64` is off, as by `jnp.asarray`; or "torch" for tensors on the device
+            `jax`, where they raise then.
         copy: True copies, so the source may reuse its memory. None may share memory with the
             source on CPU devices; False shares or raises.
         name: of a batch, for messages.
@@ -88,7 +88,7 @@ def loader(
         The loader. It can be iterated again if the source can.
 
     Raises:
-        ShardingError: an option is not possible.
+        ShardingError: an option is invalid.
         ImportError: the framework is not installed.
         TypeError: the source cannot be iterated.
 
@@ -109,11 +109,11 @@ def loader(
     if last not in _LASTS:
         wrong.append(f"last={last!r} is none of 'error', 'drop' and 'pad'")
     if mask is not None and last != "pad":
-        wrong.append(f"mask={mask!r} says which rows are padding, and needs last='pad'")
+        wrong.append(f"mask={mask!r} masks padded rows, and needs last='pad'")
     if framework not in ("jax", "torch"):
         wrong.append(f"framework={framework!r} is neither 'jax' nor 'torch'")
     if wrong:
-        raise ShardingError(f"a loader cannot be made so: {'; '.join(wrong)}")
+        raise ShardingError(f"the options of the loader are invalid: {'; '.join(wrong)}")
     if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
         raise TypeError(f"a loader takes an iterable of batches, not a {type(iterable).__name__}")
     if framework != "jax":
@@ -126,10 +126,10 @@ def loader(
 
 
 class Loader:
-    """Batches of a source on a mesh; made by `loader`.
+    """Batches of a source on a mesh; created by `loader`.
 
     Attributes:
-        source: what it reads.
+        source: the iterable that it reads.
 
     Example:
         >>> import jax, numpy as np
@@ -156,18 +156,18 @@ class Loader:
         self._options = options
 
     def __iter__(self) -> Batches:
-        """Begin an epoch; reading begins now."""
+        """Begin an epoch; reading begins at once."""
         where = metrics.user_location()
         placer = Placer(self._mesh, self._spec, where=where, **self._options)
         return Batches(iter(self.source), placer, self._prefetch, self._framework)
 
     def __len__(self) -> int:
-        """Batches of one epoch as the source counts them, one that is dropped included."""
+        """Batches of one epoch as the source counts them, including one that is dropped."""
         sized: Any = self.source
         return len(sized)
 
     def __repr__(self) -> str:
-        """What it reads, and where to."""
+        """The type of the source, and the spec."""
         spec = self._spec if is_spec(self._spec) else type(self._spec).__name__
         return f"<loader of a {type(self.source).__name__} by {spec}, prefetch={self._prefetch}>"
 
@@ -176,9 +176,9 @@ class Batches(Iterator[Any]):
     """One epoch of a loader: an iterator that can be closed, and closes at the end of a `with`.
 
     Args:
-        source: gives batches.
-        placer: places them.
-        prefetch: how many may be ready; 0 for no thread.
+        source: of the batches.
+        placer: puts them on devices.
+        prefetch: the number that may be ready; 0 for no thread.
         framework: of the arrays.
 
     Example:
@@ -213,7 +213,7 @@ class Batches(Iterator[Any]):
 
         Raises:
             StopIteration: there are no more, or the iterator was closed.
-            Exception: what the source, or placing, raised for this batch; the epoch is over then.
+            Exception: raised by the source or the transfer for this batch; the epoch is over then.
             DistributedError: another process has another number of batches, or of rows.
         """
         try:

@@ -1,12 +1,12 @@
-"""A bounded queue between threads whose items come out in the order of their numbers.
+"""A bounded queue between threads that returns items in the order of their indices.
 
-Several threads may prepare items at once and finish in any order; the reader sees them in the order
+Several threads may prepare items at once and finish in any order; the reader gets them in the order
 in which they began.
 
->>> line = OrderedQueue(4)
->>> line.put(1, "second"), line.put(0, "first"), line.end(2)
+>>> queue = OrderedQueue(4)
+>>> queue.put(1, "second"), queue.put(0, "first"), queue.end(2)
 (True, True, None)
->>> line.get(), line.get(), line.get() is END
+>>> queue.get(), queue.get(), queue.get() is END
 ((0, 'first'), (1, 'second'), True)
 """
 
@@ -16,18 +16,18 @@ import threading
 from typing import Any
 
 END: Any = object()
-"""What `get` returns when there is nothing more to come."""
+"""The result of `get` after the last item."""
 
 
 class OrderedQueue:
-    """A bounded queue of numbered items.
+    """A bounded queue of indexed items.
 
     Args:
         size: how far ahead of the reader items may be put.
 
     Attributes:
-        length: how many items there are in all; None while nobody knows.
-        waits: how often `get` found nothing ready.
+        length: the total number of items; None while unknown.
+        waits: how often `get` had to wait.
     """
 
     def __init__(self, size: int):
@@ -38,46 +38,38 @@ class OrderedQueue:
         self._items: dict[int, Any] = {}
         self._next = 0
         self._closed = False
-        # Its lock can be taken twice by one thread: `close` may run in a garbage collection that
-        # begins inside the other methods.
+        # Reentrant, since `close` may run in a garbage collection inside the other methods.
         self._changed = threading.Condition(threading.RLock())
 
-    def room(self, number: int) -> bool:
-        """Wait until an item's number is less than `size` ahead of the reader.
-
-        Args:
-            number: its place.
-
-        Returns:
-            False if the line was closed.
-        """
+    def wait_for_room(self, index: int) -> bool:
+        """Wait until an index is less than `size` ahead of the reader; False if closed."""
         with self._changed:
-            while not self._closed and number >= self._next + self.size:
+            while not self._closed and index >= self._next + self.size:
                 self._changed.wait()
             return not self._closed
 
-    def put(self, number: int, item: Any) -> bool:
+    def put(self, index: int, item: Any) -> bool:
         """Add an item, once there is room for it.
 
         Args:
-            number: its place; every number from 0 on is put once.
+            index: its place; every number from 0 on is put once.
             item: anything.
 
         Returns:
             False if the line was closed; the item is dropped then.
         """
         with self._changed:
-            if not self.room(number):
+            if not self.wait_for_room(index):
                 return False
-            self._items[number] = item
+            self._items[index] = item
             self._changed.notify_all()
             return True
 
     def get(self) -> Any:
-        """Take the next item, waiting until it is there.
+        """Take the next item, waiting for it.
 
         Returns:
-            Its number and the item, or `END` after the last one and after `close`.
+            Its index and the item, or `END` after the last one and after `close`.
         """
         with self._changed:
             waited = False
@@ -95,13 +87,13 @@ class OrderedQueue:
             return END
 
     def end(self, length: int) -> None:
-        """Say how many items there are in all."""
+        """Set the total number of items."""
         with self._changed:
             self.length = length
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Drop what is there; whoever waits goes on, and nothing more is taken or given."""
+        """Drop all items and wake all waiting threads; later calls return at once."""
         with self._changed:
             self._closed = True
             self._items.clear()

@@ -1,4 +1,4 @@
-"""What convolutions share: kernels and paddings of transposed ones, the gradient of a kernel.
+"""Convolutions: kernels and paddings of transposed ones, groups, and the gradient of a kernel.
 
 Layouts are torch's: `(batch, channels, *space)` for images, and `(out, in / groups, *space)` for
 the kernel, `(in, out / groups, *space)` for that of a transposed convolution. This is the plain
@@ -19,13 +19,13 @@ from .window_grid import window_elements
 
 
 def halves(total: int, *, more_before: bool = False) -> tuple[int, int]:
-    """A number of rows as those before and those after; an odd one after, or before."""
+    """Split a padding into before and after; the extra one of an odd number is after, or before."""
     less = total // 2
     return (total - less, less) if more_before else (less, total - less)
 
 
-def along_channels(values: jax.Array, rank: int) -> jax.Array:
-    """One value per channel, for images with so many axes of space."""
+def on_channel_axis(values: jax.Array, rank: int) -> jax.Array:
+    """Reshape one value per channel to broadcast over `rank` spatial axes."""
     return values.reshape(-1, *(1,) * rank)
 
 
@@ -50,10 +50,10 @@ def transposed_padding(
     """The padding of the plain convolution.
 
     Args:
-        kernel: sizes of the kernel; one number per axis of space, likewise the others.
+        kernel: sizes of the kernel; one per spatial axis, as are the others.
         dilation: between the elements of the kernel.
-        padding: what is cut from the result, before and after.
-        extra: what is added at the end.
+        padding: removed from the result, before and after.
+        extra: added to the result at the end.
 
     >>> transposed_padding((3,), (1,), [(1, 1)], (1,))
     [(1, 2)]
@@ -73,16 +73,16 @@ def each_group(
 ) -> jax.Array:
     """A convolution in groups as a loop over them.
 
-    XLA's compiler for CPUs takes the gradient of the kernel of a convolution in groups for that of
-    one without, `groups` times the work. Where there is more padding than would keep the size, as
-    in the gradient of unpadded images, it writes down all that the kernel sees, elements of the
-    kernel times the memory of the images (JAX 0.10.2). The gradients of this loop are loops, too.
+    XLA's CPU compiler computes the gradient of a grouped convolution's kernel as that of an
+    ungrouped one, `groups` times the work. With more padding than would keep the size, as in the
+    gradient of unpadded images, it materializes all windows: elements of the kernel times the
+    memory of the images (JAX 0.10.2). The gradients of this loop are loops, too.
 
     Args:
-        convolve: what is done to the images and the kernel of one group.
+        convolve: the convolution of the images and the kernel of one group.
         x: images of all groups.
         kernel: the groups' kernels along its first axis.
-        groups: how many there are.
+        groups: the number of groups.
         channels: the axis of the channels, in `x` and in the result.
 
     >>> x, kernel = jnp.arange(8.0).reshape(1, 2, 4), jnp.ones((2, 1, 3))
@@ -93,8 +93,8 @@ def each_group(
     before, after = x.shape[:channels], x.shape[channels + 1 :]
     images = x.reshape(*before, groups, x.shape[channels] // groups, *after)
     kernels = kernel.reshape(groups, kernel.shape[0] // groups, *kernel.shape[1:])
-    own = lax.map(lambda pair: convolve(*pair), (jnp.moveaxis(images, channels, 0), kernels))
-    out = jnp.moveaxis(own, 0, channels)
+    results = lax.map(lambda pair: convolve(*pair), (jnp.moveaxis(images, channels, 0), kernels))
+    out = jnp.moveaxis(results, 0, channels)
     before, (_, each, *after) = out.shape[:channels], out.shape[channels:]
     return out.reshape(*before, groups * each, *after)
 
@@ -113,13 +113,13 @@ def kernel_gradient(
         gradient[o, i, k] = sum over n, s of image[n, i, s * stride + k * dilation] * grad[n, o, s]
 
     Args:
-        image: what was convolved, (batch, in, *space).
+        image: the input of the convolution, (batch, in, *space).
         grad: gradient of the result, (batch, out, *space).
         kernel: sizes of the kernel.
-        stride: one per spatial axis; likewise the next two.
+        stride: one per spatial axis, as are the next two.
         padding: on both sides.
         dilation: between the elements of the kernel.
-        groups: of channels that do not see each other.
+        groups: of channels.
 
     Returns:
         Gradient of the kernel, (out, in / groups, *kernel).
@@ -131,8 +131,8 @@ def kernel_gradient(
     space = "xyz"[: len(size)]
     equation, sums = f"ngi{space},ngo{space}->goi", wide_dtype(image.dtype)
     products = [
-        jnp.einsum(equation, seen, grad, preferred_element_type=sums)
-        for seen in window_elements(image, kernel, stride, dilation, size)
+        jnp.einsum(equation, window, grad, preferred_element_type=sums)
+        for window in window_elements(image, kernel, stride, dilation, size)
     ]
     gradient = jnp.stack(products, axis=-1)
     return gradient.reshape(out, image.shape[2], *kernel).astype(grad.dtype)

@@ -1,21 +1,21 @@
-"""Scaled dot-product attention of whole sequences, its parts and its gradient.
+"""Scaled dot-product attention of unsharded sequences, its steps and its gradient.
 
-Axes are torch's: (.., heads, length, width), or (length, width) without heads. Batch and heads stay
-axes of their own, so splitting either over a mesh needs no collective. With fewer heads in keys
-than in queries (grouped queries), those of the queries are taken as `(heads of keys, group)` in the
-products, and nothing is repeated:
+Axes are torch's: (.., heads, length, width), or (length, width) without heads. Batch and heads are
+kept as separate axes, so splitting either over a mesh needs no collective. With fewer heads in keys
+than in queries (grouped queries), those of the queries are reshaped to `(heads of keys, group)` in
+the products, and nothing is repeated:
 
 >>> q, k = jnp.ones((1, 4, 2, 8)), jnp.ones((1, 2, 3, 8))
 >>> scores(q, k).shape, jax.jit(attend)(q, k, k, scale=1.0)[0].shape
 ((1, 4, 2, 3), (1, 4, 2, 8))
 
-What a query sees is said by masks: of bool, True is visible; of floats, they are added. A causal
-order that starts at the top left, or ends at the bottom right, is one of `visible`:
+Masks are of bool, where True is visible, or of floats, which are added. Causal masks, aligned at
+the top left or at the bottom right, come from `visible`:
 
->>> own = jnp.arange(2)[:, None]
->>> visible(own, 3, after=0).tolist()
+>>> rows = jnp.arange(2)[:, None]
+>>> visible(rows, 3, after=0).tolist()
 [[True, False, False], [True, True, False]]
->>> visible(own + 1, 3, after=0, before=1).tolist()
+>>> visible(rows + 1, 3, after=0, before=1).tolist()
 [[True, True, False], [False, True, True]]
 """
 
@@ -29,7 +29,7 @@ import numpy as np
 
 
 def wide(dtype: np.dtype) -> np.dtype:
-    """The dtype of sums: float32, or float64 for such."""
+    """The dtype of sums: float32, or float64 of float64."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
@@ -71,29 +71,30 @@ def weighted_back(weights: jax.Array, q: jax.Array, k: jax.Array) -> jax.Array:
 
 
 def visible(
-    own: jax.Array,
+    query_position: jax.Array,
     keys: int,
     *,
     before: int | None = None,
     after: int | None = None,
     count: jax.Array | None = None,
 ) -> jax.Array | None:
-    """Which keys queries see by their positions; None for all.
+    """The mask of keys that are visible to queries by position; None for all.
 
     Args:
-        own: integers, (.., queries, 1), the position of each query among the keys.
-        keys: how many there are.
-        before: how many keys before its own position a query sees; None for all.
-        after: how many after it, likewise.
-        count: integers that broadcast with `own`: so many keys are valid; None for all.
+        query_position: integers, (.., queries, 1), the position of each query among the keys.
+        keys: the number of keys.
+        before: the number of visible keys before the query's position; None for all.
+        after: the number of visible keys after it; None for all.
+        count: integers that broadcast with `query_position`, the number of valid keys; None for
+            all.
 
     Returns:
         bool, (.., queries, keys).
     """
     position = jax.lax.broadcasted_iota(jnp.int32, (1, keys), 1)
     limits = [
-        *([] if after is None else [position <= own + after]),
-        *([] if before is None else [position >= own - before]),
+        *([] if after is None else [position <= query_position + after]),
+        *([] if before is None else [position >= query_position - before]),
         *([] if count is None else [position < count]),
     ]
     return functools.reduce(jnp.logical_and, limits) if limits else None
@@ -105,7 +106,7 @@ def masked(scores: jax.Array, mask: jax.Array | None, low: float = -jnp.inf) -> 
     Args:
         scores: (.., queries, keys).
         mask: broadcasts to them; of bool, True is visible; of floats, it is added. None for none.
-        low: the score of what is not visible.
+        low: the score of keys that are not visible.
     """
     if mask is None:
         return scores
@@ -115,15 +116,15 @@ def masked(scores: jax.Array, mask: jax.Array | None, low: float = -jnp.inf) -> 
 
 
 def finite(top: jax.Array) -> jax.Array:
-    """Maxima, with 0 for those of rows that saw no key, so that there is room to subtract."""
+    """Maxima, with 0 for rows without a visible key, since -inf minus -inf is NaN."""
     return jnp.where(top == -jnp.inf, 0, top)
 
 
 def softmax(scores: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Array]:
-    """Weights along an axis, and the logarithm of the sum that they were divided by.
+    """Softmax along an axis, and the logarithm of its denominator.
 
-    Where all scores are minus infinity the weights are zeros and the logarithm is that; no gradient
-    is NaN there.
+    Where all scores are minus infinity the weights are zeros and the logarithm is minus infinity;
+    no gradient is NaN there.
 
     >>> jax.jit(softmax)(jnp.full(2, -jnp.inf))
     (Array([0., 0.], dtype=float32), Array(-inf, dtype=float32))
@@ -146,7 +147,7 @@ def attend(
     causal: bool = False,
     gains: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """What each query attends to.
+    """Attention of queries to keys and values.
 
     Args:
         q: (.., heads, queries, width).
@@ -155,12 +156,12 @@ def attend(
         mask: broadcasts to (.., heads, queries, keys); of bool, True is visible; of floats, it is
             added to the scaled scores.
         scale: of the scores.
-        causal: query `i` sees keys `0..i`.
-        gains: (.., heads, queries, keys), what weights are multiplied by, as in dropout.
+        causal: query `i` attends to keys `0..i`.
+        gains: (.., heads, queries, keys), factors of the weights, as in dropout.
 
     Returns:
         (.., heads, queries, width of values), and (.., heads, queries), the logarithms of the sums
-        of exponentials; both in at least float32. A query that sees no key gives 0.
+        of exponentials; both in at least float32. 0 for a query without a visible key.
 
     Example:
         >>> x = jnp.arange(3.0)[:, None]
@@ -186,51 +187,40 @@ def gradients(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The gradients of `attend`.
 
-    The weights are computed again by the expressions of `attend`. Where both stand in one program
-    XLA computes them once and keeps them; otherwise nothing as large as they are is kept.
-
-    Args:
-        dout: gradient of the result.
-        q: what the result was computed from; so are the next three, and the options.
-        k: likewise.
-        v: likewise.
-        mask: likewise.
-        scale: likewise.
-        causal: likewise.
-        gains: likewise.
-        delta: `products(out, dout)`; computed from the weights if not given.
+    The weights are recomputed by the expressions of `attend`, with its arguments. If both are in
+    one program XLA computes them once and keeps them; otherwise no residual of their size is kept.
+    `dout` is the cotangent of the result; `delta`, `products(out, dout)`, is computed if missing.
 
     Returns:
-        Gradients of queries, keys, values, and of the scores that a mask was added to; in at least
-        float32.
+        Gradients of queries, keys, values, and of the masked scores; in at least float32.
     """
     weights = softmax(_masked_scores(q, k, mask, scale, causal))[0]
-    slopes = weights * _dropped(scores(dout, v), gains)
-    level = jnp.sum(slopes, axis=-1, keepdims=True) if delta is None else delta[..., None]
-    slopes = slopes - weights * level
-    dq, dk = weighted(slopes, k) * scale, weighted_back(slopes, q, k) * scale
-    return dq, dk, weighted_back(_dropped(weights, gains), dout, v), slopes
+    score_cotangents = weights * _dropped(scores(dout, v), gains)
+    level = jnp.sum(score_cotangents, axis=-1, keepdims=True) if delta is None else delta[..., None]
+    score_cotangents = score_cotangents - weights * level
+    dq, dk = weighted(score_cotangents, k) * scale, weighted_back(score_cotangents, q, k) * scale
+    return dq, dk, weighted_back(_dropped(weights, gains), dout, v), score_cotangents
 
 
 def products(out: jax.Array, dout: jax.Array) -> jax.Array:
-    """The products of a result and its gradient, summed over the width, the last axis."""
+    """The products of a result and its cotangent, summed over the width, the last axis."""
     dtype = wide(out.dtype)
     return (out.astype(dtype) * dout.astype(dtype)).sum(-1)
 
 
 def summed_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The gradient of what was broadcast from `shape` to the shape of `x`."""
+    """The gradient of an array that was broadcast from `shape` to the shape of `x`."""
     added = x.ndim - len(shape)
-    kept = [n for n, extent in enumerate(shape, added) if extent == 1 != x.shape[n]]
-    return jnp.sum(x, axis=(*range(added), *kept)).reshape(shape)
+    broadcast = [n for n, extent in enumerate(shape, added) if extent == 1 != x.shape[n]]
+    return jnp.sum(x, axis=(*range(added), *broadcast)).reshape(shape)
 
 
 def _masked_scores(
     q: jax.Array, k: jax.Array, mask: jax.Array | None, scale: float, causal: bool
 ) -> jax.Array:
     rows = jax.lax.broadcasted_iota(jnp.int32, (q.shape[-2], 1), 0)
-    found = masked(scores(q, k) * scale, visible(rows, k.shape[-2], after=0 if causal else None))
-    return masked(found, mask)
+    result = masked(scores(q, k) * scale, visible(rows, k.shape[-2], after=0 if causal else None))
+    return masked(result, mask)
 
 
 def _dropped(weights: jax.Array, gains: jax.Array | None) -> jax.Array:

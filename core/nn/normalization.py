@@ -1,4 +1,4 @@
-"""Normalizations: statistics over axes, and the one gradient that all of them have.
+"""Normalizations: statistics over axes, and the gradient that all of them share.
 
 With `y = (x - mean) * rstd` normalized over some axes and `g` the gradient of `y`, the gradient of
 `x` is
@@ -24,7 +24,7 @@ from .precision import averaged
 def statistics(
     x: jax.Array, axes: Sequence[int], eps: float, mean_of: Callable[..., Any] = averaged
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Mean, variance and reciprocal standard deviation over axes, which stay with size 1.
+    """Mean, variance and reciprocal standard deviation over axes, which are kept with size 1.
 
     Args:
         x: floats, of the width that they are to be added up in.
@@ -48,7 +48,7 @@ def reciprocal_rms(
 
 
 def affine(y: jax.Array, scale: jax.Array | None, shift: jax.Array | None) -> jax.Array:
-    """Scaled and shifted, by what is there."""
+    """Scale and shift, each unless None."""
     y = y if scale is None else y * scale
     return y if shift is None else y + shift
 
@@ -56,15 +56,7 @@ def affine(y: jax.Array, scale: jax.Array | None, shift: jax.Array | None) -> ja
 def input_gradient(
     g: jax.Array, y: jax.Array, rstd: jax.Array, axes: Sequence[int], *, centred: bool = True
 ) -> jax.Array:
-    """The gradient of what was normalized.
-
-    Args:
-        g: that of the normalized array.
-        y: the normalized array.
-        rstd: the reciprocal deviation.
-        axes: those that were normalized.
-        centred: whether a mean was subtracted.
-    """
+    """The gradient of the input of a normalization."""
     g_y = jnp.mean(g * y, axis=axes, keepdims=True)
     g_mean = jnp.mean(g, axis=axes, keepdims=True) if centred else 0
     return rstd * (g - g_mean - y * g_y)

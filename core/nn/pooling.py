@@ -20,7 +20,7 @@ from .window_grid import WindowGrid
 
 
 def lowest(dtype: Any) -> np.ndarray:
-    """What a maximum begins with: the least value of a dtype.
+    """The identity of a maximum: the least value of a dtype.
 
     >>> lowest(np.dtype("int8")).item(), lowest(np.dtype("float32")).item()
     (-128, -inf)
@@ -62,7 +62,7 @@ def _later_wins(
 
 
 def argmax(values: jax.Array) -> jax.Array:
-    """Where the first largest element, or the last NaN, is along the last axis, which stays."""
+    """The index of the first largest element, or of the last NaN, along the last axis, kept."""
     count = np.arange(1, values.shape[-1] + 1, dtype=np.int32)
     last_nan = jnp.max(jnp.where(jnp.isnan(values), count, 0), -1)
     largest = lax.argmax(values, values.ndim - 1, np.int32)
@@ -70,22 +70,18 @@ def argmax(values: jax.Array) -> jax.Array:
 
 
 def adaptive_windows(windows: np.ndarray, size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """What windows of adaptive pooling read: floor(i * size / n) up to ceil((i + 1) * size / n).
+    """The windows of adaptive pooling: floor(i * size / n) up to ceil((i + 1) * size / n).
 
-    So they may differ in length by one, and overlap.
-
-    Args:
-        windows: their numbers.
-        size: of the axis.
-        count: how many windows there are over all of it.
+    They may differ in length by one, and overlap.
 
     Returns:
-        Places `(windows, longest)`, and which of these are in the window; the others are its last.
+        Indices `(windows, longest)`, and the mask of those in the window; the others repeat its
+        last.
 
-    >>> places, inside = adaptive_windows(np.arange(3), 5, 3)
-    >>> places.tolist(), inside.sum(1).tolist()
+    >>> indices, inside = adaptive_windows(np.arange(3), 5, 3)
+    >>> indices.tolist(), inside.sum(1).tolist()
     ([[0, 1, 1], [1, 2, 3], [3, 4, 4]], [2, 3, 2])
     """
     first, last = windows * size // count, -(-(windows + 1) * size // count)
-    places = first[:, None] + np.arange(int((last - first).max(initial=1)))
-    return np.minimum(places, last[:, None] - 1), places < last[:, None]
+    indices = first[:, None] + np.arange(int((last - first).max(initial=1)))
+    return np.minimum(indices, last[:, None] - 1), indices < last[:, None]

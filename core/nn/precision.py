@@ -1,4 +1,4 @@
-"""Arithmetic width: 16-bit floats are added up in float32, and rounded once.
+"""Accumulation dtype: 16-bit floats are summed in float32, and rounded once.
 
 >>> wide(jnp.ones(2, "bfloat16")).dtype, wide(jnp.ones(2, "int8")).dtype
 (dtype('float32'), dtype('int8'))
@@ -28,15 +28,15 @@ def wide(x: jax.Array) -> jax.Array:
 
 
 def averaged(x: jax.Array, axes: Any = None, *, keepdims: bool = False) -> jax.Array:
-    """The mean, which of equal numbers is that number; of no element NaN.
+    """The mean; of equal numbers exactly that number, of no elements NaN.
 
-    XLA multiplies by the reciprocal of a divisor that it sees to be one number, and so rounds
-    twice: 1.5, 7 times, would have the mean 1.5000001. It does not see through a barrier.
+    XLA multiplies by the reciprocal of a constant divisor, and so rounds twice: the mean of seven
+    times 1.5 would be 1.5000001. The barrier hides that the divisor is constant.
 
     Args:
-        x: floats or complex numbers; halves are added up in float32, and rounded once.
-        axes: those to average over; None for all.
-        keepdims: whether they stay, with size 1.
+        x: floats or complex numbers; 16-bit floats are summed in float32, and rounded once.
+        axes: to average over; None for all.
+        keepdims: whether they are kept, with size 1.
 
     >>> print(averaged(jnp.full(7, 1.5)))
     1.5

@@ -1,6 +1,6 @@
 """Resizing: each output element is a weighted sum of a few elements of an axis.
 
-Positions and weights depend on the sizes only, and are worked out with NumPy. Axes are resized one
+Indices and weights depend on the sizes only, and are computed with NumPy. Axes are resized one
 after the other:
 
 >>> where = sources(np.arange(4), 2, 4, align_corners=False)
@@ -22,18 +22,18 @@ import jax.numpy as jnp
 import numpy as np
 
 CUBIC = -0.75
-"""The free number of cubic convolution (Keys, 1981), as torch, ONNX and OpenCV choose it."""
+"""The parameter a of cubic convolution (Keys, 1981), as torch, ONNX and OpenCV choose it."""
 
 
 class Taps(NamedTuple):
-    """How one axis is resized.
+    """The indices and weights by which one axis is resized.
 
     Attributes:
-        places: elements that are read, an array `(taps, outputs)` of NumPy or traced.
-        weights: theirs, likewise; None for a single one of weight 1.
+        indices: of the elements read, an array `(taps, outputs)` of NumPy or traced.
+        weights: of the same shape; None for a single tap of weight 1.
     """
 
-    places: Any
+    indices: Any
     weights: Any
 
 
@@ -68,7 +68,7 @@ def sources(
     scale: float | None = None,
     dtype: Any = np.float64,
 ) -> np.ndarray:
-    """Where the centres of outputs lie in the axis; `outputs` are numbers, others as `ratio_of`."""
+    """The positions of the outputs' centres in the axis; arguments as of `ratio_of`."""
     ratio = ratio_of(size, count, align_corners=align_corners, scale=scale, dtype=dtype)
     outputs, half = outputs.astype(dtype), dtype(0.5)
     return ratio * outputs if align_corners else ratio * (outputs + half) - half
@@ -80,7 +80,7 @@ def triangle(distance: np.ndarray) -> np.ndarray:
 
 
 def cubic(distance: np.ndarray, a: float = CUBIC) -> np.ndarray:
-    """The filter of cubic convolution, with its free number."""
+    """The filter of cubic convolution, with parameter `a`."""
     t = np.abs(distance)
     return np.where(t <= 1, _near(t, a), np.where(t < 2, _far(t, a), 0))
 
@@ -90,9 +90,9 @@ def lanczos(distance: np.ndarray) -> np.ndarray:
     return np.where(np.abs(distance) < 3, np.sinc(distance) * np.sinc(distance / 3), 0)
 
 
-def cubic_weights(part: jax.Array, a: float = CUBIC) -> tuple[jax.Array, ...]:
-    """Weights of the four neighbours of a point `part` of the way from the second to the third."""
-    return _far(part + 1, a), _near(part, a), _near(1 - part, a), _far(2 - part, a)
+def cubic_weights(fraction: jax.Array, a: float = CUBIC) -> tuple[jax.Array, ...]:
+    """Weights of four neighbours of a point at `fraction` between the second and the third."""
+    return _far(fraction + 1, a), _near(fraction, a), _near(1 - fraction, a), _far(2 - fraction, a)
 
 
 def _near(t: Any, a: float) -> Any:
@@ -104,11 +104,11 @@ def _far(t: Any, a: float) -> Any:
 
 
 def tap_offsets(reach: int, squeezed: float = 1.0) -> range:
-    """From the last element below a point, where those lie that a filter reads.
+    """The offsets of the elements that a filter reads, from the last element below a point.
 
     Args:
         reach: half of the width of the filter.
-        squeezed: by what it is made wider, as a number up to 1 that distances are multiplied by.
+        squeezed: the factor, up to 1, of distances, which widens the filter.
     """
     start = int(np.floor(-reach / squeezed)) + 1
     return range(start, 2 - start)
@@ -130,17 +130,17 @@ def filter_taps(
         size: of the axis.
         kernel: the filter.
         reach: half of its width.
-        squeezed: as for `tap_offsets`, against aliasing; then weights are made to sum to 1.
-        exclude_outside: elements outside weigh nothing, and weights are made to sum to 1.
+        squeezed: as for `tap_offsets`, against aliasing; weights are then normalized to 1.
+        exclude_outside: elements outside have weight 0, and weights are normalized to 1.
     """
     offsets = np.array(tap_offsets(reach, squeezed), np.int32)[:, None]
-    places = np.floor(where).astype(np.int32) + offsets
-    weights = kernel((places - where) * squeezed)
+    indices = np.floor(where).astype(np.int32) + offsets
+    weights = kernel((indices - where) * squeezed)
     if exclude_outside:
-        weights = np.where((places < 0) | (places >= size), 0, weights)
+        weights = np.where((indices < 0) | (indices >= size), 0, weights)
     if exclude_outside or squeezed < 1:
         weights = weights / weights.sum(0)
-    return Taps(np.clip(places, 0, size - 1), weights)
+    return Taps(np.clip(indices, 0, size - 1), weights)
 
 
 def smooth_taps(
@@ -153,23 +153,13 @@ def smooth_taps(
     scale: float | None = None,
     dtype: Any = np.float64,
 ) -> Taps:
-    """Linear and cubic interpolation, as torch has them.
-
-    Args:
-        mode: "linear" or "cubic".
-        outputs: as for `sources`, likewise the others.
-        size: of the axis.
-        count: outputs over all of it.
-        align_corners: as for `ratio_of`.
-        scale: as for `ratio_of`.
-        dtype: of positions and weights.
-    """
+    """The taps of torch's "linear" and "cubic" interpolation; arguments as of `sources`."""
     where = sources(outputs, size, count, align_corners=align_corners, scale=scale, dtype=dtype)
     if mode == "linear":
-        places, weights = filter_taps(np.clip(where, 0, size), size, triangle, 1)
+        indices, weights = filter_taps(np.clip(where, 0, size), size, triangle, 1)
     else:
-        places, weights = filter_taps(where, size, cubic, 2)
-    return Taps(places, weights.astype(dtype))
+        indices, weights = filter_taps(where, size, cubic, 2)
+    return Taps(indices, weights.astype(dtype))
 
 
 def matrix_of(taps: Taps, size: int) -> np.ndarray:
@@ -178,31 +168,24 @@ def matrix_of(taps: Taps, size: int) -> np.ndarray:
     >>> matrix_of(Taps(np.array([[0, 1], [0, 0]]), np.array([[0.75, 1], [0.25, 0]])), 2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
-    matrix = np.zeros((taps.places.shape[1], size))
-    np.add.at(matrix, (np.arange(len(matrix)), taps.places), taps.weights)
+    matrix = np.zeros((taps.indices.shape[1], size))
+    np.add.at(matrix, (np.arange(len(matrix)), taps.indices), taps.weights)
     return matrix
 
 
 def resample(x: jax.Array, axis: int, taps: Taps, mode: Any = None) -> jax.Array:
-    """One axis resized.
-
-    Args:
-        x: any array; of floats where there are weights.
-        axis: which.
-        taps: what is read.
-        mode: of `jnp.take`.
-    """
-    places, weights = taps
-    size, count = x.shape[axis], places.shape[1]
+    """Resize one axis of an array, of floats if the taps have weights; `mode` is of `jnp.take`."""
+    indices, weights = taps
+    size, count = x.shape[axis], indices.shape[1]
     if weights is None:
         times = count // size if size else 0
-        if times * size == count and np.array_equal(places[0], np.arange(count) // times):
+        if times * size == count and np.array_equal(indices[0], np.arange(count) // times):
             return jnp.repeat(x, times, axis=axis)
-        return jnp.take(x, places[0], axis=axis, mode=mode)
+        return jnp.take(x, indices[0], axis=axis, mode=mode)
     shape = [1] * x.ndim
     shape[axis] = count
     terms = [
         jnp.take(x, at, axis=axis, mode=mode) * weight.reshape(shape).astype(x.dtype)
-        for at, weight in zip(places, weights, strict=True)
+        for at, weight in zip(indices, weights, strict=True)
     ]
     return functools.reduce(jnp.add, terms)

@@ -1,4 +1,4 @@
-"""Windows that slide over axes: how many there are, and what they read.
+"""Sliding windows over axes: their number, and the elements that they read.
 
 >>> grid = WindowGrid((6,), (3,), (2,), (1,), ((0, 0),), ceil=True)
 >>> grid.counts, grid.edges                      # the last one hangs over the end
@@ -23,32 +23,25 @@ from jax import lax
 def window_count(
     size: int, kernel: int, stride: int, dilation: int, pad: tuple[int, int], ceil: bool = False
 ) -> int:
-    """How many windows there are along an axis.
+    """The number of windows along an axis.
 
     Args:
         size: of the axis.
         kernel: elements of a window.
         stride: from one window to the next.
         dilation: from one element of a window to the next.
-        pad: elements imagined before and after.
+        pad: padding before and after.
         ceil: a last window may hang over the end, if it begins in the axis or the padding before.
     """
-    room = size + sum(pad) - (kernel - 1) * dilation - 1
-    count = (-(-room // stride) if ceil else room // stride) + 1
+    slack = size + sum(pad) - (kernel - 1) * dilation - 1
+    count = (-(-slack // stride) if ceil else slack // stride) + 1
     return count - (ceil and (count - 1) * stride >= size + pad[0])
 
 
 def elements_between(
     first: np.ndarray, kernel: int, dilation: int, low: int, high: int
 ) -> np.ndarray:
-    """How many elements of windows lie from `low` up to `high`, exclusive.
-
-    Args:
-        first: where the windows begin.
-        kernel: elements of a window.
-        dilation: from one element to the next.
-        low: the first place that counts.
-        high: the one after the last.
+    """The number of elements of each window from `low` up to `high`, exclusive.
 
     >>> elements_between(np.array([-1, 1, 3]), 3, 1, 0, 4)
     array([2, 3, 1])
@@ -64,11 +57,11 @@ def window_elements(
     dilation: Sequence[int],
     counts: Sequence[int],
 ) -> Iterator[jax.Array]:
-    """For each place in a window what all windows have there, over the last axes of an array.
+    """For each offset in a window, that element of all windows over the last axes of an array.
 
     Args:
         x: padded, `(*lead, *space)`.
-        kernel: elements of a window; one number per axis of space, likewise the others.
+        kernel: elements of a window; one per spatial axis, as are the others.
         stride: from one window to the next.
         dilation: from one element of a window to the next.
         counts: windows.
@@ -81,8 +74,8 @@ def window_elements(
     """
     lead = x.shape[: x.ndim - len(kernel)]
     start, steps = (0,) * len(lead), (1,) * len(lead)
-    for place in itertools.product(*(range(k) for k in kernel)):
-        first = [k * d for k, d in zip(place, dilation, strict=True)]
+    for offsets in itertools.product(*(range(k) for k in kernel)):
+        first = [k * d for k, d in zip(offsets, dilation, strict=True)]
         last = [f + (n - 1) * s + 1 for f, n, s in zip(first, counts, stride, strict=True)]
         yield lax.slice(x, (*start, *first), (*lead, *last), (*steps, *stride))
 
@@ -92,11 +85,11 @@ class WindowGrid:
     """The windows over the last axes of an array.
 
     Attributes:
-        sizes: of these axes, those of space; one number per axis, likewise the others.
+        sizes: of these axes, the spatial ones; one per axis, as are the others.
         kernel: elements of a window.
         stride: from one window to the next.
         dilation: from one element of a window to the next.
-        padding: elements imagined before and after.
+        padding: before and after.
         ceil: a last window may hang over the end, as in `window_count`.
     """
 
@@ -114,12 +107,12 @@ class WindowGrid:
 
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """What all windows read before and after each axis: padding, and what hangs over."""
-        found = []
+        """The elements that windows read before and after each axis: padding and overhang."""
+        edges = []
         for (size, k, s, d, (before, after)), n in zip(self._axes, self.counts, strict=True):
             beyond = (n - 1) * s + (k - 1) * d + 1 - size - before
-            found.append((before, max(beyond, min(after, 0))))
-        return tuple(found)
+            edges.append((before, max(beyond, min(after, 0))))
+        return tuple(edges)
 
     def over(self, ndim: int) -> dict[str, Any]:
         """The keyword arguments of `lax.reduce_window` for an array of so many axes."""
@@ -132,20 +125,20 @@ class WindowGrid:
         }
 
     def lengths(self, *, include_pad: bool) -> np.ndarray:
-        """How many elements each window has, an array with `counts` for its shape.
+        """The number of elements of each window, an array of shape `counts`.
 
         Args:
-            include_pad: whether those of the padding count; what hangs over the end does not.
+            include_pad: whether padding counts; the overhang at the end does not.
         """
-        found = np.ones((), int)
+        lengths = np.ones((), int)
         for (size, k, s, d, (before, after)), n in zip(self._axes, self.counts, strict=True):
             bounds = (-before, size + after) if include_pad else (0, size)
-            along = elements_between(np.arange(n) * s - before, k, d, *bounds)
-            found = np.multiply.outer(found, along)
-        return found
+            axis_lengths = elements_between(np.arange(n) * s - before, k, d, *bounds)
+            lengths = np.multiply.outer(lengths, axis_lengths)
+        return lengths
 
     def elements(self, x: jax.Array) -> Iterator[jax.Array]:
-        """`window_elements` of an array that has the edges."""
+        """`window_elements` of an array that is padded by the edges."""
         return window_elements(x, self.kernel, self.stride, self.dilation, self.counts)
 
     @property

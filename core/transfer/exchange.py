@@ -46,7 +46,7 @@ from .host_memory import ALIGNMENT as ALIGNMENT
 from .host_memory import aligned_empty as aligned_empty
 from .host_memory import check_host, check_narrowed, narrowed_to_jax
 from .host_memory import host_to_jax as host_to_jax
-from .reshard import reshard_array as lay_out
+from .reshard import reshard_array as reshard_array
 
 
 def to_jax(
@@ -93,7 +93,7 @@ def to_jax(
     if is_literal(x):
         x, copy = from_literal(x, copy, name), None
     if isinstance(x, jax.Array):
-        return lay_out(x, sharding, copy=copy, name=name)
+        return reshard_array(x, sharding, copy=copy, name=name)
     if isinstance(x, np.ndarray | np.generic):
         return narrowed_to_jax(np.asarray(x), sharding, copy=copy, name=name)
     framework = framework_of(x)
@@ -166,7 +166,7 @@ def check_shareable(
         if not check_narrowed(x, copy, name):
             check_host(x, sharding, copy=copy, name=name)
     elif copy is False and not isinstance(x, Tracer):
-        lay_out(x, sharding, copy=False, name=name)
+        reshard_array(x, sharding, copy=False, name=name)
 
 
 def _map_container(convert: Any, tree: Any, verb: str) -> Any:

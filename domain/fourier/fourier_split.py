@@ -8,7 +8,7 @@ know, and gathers it along its axis unless it is constrained.
 
 >>> import jax
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> x = shard(jnp.ones((8, 6), jnp.complex64), make_mesh((4,), ("x",)), ("x",))
 >>> def sent(axis):
 ...     text = jax.jit(lambda x: split_transform(FourierOp("fft", (axis,)), x)).lower(x).compile()

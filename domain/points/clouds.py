@@ -1,7 +1,7 @@
 """Clouds: points and queries, rows of coordinates in one space and on one mesh.
 
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> points = shard(np.zeros((8, 3), np.float32), make_mesh((4,), ("x",)), P("x"))
 >>> rows = read_clouds({"points": points, "queries": points}, None, None)
 >>> rows["points"].axes, rows["queries"].sizes

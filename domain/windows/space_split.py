@@ -7,7 +7,7 @@ gathers axes:
 >>> import jax
 >>> from isoshard.domain.windows.pool import max_operator
 >>> from isoshard.core.layout.mesh import make_mesh
->>> from isoshard.core.transfer.place import shard
+>>> from isoshard.core.transfer.device_put import shard
 >>> x = shard(jnp.ones((1, 1, 8)), make_mesh((4,), ("x",)), (None, None, "x"))
 >>> pool = max_operator(x.dtype, ((3,), (2,), (1,), (1,)), False)
 >>> def sent(f):

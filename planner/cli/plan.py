@@ -1,4 +1,4 @@
-"""`isoshard plan`: what a step needs on a machine that is not here, and which plan to take.
+"""`isoshard plan`: the cost of a step on hardware that is not attached, and the best plan.
 
     isoshard plan train.py:step --mesh v5e:16x16 --plan fsdp,tensor
     isoshard plan train.py:step --mesh v5e:16x16 --plan fsdp --plan fsdp,tensor   # side by side
@@ -6,7 +6,7 @@
     isoshard plan --hf config.json --mesh v5p:8x8x8 --plan fsdp,tensor --depth partition
     isoshard plan --list                                # chips, and what can be planned here
 
-No device of the machine is needed, and no weights are made.
+No device of the machine is needed, and no weights are created.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def main(argv: Sequence[str]) -> int:
         0 if the step fits, under one of the plans; 1 if it does not; 2 for what cannot be planned;
         130 at Ctrl-C.
     """
-    given = _parser().parse_args(list(argv))
-    console = Output(width=given.width)
+    options = _parser().parse_args(list(argv))
+    console = Output(width=options.width)
     path = sys.path[:]  # a script's folder is on it while the script is of use
     try:
-        if given.list:
+        if options.list:
             show_machines(console)
             return 0
-        return _run(given, console)
+        return _run(options, console)
     except KeyboardInterrupt:
         print(f"{_NAME}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -72,43 +72,43 @@ def main(argv: Sequence[str]) -> int:
         sys.path[:] = path
 
 
-def _run(given: argparse.Namespace, console: Console) -> int:
-    machine = _machine(given.mesh)
-    for path in (given.html, given.json):
+def _run(options: argparse.Namespace, console: Console) -> int:
+    machine = _machine(options.mesh)
+    for path in (options.html, options.json):
         if path is not None and not Path(path).absolute().parent.is_dir():
-            raise PlanCommandError(f"{path} cannot be written: there is no folder for it")
-    target = _target(given, machine)
-    if twice := [text for text in given.plan if given.plan.count(text) > 1]:
-        raise PlanCommandError(f"--plan {twice[0]} is given twice")
-    cases = [_case(given, target, machine, text) for text in given.plan or [None]]
-    memory = None if given.memory is None else bytes_of(given.memory)
-    limits = {} if given.timeout is None else {"timeout": given.timeout}
-    reports, found = {}, []
+            raise PlanCommandError(f"{path} cannot be written: its folder does not exist")
+    target = _target(options, machine)
+    if twice := [text for text in options.plan if options.plan.count(text) > 1]:
+        raise PlanCommandError(f"--plan {twice[0]} is repeated")
+    cases = [_case(options, target, machine, text) for text in options.plan or [None]]
+    memory = None if options.memory is None else bytes_of(options.memory)
+    limits = {} if options.timeout is None else {"timeout": options.timeout}
+    reports, searches = {}, []
     for case in cases:
-        _told(f"planning {target.name} on {machine.name}: {case.name}")
+        _progress(f"planning {target.name} on {machine.name}: {case.name}")
         mesh, plan = case.mesh, case.plan
         try:
             if case.name == "auto":
-                depth = "trace" if given.depth == "trace" else "partition"
+                depth = "trace" if options.depth == "trace" else "partition"
                 result = planner.search(target.step, target.args, mesh, memory=memory, depth=depth)
-                found.append(str(result))
+                searches.append(str(result))
                 mesh, plan = result.mesh, result.plan
             report = planner.estimate(
                 target.step, target.args, mesh, plan,
-                depth=given.depth, memory=memory, **limits,
+                depth=options.depth, memory=memory, **limits,
             )  # fmt: skip
         except PlanError as error:
-            which = f"--plan {case.name}: " if case.name in given.plan else ""
+            which = f"--plan {case.name}: " if case.name in options.plan else ""
             raise PlanCommandError(f"{which}{error}") from error
         except Exception as error:
-            own = failure_in(error, target.file)
-            if type(error).__module__.startswith("isoshard.") or not own:
+            frame = failure_in(error, target.file)
+            if type(error).__module__.startswith("isoshard.") or not frame:
                 raise
-            raise PlanCommandError(f"{target.name} fails when it is traced, at {own}") from error
+            raise PlanCommandError(f"{target.name} fails when it is traced, at {frame}") from error
         reports[case.name] = dataclasses.replace(report, plan=case.words or report.plan)
-    _written(given, reports)
+    _written(options, reports)
     status = _shown(reports, console)
-    for text in found:
+    for text in searches:
         console.print(Text(f"\n{text}"))
     return status
 
@@ -118,10 +118,10 @@ class _Case:
     """One plan to estimate.
 
     Attributes:
-        name: as it was given.
+        name: as on the command line.
         mesh: for it; of "auto" perhaps the machine.
-        plan: it; None replicates, and of "auto" stands for one to be found.
-        words: that say it shorter than it prints.
+        plan: the plan; None replicates, and is also that of "auto", which is searched.
+        words: the plan's spelling on the command line, shorter than its repr.
     """
 
     name: str
@@ -130,20 +130,24 @@ class _Case:
     words: str = ""
 
 
-def _case(given: argparse.Namespace, target: Target, machine: Topology, text: str | None) -> _Case:
-    if text == "auto" and given.axes is None:
+def _case(
+    options: argparse.Namespace, target: Target, machine: Topology, text: str | None
+) -> _Case:
+    if text == "auto" and options.axes is None:
         return _Case(text, machine, None)
-    words = text if text is not None and is_words(text) else None
-    axes = axes_of(given.axes, machine, words)
+    plan_words = text if text is not None and is_words(text) else None
+    axes = axes_of(options.axes, machine, plan_words)
     mesh = machine.mesh(tuple(axes.values()), tuple(axes))
     if text is None or text == "auto":
         return _Case(text or "replicated", mesh, None)
-    if words is not None:
-        return _Case(text, mesh, plan_of(words, axes, target.weights), spelled(words, axes))
+    if plan_words is not None:
+        return _Case(
+            text, mesh, plan_of(plan_words, axes, target.weights), spelled(plan_words, axes)
+        )
     return _Case(text, mesh, plan_named(text, mesh))
 
 
-def _told(text: str) -> None:
+def _progress(text: str) -> None:
     """Say what is being done, to somebody who looks on."""
     if sys.stderr.isatty():
         print(f"{text} ..", file=sys.stderr)
@@ -158,9 +162,9 @@ def _machine(text: str | None) -> Topology:
     return planner.topology(text)
 
 
-def _target(given: argparse.Namespace, machine: Topology) -> Target:
-    if given.hf is not None:
-        if given.target is not None:
+def _target(options: argparse.Namespace, machine: Topology) -> Target:
+    if options.hf is not None:
+        if options.target is not None:
             raise PlanCommandError("give either script.py:step or --hf config.json, not both")
         if missing := [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]:
             raise PlanCommandError(
@@ -169,33 +173,33 @@ def _target(given: argparse.Namespace, machine: Topology) -> Target:
             )
         models = importlib.import_module("isoshard.planner.cli.plan_models")
         return models.model_target(
-            given.hf,
-            batch=given.batch or machine.size,
-            sequence=given.sequence,
-            dtype=given.dtype,
-            pad_vocab=given.pad_vocab or 1,
+            options.hf,
+            batch=options.batch or machine.size,
+            sequence=options.sequence,
+            dtype=options.dtype,
+            pad_vocab=options.pad_vocab or 1,
         )
-    if given.target is None:
+    if options.target is None:
         raise PlanCommandError(
             "what is to be planned? give script.py:step, or --hf config.json for a model of "
             "transformers"
         )
     for_models = ("batch", "sequence", "dtype", "pad_vocab")
     if wrong := [
-        f"--{name.replace('_', '-')}" for name in for_models if getattr(given, name) is not None
+        f"--{name.replace('_', '-')}" for name in for_models if getattr(options, name) is not None
     ]:
-        raise PlanCommandError(f"{wrong[0]} is for --hf; a script's arguments say it themselves")
-    return target_of(given.target, given.args)
+        raise PlanCommandError(f"{wrong[0]} is for --hf; a script's arguments have it themselves")
+    return target_of(options.target, options.args)
 
 
-def _written(given: argparse.Namespace, reports: dict[str, Report]) -> None:
+def _written(options: argparse.Namespace, reports: dict[str, Report]) -> None:
     alone = next(iter(reports.values())) if len(reports) == 1 else None
-    whole = alone if alone is not None else planner.compare(reports)
+    output = alone if alone is not None else planner.compare(reports)
     try:
-        if given.html is not None:
-            whole.write_html(given.html)
-        if given.json is not None:
-            Path(given.json).write_text(whole.to_json(), encoding="utf-8")
+        if options.html is not None:
+            output.write_html(options.html)
+        if options.json is not None:
+            Path(options.json).write_text(output.to_json(), encoding="utf-8")
     except OSError as error:
         raise PlanCommandError(f"{error.filename} cannot be written: {error.strerror}") from None
 
@@ -205,7 +209,7 @@ def _shown(reports: dict[str, Report], console: Console) -> int:
         next(iter(reports.values())).show(console=console)
     else:
         planner.compare(reports).show(console=console)
-    if any(one.fits for one in reports.values()):
+    if any(report.fits for report in reports.values()):
         return 0
     name, least = min(reports.items(), key=lambda pair: pair[1].memory.peak)
     over = human_bytes(least.memory.peak - least.memory.capacity)
@@ -254,12 +258,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _seconds(text: str) -> float:
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = 0.0
-    if not found > 0:
+        seconds = 0.0
+    if not seconds > 0:
         raise argparse.ArgumentTypeError(f"needs seconds, more than 0, not {text!r}")
-    return found
+    return seconds
 
 
 def _positive(text: str) -> int:

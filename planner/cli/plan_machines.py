@@ -29,24 +29,24 @@ def show_machines(console: Console) -> None:
     for name in ("memory", "bf16 TFLOP/s", "memory GB/s", "link GB/s", "network GB/s"):
         table.add_column(name, justify="right")
     table.add_column("such as", no_wrap=True)
-    for one in chips():
-        links = f"{one.link / 1e9:.3g}{f' x {one.links}' if one.links else ''}"
+    for chip in chips():
+        links = f"{chip.link / 1e9:.3g}{f' x {chip.links}' if chip.links else ''}"
         table.add_row(
-            one.name,
-            human_bytes(one.memory),
-            f"{one.rate('bfloat16') / 1e12:.3g}",
-            f"{one.bandwidth / 1e9:.4g}",
+            chip.name,
+            human_bytes(chip.memory),
+            f"{chip.rate('bfloat16') / 1e12:.3g}",
+            f"{chip.bandwidth / 1e9:.4g}",
             links,
-            f"{one.network / 1e9:.3g}",
-            f"{one.name}:{_grid(one)}",
+            f"{chip.network / 1e9:.3g}",
+            f"{chip.name}:{_grid(chip)}",
         )
     console.print(table)
     console.print(Text("\nWhat can be planned here", style="bold"))
     console.print(Text("depth trace: every machine"))
-    for one in planned():
-        versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
-        said = f"no, {one.problem}: {one.fix}" if one.problem else versions
-        console.print(Text(f"{one.title}: {said}"))
+    for chip in planned():
+        versions = ", ".join(f"{name} {version}" for name, version in chip.versions.items())
+        compiles = f"no, {chip.problem}: {chip.fix}" if chip.problem else versions
+        console.print(Text(f"{chip.title}: {compiles}"))
 
 
 def _grid(chip: Chip) -> str:

@@ -1,6 +1,6 @@
 """`isoshard plan --hf config.json`: a model of transformers by its configuration alone.
 
-The model is made on torch's device "meta", where tensors have shapes and no elements, so that a
+The model is created on torch's device "meta", where tensors have shapes and no elements, so that a
 configuration of 400 billion parameters takes seconds and no memory. What is planned is a training
 step: the model's own loss, its gradient, AdamW.
 """
@@ -28,7 +28,7 @@ def model_target(
     """A training step of a model.
 
     Args:
-        path: of a `config.json`, or of the folder that holds one.
+        path: of a `config.json`, or of its folder.
         batch: samples of a step, all devices together.
         sequence: tokens of a sample; None: `SEQUENCE`, or as many as there are positions.
         dtype: of the parameters, as torch calls it; None: what the configuration says, else
@@ -63,7 +63,7 @@ def model_target(
         return loss.detach()
 
     arrays = _batch(model, config, batch, sequence)
-    packed = any(type(one).__name__ == "Conv1D" for one in model.modules())
+    packed = any(type(module).__name__ == "Conv1D" for module in model.modules())
     train_step.__name__ = kind.__name__
     return Target(kind.__name__, train_step, (arrays,), "in_out" if packed else "out_in")
 
@@ -81,8 +81,8 @@ def _config(path: str) -> Any:
         raise PlanCommandError(
             f"--hf: {file} is no configuration of transformers: it has no 'model_type'"
         )
-    known = transformers.CONFIG_MAPPING
-    if content["model_type"] not in known:
+    mapping = transformers.CONFIG_MAPPING
+    if content["model_type"] not in mapping:
         raise PlanCommandError(
             f"--hf: transformers {transformers.__version__} has no model {content['model_type']!r} "
             f"({file}: 'model_type')"
@@ -96,33 +96,33 @@ def _config(path: str) -> Any:
 def _class_of(config: Any, path: str) -> Callable[[Any], Any]:
     """The class of the model: the first of `architectures`, else the one for causal language."""
     for name in config.architectures or ():
-        found = getattr(transformers, name, None)
-        if found is None:
+        cls = getattr(transformers, name, None)
+        if cls is None:
             raise PlanCommandError(
                 f"--hf: {path} names the architecture {name!r}, and transformers "
                 f"{transformers.__version__} has no such class"
             )
-        return found
+        return cls
     mapping = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     if type(config) not in mapping:
         raise PlanCommandError(
             f"--hf: {path} names no class in 'architectures'; add one, such as "
             f'"architectures": ["BertForMaskedLM"]'
         )
-    found: Any = mapping[type(config)]
-    return found[0] if isinstance(found, tuple) else found
+    cls: Any = mapping[type(config)]
+    return cls[0] if isinstance(cls, tuple) else cls
 
 
 def _dtype(name: str | None, config: Any) -> torch.dtype:
     if name is None:
-        said = getattr(config, "dtype", None)
-        return said if isinstance(said, torch.dtype) else torch.float32
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        declared = getattr(config, "dtype", None)
+        return declared if isinstance(declared, torch.dtype) else torch.float32
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise PlanCommandError(
             f"--dtype {name!r}: parameters can be float32, bfloat16, float16 or float64"
         )
-    return found
+    return dtype
 
 
 def _batch(model: Any, config: Any, batch: int, sequence: int | None) -> dict[str, torch.Tensor]:

@@ -82,12 +82,12 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a bridge, or another part, when it or something that needs it is first named."""
+    """Load a bridge or another lazy module at the first use of its name."""
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name in _LAZY:
-        found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
-        return found
+        value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+        return value
     near = difflib.get_close_matches(name, __all__, 1)
     hint = f"; did you mean isoshard.{near[0]}?" if near else ""
     raise AttributeError(f"module 'isoshard' has no attribute {name!r}{hint}")

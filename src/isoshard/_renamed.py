@@ -60,7 +60,7 @@ def _moved(name: str) -> str | None:
 
 
 class OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what no other finder knows: a module by the name that it had."""
+    """The last finder: modules by their old names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -10,7 +10,7 @@ import pytest
 
 import isoshard as iso
 from isoshard.cli import main
-from isoshard.cli.demo import command, crossing, data, flax_twin, model, training
+from isoshard.cli.demo import command, crossing, data, flax_model, model, training
 from isoshard.cli.demo.training import Run, Settings
 from isoshard.core.installation import install_command
 from tests import fresh
@@ -104,7 +104,7 @@ class TestTwin:
         del params["ln.bias"]
         params["head.weight"] = params["head.weight"].T
         with pytest.raises(ValueError, match=r"differ in head\.weight, ln\.bias"):
-            flax_twin.adopt(SMALL, params)
+            flax_model.adopt(SMALL, params)
 
     def test_a_copy_is_not_counted_as_shared(self, mesh):
         a = iso.shard(np.ones((8, 4), np.float32), mesh, iso.P("data"))

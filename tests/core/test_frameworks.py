@@ -55,12 +55,12 @@ def test_a_framework_that_is_not_installed():
 
     on_first("boxlib", load)
     for _ in range(2):  # asking again says it again
-        with pytest.raises(ImportError, match="boxlib is not installed here; get it with pip"):
+        with pytest.raises(ImportError, match="boxlib is not installed; get it with pip"):
             require("boxlib")
 
 
 def test_a_framework_nobody_knows():
-    with pytest.raises(ImportError, match=r"'fortran' here; known are 'flax', 'onnx', 'torch'"):
+    with pytest.raises(ImportError, match=r"'fortran'; the known ones are 'flax', 'onnx', 'torch'"):
         require("fortran")
 
 
@@ -82,5 +82,5 @@ def test_a_missing_verb_says_so():
         *((verb,) for verb in ("full", "sharding_of", "local_shards", "to_jax", "from_jax")),
         ("shard_from_jax",),
     ):
-        with pytest.raises(TypeError, match=f"boxlib objects have no {verb}; given was Box"):
+        with pytest.raises(TypeError, match=f"{verb} is not implemented for boxlib objects such as Box"):
             getattr(Boxes(), verb)(Box(), *arguments)

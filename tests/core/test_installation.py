@@ -54,7 +54,7 @@ def recorded(monkeypatch):
         (
             WHEEL,
             'pip install "/path/isoshard-0.1.0-py3-none-any.whl[torch]"',
-            "the wheel /path/isoshard-0.1.0-py3-none-any.whl, which is no longer there",
+            "the wheel /path/isoshard-0.1.0-py3-none-any.whl, which no longer exists",
         ),
         (REMOTE, f'pip install "isoshard[torch] @ {REMOTE["url"]}"', REMOTE["url"]),
         (GIT, f'pip install "isoshard[torch] @ git+{GIT["url"]}@abc"', f"git+{GIT['url']}@abc"),

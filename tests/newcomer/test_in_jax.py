@@ -287,7 +287,7 @@ MISTAKES = [
      "'re:a.(' is no regular expression", "names, globs or 're:..'"),
     (iso.PlanError, lambda at: Plan({"re:(a+)+b": P("x")}), "could take for ever", "write a glob"),
     (iso.PlanError, lambda at: Plan([("w", P("x")), ("w", P("y"))]),
-     "'w' is given twice", "patterns of a plan are names, globs"),
+     "'w' is repeated", "patterns of a plan are names, globs"),
     (iso.PlanError, lambda at: Plan({"w": ("embed",)}, axes={"mlp": "x"}).resolve({"w": (8, 8)},
      at.mesh),
      "w: 'embed' is neither a logical axis of the plan ('mlp') nor a mesh axis ('x', 'y')",

@@ -33,6 +33,6 @@ def test_what_is_loaded():
     )
     missing, unannotated, loaded = done.stdout.splitlines()
     how = install_command("onnx")
-    assert missing == f"onnx is not installed here; get it with {how} []", done.stderr
+    assert missing == f"onnx is not installed; get it with {how} []", done.stderr
     assert "the model has no device configuration" in unannotated  # a model loads the bridge
     assert loaded == "['onnx']" and not done.stderr

@@ -43,7 +43,7 @@ from isoshard.core.layout.shards import Shard
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.transfer.exchange import device_dtype, lay_out
+from isoshard.core.transfer.exchange import device_dtype, reshard_array
 from isoshard.torch_bridge.common.argument_types import ArrayLike, Leaf
 from isoshard.torch_bridge.common.dtypes import numpy_dtype
 
@@ -109,7 +109,7 @@ def to_jax(
             f"{name}: its shards differ in size ({array!r}), so no other sharding fits it as it "
             "is; take it without one, or call x.redistribute(..) first"
         )
-    return lay_out(array, sharding, copy=copy, name=name)
+    return reshard_array(array, sharding, copy=copy, name=name)
 
 
 def to_dtensor(

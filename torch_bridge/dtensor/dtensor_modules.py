@@ -31,7 +31,7 @@ from jax.sharding import NamedSharding
 
 from isoshard.core.errors import CopyError, ShardingError, raise_collected
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.transfer.exchange import lay_out
+from isoshard.core.transfer.exchange import reshard_array
 from isoshard.torch_bridge.modules import modules
 
 from . import dtensor_exchange, routes, shard_memory
@@ -70,7 +70,7 @@ def to_jax(
     arrays = _convert(held(found), copy)
     if sharding is None:
         return arrays
-    return {name: lay_out(a, sharding, copy=copy, name=name) for name, a in arrays.items()}
+    return {name: reshard_array(a, sharding, copy=copy, name=name) for name, a in arrays.items()}
 
 
 def sharding_of(module: torch.nn.Module) -> dict[str, NamedSharding]:

@@ -23,7 +23,7 @@ from isoshard.core.plan import Plan
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.device_put import sharding_of
-from isoshard.core.transfer.exchange import host_to_jax, lay_out
+from isoshard.core.transfer.exchange import host_to_jax, reshard_array
 from isoshard.core.transfer.host_memory import check_host
 from isoshard.core.transfer.memory_kinds import in_kind, kind_of
 from isoshard.core.transfer.process_local import from_local
@@ -312,7 +312,7 @@ class Torch(Framework):
             if x.device.type == "cpu":
                 return host_to_jax(to_numpy(x.detach()), sharding, copy=copy, name=name)
             array = jnp.from_dlpack(x.detach().contiguous() if copy is not False else x.detach())
-            return lay_out(array, sharding, copy=copy, name=name)
+            return reshard_array(array, sharding, copy=copy, name=name)
 
     def weights_of(self, x: Any, *, exact: bool = False) -> dict[str, Any]:
         """What `state_dict` has; tied weights once, under the first name. On `meta`: shapes."""

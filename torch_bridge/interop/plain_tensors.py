@@ -33,7 +33,7 @@ import torch
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.caches import PROGRAMS, Bounded
-from isoshard.core.transfer.exchange import host_to_jax, lay_out
+from isoshard.core.transfer.exchange import host_to_jax, reshard_array
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.common.argument_types import PyTree
 from isoshard.torch_bridge.common.dtypes import logical_dtype
@@ -250,7 +250,7 @@ def to_array(tensor: torch.Tensor, copy: bool | None, name: str) -> jax.Array:
             f"{name} is on {tensor.device}, which JAX cannot use here ({error}); install JAX for "
             f"that device, or move the tensor with .cpu() or {naming.moving()}"
         ) from None
-    return lay_out(array, None, copy=copy, name=name)
+    return reshard_array(array, None, copy=copy, name=name)
 
 
 _TRANSFORMED = (
@@ -270,7 +270,7 @@ def _on_one_device(array: jax.Array) -> jax.Array:
     if pieces[0].data.shape == array.shape:
         return pieces[0].data
     metrics.count("gathers")
-    return lay_out(array, jax.sharding.SingleDeviceSharding(pieces[0].device))
+    return reshard_array(array, jax.sharding.SingleDeviceSharding(pieces[0].device))
 
 
 def _unshared(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -40,7 +40,7 @@ from isoshard.core.layout.uneven import UnevenArray, is_uneven
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, jaxpr_as_fun
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.jaxprs import closed, opened
-from isoshard.core.transfer.exchange import lay_out
+from isoshard.core.transfer.exchange import reshard_array
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.common.argument_types import ArrayLike, PyTree
 
@@ -204,7 +204,7 @@ class _TypedCall:
             return of_type(value, said.sharding)
         if said is not None:
             is_traced = isinstance(value, Tracer) or not isinstance(said.mesh, jax.sharding.Mesh)
-            return constrain(value, said) if is_traced else lay_out(value, said)
+            return constrain(value, said) if is_traced else reshard_array(value, said)
         if self._mesh is None or not isinstance(self._mesh, jax.sharding.Mesh):
             return value
         mesh = mesh_of_leaf(value)

@@ -26,7 +26,7 @@ from isoshard.core.layout.mesh import ambient_mesh
 from isoshard.core.layout.spec_entries import axis_names, entries_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.formatting import listed
-from isoshard.core.transfer.exchange import lay_out
+from isoshard.core.transfer.exchange import reshard_array
 from isoshard.torch_bridge.common.argument_types import Leaf, PyTree
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values import layout_numbers
@@ -93,7 +93,7 @@ def of_type(value: Leaf, sharding: NamedSharding) -> Any:
     if isinstance(value, Tracer):
         spec = explicit_part(sharding.spec, sharding.mesh)
         return jax.sharding.reshard(value, NamedSharding(sharding.mesh, spec))
-    return lay_out(value, sharding) if isinstance(sharding.mesh, jax.sharding.Mesh) else value
+    return reshard_array(value, sharding) if isinstance(sharding.mesh, jax.sharding.Mesh) else value
 
 
 def explicit_part(spec: P, mesh: AnyMesh) -> P:

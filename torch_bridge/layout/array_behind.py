@@ -11,7 +11,7 @@ from isoshard.core.blocks.block_layout import BlockLayout, lay_out_in_blocks
 from isoshard.core.errors import no_sharing
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.transfer.exchange import lay_out
+from isoshard.core.transfer.exchange import reshard_array
 from isoshard.torch_bridge.common.argument_types import ArrayLike, LayoutLike
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.recording import lazy_tensor
@@ -33,7 +33,7 @@ def array_behind(
     value = lazy_tensor.read(x)
     array = input_placement.stored_array(value)
     if isinstance(array, Tracer):
-        return lay_out(array, sharding)
+        return reshard_array(array, sharding)
     if copy or (sharding is not None and placed_layout(array) != layout_numbers.intern(sharding)):
         found = in_layout(array, sharding, copy, name)
         value.shared |= input_placement.may_alias(array, found)
@@ -68,7 +68,7 @@ def in_layout(array: ArrayLike, layout: LayoutLike, copy: bool | None, name: str
         CopyError: `copy` is False, and the layout takes new memory.
     """
     if not isinstance(array, UnevenArray) and not isinstance(layout, BlockLayout):
-        return lay_out(array, layout, copy=copy, name=name)
+        return reshard_array(array, layout, copy=copy, name=name)
     if copy:
         array = jax.tree.map(jnp.copy, array)
     if layout is None or placed_layout(array) == layout_numbers.intern(layout):

@@ -12,7 +12,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core.nn.convolution import along_channels
+from isoshard.core.nn.convolution import on_channel_axis
 from isoshard.core.nn.normalization import affine, statistics
 from isoshard.core.nn.precision import averaged
 
@@ -25,7 +25,7 @@ from .registry import lower
 
 def _channel(parameter: jax.Array | None, ndim: int) -> Any:
     """A parameter of shape (C,) in the shape that broadcasts with (N, C, ..)."""
-    return None if parameter is None else along_channels(parameter, ndim - 2)
+    return None if parameter is None else on_channel_axis(parameter, ndim - 2)
 
 
 def _batch_statistics(

@@ -23,9 +23,9 @@ from isoshard.core.extensions import (
     transposed_operator,
 )
 from isoshard.core.nn.convolution import (
-    along_channels,
     each_group,
     kernel_gradient,
+    on_channel_axis,
     transposed_kernel,
     transposed_padding,
 )
@@ -155,7 +155,7 @@ def biased(
         return convolve(x, weight, *options, channels_last=channels_last)
     sums = wide_dtype(x.dtype)
     out = wide(convolve(x, weight, *options, channels_last=channels_last, sums=sums))
-    return out + (wide(bias) if channels_last else along_channels(wide(bias), x.ndim - 2))
+    return out + (wide(bias) if channels_last else on_channel_axis(wide(bias), x.ndim - 2))
 
 
 def _whole_convolve(

@@ -64,7 +64,7 @@ def _resize(x: jax.Array, taps: Sequence[Taps]) -> jax.Array:
 def _matrices(sizes: Sequence[int], taps: Sequence[Any]) -> list[np.ndarray | None]:
     """Of axes whose size changes: torch lets the others be."""
     return [
-        None if size == one.places.shape[1] else matrix_of(one, size)
+        None if size == one.indices.shape[1] else matrix_of(one, size)
         for size, one in zip(sizes, taps, strict=True)
     ]
 

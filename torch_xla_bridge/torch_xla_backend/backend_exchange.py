@@ -20,7 +20,7 @@ from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.spec import check_even
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.transfer.exchange import host_to_jax, lay_out
+from isoshard.core.transfer.exchange import host_to_jax, reshard_array
 from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.common.exchange import from_numpy, to_numpy
 
@@ -62,7 +62,7 @@ def to_jax(
         raise _refusal(name, "under SPMD torch_xla gives its shards to nobody")
     execute(bare)
     if is_spmd():
-        return lay_out(_from_shards(tensor, bare, name), sharding, name=name)
+        return reshard_array(_from_shards(tensor, bare, name), sharding, name=name)
     host = _view(bare, name, copy)
     return host_to_jax(to_numpy(host), sharding, copy=copy, name=name)
 

@@ -10,8 +10,8 @@ import jax
 from jax import lax
 
 from isoshard.core.nn.convolution import (
-    along_channels,
     halves,
+    on_channel_axis,
     transposed_kernel,
     transposed_padding,
 )
@@ -131,4 +131,4 @@ def _check_kernel(w, kernel_shape):
 def _convolve(x, w, b, **how) -> jax.Array:
     spatial = range(2, x.ndim)
     y = whole(lax.conv_general_dilated(whole(x, spatial), whole(w, spatial), **how), spatial)
-    return y if b is None else y + along_channels(b, len(spatial))
+    return y if b is None else y + on_channel_axis(b, len(spatial))

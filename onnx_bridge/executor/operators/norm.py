@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from isoshard.core.nn.convolution import along_channels
+from isoshard.core.nn.convolution import on_channel_axis
 from isoshard.core.nn.normalization import reciprocal_rms, statistics
 from isoshard.core.nn.precision import wide
 
@@ -29,8 +29,8 @@ def batch_normalization(
         mean, variance = jnp.mean(wide(x), axes), jnp.var(wide(x), axes)
     factor = scale * lax.rsqrt(variance + epsilon)
     space = x.ndim - 2
-    y = (x - along_channels(mean, space)) * along_channels(factor, space)
-    y = (y + along_channels(b, space)).astype(x.dtype)
+    y = (x - on_channel_axis(mean, space)) * on_channel_axis(factor, space)
+    y = (y + on_channel_axis(b, space)).astype(x.dtype)
     if not training_mode:
         return y
     running = (input_mean * momentum + mean * (1 - momentum)).astype(input_mean.dtype)
@@ -41,7 +41,7 @@ def batch_normalization(
 def instance_normalization(x, scale, b, *, epsilon=1e-5):
     """Each image of each channel less its mean, divided by its deviation, scaled and shifted."""
     y, *_ = _normalised(x, tuple(range(2, x.ndim)), epsilon)
-    return y.astype(x.dtype) * along_channels(scale, x.ndim - 2) + along_channels(b, x.ndim - 2)
+    return y.astype(x.dtype) * on_channel_axis(scale, x.ndim - 2) + on_channel_axis(b, x.ndim - 2)
 
 
 @operator("LayerNormalization", since=17)
@@ -66,7 +66,7 @@ def layer_normalization(x, scale, b=None, *, axis=-1, epsilon=1e-5, stash_type=1
 def group_normalization(x, scale, bias, *, num_groups, epsilon=1e-5, stash_type=1):
     """Groups of channels less their mean, divided by their deviation; scaled by channel."""
     y = _grouped(x, num_groups, epsilon, stash_type)
-    return y * along_channels(scale, x.ndim - 2) + along_channels(bias, x.ndim - 2)
+    return y * on_channel_axis(scale, x.ndim - 2) + on_channel_axis(bias, x.ndim - 2)
 
 
 @operator("GroupNormalization", since=18)
@@ -75,7 +75,7 @@ def group_normalization_by_group(x, scale, bias, *, num_groups, epsilon=1e-5):
     repeats = x.shape[1] // num_groups
     scale, bias = (jnp.repeat(value, repeats) for value in (scale, bias))
     y = _grouped(x, num_groups, epsilon, 1)
-    return y * along_channels(scale, x.ndim - 2) + along_channels(bias, x.ndim - 2)
+    return y * on_channel_axis(scale, x.ndim - 2) + on_channel_axis(bias, x.ndim - 2)
 
 
 def _grouped(x, num_groups, epsilon, stash_type):

@@ -29,7 +29,7 @@ from isoshard.core.processes.notes import note_of
 from isoshard.core.processes.roll_call import APART_ALL, split
 
 from .cluster_facts import free_ports, interfaces, rates
-from .cluster_links import Door, Link, Listener, call, distances, own_address
+from .cluster_links import Door, Link, Listener, call, distances, local_address
 from .cluster_tables import show
 
 APART = 1.0
@@ -55,7 +55,7 @@ def _examine(options: argparse.Namespace, stage: list[str]) -> int:
     try:
         launch = launch_from(os.environ)
         address = coordinator(launch, options.timeout) if launch else None
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", iso.ClusterWarning)
             each = 1 if launch and launch.local_rank is not None else None
             started = iso.init_distributed(timeout=options.timeout, local_devices=each)
@@ -64,9 +64,11 @@ def _examine(options: argparse.Namespace, stage: list[str]) -> int:
             print(f"isoshard doctor --cluster: {error}", file=sys.stderr, flush=True)
         return 1
     launch = launch or Launch(started.launcher or "", started.rank, started.size)
-    mine = _facts(launch, address, [str(one.message) for one in told], options.timeout, stage)
+    facts = _facts(
+        launch, address, [str(warning.message) for warning in caught], options.timeout, stage
+    )
     stage[0] = "hearing of the others"
-    return _report(launch, address, mine, options)
+    return _report(launch, address, facts, options)
 
 
 def wrong(facts: list[dict[str, Any]]) -> list[str]:
@@ -75,32 +77,34 @@ def wrong(facts: list[dict[str, Any]]) -> list[str]:
     Args:
         facts: of each rank, as `examine` gathers them.
     """
-    found = [f"rank {one['note']['rank']}: {said}" for one in facts for said in one["faults"]]
-    hosts = {one["note"]["rank"]: one["note"]["host"] for one in facts}
-    links = [Link(**link) for one in facts for link in one["links"]]
+    errors = [
+        f"rank {fact['note']['rank']}: {message}" for fact in facts for message in fact["faults"]
+    ]
+    hosts = {fact["note"]["rank"]: fact["note"]["host"] for fact in facts}
+    links = [Link(**link) for fact in facts for link in fact["links"]]
     for link in links:
         way = f"rank {link.start} ({hosts[link.start]}) to rank {link.end} ({hosts[link.end]})"
         if link.fault:
-            found.append(
+            errors.append(
                 f"no connection from {way}: {link.fault}. Open {facts[0]['free_ports']} between "
                 "the machines, or choose another interface: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME"
             )
         elif link.start == 0 and abs(link.ahead) > APART + link.round_trip:
-            found.append(
+            errors.append(
                 f"the clock of rank {link.end} ({hosts[link.end]}) is {abs(link.ahead):.1f} s "
                 f"{'ahead of' if link.ahead > 0 else 'behind'} rank 0's: start chrony or ntpd"
             )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(errors))
 
 
 def _facts(
-    launch: Launch, address: str | None, told: list[str], limit: float, stage: list[str]
+    launch: Launch, address: str | None, warning_texts: list[str], limit: float, stage: list[str]
 ) -> dict[str, Any]:
-    """What this rank says of itself and has measured."""
+    """The facts and measurements of this rank."""
     host = split(address)[0] if address else "127.0.0.1"
     facts: dict[str, Any] = {
         "note": dataclasses.asdict(note_of(launch)),
-        "address": own_address(host),
+        "address": local_address(host),
         "interfaces": interfaces(),
         "free_ports": free_ports(),
         "devices": f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}",
@@ -109,7 +113,7 @@ def _facts(
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
             if name in os.environ
         },
-        "faults": told,
+        "faults": warning_texts,
         "links": [],
         "rates": {},
     }
@@ -129,40 +133,40 @@ def _facts(
 
 
 def _link(rank: int, other: int, limit: float) -> Link:
-    said = coordination.take(f"doctor/door/{other}", limit)
-    if said is None:
-        return Link(rank, other, fault=f"it did not say where it listens within {limit:g} s")
-    return call(rank, other, Door(**json.loads(said)), limit)
+    message = coordination.take(f"doctor/door/{other}", limit)
+    if message is None:
+        return Link(rank, other, fault=f"it did not publish its address within {limit:g} s")
+    return call(rank, other, Door(**json.loads(message)), limit)
 
 
 def _report(
-    launch: Launch, address: str | None, mine: dict[str, Any], options: argparse.Namespace
+    launch: Launch, address: str | None, local_facts: dict[str, Any], options: argparse.Namespace
 ) -> int:
     """Bring all to rank 0, which prints; every rank returns its status."""
     if launch.rank:
-        coordination.put(f"doctor/facts/{launch.rank}", json.dumps(mine))
+        coordination.put(f"doctor/facts/{launch.rank}", json.dumps(local_facts))
         return 0 if coordination.take("doctor/verdict", 2 * options.timeout) == "well" else 1
-    facts, missing = [mine], []
+    facts, missing = [local_facts], []
     end = time.monotonic() + options.timeout
     for rank in range(1, launch.size):
-        said = coordination.take(f"doctor/facts/{rank}", max(0.0, end - time.monotonic()))
-        facts.append(json.loads(said)) if said else missing.append(rank)
-    faults = [f"rank {rank} did not report within {options.timeout:g} s" for rank in missing]
+        message = coordination.take(f"doctor/facts/{rank}", max(0.0, end - time.monotonic()))
+        facts.append(json.loads(message)) if message else missing.append(rank)
+    errors = [f"rank {rank} did not report within {options.timeout:g} s" for rank in missing]
     report = {
-        "healthy": not (faults := faults + wrong(facts)),
+        "healthy": not (errors := errors + wrong(facts)),
         "launcher": launch.launcher or None,
         "size": launch.size,
         "coordinator": address,
         "ranks": facts,
-        "wrong": faults,
+        "wrong": errors,
     }
     if options.json:
         print(json.dumps(report, indent=2))
     else:
         show(Console(), report)
     if launch.size > 1:
-        coordination.put("doctor/verdict", "ill" if faults else "well")
-    return 1 if faults else 0
+        coordination.put("doctor/verdict", "ill" if errors else "well")
+    return 1 if errors else 0
 
 
 @contextlib.contextmanager
@@ -170,8 +174,8 @@ def _limited(seconds: float, stage: list[str]) -> Iterator[None]:
     """End the process, with what it waited for, should any wait have no end."""
 
     def end() -> None:
-        said = f"isoshard doctor --cluster: not done after {seconds:g} s, while {stage[0]}\n"
-        os.write(2, said.encode())
+        message = f"isoshard doctor --cluster: not done after {seconds:g} s, while {stage[0]}\n"
+        os.write(2, message.encode())
         os._exit(1)
 
     timer = threading.Timer(seconds, end)

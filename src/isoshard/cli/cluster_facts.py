@@ -1,4 +1,4 @@
-"""What one rank knows and measures of itself: interfaces, devices, ways between them.
+"""The facts of one rank: interfaces, devices, and the transfer rates between them.
 
 >>> "lo" in interfaces() or "lo0" in interfaces()
 True
@@ -44,29 +44,29 @@ def rates() -> dict[str, float]:
 
     Every rank must call it.
     """
-    whole = np.ones(_BYTES // 4, np.float32)
+    host = np.ones(_BYTES // 4, np.float32)
     first = jax.local_devices()[0]
-    there = jax.block_until_ready(jax.device_put(whole, first))
-    found = {
-        f"host to {first.platform}": _rate(lambda: jax.device_put(whole, first)),
-        f"{first.platform} to host": _rate(lambda: np.array(there + 0)),
+    on_device = jax.block_until_ready(jax.device_put(host, first))
+    measured = {
+        f"host to {first.platform}": _rate(lambda: jax.device_put(host, first)),
+        f"{first.platform} to host": _rate(lambda: np.array(on_device + 0)),
     }
     if jax.device_count() > 1:
         mesh = Mesh(np.array(jax.devices()), "all")
-        mine = [jax.device_put(whole[None], one) for one in jax.local_devices()]
+        copies = [jax.device_put(host[None], device) for device in jax.local_devices()]
         terms = jax.make_array_from_single_device_arrays(
-            (jax.device_count(), whole.size), NamedSharding(mesh, P("all")), mine
+            (jax.device_count(), host.size), NamedSharding(mesh, P("all")), copies
         )
         total = jax.jit(lambda x: jnp.sum(x, 0), out_shardings=NamedSharding(mesh, P()))
         name = f"JAX, all-reduce over {jax.device_count()} devices"
-        found[name] = _rate(lambda: total(terms))
+        measured[name] = _rate(lambda: total(terms))
     if (torch := sys.modules.get("torch")) and jax.process_count() > 1:
         group = torch.distributed
-        value = torch.ones(whole.size)
-        found[f"torch, all-reduce over {jax.process_count()} ranks (gloo)"] = _rate(
+        value = torch.ones(host.size)
+        measured[f"torch, all-reduce over {jax.process_count()} ranks (gloo)"] = _rate(
             lambda: group.all_reduce(value)
         )
-    return found
+    return measured
 
 
 def _rate(action: Callable[[], Any]) -> float:
@@ -83,7 +83,7 @@ def _rate(action: Callable[[], Any]) -> float:
 def _address(interface: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            asked = struct.pack("256s", interface.encode()[:15])
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _ADDRESS_OF, asked)[20:24])
-        except OSError:  # it is down, or speaks IPv6 only
+            request = struct.pack("256s", interface.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _ADDRESS_OF, request)[20:24])
+        except OSError:  # it is down, or has IPv6 only
             return ""

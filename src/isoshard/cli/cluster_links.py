@@ -1,4 +1,4 @@
-"""Whether the ranks of a run reach each other, how fast, and how far their clocks are apart.
+"""Links between the ranks of a run: reachability, speed, and clock differences.
 
 Each rank listens at a free port, as gloo's and JAX's own connections do, and calls some others:
 all of them where there are few, those 1, 2, 4, .. ranks further where there are many.
@@ -51,7 +51,7 @@ class Door:
     Attributes:
         host: address of its machine, on the interface that leads to the coordinator.
         port: of its listener.
-        word: what a caller says first.
+        word: the first message of a caller, as authentication.
     """
 
     host: str
@@ -70,16 +70,16 @@ def distances(size: int) -> list[int]:
     return [1 << power for power in range((size - 1).bit_length())]
 
 
-def own_address(host: str) -> str:
+def local_address(host: str) -> str:
     """This machine's address on the way to another one; nothing is sent.
 
     Args:
         host: name or address of the other one.
     """
     try:
-        family, _, _, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(there)
+            probe.connect(address)
             return probe.getsockname()[0]
     except OSError:
         return ""
@@ -89,7 +89,7 @@ class Listener:
     """Answers the other ranks, in threads, until it is closed.
 
     Args:
-        host: address that the others are told.
+        host: address that is published to the other ranks.
         limit: seconds that a caller may be silent.
     """
 
@@ -115,7 +115,7 @@ class Listener:
                 threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:
-        with contextlib.suppress(OSError), peer:  # the caller says what went wrong
+        with contextlib.suppress(OSError), peer:  # the caller reports the error
             peer.settimeout(self._limit)
             if _read(peer, len(self.door.word)) != self.door.word.encode():
                 return
@@ -158,20 +158,20 @@ def _now() -> float:
 
 def _ping(peer: socket.socket) -> tuple[float, float]:
     """Seconds of a round trip, and how far the other clock is ahead in its middle."""
-    sent, begin = _now(), time.perf_counter()
+    sent_at, begin = _now(), time.perf_counter()
     peer.sendall(b".")
-    [there] = _TIME.unpack(_read(peer, _TIME.size))
+    [peer_time] = _TIME.unpack(_read(peer, _TIME.size))
     took = time.perf_counter() - begin
-    return took, there - (sent + took / 2)
+    return took, peer_time - (sent_at + took / 2)
 
 
 def _read(peer: socket.socket, count: int) -> bytes:
     """All of `count` bytes."""
-    parts = []
+    chunks = []
     while count:
-        part = peer.recv(min(count, 1 << 20))
-        if not part:
+        chunk = peer.recv(min(count, 1 << 20))
+        if not chunk:
             raise ConnectionError("the other side hung up")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
+        chunks.append(chunk)
+        count -= len(chunk)
+    return b"".join(chunks)

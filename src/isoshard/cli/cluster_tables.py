@@ -28,12 +28,12 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
     ranks: Sequence[dict[str, Any]] = report["ranks"]
     console.print(_launch_table(report))
     console.print(_ranks_table(ranks))
-    links = [Link(**link) for one in ranks for link in one["links"]]
+    links = [Link(**link) for rank in ranks for link in rank["links"]]
     if links:
         console.print(_links_table(links, report["size"]))
     console.print(_rates_table(ranks))
-    for fault in report["wrong"]:
-        console.print(Text(f"✗ {fault}", "red"), soft_wrap=True)
+    for message in report["wrong"]:
+        console.print(Text(f"✗ {message}", "red"), soft_wrap=True)
     if report["healthy"]:
         several = f"The {report['size']} ranks can run together."
         alone = "This process runs alone, and can; started by a launcher, its ranks are shown."
@@ -59,13 +59,13 @@ def _ranks_table(ranks: Sequence[dict[str, Any]]) -> Table:
     for column in ("rank", "host", "address", "devices", *MUST_MATCH, "python", "clock"):
         table.add_column(column)
     ahead = {link["end"]: link["ahead"] for link in ranks[0]["links"] if not link["fault"]}
-    for one in ranks[:_MANY]:
-        note = one["note"]
+    for rank in ranks[:_MANY]:
+        note = rank["note"]
         versions = [note["versions"].get(name) or "-" for name in (*MUST_MATCH, "python")]
         off = ahead.get(note["rank"])
         clock = "" if off is None else f"{1e3 * off:+.1f} ms"
         table.add_row(
-            str(note["rank"]), note["host"], one["address"], one["devices"], *versions, clock
+            str(note["rank"]), note["host"], rank["address"], rank["devices"], *versions, clock
         )
     if len(ranks) > _MANY:
         table.add_row("..", f"{len(ranks) - _MANY} more: --json")
@@ -81,12 +81,12 @@ def _links_table(links: Iterable[Link], size: int) -> Table:
     for link in links:
         steps.setdefault((link.end - link.start) % size, []).append(link)
     for step, those in sorted(steps.items()):
-        there = [link for link in those if not link.fault]
-        row = [f"+{step}", f"{len(there)} of {len(those)}", "", "", ""]
-        if there:
-            slowest = min(there, key=lambda link: link.rate)
-            row[2] = f"{1e3 * statistics.median(link.round_trip for link in there):.2f} ms"
-            row[3] = f"{statistics.median(link.rate for link in there) / 1e6:.0f}"
+        measured = [link for link in those if not link.fault]
+        row = [f"+{step}", f"{len(measured)} of {len(those)}", "", "", ""]
+        if measured:
+            slowest = min(measured, key=lambda link: link.rate)
+            row[2] = f"{1e3 * statistics.median(link.round_trip for link in measured):.2f} ms"
+            row[3] = f"{statistics.median(link.rate for link in measured) / 1e6:.0f}"
             row[4] = f"{slowest.start} to {slowest.end}: {slowest.rate / 1e6:.0f}"
         table.add_row(*row)
     return table
@@ -95,8 +95,10 @@ def _links_table(links: Iterable[Link], size: int) -> Table:
 def _rates_table(ranks: Sequence[dict[str, Any]]) -> Table:
     table = Table("", "MB/s", "slowest", title="Devices", box=rich.box.SIMPLE)
     for name in ranks[0]["rates"]:
-        seen = [(one["rates"][name], one["note"]["rank"]) for one in ranks if name in one["rates"]]
-        rate, rank = min(seen)
-        middle = statistics.median(rate for rate, _ in seen)
+        measured = [
+            (rank["rates"][name], rank["note"]["rank"]) for rank in ranks if name in rank["rates"]
+        ]
+        rate, rank = min(measured)
+        middle = statistics.median(rate for rate, _ in measured)
         table.add_row(name, f"{middle / 1e6:.0f}", f"rank {rank}: {rate / 1e6:.0f}")
     return table

@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "plan": (
         "isoshard.planner.cli.plan",
-        "plan a step for a machine that is not here; find its layout",
+        "plan a step for hardware that is not attached; search a plan",
     ),
     "onnx": (
         "isoshard.onnx_bridge.cli.onnx",
@@ -55,21 +55,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: that of the subcommand, 0 for help and version, 2 for a wrong command or
         a missing dependency of the subcommand, 141 if what is printed is not read to its end.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    return _until_read(lambda: _dispatch(words))
+    args = list(sys.argv[1:] if argv is None else argv)
+    return _until_read(lambda: _dispatch(args))
 
 
-def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
         print(_usage())
         return 0
-    if words[0] in ("-V", "--version"):
+    if args[0] in ("-V", "--version"):
         print(f"isoshard {importlib.metadata.version('isoshard')}")
         return 0
-    if words[0] not in COMMANDS:
-        print(_no_such_command(words[0]), file=sys.stderr)
+    if args[0] not in COMMANDS:
+        print(_no_such_command(args[0]), file=sys.stderr)
         return 2
-    return _run(words[0], words[1:])
+    return _run(args[0], args[1:])
 
 
 def _run(command: str, argv: list[str]) -> int:
@@ -82,7 +82,7 @@ def _run(command: str, argv: list[str]) -> int:
         extra = EXTRAS.get(command, "demo")
         print(
             f"isoshard {command} needs {root}, which is not installed. "
-            f"Fix: {install_command(extra)}; isoshard doctor says what else is missing.",
+            f"Fix: {install_command(extra)}; isoshard doctor lists what else is missing.",
             file=sys.stderr,
         )
         return 2
@@ -97,10 +97,10 @@ def _until_read(command: Callable[[], int]) -> int:
         except SystemExit:  # argparse has printed the help
             sys.stdout.flush()
             raise
-        sys.stdout.flush()  # here: at the exit of the process Python would print a traceback
+        sys.stdout.flush()  # now: at exit Python would print a traceback
         return status
     except BrokenPipeError:
-        if not _reader_ended():  # another pipe or socket, of which this says nothing
+        if not _reader_ended():  # it is about another pipe or socket
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
@@ -114,7 +114,7 @@ def _reader_ended() -> bool:
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         ["usage: isoshard COMMAND [ARGS]", "", *lines, "", "isoshard COMMAND --help tells more"]
     )

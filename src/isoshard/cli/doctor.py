@@ -6,7 +6,7 @@ hang or die without harm (`survey.py`). What is not installed is no fault; what 
 does not work is listed at the end, and then the exit status is 1.
 
 >>> broken = Result("shard", FAILS, "RuntimeError: no device")
->>> Examination([], [broken]).faults
+>>> Examination([], [broken]).errors
 [('shard an array, compute on it', 'RuntimeError: no device')]
 """
 
@@ -44,7 +44,7 @@ class Examination:
     Attributes:
         packages: those that isoshard always needs, and the optional ones that are installed.
         results: of the probes.
-        targets: what programs can be compiled for here.
+        targets: the hardware that programs can be compiled for.
         extras: of isoshard, for users, that are not installed.
         origin: where isoshard was installed from, in words.
         warning: what to mind, besides.
@@ -58,7 +58,7 @@ class Examination:
     warning: str = ""
 
     @property
-    def faults(self) -> list[tuple[str, str]]:
+    def errors(self) -> list[tuple[str, str]]:
         """What is installed and does not work: its title and the reason."""
         wrong = [
             (package.name, f"{package.problem}; isoshard takes {package.needs or 'any version'}")
@@ -80,10 +80,10 @@ class Examination:
         return lines + [(target.title, target.fix) for target in self.targets if target.problem]
 
     def report(self) -> dict[str, object]:
-        """The whole examination as data, for `--json` and for bug reports."""
+        """The examination as data, for `--json` and for bug reports."""
         return {
-            "healthy": not self.faults,
-            "faults": [{"title": title, "reason": reason} for title, reason in self.faults],
+            "healthy": not self.errors,
+            "faults": [{"title": title, "reason": reason} for title, reason in self.errors],
             "origin": self.origin,
             "warning": self.warning,
             "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(examination.report(), indent=2))
     else:
         show(console, examination)
-    return 1 if examination.faults else 0
+    return 1 if examination.errors else 0
 
 
 def show(console: Output, examination: Examination) -> None:
@@ -157,15 +157,15 @@ def show(console: Output, examination: Examination) -> None:
         command = install_command(examination.extras[0])
         console.print(Text.assemble(("  one of them: ", "dim"), command), soft_wrap=True)
     fixes = _by_fix(examination.advice)
-    for fix, what in fixes.items():
-        console.print(Text.assemble((f"  {what}: ", "dim"), fix), soft_wrap=True)
+    for fix, checks in fixes.items():
+        console.print(Text.assemble((f"  {checks}: ", "dim"), fix), soft_wrap=True)
     if examination.warning and examination.warning not in fixes:
         console.print(Text(f"  {examination.warning}", "yellow"), soft_wrap=True)
-    if not examination.faults:
+    if not examination.errors:
         console.print(Text("isoshard works on this machine.", "green"))
         return
     console.print(Text("What does not work:", "red"))
-    for title, reason in examination.faults:
+    for title, reason in examination.errors:
         line = f"  {title}: {textwrap.shorten(reason, _REASON, placeholder=' ..')}"
         console.print(Text(line, "red"), soft_wrap=True)
 
@@ -204,13 +204,13 @@ def _checks_table(results: Iterable[Result]) -> Table:
         if _is_optional(result):
             continue
         mark, colour = _LOOK[result.status]
-        seen, seconds = Text(result.detail), f"{result.seconds:.1f}"
-        table.add_row(Text(mark, colour), PROBES[result.name].title, seen, seconds)
+        detail, seconds = Text(result.detail), f"{result.seconds:.1f}"
+        table.add_row(Text(mark, colour), PROBES[result.name].title, detail, seconds)
     return table
 
 
 def _planning_table(targets: Iterable[Planned]) -> Table:
-    """What can be planned for machines that are not here."""
+    """The hardware that can be planned for without being attached."""
     table = Table("", "planning", "by", title="What can be planned", box=rich.box.SIMPLE)
     for target in targets:
         mark, colour = _LOOK[MISSING if target.problem else WORKS]

@@ -82,7 +82,7 @@ class Package:
 
     @property
     def fix(self) -> str:
-        """The command that installs the right version; empty if there is no problem."""
+        """The command that installs the right version; empty without a problem."""
         if not self.problem:
             return ""
         if self.name == "python":
@@ -166,10 +166,10 @@ def torch_tpu_warning() -> str:
     if version_of("torch_tpu") is None:
         return ""
     if version_of("libtpu") is None:
-        here = "" if os.environ.get(_AUTOLOAD) == "0" else "not "
+        negation = "" if os.environ.get(_AUTOLOAD) == "0" else "not "
         return (
             "torch_tpu is installed without libtpu: a bare `import torch` ends the process unless "
-            f"{_AUTOLOAD}=0 is set, which is {here}so here"
+            f"{_AUTOLOAD}=0 is set, which is {negation}so here"
         )
     return (
         "torch_tpu is installed: on a TPU it and isoshard both want torch's PrivateUse1 slot; use "

@@ -115,8 +115,8 @@ def run(name: str) -> Result:
         return Result(name, MISSING, detail, install_command(*extras))
     facts: dict[str, Any] = {}
     try:
-        seen = probe.run()
-        detail, facts = seen if isinstance(seen, tuple) else (seen, {})
+        outcome = probe.run()
+        detail, facts = outcome if isinstance(outcome, tuple) else (outcome, {})
         status, fix = WORKS, ""
     except Unavailable as reason:
         status, detail, fix = MISSING, str(reason), reason.fix
@@ -147,10 +147,10 @@ def _devices() -> tuple[str, dict[str, Any]]:
     for device in jax.devices():
         key = (device.platform, device.device_kind)
         kinds[key] = kinds.get(key, 0) + 1
-    found = [{"platform": p, "kind": k, "count": n} for (p, k), n in kinds.items()]
+    devices = [{"platform": p, "kind": k, "count": n} for (p, k), n in kinds.items()]
     x64 = jax.dtypes.canonicalize_dtype("int64") == "int64"
-    facts = {"devices": found, "processes": jax.process_count(), "x64": x64}
-    names = ", ".join(f"{d['count']} x {d['platform']} ({d['kind']})" for d in found)
+    facts = {"devices": devices, "processes": jax.process_count(), "x64": x64}
+    names = ", ".join(f"{d['count']} x {d['platform']} ({d['kind']})" for d in devices)
     return f"{names}; 64-bit types are {'on' if x64 else 'off'}", facts
 
 
@@ -178,15 +178,15 @@ def _accelerator() -> str:
 def _simulate() -> str:
     """Ask a new process for 8 virtual CPU devices; in this one the backend may be running."""
     program = "import isoshard, jax; isoshard.simulate_devices(8); print(len(jax.devices('cpu')))"
-    answer = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", "-c", program],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         timeout=30,
     )
-    if answer.stdout.split()[-1:] != ["8"]:
-        raise RuntimeError((answer.stderr.strip() or answer.stdout).splitlines()[-1])
+    if completed.stdout.split()[-1:] != ["8"]:
+        raise RuntimeError((completed.stderr.strip() or completed.stdout).splitlines()[-1])
     return "isoshard.simulate_devices(8), before the first JAX call, gives 8 CPU devices"
 
 
@@ -248,20 +248,20 @@ def _train() -> str:
     return f"two steps of SGD took a sharded layer's loss from {losses[0]:.3f} to {losses[1]:.3f}"
 
 
-def _numbers() -> str:
-    """Count beyond 32 bits on torch's `jax` device, unless the user asked for less."""
+def _values() -> str:
+    """Check 64-bit types on torch's `jax` device, unless the user switched them off."""
     import torch
 
     from isoshard.torch_bridge.common.dtypes import NARROW
 
     third = (torch.ones(1, dtype=torch.float64, device="jax") / 3).item()
     if third != 1 / 3:
-        raise RuntimeError(f"a float64 tensor holds {third} for a third")
+        raise RuntimeError(f"a float64 tensor has {third} for a third")
     if NARROW:
         return "64-bit integers are kept in 32, as XLA_USE_32BIT_LONG is set"
     large = torch.tensor([2**40], device="jax") + 1
     if large.item() != 2**40 + 1:
-        raise RuntimeError(f"an int64 tensor holds {large.item()} for 2 ** 40 + 1")
+        raise RuntimeError(f"an int64 tensor has {large.item()} for 2 ** 40 + 1")
     return "int64 and float64 tensors have 64 bits"
 
 
@@ -294,9 +294,9 @@ def _checkpoint() -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "saved"
         iso.save(path, {"rows": array})
-        whole = iso.shard(np.zeros_like(rows), _mesh(), iso.P())
-        np.testing.assert_array_equal(iso.restore(path, {"rows": whole})["rows"], rows)
-    return f"a checkpoint written from {len(jax.devices())} shards, read back whole"
+        target = iso.shard(np.zeros_like(rows), _mesh(), iso.P())
+        np.testing.assert_array_equal(iso.restore(path, {"rows": target})["rows"], rows)
+    return f"a checkpoint written from {len(jax.devices())} shards, read back unsharded"
 
 
 def _onnx() -> str:
@@ -337,7 +337,7 @@ PROBES = {
     "shard": Probe("shard an array, compute on it", (), _REPORT, _shard),
     "exchange": Probe("exchange buffers with torch", ("torch",), _BOTH, _exchange),
     "train": Probe("train torch on the mesh", ("torch",), _REPORT, _train),
-    "numbers": Probe("count in 64 bits", ("torch",), _REPORT, _numbers),
+    "numbers": Probe("count in 64 bits", ("torch",), _REPORT, _values),
     "function": Probe("call torch from JAX", ("torch",), _REPORT, _function),
     "flax": Probe("place a Flax module", ("flax",), _REPORT, _flax),
     "checkpoint": Probe("save and restore shards", ("tensorstore",), _REPORT, _checkpoint),

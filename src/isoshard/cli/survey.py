@@ -34,11 +34,11 @@ def survey(
 
     Args:
         names: which of `probes.PROBES`, in this order.
-        devices: simulate so many CPU devices; None takes the devices that are there.
+        devices: simulate so many CPU devices; None uses the available devices.
         timeout: seconds one probe may take; the first of a child has the child's start on top.
 
     Yields:
-        One result per name, whatever happens to the child.
+        One result per name, also if the child process dies.
     """
     todo = list(names)
     while todo:
@@ -48,7 +48,7 @@ def survey(
 
 
 def _run_child(names: Sequence[str], devices: int | None, timeout: float) -> Iterator[Result]:
-    """Yield results until all are there, or until one that the child did not survive."""
+    """Yield results until all are reported, or until one during which the child died."""
     command = [sys.executable, "-P", "-m", "isoshard.cli.survey", str(devices or 0), *names]
     with tempfile.TemporaryFile("w+") as errors:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -60,7 +60,7 @@ def _run_child(names: Sequence[str], devices: int | None, timeout: float) -> Ite
                 if line.startswith(_MARK):
                     yield Result(**json.loads(line.removeprefix(_MARK)))
                     continue
-                reason = line or _last_words(child, errors)
+                reason = line or _last_line(child, errors)
                 yield Result(name, FAILS, reason, advice(name), time.perf_counter() - start)
                 return
         finally:
@@ -90,13 +90,13 @@ def _next(lines: queue.Queue[str], timeout: float) -> str:
         return f"no answer within {timeout:g} s"
 
 
-def _last_words(child: subprocess.Popen[str], errors: IO[str]) -> str:
+def _last_line(child: subprocess.Popen[str], errors: IO[str]) -> str:
     """Why a child ended early, from its exit status and the last line of its stderr."""
     status = child.wait()
     cause = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     errors.seek(0)
-    said = errors.read().strip().splitlines()
-    return f"the process ended ({cause})" + (f": {said[-1]}" if said else "")
+    lines = errors.read().strip().splitlines()
+    return f"the process ended ({cause})" + (f": {lines[-1]}" if lines else "")
 
 
 def _main(argv: Sequence[str]) -> None:

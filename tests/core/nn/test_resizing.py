@@ -71,7 +71,7 @@ def test_parts_of_the_outputs_are_those_of_all():
         smooth_taps("cubic", outputs, 5, 8, align_corners=False)
         for outputs in (np.arange(3, 6), np.arange(8))
     )
-    np.testing.assert_array_equal(some.places, every.places[:, 3:6])
+    np.testing.assert_array_equal(some.indices, every.indices[:, 3:6])
     np.testing.assert_array_equal(some.weights, every.weights[:, 3:6])
 
 

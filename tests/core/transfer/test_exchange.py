@@ -16,7 +16,7 @@ from isoshard.core.transfer.exchange import (
     check_shareable,
     device_dtype,
     host_to_jax,
-    lay_out,
+    reshard_array,
     to_jax,
 )
 from tests.calls import calls_of
@@ -234,7 +234,7 @@ class TestJaxArrays:
         a = to_jax(host_array((8, 16)), named_sharding(("x",), mesh, 2))
         for copy in (None, False):
             assert pointers(to_jax(a, copy=copy)) == pointers(a)
-            assert pointers(lay_out(a, a.sharding, copy=copy)) == pointers(a)
+            assert pointers(reshard_array(a, a.sharding, copy=copy)) == pointers(a)
         with pytest.raises(CopyError, match=r"w: .*must move from .*P\('x'.*to .*'y'"):
             to_jax(a, named_sharding((None, "y"), mesh, 2), copy=False, name="w")
 

@@ -2,7 +2,7 @@
 
 `isoshard demo` runs it; `main` is the command. The files in reading order: `data` (what it learns
 from), `model` (the torch model and the one `Plan`), `training` (a plain torch loop), `crossing`
-and `flax_twin` (the same buffers in JAX), `report` (what is printed and saved), `command`.
+and `flax_model` (the same buffers in JAX), `report` (what is printed and saved), `command`.
 """
 
 if __name__ != "isoshard.cli.demo":

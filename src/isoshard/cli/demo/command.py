@@ -26,7 +26,7 @@ import isoshard as iso
 from isoshard.core.installation import install_command
 
 from . import crossing, data, training
-from .model import BATCH, PLAN, Config, place
+from .model import BATCH, PLAN, Config, to_mesh
 from .report import Report, save
 from .training import Run, Settings
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command line after `isoshard demo`; None reads it from `sys.argv`.
 
     Returns:
-        0, or 1 if the frameworks disagree, or 2 if the demo cannot run as asked.
+        0, or 1 if the frameworks disagree, or 2 if the demo cannot run with these options.
     """
     try:
         options = _parser().parse_args(argv)
@@ -86,7 +86,7 @@ def make_mesh(shape: tuple[int, int] | None = None) -> iso.Mesh:
     try:
         jax.config.update("jax_num_cpu_devices", math.prod(shape or SIMULATED))
     except RuntimeError:
-        pass  # JAX is already running: take the devices that there are
+        pass  # JAX is already running: use its devices
     if shape is None:
         count = len(jax.devices())
         shape = (count // math.gcd(count, 4), math.gcd(count, 4))
@@ -120,7 +120,7 @@ class _Demo:
         config: sizes of the model.
         mesh: where.
         corpus: on what.
-        report: where it is told.
+        report: the output.
         started: when it began.
     """
 
@@ -135,7 +135,7 @@ class _Demo:
         iso.metrics.reset()
         self._introduce()
         self.report.heading("PyTorch trains on the mesh")
-        model = place(training.new_model(self.config), self.mesh)
+        model = to_mesh(training.new_model(self.config), self.mesh)
         self._draw(dict(model.named_parameters()))
         on_mesh = self._train("PyTorch, mesh", model, **training.on_mesh(self.mesh))
         programs = iso.metrics.compilations()
@@ -152,12 +152,12 @@ class _Demo:
         self.report.heading("Results")
         runs = [on_mesh, crossed.function, crossed.twin, on_cpu]
         self.report.results(runs)
-        apart = farthest(on_mesh.losses[:ALIKE], on_cpu.losses[:ALIKE])
+        difference = farthest(on_mesh.losses[:ALIKE], on_cpu.losses[:ALIKE])
         facts = {**self._facts(), "programs compiled": len(programs), **_proof(crossed)}
-        facts["losses apart"] = apart
+        facts["losses apart"] = difference
         self.report.line(
             f"\nthe losses of the first {min(ALIKE, self.settings.steps)} steps, on the mesh and "
-            f"in plain PyTorch, are at most {apart:.1e} apart\n"
+            f"in plain PyTorch, are at most {difference:.1e} apart\n"
             f"{len(programs)} programs compiled for PyTorch, {crossed.copied_bytes} bytes copied "
             f"between the frameworks, {facts['seconds']:.0f} s in all"
         )
@@ -205,8 +205,8 @@ class _Demo:
         for run in (crossed.function, crossed.twin):
             off = abs(run.validation / on_mesh.validation - 1)
             agree &= off <= AGREE
-            verdict = "agrees" if off <= AGREE else f"DIFFERS by more than {AGREE:g}"
-            self.report.line(f"  as a {run.name}: {run.validation:.7f}, {verdict} ({off:.1e})")
+            result = "agrees" if off <= AGREE else f"DIFFERS by more than {AGREE:g}"
+            self.report.line(f"  as a {run.name}: {run.validation:.7f}, {result} ({off:.1e})")
         self.report.line(
             f"{crossed.shared} of {crossed.buffers} parameter buffers have one address in torch, "
             f"the JAX function and the Flax twin; {crossed.copied_bytes} bytes were copied"

@@ -1,7 +1,7 @@
 """The crossing: what torch has trained, used from JAX in the same buffers.
 
-Two ways lead across. `iso.jax_function` turns the torch module into a pure function; a Flax twin
-holds the same arrays as its parameters. Neither copies a byte, and `Crossing` proves it: by the
+There are two ways. `iso.jax_function` turns the torch module into a pure function; a Flax model
+has the same arrays as its parameters. Neither copies a byte, and `Crossing` proves it: by the
 counter of copied bytes, and by the addresses of all buffers.
 """
 
@@ -20,7 +20,7 @@ from flax import nnx
 
 import isoshard as iso
 
-from . import flax_twin
+from . import flax_model
 from .data import Corpus
 from .model import BATCH, PLAN, Config
 from .training import MAX_NORM, SETTLING, Run, Settings, mean_and_speed, validation_batches
@@ -38,10 +38,10 @@ class Crossing:
 
     Attributes:
         function: losses and speeds of the torch module as a JAX function.
-        twin: those of the Flax twin.
+        twin: those of the Flax model.
         copied_bytes: between frameworks, on the way.
         buffers: of the parameters, on all devices.
-        shared: how many of them have one address in torch, the function and the twin.
+        shared: how many of them have one address in torch, the function and the Flax model.
     """
 
     function: Run
@@ -54,10 +54,10 @@ class Crossing:
 def cross(
     model: torch.nn.Module, config: Config, mesh: iso.Mesh, corpus: Corpus, settings: Settings
 ) -> Crossing:
-    """Take a trained torch model to JAX in both ways, and measure it there.
+    """Use a trained torch model in JAX in both ways, and measure it.
 
     Args:
-        model: laid out over `mesh`.
+        model: sharded over `mesh`.
         config: its sizes.
         mesh: with axes "data" and "model".
         corpus: the text.
@@ -68,13 +68,13 @@ def cross(
     """
     before = _copied_bytes()
     function = iso.jax_function(model)
-    twin = flax_twin.adopt(config, function.params)
-    iso.shard(twin, mesh, PLAN, copy=False)  # the same plan; raises if an array had to move
+    jax_model = flax_model.adopt(config, function.params)
+    iso.shard(jax_model, mesh, PLAN, copy=False)  # the same plan; raises if an array had to move
     copied = _copied_bytes() - before
 
-    owners = dict(model.named_parameters()), function.params, flax_twin.named_parameters(twin)
+    owners = dict(model.named_parameters()), function.params, flax_model.named_parameters(jax_model)
     buffers, shared = count_shared(*owners)
-    graph, state = nnx.split(twin, nnx.Param)
+    graph, state = nnx.split(jax_model, nnx.Param)
     task = _Task(mesh, corpus, settings, config.length)
     return Crossing(
         task.measure("JAX function", function, function.params),
@@ -86,7 +86,7 @@ def cross(
 
 
 def count_shared(*owners: Mapping[str, Any]) -> tuple[int, int]:
-    """Compare the addresses of arrays that several owners hold under the same names.
+    """Compare the addresses of arrays that several owners have under the same names.
 
     Args:
         *owners: arrays or tensors by name.
@@ -109,7 +109,7 @@ def count_shared(*owners: Mapping[str, Any]) -> tuple[int, int]:
         ]
         for owner in owners
     ]
-    same = [len(set(held)) == 1 for held in zip(*addresses, strict=True)]
+    same = [len(set(pointers)) == 1 for pointers in zip(*addresses, strict=True)]
     return len(same), sum(same)
 
 
@@ -130,11 +130,11 @@ class _Task:
             logits = forward(params, tokens)
             return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
-        whole = jax.sharding.NamedSharding(self.mesh, iso.P())
-        completed: Any = jax.sharding.auto_axes(loss, out_sharding=whole)  # by the compiler
+        replicated = jax.sharding.NamedSharding(self.mesh, iso.P())
+        completed: Any = jax.sharding.auto_axes(loss, out_sharding=replicated)  # by the compiler
         evaluate = jax.jit(completed)
         run.validation, run.validation_speed = mean_and_speed(
-            lambda *batch: float(evaluate(params, *self._place(batch))),
+            lambda *batch: float(evaluate(params, *self._sharded(batch))),
             validation_batches(self.corpus, self.settings, self.length),
         )
         run.speed = self._training_speed(completed, params)
@@ -151,18 +151,18 @@ class _Task:
             return optax.apply_updates(params, updates), state
 
         size = {"batch": self.settings.batch, "length": self.length}
-        held = jax.block_until_ready((params, optimizer.init(params)))
+        state = jax.block_until_ready((params, optimizer.init(params)))
         started = time.perf_counter()
-        for number in range(SETTLING + TIMED_STEPS):
-            if number == SETTLING:
+        for index in range(SETTLING + TIMED_STEPS):
+            if index == SETTLING:
                 started = time.perf_counter()
-            batch = self.corpus.training_batch(number, **size)
-            held = jax.block_until_ready(step(*held, *self._place(batch)))
+            batch = self.corpus.training_batch(index, **size)
+            state = jax.block_until_ready(step(*state, *self._sharded(batch)))
         seconds = time.perf_counter() - started
         return TIMED_STEPS * self.settings.batch * self.length / seconds
 
-    def _place(self, batch: Iterable[np.ndarray]) -> list[jax.Array]:
-        return [iso.shard(part.astype(np.int32), self.mesh, BATCH) for part in batch]
+    def _sharded(self, batch: Iterable[np.ndarray]) -> list[jax.Array]:
+        return [iso.shard(array.astype(np.int32), self.mesh, BATCH) for array in batch]
 
 
 def _copied_bytes() -> int:

@@ -1,7 +1,7 @@
 """The data: the bytes of the Python standard library's own source files.
 
 They are on every machine that can run this. Files, not bytes, are divided: about one in ten, picked
-by a checksum of its path, is kept for validation, and no part of it is ever trained on.
+by a checksum of its path, is for validation, and is never trained on.
 
 >>> is_validation("argparse.py"), is_validation("calendar.py")
 (False, True)
@@ -46,11 +46,11 @@ class Corpus:
     train_files: int
     validation_files: int
 
-    def training_batch(self, number: int, *, batch: int, length: int) -> Batch:
+    def training_batch(self, index: int, *, batch: int, length: int) -> Batch:
         """Draw windows of the training text at random places.
 
         Args:
-            number: of the batch; the same number gives the same windows.
+            index: of the batch; the same number gives the same windows.
             batch: windows in a batch.
             length: bytes in a window.
 
@@ -58,7 +58,7 @@ class Corpus:
             Tokens and targets, both int64 of shape `(batch, length)`; a target is the byte that
             follows its token.
         """
-        starts = np.random.default_rng(number).integers(len(self.train) - length, size=batch)
+        starts = np.random.default_rng(index).integers(len(self.train) - length, size=batch)
         return _windows(self.train, starts, length)
 
     def validation_batches(self, count: int, *, batch: int, length: int) -> Iterator[Batch]:
@@ -91,16 +91,16 @@ def load(folder: Path | None = None) -> Corpus:
         FileNotFoundError: there are too few files to divide.
     """
     folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
-    parts: dict[bool, list[bytes]] = {False: [], True: []}
+    chunks: dict[bool, list[bytes]] = {False: [], True: []}
     for path in _sources(folder):
-        parts[is_validation(path.relative_to(folder).as_posix())].append(path.read_bytes() + b"\n")
-    if not parts[False] or not parts[True]:
+        chunks[is_validation(path.relative_to(folder).as_posix())].append(path.read_bytes() + b"\n")
+    if not chunks[False] or not chunks[True]:
         raise FileNotFoundError(
             f"the demo learns from the .py files of Python's standard library, but {folder} has "
-            f"{sum(map(len, parts.values()))} of them: install Python with its sources"
+            f"{sum(map(len, chunks.values()))} of them: install Python with its sources"
         )
-    train, validation = (np.frombuffer(b"".join(parts[kind]), np.uint8) for kind in (False, True))
-    return Corpus(train, validation, len(parts[False]), len(parts[True]))
+    train, validation = (np.frombuffer(b"".join(chunks[kind]), np.uint8) for kind in (False, True))
+    return Corpus(train, validation, len(chunks[False]), len(chunks[True]))
 
 
 def is_validation(path: str) -> bool:
@@ -109,9 +109,9 @@ def is_validation(path: str) -> bool:
 
 
 def _sources(folder: Path) -> Iterator[Path]:
-    for here, folders, files in os.walk(folder):
+    for directory, folders, files in os.walk(folder):
         folders[:] = sorted(set(folders) - _SKIP)
-        yield from (Path(here) / name for name in sorted(files) if name.endswith(".py"))
+        yield from (Path(directory) / name for name in sorted(files) if name.endswith(".py"))
 
 
 def _windows(text: np.ndarray, starts: np.ndarray, length: int) -> Batch:

@@ -1,4 +1,4 @@
-"""The model: a decoder-only transformer in plain `torch.nn`, and the one plan that lays it out.
+"""The model: a decoder-only transformer in plain `torch.nn`, and the one plan that shards it.
 
 Nothing in the model knows of devices. `PLAN` says, by parameter name, how a ("data", "model") mesh
 holds it: layers that widen split their outputs over "model", layers that narrow split their inputs,
@@ -26,15 +26,17 @@ from isoshard import Linear, P, Plan
 
 PLAN = Plan(
     {
-        "token.*": P("model", None),  # rows of the embedding: each device knows some bytes
-        "*.qkv.*": Linear(out="model"),  # whole heads
+        "token.*": P(
+            "model", None
+        ),  # rows of the embedding: each device has some of the vocabulary
+        "*.qkv.*": Linear(out="model"),  # by head
         "*.proj.*": Linear(into="model"),
         "*.fc1.*": Linear(out="model"),
         "*.fc2.*": Linear(into="model"),
         "head.*": Linear(out="model"),
     }
 )
-BATCH = P("data")  # tokens: sequences split, each whole
+BATCH = P("data")  # tokens: split by sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Block(nn.Module):
         width = config.width
         self.heads = config.heads
         self.ln1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)  # ordered by head, so a split keeps heads whole
+        self.qkv = nn.Linear(width, 3 * width)  # ordered by head, so that no head is split
         self.proj = nn.Linear(width, width)
         self.ln2 = nn.LayerNorm(width)
         self.fc1 = nn.Linear(width, 4 * width)
@@ -75,7 +77,7 @@ class Block(nn.Module):
         """Map `(batch, length, width)` to the same shape."""
         batch, length, width = x.shape
         qkv = self.qkv(self.ln1(x)).view(batch, length, self.heads, 3, width // self.heads)
-        q, k, v = (part.transpose(1, 2) for part in qkv.unbind(3))
+        q, k, v = (head.transpose(1, 2) for head in qkv.unbind(3))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(y.transpose(1, 2).reshape(batch, length, width))
         return x + self.fc2(F.gelu(self.fc1(self.ln2(x))))
@@ -85,7 +87,7 @@ class Transformer(nn.Module):
     """A language model over bytes."""
 
     def __init__(self, config: Config):
-        """Make the model; embeddings start small, the rest at torch's defaults."""
+        """The initialized model: small embeddings, otherwise torch's defaults."""
         super().__init__()
         self.token = nn.Embedding(config.vocabulary, config.width)
         self.position = nn.Parameter(0.02 * torch.randn(config.length, config.width))
@@ -107,6 +109,6 @@ def loss_of(model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> to
     return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
 
-def place(model: nn.Module, mesh: iso.Mesh) -> nn.Module:
+def to_mesh(model: nn.Module, mesh: iso.Mesh) -> nn.Module:
     """Lay the model out over a mesh with axes "data" and "model"."""
     return iso.shard(model, mesh, PLAN)

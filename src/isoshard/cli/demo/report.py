@@ -43,7 +43,7 @@ class Report:
     console: Console = dataclasses.field(default_factory=Console)
 
     def heading(self, text: str) -> None:
-        """Begin a part."""
+        """Begin a section."""
         self.console.print()
         self.console.rule(f"[bold]{text}", align="left", style="dim")
 
@@ -52,7 +52,7 @@ class Report:
         self.console.print(text, highlight=False)
 
     def picture(self, name: str, x: Any) -> None:
-        """Draw how a tensor lies on the devices."""
+        """Draw a tensor's sharding."""
         drawing = iso.visualize(x, use_rich=self.console.is_terminal, width=self.console.width)
         self.console.print(f"\n[cyan]{name}")
         self.console.print(Text.from_ansi(drawing))
@@ -85,8 +85,8 @@ class Report:
             table.add_row(
                 run.name,
                 f"{run.validation:.6f}",
-                _number(run.speed),
-                _number(run.validation_speed),
+                _number_text(run.speed),
+                _number_text(run.validation_speed),
                 "" if math.isnan(run.startup) else f"{run.startup:.2f} s",
             )
         self.console.print(table)
@@ -96,7 +96,7 @@ def save(folder: Path, runs: Sequence[Run], facts: dict[str, Any]) -> list[Path]
     """Write the curves and the numbers.
 
     Args:
-        folder: made if need be.
+        folder: created if missing.
         runs: of which those with losses get a curve.
         facts: more for the JSON file.
 
@@ -104,11 +104,11 @@ def save(folder: Path, runs: Sequence[Run], facts: dict[str, Any]) -> list[Path]
         The files written: `loss.png` and `demo.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    picture, numbers = folder / "loss.png", folder / "demo.json"
+    picture, results = folder / "loss.png", folder / "demo.json"
     _curves(runs).savefig(picture, dpi=150)
     content = {**facts, "runs": [_plain(dataclasses.asdict(run)) for run in runs]}
-    numbers.write_text(json.dumps(content, indent=1) + "\n")
-    return [picture, numbers]
+    results.write_text(json.dumps(content, indent=1) + "\n")
+    return [picture, results]
 
 
 def _curves(runs: Sequence[Run]) -> Figure:
@@ -132,7 +132,7 @@ def _smooth(losses: Sequence[float]) -> list[float]:
     ]
 
 
-def _number(value: float) -> str:
+def _number_text(value: float) -> str:
     return "" if math.isnan(value) else f"{value:,.0f}"
 
 

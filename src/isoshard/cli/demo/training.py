@@ -1,4 +1,4 @@
-"""Training: one plain torch loop, used for the mesh and for the CPU alike.
+"""Training: one plain torch loop, used both for the mesh and for the CPU.
 
 What differs between the two is given as two functions: how a batch is placed, and how the step is
 prepared (`xs.compile` for the mesh, nothing for the CPU).
@@ -90,7 +90,7 @@ def train(
     settings: Settings,
     progress: Progress,
     *,
-    place: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    put: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     prepare: Callable[[Step], Step] = lambda step: step,
 ) -> Run:
     """Train a model, then measure it on the validation text.
@@ -101,7 +101,7 @@ def train(
         corpus: the text.
         settings: steps, batch and learning rate.
         progress: called with the step, its loss and tokens/s.
-        place: brings a CPU tensor to the model's device.
+        put: brings a CPU tensor to the model's device.
         prepare: makes the step ready, for instance compiles it.
 
     Returns:
@@ -110,7 +110,7 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(settings.steps))
 
-    def one_step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def train_step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         loss = loss_of(model, tokens, targets)
         loss.backward()
@@ -118,23 +118,27 @@ def train(
         optimizer.step()
         return loss.detach()
 
-    step, run, unread = prepare(one_step), Run(name), []
+    step, run, unread = prepare(train_step), Run(name), []
     started = time.perf_counter()
-    for number in range(settings.steps):
-        batch = corpus.training_batch(number, batch=settings.batch, length=_length(model))
-        unread.append(step(*(place(torch.from_numpy(part)) for part in batch)))
+    for step_index in range(settings.steps):
+        batch = corpus.training_batch(step_index, batch=settings.batch, length=_length(model))
+        unread.append(step(*(put(torch.from_numpy(array)) for array in batch)))
         scheduler.step()
-        if number < SETTLING or (number + 1) % READ_EVERY == 0 or number + 1 == settings.steps:
+        if (
+            step_index < SETTLING
+            or (step_index + 1) % READ_EVERY == 0
+            or step_index + 1 == settings.steps
+        ):
             run.losses += map(float, unread)
             unread.clear()
             seconds = time.perf_counter() - started
-            if number < SETTLING:
+            if step_index < SETTLING:
                 run.startup = seconds
             else:
-                tokens = (number + 1 - SETTLING) * settings.batch * _length(model)
+                tokens = (step_index + 1 - SETTLING) * settings.batch * _length(model)
                 run.speed = tokens / (seconds - run.startup)
-            progress(number + 1, run.losses[-1], run.speed)
-    validate(run, model, corpus, settings, place=place, prepare=prepare)
+            progress(step_index + 1, run.losses[-1], run.speed)
+    validate(run, model, corpus, settings, place=put, prepare=prepare)
     return run
 
 
@@ -152,7 +156,7 @@ def validate(
     evaluate = prepare(no_grad_loss)
 
     def loss(*batch: np.ndarray) -> float:
-        return float(evaluate(*(place(torch.from_numpy(part)) for part in batch)))
+        return float(evaluate(*(place(torch.from_numpy(array)) for array in batch)))
 
     run.validation, run.validation_speed = mean_and_speed(
         loss, validation_batches(corpus, settings, _length(model))

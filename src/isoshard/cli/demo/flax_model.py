@@ -1,7 +1,7 @@
 """The same model in Flax NNX, around the buffers of the torch one.
 
 Attribute names are those of the torch model, so one `Plan` serves both. `nnx.Embed` and
-`nnx.LayerNorm` hold the same arrays as torch under other names; `nnx.Linear` would hold the
+`nnx.LayerNorm` have the same arrays as torch under other names; `nnx.Linear` would have the
 transpose, which is another array, so `Dense` keeps torch's `(out, in)` order.
 
 >>> shapes = nnx.state(abstract(Config(layers=1, width=8, heads=2)), nnx.Param)
@@ -64,7 +64,7 @@ class Block(nnx.Module):
         return x + self.fc2(nnx.gelu(self.fc1(self.ln2(x)), approximate=False))
 
 
-class Twin(nnx.Module):
+class FlaxModel(nnx.Module):
     """A language model over bytes."""
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
@@ -83,42 +83,44 @@ class Twin(nnx.Module):
         return self.head(self.ln(x))
 
 
-def abstract(config: Config) -> Twin:
-    """Make a twin of shapes, without memory."""
-    return nnx.eval_shape(lambda: Twin(config, rngs=nnx.Rngs(0)))
+def abstract(config: Config) -> FlaxModel:
+    """The Flax model with shapes for parameters, without memory."""
+    return nnx.eval_shape(lambda: FlaxModel(config, rngs=nnx.Rngs(0)))
 
 
-def adopt(config: Config, params: Mapping[str, jax.Array]) -> Twin:
-    """Make a twin around existing arrays.
+def adopt(config: Config, params: Mapping[str, jax.Array]) -> FlaxModel:
+    """The Flax model with existing arrays as parameters.
 
     Args:
         config: sizes of the model.
         params: the parameters under their torch names; they are used, not copied.
 
     Returns:
-        The twin.
+        The model.
 
     Raises:
         ValueError: naming every parameter that is missing, too many, or of another shape.
     """
-    twin = abstract(config)
-    state = nnx.to_flat_state(nnx.state(twin, nnx.Param))
+    model = abstract(config)
+    state = nnx.to_flat_state(nnx.state(model, nnx.Param))
     shapes = {torch_name(path): leaf.shape for path, leaf in state}
-    given = {name: array.shape for name, array in params.items()}
-    if shapes != given:
-        wrong = sorted(name for name, _ in shapes.items() ^ given.items())
-        raise ValueError(f"the twin and the parameters differ in {', '.join(dict.fromkeys(wrong))}")
+    weight_shapes = {name: array.shape for name, array in params.items()}
+    if shapes != weight_shapes:
+        wrong = sorted(name for name, _ in shapes.items() ^ weight_shapes.items())
+        raise ValueError(
+            f"the model and the parameters differ in {', '.join(dict.fromkeys(wrong))}"
+        )
     full = [(path, leaf.replace(params[torch_name(path)])) for path, leaf in state]
-    nnx.update(twin, nnx.from_flat_state(full))
-    return twin
+    nnx.update(model, nnx.from_flat_state(full))
+    return model
 
 
-def named_parameters(twin: Twin) -> dict[str, jax.Array]:
-    """The arrays of a twin under their torch names."""
-    state = nnx.to_flat_state(nnx.state(twin, nnx.Param))
+def named_parameters(model: FlaxModel) -> dict[str, jax.Array]:
+    """The arrays of the model under their torch names."""
+    state = nnx.to_flat_state(nnx.state(model, nnx.Param))
     return {torch_name(path): leaf.get_value() for path, leaf in state}
 
 
 def torch_name(path: Iterable[object]) -> str:
-    """Name a parameter of the twin as torch does."""
-    return ".".join(_TORCH_NAMES.get(str(part), str(part)) for part in path)
+    """The torch name of a parameter of the Flax model."""
+    return ".".join(_TORCH_NAMES.get(str(key), str(key)) for key in path)
