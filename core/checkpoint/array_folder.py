@@ -4,9 +4,9 @@
 >>> values = {"epoch": Entry.of_value(3), "betas": Entry.of_value((0.9, float("inf")))}
 >>> weight = Content.of("w", np.ones((64, 64), np.float32), "float32")
 >>> with tempfile.TemporaryDirectory() as root:
-...     storage = LocalStorage(root)
-...     files = write(storage, "new", {"w": weight}, values, {"tied": "w"}, Team(0, 1, ""))
-...     found = Folder(storage, "new")
+...     store = LocalStore(root)
+...     files = write(store, "new", {"w": weight}, values, {"tied": "w"}, ProcessGroup())
+...     found = Folder(store, "new")
 >>> sorted(files), found.entries["betas"].value, found.entries["tied"] == found.entries["w"]
 (['arrays/0-w/c.0.0', 'arrays/0-w/zarr.json', 'tree.json'], (0.9, inf), True)
 """
@@ -26,12 +26,12 @@ import numpy as np
 
 from isoshard.core.checkpoint.manifest import Sum, sum_of
 from isoshard.core.checkpoint.source import Block, Entry
-from isoshard.core.checkpoint.storage import LocalStorage
+from isoshard.core.checkpoint.store import LocalStore
 from isoshard.core.errors import CheckpointError
+from isoshard.core.processes.coordination import ProcessGroup
 
 from . import zarr_arrays
 from .chunk_grid import Grid
-from .savers import Team
 from .stored_shards import Content
 
 TREE = "tree.json"
@@ -40,22 +40,22 @@ _FORMAT = 1
 
 
 def write(
-    storage: LocalStorage,
+    store: LocalStore,
     folder: str,
     contents: Mapping[str, Content],
     values: Mapping[str, Entry],
     same: Mapping[str, str],
-    team: Team,
+    group: ProcessGroup,
 ) -> dict[str, Sum]:
     """Write all that a checkpoint consists of but its manifest.
 
     Args:
-        storage: where.
+        store: of the checkpoints.
         folder: of the new checkpoint.
         contents: the arrays by name.
         values: numbers and strings by name.
         same: names of arrays that stand under another name already, and that.
-        team: the processes that write; all must have the same names.
+        group: the processes that write; all must have the same names.
 
     Returns:
         In the first process every file with its sum; nothing in the others.
@@ -63,31 +63,31 @@ def write(
     large = [name for name, content in contents.items() if not content.is_small]
     keys = {name: f"{number}-{_safe(name)}" for number, name in enumerate(large)}
     arrays = {keys[name]: contents[name] for name in large}
-    root = storage.where(f"{folder}/{_ARRAYS}")
-    team.first(lambda: storage.make_folder(f"{folder}/{_ARRAYS}"))
-    team.each(lambda: zarr_arrays.write(root, arrays, create=team.rank == 0))
+    root = store.full_path(f"{folder}/{_ARRAYS}")
+    group.broadcast(lambda: store.make_folder(f"{folder}/{_ARRAYS}"))
+    group.run(lambda: zarr_arrays.write(root, arrays, create=group.rank == 0))
     # Each process looks at some of all files: one alone would ask the storage for a long time.
     files = (f"{folder}/{_ARRAYS}/{file}" for file in zarr_arrays.files_of(arrays))
-    share = itertools.islice(files, team.rank, None, team.size)
-    sizes = team.to_first(lambda: [_size(storage, file) for file in share])
+    share = itertools.islice(files, group.rank, None, group.size)
+    sizes = group.gather(lambda: [_size(store, file) for file in share])
 
     def finish() -> dict[str, Sum]:
         leaves = {name: _described(content, keys.get(name)) for name, content in contents.items()}
         leaves |= {name: {"value": encoded(entry.value)} for name, entry in values.items()}
         leaves |= {name: {"same": other} for name, other in same.items()}
-        with storage.writing(f"{folder}/{TREE}") as file:
+        with store.writing(f"{folder}/{TREE}") as file:
             file.write(json.dumps({"format": _FORMAT, "leaves": leaves}).encode())
         for name in keys.values():
-            storage.keep_names(f"{folder}/{_ARRAYS}/{name}")
-        storage.keep_names(f"{folder}/{_ARRAYS}")
+            store.sync_folder(f"{folder}/{_ARRAYS}/{name}")
+        store.sync_folder(f"{folder}/{_ARRAYS}")
         sums = {
-            f"{_ARRAYS}/{file}": Sum(sizes[number % team.size][number // team.size], None)
+            f"{_ARRAYS}/{file}": Sum(sizes[number % group.size][number // group.size], None)
             for number, file in enumerate(zarr_arrays.files_of(arrays))
         }
-        return {**sums, TREE: sum_of(storage, f"{folder}/{TREE}")}
+        return {**sums, TREE: sum_of(store, f"{folder}/{TREE}")}
 
     found: dict[str, Sum] = {}
-    team.first(lambda: found.update(finish()))
+    group.broadcast(lambda: found.update(finish()))
     return found
 
 
@@ -95,7 +95,7 @@ class Folder:
     """A checkpoint that `write` wrote; a `Source`.
 
     Args:
-        storage: where.
+        store: of the checkpoints.
         folder: its folder.
 
     Attributes:
@@ -106,11 +106,11 @@ class Folder:
         CheckpointError: a later version wrote it.
     """
 
-    def __init__(self, storage: LocalStorage, folder: str):
+    def __init__(self, store: LocalStore, folder: str):
         """See the class."""
-        self.where = storage.where(folder)
-        self._root = storage.where(f"{folder}/{_ARRAYS}")
-        with storage.reading(f"{folder}/{TREE}") as file:
+        self.where = store.full_path(folder)
+        self._root = store.full_path(f"{folder}/{_ARRAYS}")
+        with store.reading(f"{folder}/{TREE}") as file:
             content = json.loads(file.read())
         if content["format"] != _FORMAT:
             raise CheckpointError(
@@ -202,10 +202,10 @@ def _safe(name: str) -> str:
     return urllib.parse.quote(name, safe="")[:100]
 
 
-def _size(storage: LocalStorage, path: str) -> int:
+def _size(store: LocalStore, path: str) -> int:
     try:
-        return storage.size(path)
+        return store.size(path)
     except FileNotFoundError:
         raise CheckpointError(
-            f"{storage.where(path)} was not written: no process had the piece"
+            f"{store.full_path(path)} was not written: no process had the piece"
         ) from None

@@ -20,7 +20,7 @@ from typing import Any
 
 from isoshard.core.errors import CheckpointError
 
-from .storage import Storage
+from .store import Store
 
 NAME = ".manifest"
 """The manifest's file name."""
@@ -104,46 +104,32 @@ class Manifest:
         return cls(content["step"], content["order"], files)
 
 
-def faults(storage: Storage, folder: str, files: dict[str, Sum]) -> list[str]:
-    """What is wrong with the files of a checkpoint, one text for each that is not as written.
-
-    Args:
-        storage: where.
-        folder: of the checkpoint.
-        files: what the manifest says of them.
-    """
+def faults(store: Store, folder: str, files: dict[str, Sum]) -> list[str]:
+    """What is wrong with the files of a checkpoint, one text for each that is not as written."""
     found = []
     for name, wanted in files.items():
         path = f"{folder}/{name}"
         try:
-            have = Sum(storage.size(path), None) if wanted.crc32 is None else sum_of(storage, path)
+            have = Sum(store.size(path), None) if wanted.crc32 is None else sum_of(store, path)
         except FileNotFoundError:
-            found.append(f"{storage.where(path)} is missing")
+            found.append(f"{store.full_path(path)} is missing")
             continue
         if have.size != wanted.size:
             found.append(
-                f"{storage.where(path)} has {have.size} bytes, and {wanted.size} were written"
+                f"{store.full_path(path)} has {have.size} bytes, and {wanted.size} were written"
             )
         elif have.crc32 != wanted.crc32:
             found.append(
-                f"{storage.where(path)} was altered: its CRC-32 is {have.crc32:08x}, and "
+                f"{store.full_path(path)} was altered: its CRC-32 is {have.crc32:08x}, and "
                 f"{wanted.crc32:08x} was written"
             )
     return found
 
 
-def sum_of(storage: Storage, path: str) -> Sum:
-    """Read a file, for its size and checksum.
-
-    Args:
-        storage: where.
-        path: of the file.
-
-    Returns:
-        Both.
-    """
+def sum_of(store: Store, path: str) -> Sum:
+    """The size and checksum of a file, which is read."""
     size = crc = 0
-    with storage.reading(path) as file:
+    with store.reading(path) as file:
         while block := file.read(_BLOCK):
             size += len(block)
             crc = zlib.crc32(block, crc)

@@ -20,7 +20,7 @@ from isoshard.core.checkpoint import manifest as manifests
 from isoshard.core.checkpoint.manifest import Manifest, Sum
 from isoshard.core.checkpoint.source import Source
 from isoshard.core.checkpoint.steps import Steps
-from isoshard.core.checkpoint.storage import LocalStorage, local
+from isoshard.core.checkpoint.store import LocalStore, local
 from isoshard.core.errors import CheckpointError
 from isoshard.core.frameworks import require
 
@@ -53,7 +53,7 @@ def latest(path: str | os.PathLike[str]) -> int | None:
         ...     latest(folder)
         20
     """
-    return Steps(LocalStorage(local(path))).latest()
+    return Steps(LocalStore(local(path))).latest()
 
 
 def opened(path: str | os.PathLike[str], step: int | None = None) -> Source:
@@ -93,7 +93,7 @@ def opened_in_parts(
     here = Path(text)
     if not here.exists():
         raise CheckpointError(f"there is no checkpoint at {text}: it does not exist")
-    steps = Steps(LocalStorage(text))
+    steps = Steps(LocalStore(text))
     if step is None:
         if here.is_file() or (here / TREE).exists():
             return _one(str(here.parent), here.name, whole)
@@ -112,8 +112,8 @@ def _nothing_left(number: int, of: int) -> None:
 
 def _one(parent: str, name: str, whole: bool) -> tuple[Source, Callable[[int, int], None]]:
     """The checkpoint in one folder, or file."""
-    storage = LocalStorage(parent)
-    steps = Steps(storage)
+    store = LocalStore(parent)
+    steps = Steps(store)
     manifest = steps.manifest(name)
     files = manifest.files if manifest else {}
     now = files if whole else {file: files[file] for file in _NAMES if file in files}
@@ -122,31 +122,31 @@ def _one(parent: str, name: str, whole: bool) -> tuple[Source, Callable[[int, in
     def check(files: dict[str, Sum]) -> None:
         if faults := steps.check(name, files):
             raise CheckpointError(
-                f"the checkpoint in {storage.where(name)} is damaged, and nothing was restored: "
+                f"the checkpoint in {store.full_path(name)} is damaged, and nothing was restored: "
                 f"{'; '.join(faults)}. {_others(steps, name)}"
             )
 
     check(now)
-    return _read(storage, steps, name, manifest), lambda n, of: check(dict(later[n::of]))
+    return _read(store, steps, name, manifest), lambda n, of: check(dict(later[n::of]))
 
 
-def _read(storage: LocalStorage, steps: Steps, name: str, manifest: Manifest | None) -> Source:
+def _read(store: LocalStore, steps: Steps, name: str, manifest: Manifest | None) -> Source:
     """The checkpoint in a folder whose names are as they were written."""
-    if storage.exists(f"{name}/{TREE}"):
+    if store.exists(f"{name}/{TREE}"):
         if manifest is None:
             raise CheckpointError(
-                f"{storage.where(name)} is what is left of a checkpoint: it has no "
+                f"{store.full_path(name)} is what is left of a checkpoint: it has no "
                 f"{manifests.NAME}, which is written last. {_others(steps, name)}"
             )
-        return Folder(storage, name)
-    here = Path(storage.where(name))
+        return Folder(store, name)
+    here = Path(store.full_path(name))
     files = safetensors_format.opened(here) or orbax_format.opened(here)
     if files is not None:
         return files
     refusals = []
     for bridge in _BRIDGES:
         try:
-            source = require(bridge).open_checkpoint(storage.where(name))
+            source = require(bridge).open_checkpoint(store.full_path(name))
         except ImportError as error:
             refusals.append(str(error))
             continue
@@ -154,7 +154,7 @@ def _read(storage: LocalStorage, steps: Steps, name: str, manifest: Manifest | N
             return source
     also = f" (not asked: {'; '.join(refusals)})" if refusals else ""
     raise CheckpointError(
-        f"there is no checkpoint at {storage.where(name)}: neither one that iso.save wrote, nor "
+        f"there is no checkpoint at {store.full_path(name)}: neither one that iso.save wrote, nor "
         f"safetensors, nor a folder of Orbax or of torch.distributed.checkpoint{also}"
     )
 

@@ -12,13 +12,13 @@ import numpy as np
 from isoshard.core.checkpoint.source import Entry, Source
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh
 from isoshard.core.processes.agreement import agree, fault_lines, pass_by
+from isoshard.core.processes.coordination import ProcessGroup
 
 from .given_to_processes import GIVEN, ranks_of_slots, sharing_ranks, slot_lines
 from .leaf_groups import Group, named_groups
 from .mapped_restore import function_of, mapped_entries, read_mapped
 from .opening import opened_in_parts
 from .restored_layouts import placed
-from .savers import Team
 from .shard_reading import read_arrays
 from .slots import Slot, compare, slots_of
 
@@ -93,8 +93,8 @@ def restore(
 
     if ranks:
         agree(GIVEN, lines(), ranks)
-        team = Team.of(ranks)
-        team.each(lambda: found.check(team.rank, team.size))
+        group = ProcessGroup.of(ranks)
+        group.run(lambda: found.check(group.rank, group.size))
     else:
         pass_by(GIVEN, lambda: "; ".join(lines()))
     if found.apply is None:

@@ -20,18 +20,18 @@ from isoshard.core.checkpoint import manifest as manifests
 from isoshard.core.checkpoint.manifest import Sum
 from isoshard.core.checkpoint.source import Entry
 from isoshard.core.checkpoint.steps import Steps
-from isoshard.core.checkpoint.storage import LocalStorage, local
+from isoshard.core.checkpoint.store import LocalStore, local
 from isoshard.core.errors import CheckpointError, ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of, require
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.processes.agreement import prepare_alike
+from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.core.runtime._jax_internals.undocumented import key_impl
 
 from . import array_folder as folders
 from . import orbax_format, zarr_arrays
 from .given_to_processes import given_lines
 from .leaf_groups import Group, is_value, named_groups, nested
-from .savers import Team
 from .stored_shards import Content
 
 _LOG = logging.getLogger(__name__)
@@ -118,16 +118,16 @@ def save(
         ...     iso.latest(folder), iso.restore(folder, {"w": np.zeros(4)}, step=20)["w"].sum()
         (30, np.float64(4.0))
     """  # noqa: E501
-    team = Team.gathered()
+    group = ProcessGroup.world()
     prepare = functools.partial(_prepared, path, tree, step, keep, asynchronous, format)
-    if team.size > 1:
+    if group.size > 1:
         said = functools.partial(given_lines, {"step": step, "keep": keep, "format": format})
         root, leaves = prepare_alike("what iso.save is given", prepare, lambda made: said(*made))
     else:
         root, leaves = prepare()
     if asynchronous:
         leaves = leaves.copied()
-    write = functools.partial(_write, root, step, keep, _FORMATS[format], leaves, team)
+    write = functools.partial(_write, root, step, keep, _FORMATS[format], leaves, group)
     return _start(root, step, write, asynchronous)
 
 
@@ -204,40 +204,48 @@ class _Leaves:
         return dataclasses.replace(self, contents=contents, groups=[])
 
 
-_Format = Callable[[LocalStorage, str, _Leaves, Team], dict[str, Sum]]
+_Format = Callable[[LocalStore, str, _Leaves, ProcessGroup], dict[str, Sum]]
 
 
-def _write(root: str, step: int, keep: int, form: _Format, leaves: _Leaves, team: Team) -> None:
+def _write(
+    root: str, step: int, keep: int, form: _Format, leaves: _Leaves, group: ProcessGroup
+) -> None:
     """Write and commit one checkpoint; all processes do this together."""
-    storage = LocalStorage(root)
-    steps = Steps(storage)
+    store = LocalStore(root)
+    steps = Steps(store)
     with contextlib.ExitStack() as stack:
-        folder = team.first(lambda: stack.enter_context(steps.saving(step)))
-        files = form(storage, folder, leaves, team)
-        team.first(lambda: steps.commit(folder, step, files))
-    team.first(lambda: steps.prune(step, keep))
+        folder = group.broadcast(lambda: stack.enter_context(steps.saving(step)))
+        files = form(store, folder, leaves, group)
+        group.broadcast(lambda: steps.commit(folder, step, files))
+    group.broadcast(lambda: steps.prune(step, keep))
 
 
-def _write_zarr(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
-    return folders.write(storage, folder, all_.contents, all_.values, all_.same, team)
+def _write_zarr(
+    store: LocalStore, folder: str, all_: _Leaves, group: ProcessGroup
+) -> dict[str, Sum]:
+    return folders.write(store, folder, all_.contents, all_.values, all_.same, group)
 
 
-def _write_torch(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
+def _write_torch(
+    store: LocalStore, folder: str, all_: _Leaves, group: ProcessGroup
+) -> dict[str, Sum]:
     leaves: dict[str, Any] = {name: (c.array, c.entry.dtype) for name, c in all_.contents.items()}
     leaves |= {name: leaves[other] for name, other in all_.same.items()}
     leaves |= {name: (entry.value, "") for name, entry in all_.values.items()}
-    return require("torch").write_checkpoint(storage.root, folder, leaves)
+    return require("torch").write_checkpoint(store.root, folder, leaves)
 
 
-def _write_orbax(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
+def _write_orbax(
+    store: LocalStore, folder: str, all_: _Leaves, group: ProcessGroup
+) -> dict[str, Sum]:
     leaves: dict[str, Any] = {name: entry.value for name, entry in all_.values.items()}
     leaves |= {name: content.logical() for name, content in all_.contents.items()}
     leaves |= {name: leaves[other] for name, other in all_.same.items()}
     tree = all_.structure.unflatten([nested(group, leaves) for group in all_.groups])
-    root = Path(storage.where(folder))
+    root = Path(store.full_path(folder))
     orbax_format.write(root / orbax_format.ITEM, tree)
     files = [file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()]
-    return {name: Sum(storage.size(f"{folder}/{name}"), None) for name in sorted(files)}
+    return {name: Sum(store.size(f"{folder}/{name}"), None) for name in sorted(files)}
 
 
 _FORMATS: dict[str, _Format] = {"zarr": _write_zarr, "torch": _write_torch, "orbax": _write_orbax}

@@ -7,9 +7,9 @@ notes first, once per new layout:
     agree("the layout of w", (shape, dtype, str(placements)), ranks=(0, 1))
 
 What is compared is `repr`, with the subject; of a list of strings those that differ are told. How,
-and that it costs a rank the same whatever their number, is in `rounds`. Each set of ranks numbers
-its own agreements: ranks that have nothing to do with each other need no common order, ranks of one
-set do.
+and that it costs a rank the same whatever their number, is in `coordination`. Each set of ranks
+numbers its own agreements: ranks that have nothing to do with each other need no common order,
+ranks of one set do.
 
 Ranks that mean different sets, as those that lay out over different meshes do, would wait for each
 other (`wait_for_graph`), and one that has nothing to compare does not come (`passed_calls`). Who
@@ -34,8 +34,8 @@ from typing import Any, TypeVar
 from isoshard.core.errors import DistributedError
 
 from . import coordination, passed_calls
+from .coordination import Barrier, Lines
 from .passed_calls import Call
-from .rounds import Round, Words
 from .wait_for_graph import Room, circle_through
 
 _LONGEST = 2000
@@ -86,7 +86,7 @@ def pass_by(subject: str, words: Callable[[], str] | None) -> None:
 def _raise_what_came_of_it() -> None:
     """Raise what was made of an answer of this rank's."""
     for room in passed_calls.answered():
-        told = coordination.take(f"{room}/verdict", 1.0) or ""
+        told = coordination.get(f"{room}/verdict", 1.0) or ""
         if told.startswith(_ENDED):
             raise DistributedError(_left(told, coordination.rank_and_size()[0]))
 
@@ -118,7 +118,7 @@ def _hold(
         _numbers[team] = number + 1
     agreement = _Agreement(subject, value, team, number, me, timeout, call)
     try:
-        told = agreement.hold(stay=stay)
+        told = agreement.wait(to_the_end=stay)
     finally:
         agreement.leave()
     if told.startswith(_ENDED):
@@ -126,10 +126,10 @@ def _hold(
     if told:
         raise DistributedError(told)
     if agreement.all_came and number:
-        coordination.forget(_room(team, number - 1))  # all have left it
+        coordination.delete(_room(team, number - 1))  # all have left it
 
 
-class _Agreement(Round):
+class _Agreement(Barrier):
     """One agreement, as one of its ranks takes part in it."""
 
     def __init__(
@@ -147,7 +147,7 @@ class _Agreement(Round):
         self.subject, self.number, self.call = subject, number, call
         self._registered = False
 
-    def judge(self, words: Words) -> str:
+    def explain(self, words: Lines) -> str:
         """Who said which lines that not all said; who said nothing."""
         silent = [rank for rank, lines in words.items() if lines is None]
         said = {rank: lines for rank, lines in words.items() if lines is not None}
@@ -162,7 +162,7 @@ class _Agreement(Round):
 
     def waits(self) -> None:
         """Leave a word in the room."""
-        coordination.put(f"{self.room}/here/{self.me}", _short("; ".join(self._said()), 500))
+        coordination.put(f"{self.namespace}/here/{self.rank}", _short("; ".join(self._said()), 500))
 
     def _said(self) -> list[str]:
         return [f"{self.lines[0]}: {self.lines[1] if len(self.lines) > 1 else ''}", *self.lines[2:]]
@@ -171,23 +171,23 @@ class _Agreement(Round):
         """Look for ranks that wait for each other, and for some that have passed by."""
         if not self._registered:
             self._registered = True
-            mine = {"number": self.number, "team": _spans(self.team)}
-            coordination.put(f"{_WAITING}/{self.room}", json.dumps(mine))
-        waiting = coordination.all_below(_WAITING)
+            mine = {"number": self.number, "team": _spans(self.ranks)}
+            coordination.put(f"{_WAITING}/{self.namespace}", json.dumps(mine))
+        waiting = coordination.get_below(_WAITING)
         rooms = {name: _waiting_in(name, json.loads(told)) for name, told in waiting.items()}
-        circle = circle_through(self.room, rooms.values())
+        circle = circle_through(self.namespace, rooms.values())
         # Who had come into a room stays while it has no verdict: so at one moment all were there.
-        if circle and not any(coordination.take(f"{room.name}/verdict") for room, _ in circle):
+        if circle and not any(coordination.get(f"{room.name}/verdict") for room, _ in circle):
             told = {rank: f"{room.here[rank]} (of {_list(room.team)})" for room, rank in circle}
             self._end(dict(sorted(told.items())), [room for room, _ in circle])
-        elif self.call is not None and self.room in rooms:
-            self._ask_those_missing(rooms[self.room], self.call)
+        elif self.call is not None and self.namespace in rooms:
+            self._ask_those_missing(rooms[self.namespace], self.call)
 
     def _ask_those_missing(self, room: Room, call: Call) -> None:
         """End the round if one of them has passed by."""
         found: dict[int, str] = {}
         for rank in room.missing[:_MOST]:
-            given = passed_calls.answer_of(rank, call, self.room)
+            given = passed_calls.answer_of(rank, call, self.namespace)
             if given is not None:
                 found[rank] = given
         if found:
@@ -196,16 +196,16 @@ class _Agreement(Round):
     def _end(self, words: dict[int, str], rooms: Sequence[Room]) -> None:
         told = {"told": _told(words), "rooms": [[_spans(one.team), one.number] for one in rooms]}
         for one in rooms:
-            coordination.put_first(f"{one.name}/verdict", _ENDED + json.dumps(told))
+            coordination.put_if_absent(f"{one.name}/verdict", _ENDED + json.dumps(told))
 
     def leave(self) -> None:
         """Take back what `look` left for others."""
         if self._registered:
-            coordination.forget(f"{_WAITING}/{self.room}")
+            coordination.delete(f"{_WAITING}/{self.namespace}")
 
 
 def _waiting_in(name: str, told: dict[str, Any]) -> Room:
-    here = coordination.all_below(f"{name}/here")
+    here = coordination.get_below(f"{name}/here")
     said = {int(rank): words for rank, words in here.items()}
     return Room(name, _ranks_of(told["team"]), told["number"], said)
 

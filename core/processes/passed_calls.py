@@ -104,7 +104,7 @@ class _Calls:
 
     def _answer(self, room: str, words: Callable[[], str]) -> None:
         me = coordination.rank_and_size()[0]
-        coordination.put_first(f"{room}/passed/{me}", words())
+        coordination.put_if_absent(f"{room}/passed/{me}", words())
         self._answered.append(room)
 
     def _listen(self) -> None:
@@ -112,7 +112,7 @@ class _Calls:
         me, number = coordination.rank_and_size()[0], 0
         while True:
             try:
-                told = coordination.take(f"asked/{me}/{number}", _HOUR)
+                told = coordination.get(f"asked/{me}/{number}", _HOUR)
                 if told is None:
                     continue
                 number += 1
@@ -145,7 +145,7 @@ def _ask(rank: int, question: str) -> None:
     number = 0
     while True:
         key = f"asked/{rank}/{number}"
-        if coordination.take(key) is None and coordination.put_first(key, question):
+        if coordination.get(key) is None and coordination.put_if_absent(key, question):
             return
         number += 1
 
@@ -163,6 +163,6 @@ def answer_of(rank: int, call: Call, room: str) -> str | None:
         call: where.
         room: of the agreement that it is waited for in.
     """
-    if coordination.put_first(f"{room}/asks/{rank}", "asked"):
+    if coordination.put_if_absent(f"{room}/asks/{rank}", "asked"):
         _ask(rank, json.dumps({"call": call, "room": room}))
-    return coordination.take(f"{room}/passed/{rank}")
+    return coordination.get(f"{room}/passed/{rank}")

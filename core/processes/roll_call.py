@@ -74,16 +74,16 @@ def call_through_service(note: Note, timeout: float) -> None:
         DistributedError: as for `call_by_port`.
     """
     coordination.put(f"roll/notes/{note.rank}", json.dumps(dataclasses.asdict(note)))
-    if coordination.count("roll/came") == note.size:
+    if coordination.increment("roll/came") == note.size:
         coordination.put("roll/all", "came")
     if note.rank:
-        said = coordination.take("roll/verdict", timeout + _LINGER)
+        said = coordination.get("roll/verdict", timeout + _LINGER)
         if said is None:
             raise DistributedError(f"{note.name} heard nothing of rank 0 in {timeout:g} s")
         _obey(note, json.loads(said))
         return
-    coordination.take("roll/all", timeout)
-    found = {int(rank): said for rank, said in coordination.all_below("roll/notes").items()}
+    coordination.get("roll/all", timeout)
+    found = {int(rank): said for rank, said in coordination.get_below("roll/notes").items()}
     missing = [rank for rank in range(note.size) if rank not in found]
     notes = [Note(**json.loads(found[rank])) for rank in sorted(found)]
     wrong = faults(notes) + ([_missing(missing, note.size, timeout)] if missing else [])

@@ -284,7 +284,7 @@ def _post(key: str, timeout: float) -> Callable[[str | None], str]:
         if word is not None:
             coordination.put(key, word)
             return word
-        heard = coordination.take(key, timeout)
+        heard = coordination.get(key, timeout)
         if heard is None:
             raise DistributedError(f"rank 0 did not say where to meet ({key}) in {timeout:g} s")
         return heard

@@ -160,7 +160,7 @@ class Termination:
         with contextlib.suppress(DistributedError):  # the service has gone: the watch ends us
             word = None
             while word is None:
-                word = coordination.take(f"{self._room}/word", _HOUR)
+                word = coordination.get(f"{self._room}/word", _HOUR)
             if word == _ASKED:
                 self._begin_deadline()
                 self._settle()
@@ -168,10 +168,10 @@ class Termination:
     def _settle(self) -> None:
         with self._lock:  # no step ends meanwhile
             _put(f"{self._room}/counts/{self._rank}", str(self._count))
-            if coordination.count(f"{self._room}/said") == self._size:
-                counts = coordination.all_below(f"{self._room}/counts")
+            if coordination.increment(f"{self._room}/said") == self._size:
+                counts = coordination.get_below(f"{self._room}/counts")
                 _put(f"{self._room}/last", str(max(map(int, counts.values())) + 1))
-            last = coordination.take(f"{self._room}/last", self._grace)
+            last = coordination.get(f"{self._room}/last", self._grace)
             self._last = None if last is None else int(last)
 
     def _begin_deadline(self) -> None:

@@ -108,14 +108,14 @@ class Watch:
             self._knows.wait(HEARD)
             return
         for other in self._others:
-            coordination.take(f"{_KNOWN}/{other}", max(0.0, end - time.monotonic()))
+            coordination.get(f"{_KNOWN}/{other}", max(0.0, end - time.monotonic()))
 
     def _listen(self) -> None:
         """Wait, in a thread of its own, for a fault of another rank."""
         fault = None
         while fault is None:
             try:
-                fault = coordination.take(_FAULT, _HOUR)
+                fault = coordination.get(_FAULT, _HOUR)
             except DistributedError:  # all have come to their end, or rank 0 is dead
                 return
         if fault not in (self._told, _OVER):

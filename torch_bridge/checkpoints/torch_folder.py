@@ -27,9 +27,10 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from isoshard.core.checkpoint.manifest import Sum
 from isoshard.core.checkpoint.source import Block, Entry
-from isoshard.core.checkpoint.storage import LocalStorage
+from isoshard.core.checkpoint.store import LocalStore
 from isoshard.core.errors import CheckpointError
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.torch_bridge._torch_internals.checkpoint_types import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -41,7 +42,6 @@ from isoshard.torch_bridge.engine.values.value import Aval, Value
 from isoshard.torch_bridge.exchange import from_numpy, to_numpy
 
 from . import protocol
-from .ranks import Ranks
 
 _METADATA = ".metadata"
 
@@ -73,7 +73,7 @@ def write(root: str, folder: str, leaves: Mapping[str, Any]) -> dict[str, Sum]:
         The sums of its files.
     """
     state = {name: _tensor(value, dtype) for name, (value, dtype) in leaves.items()}
-    return protocol.write(LocalStorage(root), folder, state, Ranks(None), 1, folder)
+    return protocol.write(LocalStore(root), folder, state, ProcessGroup(), 1, folder)
 
 
 class TorchFolder:

@@ -129,7 +129,7 @@ def _facts(
 
 
 def _link(rank: int, other: int, limit: float) -> Link:
-    said = coordination.take(f"doctor/door/{other}", limit)
+    said = coordination.get(f"doctor/door/{other}", limit)
     if said is None:
         return Link(rank, other, fault=f"it did not say where it listens within {limit:g} s")
     return call(rank, other, Door(**json.loads(said)), limit)
@@ -141,11 +141,11 @@ def _report(
     """Bring all to rank 0, which prints; every rank returns its status."""
     if launch.rank:
         coordination.put(f"doctor/facts/{launch.rank}", json.dumps(mine))
-        return 0 if coordination.take("doctor/verdict", 2 * options.timeout) == "well" else 1
+        return 0 if coordination.get("doctor/verdict", 2 * options.timeout) == "well" else 1
     facts, missing = [mine], []
     end = time.monotonic() + options.timeout
     for rank in range(1, launch.size):
-        said = coordination.take(f"doctor/facts/{rank}", max(0.0, end - time.monotonic()))
+        said = coordination.get(f"doctor/facts/{rank}", max(0.0, end - time.monotonic()))
         facts.append(json.loads(said)) if said else missing.append(rank)
     faults = [f"rank {rank} did not report within {options.timeout:g} s" for rank in missing]
     report = {

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 from isoshard.core.checkpoint import opened, zarr_arrays
-from isoshard.core.checkpoint.storage import LocalStorage
+from isoshard.core.checkpoint.store import LocalStore
 from isoshard.core.errors import CheckpointError, ShardingError
 from isoshard.core.installation import install_command
 from isoshard.core.layout.uneven import UnevenArray
@@ -206,7 +206,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
 
     iso.save(tmp_path, tree(1))
     with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output"):
-        patched.setattr(LocalStorage, "keep_names", refuse)
+        patched.setattr(LocalStore, "sync_folder", refuse)
         iso.save(tmp_path, tree(2))
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
     assert iso.restore(tmp_path, tree(0))["n"] == 1

@@ -199,7 +199,7 @@ def check_storage(world):
         iso.check_storage(folder, 10**12)
     with raises(
         iso.CheckpointError,
-        "process 1: CheckpointError"
+        "rank 1: CheckpointError"
         if world.rank != 1
         else "not the folder that the first process writes to",
     ):

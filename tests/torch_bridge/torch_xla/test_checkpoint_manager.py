@@ -17,8 +17,8 @@ from torch.distributed import checkpoint as dcp
 
 import isoshard.torch_bridge as xs
 from isoshard.core.checkpoint.steps import Steps
+from isoshard.core.checkpoint.store import LocalStore
 from isoshard.torch_bridge.checkpoints import CheckpointError, CheckpointManager, SPMDSavePlanner
-from isoshard.torch_bridge.checkpoints.remote_storage import LocalStorage
 from tests.torch_bridge.torch_xla.checkpoint_states import (
     LAYOUTS,
     empty_state,
@@ -159,7 +159,7 @@ def test_leftovers_are_ignored_and_removed_by_the_next_manager(make, tmp_path):
 
 
 def test_a_save_under_way_is_no_leftover(make, tmp_path):
-    steps = Steps(LocalStorage(str(tmp_path)))
+    steps = Steps(LocalStore(str(tmp_path)))
     with steps.saving(20) as folder:
         make().save(10, small_state(1))
         assert (tmp_path / folder).exists()
@@ -185,7 +185,7 @@ def test_a_leftover_that_cannot_be_removed_is_told(make, tmp_path, monkeypatch):
     def refuse(self, path):
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(LocalStorage, "remove_folder", refuse)
+    monkeypatch.setattr(LocalStore, "remove_folder", refuse)
     with pytest.warns(UserWarning, match="left of a save that did not end.*read-only"):
         manager = make()
     assert manager.all_steps() == []
