@@ -125,7 +125,7 @@ def measure(folder: str, repeats: int, patience: float | None = None) -> dict[st
     together("steady shard", lambda: iso.shard(values, mesh, spec), repeats)
     together("first program", lambda: float(_sum(array)))
     lines = [f"w{number}: (4096, 4096) float32 by P('x')" for number in range(300)]
-    together("comparison", lambda: agreement.agree("layouts", lines), repeats)
+    together("comparison", lambda: agreement.assert_equal("layouts", lines), repeats)
     together("request", lambda: coordination.increment(f"bench/{here.rank}"), 10 * repeats)
     tree = {f"w{number}": iso.shard(values + number, mesh, spec) for number in range(ARRAYS)}
     path = Path(folder) / "run"

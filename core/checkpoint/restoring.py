@@ -11,7 +11,7 @@ import numpy as np
 
 from isoshard.core.checkpoint.source import Entry, Source
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh
-from isoshard.core.processes.agreement import agree, fault_lines, pass_by
+from isoshard.core.processes.agreement import assert_equal, error_lines, log_call
 from isoshard.core.processes.coordination import ProcessGroup
 
 from .given_to_processes import GIVEN, ranks_of_slots, sharing_ranks, slot_lines
@@ -84,7 +84,7 @@ def restore(
         found = _Prepared.of(path, like, mesh, plan, step, weights, partial, whole=not ranks)
     except Exception as error:
         if ranks:
-            agree(GIVEN, fault_lines(error), ranks)
+            assert_equal(GIVEN, error_lines(error), ranks)
         raise
     ranks = ranks or ranks_of_slots(found.slots)
 
@@ -92,11 +92,11 @@ def restore(
         return slot_lines(found.source.where, found.slots, found.saved)
 
     if ranks:
-        agree(GIVEN, lines(), ranks)
+        assert_equal(GIVEN, lines(), ranks)
         group = ProcessGroup.of(ranks)
         group.run(lambda: found.check(group.rank, group.size))
     else:
-        pass_by(GIVEN, lambda: "; ".join(lines()))
+        log_call(GIVEN, lambda: "; ".join(lines()))
     if found.apply is None:
         values: dict[str, Any] = read_arrays(found.source, found.slots, found.saved)
     else:

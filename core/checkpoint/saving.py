@@ -24,7 +24,7 @@ from isoshard.core.checkpoint.store import LocalStore, local
 from isoshard.core.errors import CheckpointError, ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of, require
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.processes.agreement import prepare_alike
+from isoshard.core.processes.agreement import prepare_equal
 from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.core.runtime._jax_internals.undocumented import key_impl
 
@@ -122,7 +122,7 @@ def save(
     prepare = functools.partial(_prepared, path, tree, step, keep, asynchronous, format)
     if group.size > 1:
         said = functools.partial(given_lines, {"step": step, "keep": keep, "format": format})
-        root, leaves = prepare_alike("what iso.save is given", prepare, lambda made: said(*made))
+        root, leaves = prepare_equal("what iso.save is given", prepare, lambda made: said(*made))
     else:
         root, leaves = prepare()
     if asynchronous:

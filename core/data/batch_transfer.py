@@ -26,7 +26,7 @@ from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import Framework, framework_of
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.spec import named_sharding
-from isoshard.core.processes import agree
+from isoshard.core.processes import assert_equal
 from isoshard.core.runtime import metrics
 from isoshard.core.transfer.array_like import from_literal, is_literal
 from isoshard.core.transfer.device_dtypes import device_dtype
@@ -152,7 +152,7 @@ class Placer:
             (a.shape, str(a.dtype), str(cast(NamedSharding, a.sharding).spec)) for a in _all(placed)
         ]
         if self._owners and not self._agreed.issuperset(told):
-            agree(f"the arrays of a {self.name}", told, self._owners, timeout=_PATIENCE)
+            assert_equal(f"the arrays of a {self.name}", told, self._owners, timeout=_PATIENCE)
             self._agreed.update(told)
 
     def compare_end(self, count: int) -> None:
@@ -165,7 +165,7 @@ class Placer:
             DistributedError: they differ.
         """
         if self._owners and not self.closed:
-            agree("the number of batches", count, self._owners, timeout=_PATIENCE)
+            assert_equal("the number of batches", count, self._owners, timeout=_PATIENCE)
 
     def _leaves(self, batch: Any) -> tuple[list[NamedArray], Any]:
         """The leaves of a batch in host memory, each with its spec."""

@@ -176,6 +176,17 @@ def delete(key: str) -> None:
     _client().key_value_delete(_PREFIX + key)
 
 
+def arrive(key: str, rank: int, size: int, value: str) -> bool:
+    """Put a rank's value below `key`; whether this rank is the last of `size` to do so."""
+    put(f"{key}/values/{rank}", value)
+    return increment(f"{key}/came") == size
+
+
+def values(key: str) -> dict[int, str]:
+    """The values that ranks have put by `arrive`, in one request."""
+    return {int(rank): value for rank, value in get_below(f"{key}/values").items()}
+
+
 def _record(key: str, value: str) -> None:
     metrics.count("store.requests")
     metrics.count("store.bytes", len(_PREFIX) + len(key.encode()) + len(value.encode()))
@@ -304,9 +315,9 @@ class Barrier(abc.ABC):
             key, left = f"{self.namespace}/lines/{rank}", end - time.monotonic()
             text = get(key, left if left > 0 else None)
             lines[rank] = None if text is None else json.loads(text)
-        told = self.explain(lines)  # nothing, if the last one came just as the time was over
-        put(f"{self.namespace}/told", told or _EQUAL)
-        return told
+        text = self.explain(lines)  # nothing, if the last one came just as the time was over
+        put(f"{self.namespace}/told", text or _EQUAL)
+        return text
 
     def _send(self) -> None:
         put(f"{self.namespace}/lines/{self.rank}", json.dumps([*self.lines]))
@@ -412,12 +423,12 @@ class ServiceTransport:
     def gather(self, error: str, value: Any, everywhere: bool) -> tuple[str, list[Any]]:
         """See `Transport`."""
         namespace, results = next(self._namespaces), []
-        put(f"{namespace}/of/{self._rank}", json.dumps(value))
+        put(f"{namespace}/values/{self._rank}", json.dumps(value))
         failures = self._meet(namespace, error)
         if self._is_first and not failures:
-            texts = get_below(f"{namespace}/of")
-            delete(f"{namespace}/of")
-            results = [json.loads(texts[str(rank)]) for rank in self._ranks]
+            texts = values(namespace)
+            delete(f"{namespace}/values")
+            results = [json.loads(texts[rank]) for rank in self._ranks]
         if failures or not everywhere:
             return failures, results
         return self.broadcast("", results)

@@ -28,7 +28,7 @@ from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
-from isoshard.core.processes.agreement import agree, fault_lines, pass_by, without_addresses
+from isoshard.core.processes.agreement import assert_equal, error_lines, log_call, without_addresses
 from isoshard.core.processes.coordination import rank_and_size
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import Bounded
@@ -93,27 +93,27 @@ def _compare(
     try:
         mesh, spec = mesh_and_spec(mesh, spec)
         if not isinstance(mesh, Mesh):
-            return pass_by(SUBJECT, None)
+            return log_call(SUBJECT, None)
         ranks = owners_of(mesh)
         if len(ranks) == 1 or me not in ranks:
-            return pass_by(SUBJECT, None if me in ranks else partial(_told_mesh, mesh))
+            return log_call(SUBJECT, None if me in ranks else partial(_told_mesh, mesh))
         said = [f"{key}={options[key]!r}" for key in _OPTIONS if options[key] is not None]
         if options["uneven"] == "pad" and isinstance(spec, Plan):
             said.append(f"{spec!r}")  # it refuses what does not divide, which is padded here
             spec = None
         leaves = _GivenLeaves(x, mesh, spec, copy, name)
         if not leaves.data:
-            return pass_by(SUBJECT, partial("; ".join, leaves.lines()))
+            return log_call(SUBJECT, partial("; ".join, leaves.lines()))
         lines, moving = [*leaves.lines(), *said], leaves.moving
     except DistributedError:
         raise
     except Exception as error:  # `place` raises it, if all of them say the same
-        lines = fault_lines(error)
+        lines = error_lines(error)
     lines = without_addresses(lines)
     known = _agreed.setdefault(ranks, Bounded(4096))
     if not moving and tuple(lines) in known:
-        return pass_by(SUBJECT, partial("; ".join, lines))
-    agree(SUBJECT, lines, ranks)
+        return log_call(SUBJECT, partial("; ".join, lines))
+    assert_equal(SUBJECT, lines, ranks)
     if not moving:
         known[tuple(lines)] = True
 

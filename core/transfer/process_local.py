@@ -36,7 +36,7 @@ from isoshard.core.layout.mesh import as_mesh, describe_mesh, mesh_of
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.plan import Plan
-from isoshard.core.processes import agree
+from isoshard.core.processes import assert_equal
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.bounded import Bounded
 
@@ -255,7 +255,7 @@ def _compare(
             new[key] = f"{leaf.name}: global {shape} {leaf.dtype} by {_told(sharding)}"
     if new:
         mesh = next(iter(new))[2].mesh
-        agree("local data of one array", [*new.values()], owners_of(mesh))
+        assert_equal("local data of one array", [*new.values()], owners_of(mesh))
         for key in new:
             _agreed_by(key[2])[key] = True
 

@@ -33,7 +33,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import DistributedError, ShardingError
 from isoshard.core.layout.spec import SpecLike
-from isoshard.core.processes.agreement import pass_by, tell_fault
+from isoshard.core.processes.agreement import log_call, report_error
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
 from isoshard.torch_bridge import modules
 from isoshard.torch_bridge.interop.function_reads import Reads
@@ -96,7 +96,7 @@ class DistributedFunction:
             fitting.check(self.name, mesh, leaves, (args, kwargs))
         except (ShardingError, TypeError) as error:
             if not self._known:  # the others compile, and compare what
-                tell_fault(f"the call of {self.name}", error, mesh.mesh.flatten().tolist())
+                report_error(f"the call of {self.name}", error, mesh.mesh.flatten().tolist())
             raise
         operands = [_Given.of(leaf, mesh) for leaf in leaves]
         fixed = tuple([operand.kind for operand in operands])
@@ -122,11 +122,11 @@ class DistributedFunction:
             except DistributedError:
                 raise  # they know
             except Exception as error:
-                tell_fault(subject_of(self.name), error, mesh.mesh.flatten().tolist())
+                report_error(subject_of(self.name), error, mesh.mesh.flatten().tolist())
                 raise
             self._known[key] = program
         else:
-            pass_by(subject_of(self.name), partial(_as_before, avals))
+            log_call(subject_of(self.name), partial(_as_before, avals))
         if any(wanted):
             results = _RankCall.apply(program, arrays, *tensors)
         else:
@@ -136,7 +136,7 @@ class DistributedFunction:
     def pass_by(self) -> None:
         """Say that a call has no DTensors, and so asks no rank, as one that has would."""
         for subject in (TO_JAX, subject_of(self.name)):
-            pass_by(subject, self._own)
+            log_call(subject, self._own)
 
 
 def _as_before(avals: Sequence[Any]) -> str:

@@ -24,9 +24,8 @@ from rich.console import Console
 import isoshard as iso
 from isoshard.core.errors import DistributedError
 from isoshard.core.processes import coordination
+from isoshard.core.processes.handshake import CANNOT_RUN, env_report, split_address
 from isoshard.core.processes.launchers import Launch, coordinator, launch_from
-from isoshard.core.processes.notes import note_of
-from isoshard.core.processes.roll_call import APART_ALL, split
 
 from .cluster_facts import free_ports, interfaces, rates
 from .cluster_links import Door, Link, Listener, call, distances, own_address
@@ -60,7 +59,7 @@ def _examine(options: argparse.Namespace, stage: list[str]) -> int:
             each = 1 if launch and launch.local_rank is not None else None
             started = iso.init_distributed(timeout=options.timeout, local_devices=each)
     except DistributedError as error:
-        if not (launch and launch.rank and str(error).startswith(APART_ALL)):
+        if not (launch and launch.rank and str(error).startswith(CANNOT_RUN)):
             print(f"isoshard doctor --cluster: {error}", file=sys.stderr, flush=True)
         return 1
     launch = launch or Launch(started.launcher or "", started.rank, started.size)
@@ -97,9 +96,9 @@ def _facts(
     launch: Launch, address: str | None, told: list[str], limit: float, stage: list[str]
 ) -> dict[str, Any]:
     """What this rank says of itself and has measured."""
-    host = split(address)[0] if address else "127.0.0.1"
+    host = split_address(address)[0] if address else "127.0.0.1"
     facts: dict[str, Any] = {
-        "note": dataclasses.asdict(note_of(launch)),
+        "note": dataclasses.asdict(env_report(launch)),
         "address": own_address(host),
         "interfaces": interfaces(),
         "free_ports": free_ports(),

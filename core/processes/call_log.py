@@ -1,19 +1,18 @@
-"""Calls in which a rank asked no other one, for those that wait for it there.
+"""The calls in which a rank compares something with others, or would with other arguments.
 
-Ranks compare only what is new and is theirs together. So a rank that is given something else than
-the others may have nothing to compare: a tensor of its own for a DTensor, a mesh without itself, an
-exchange that was agreed on before. It goes on, and the others wait for it.
+Ranks compare only what is new and concerns several of them. So a rank that is given something else
+than the others may compare nothing: it goes on, and the others wait for it.
 
-So each rank counts its calls by the place in the program, which is every line from the outermost
-to the user's innermost, and remembers what it was given where it asked nobody. A rank that has
-waited for a while asks for the one it waits for: "you are to come here for the third time; have you
-passed by?" A thread of that one answers, at once or when it passes.
+Calls are counted by call site: every line of the program from the outermost to the user's
+innermost. A rank that has waited for a while asks the one that it waits for: "you are to come here
+for the third time; have you passed by?" A thread of that one answers, at once or when it passes.
 """
 
 from __future__ import annotations
 
 import atexit
 import hashlib
+import itertools
 import json
 import os
 import threading
@@ -29,23 +28,23 @@ from isoshard.core.runtime.metrics import user_frame
 from . import coordination
 
 _HOUR = 3600.0
-_KEPT = 1024
+_CALLS = 1024  # that are logged
 _OVER = "over"
 
 
 class Call(NamedTuple):
-    """One call among those of one place in the program.
+    """One call in one rank.
 
     Attributes:
-        place: a digest of what the ranks are asked and of the lines that led there.
-        number: how often this rank has come there.
+        digest: of its subject, and of the lines of the program that led to it.
+        number: of the calls with this digest.
     """
 
-    place: str
+    digest: str
     number: int
 
 
-class _Place:
+class _CallSite:
     __slots__ = ("codes", "digest", "number")
 
     def __init__(self, subject: str, frame: FrameType | None):
@@ -60,19 +59,20 @@ class _Place:
         self.number = 0
 
 
-class _Calls:
-    """Those of this process."""
+class CallLog:
+    """The log of this process."""
 
     def __init__(self) -> None:
-        self._places: Bounded[Any, _Place] = Bounded(_KEPT)
-        self._passed: Bounded[Call, Callable[[], str]] = Bounded(_KEPT)
+        """Without a thread, until there is a call."""
+        self._sites: Bounded[Any, _CallSite] = Bounded(_CALLS)
+        self._passed: Bounded[Call, Callable[[], str]] = Bounded(_CALLS)
         self._asked: dict[Call, str] = {}
         self._answered: list[str] = []
         self._lock = threading.Lock()
         self._listener: threading.Thread | None = None
 
-    def come(self, subject: str, words: Callable[[], str] | None) -> Call:
-        """Count a call; with words, of one that asks nobody."""
+    def enter(self, subject: str, describe: Callable[[], str] | None) -> Call:
+        """Count a call; with `describe` one that compares nothing."""
         frame = line = user_frame()
         steps: list[int] = []
         while line is not None:
@@ -84,48 +84,48 @@ class _Calls:
                 self._listener = threading.Thread(target=self._listen, daemon=True)
                 self._listener.start()
                 atexit.register(self._leave, os.getpid())
-            place = self._places.get(key)
-            if place is None:
-                place = self._places[key] = _Place(subject, frame)
-            place.number += 1
-            call = Call(place.digest, place.number)
-            if words is None:
+            site = self._sites.get(key)
+            if site is None:
+                site = self._sites[key] = _CallSite(subject, frame)
+            site.number += 1
+            call = Call(site.digest, site.number)
+            if describe is None:
                 return call
-            self._passed[call] = words
-            room = self._asked.pop(call, None)
-        if room is not None:
-            self._answer(room, words)
+            self._passed[call] = describe
+            namespace = self._asked.pop(call, None)
+        if namespace is not None:
+            self._answer(namespace, describe)
         return call
 
     def answered(self) -> list[str]:
         """The agreements that this rank was waited for in, and has passed by; each once."""
-        found, self._answered = self._answered, []
-        return found
+        namespaces, self._answered = self._answered, []
+        return namespaces
 
-    def _answer(self, room: str, words: Callable[[], str]) -> None:
-        me = coordination.rank_and_size()[0]
-        coordination.put_if_absent(f"{room}/passed/{me}", words())
-        self._answered.append(room)
+    def _answer(self, namespace: str, describe: Callable[[], str]) -> None:
+        rank = coordination.rank_and_size()[0]
+        coordination.put_if_absent(f"{namespace}/passed/{rank}", describe())
+        self._answered.append(namespace)
 
     def _listen(self) -> None:
         """Wait for questions, in a thread of its own."""
-        me, number = coordination.rank_and_size()[0], 0
+        rank, number = coordination.rank_and_size()[0], 0
         while True:
             try:
-                told = coordination.get(f"asked/{me}/{number}", _HOUR)
-                if told is None:
+                text = coordination.get(f"asked/{rank}/{number}", _HOUR)
+                if text is None:
                     continue
                 number += 1
-                if told == _OVER:
+                if text == _OVER:
                     return
-                question = json.loads(told)
+                question = json.loads(text)
                 call = Call(*question["call"])
                 with self._lock:
-                    words = self._passed.get(call)
-                    if words is None:
+                    describe = self._passed.get(call)
+                    if describe is None:
                         self._asked[call] = question["room"]
-                if words is not None:
-                    self._answer(question["room"], words)
+                if describe is not None:
+                    self._answer(question["room"], describe)
             except DistributedError:  # the run is over; there may be another one
                 self._listener = None
                 return
@@ -141,28 +141,20 @@ class _Calls:
         self._listener.join(2.0)
 
 
+_log = CallLog()
+enter = _log.enter
+answered = _log.answered
+
+
 def _ask(rank: int, question: str) -> None:
-    number = 0
-    while True:
+    for number in itertools.count():
         key = f"asked/{rank}/{number}"
         if coordination.get(key) is None and coordination.put_if_absent(key, question):
             return
-        number += 1
 
 
-_calls = _Calls()
-come = _calls.come
-answered = _calls.answered
-
-
-def answer_of(rank: int, call: Call, room: str) -> str | None:
-    """What a rank was given that has passed by a call; None as far as is known.
-
-    Args:
-        rank: which is waited for.
-        call: where.
-        room: of the agreement that it is waited for in.
-    """
-    if coordination.put_if_absent(f"{room}/asks/{rank}", "asked"):
-        _ask(rank, json.dumps({"call": call, "room": room}))
-    return coordination.get(f"{room}/passed/{rank}")
+def answer_of(rank: int, call: Call, namespace: str) -> str | None:
+    """What a rank was given that has passed by a call; None as far as is known."""
+    if coordination.put_if_absent(f"{namespace}/asks/{rank}", "asked"):
+        _ask(rank, json.dumps({"call": call, "room": namespace}))
+    return coordination.get(f"{namespace}/passed/{rank}")
