@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import torch
 from jax.sharding import Mesh
 
-from isoshard.core.checkpoint.manifest import Sum
 from isoshard.core.checkpoint.source import Source
+from isoshard.core.checkpoint.store import Sum
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import register
 from isoshard.core.planner.traced.traced_step import TracedStep

@@ -16,16 +16,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from isoshard.core.checkpoint import manifest as manifests
-from isoshard.core.checkpoint.manifest import Manifest, Sum
-from isoshard.core.checkpoint.source import Source
-from isoshard.core.checkpoint.steps import Steps
-from isoshard.core.checkpoint.store import LocalStore, local
 from isoshard.core.errors import CheckpointError
 from isoshard.core.frameworks import require
 
 from . import orbax_format, safetensors_format
-from .array_folder import TREE, Folder
+from .source import Source
+from .steps import MANIFEST, Manifest, Steps
+from .store import LocalStore, Sum, local
+from .zarr_format import TREE, ZarrFolder
 
 _BRIDGES = ("torch",)
 """Frameworks with checkpoint formats of their own."""
@@ -136,9 +134,9 @@ def _read(store: LocalStore, steps: Steps, name: str, manifest: Manifest | None)
         if manifest is None:
             raise CheckpointError(
                 f"{store.full_path(name)} is what is left of a checkpoint: it has no "
-                f"{manifests.NAME}, which is written last. {_others(steps, name)}"
+                f"{MANIFEST}, which is written last. {_others(steps, name)}"
             )
-        return Folder(store, name)
+        return ZarrFolder(store, name)
     here = Path(store.full_path(name))
     files = safetensors_format.opened(here) or orbax_format.opened(here)
     if files is not None:

@@ -16,11 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from isoshard.core.checkpoint import manifest as manifests
-from isoshard.core.checkpoint.manifest import Sum
-from isoshard.core.checkpoint.source import Entry
-from isoshard.core.checkpoint.steps import Steps
-from isoshard.core.checkpoint.store import LocalStore, local
 from isoshard.core.errors import CheckpointError, ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of, require
 from isoshard.core.layout.uneven import UnevenArray
@@ -28,10 +23,12 @@ from isoshard.core.processes.agreement import prepare_equal
 from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.core.runtime._jax_internals.undocumented import key_impl
 
-from . import array_folder as folders
-from . import orbax_format, zarr_arrays
+from . import orbax_format, zarr_format
 from .given_to_processes import given_lines
 from .leaf_groups import Group, is_value, named_groups, nested
+from .source import Entry
+from .steps import MANIFEST, Steps
+from .store import LocalStore, Sum, local
 from .stored_shards import Content
 
 _LOG = logging.getLogger(__name__)
@@ -137,10 +134,10 @@ def _prepared(
     """The folder, and what is saved there; nothing is written."""
     _check(step, keep, asynchronous, format)
     root = os.path.abspath(local(path))  # noqa: PTH100 (links stay as they are)
-    if (Path(root) / manifests.NAME).exists():
+    if (Path(root) / MANIFEST).exists():
         raise ValueError(f"{root} is a checkpoint itself; give the folder that it stands in")
     if format == "zarr":
-        zarr_arrays.imported()
+        zarr_format.tensorstore()
     leaves = _leaves(*named_groups(tree))
     if format == "orbax":
         _check_orbax(leaves)
@@ -223,7 +220,7 @@ def _write(
 def _write_zarr(
     store: LocalStore, folder: str, all_: _Leaves, group: ProcessGroup
 ) -> dict[str, Sum]:
-    return folders.write(store, folder, all_.contents, all_.values, all_.same, group)
+    return zarr_format.write(store, folder, all_.contents, all_.values, all_.same, group)
 
 
 def _write_torch(

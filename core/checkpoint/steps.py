@@ -22,23 +22,94 @@ every step has a whole checkpoint, however the process ends.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import re
 import uuid
 import warnings
+import zlib
 from collections.abc import Iterator
+from typing import Any
 
 from isoshard.core.errors import CheckpointError
 
-from . import manifest as manifests
-from .manifest import Manifest, Sum
-from .store import LocalStore, Store
+from .store import LocalStore, Store, Sum
 
+MANIFEST = ".manifest"
+"""The manifest's file name."""
+
+_FORMAT = 1
 _FOLDER = re.compile(r"(0|[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
 _MARK = ".saving"
 TEMPORARY = ".saving-"
 _DOOMED = ".removing-"
 _TORCH_XLA = ".manager_metadata"
 """What torch_xla's manager writes last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of: a line of JSON, and a line with its checksum.
+
+    >>> manifest = Manifest(step=5, order=1, files={"a.distcp": Sum(3, 0x352441C2)})
+    >>> print(manifest.to_bytes().decode(), end="")
+    {"files": {"a.distcp": {"crc32": "352441c2", "size": 3}}, "format": 1, "order": 1, "step": 5}
+    f39efc46
+    >>> Manifest.from_bytes(manifest.to_bytes(), "5/.manifest") == manifest
+    True
+
+    Attributes:
+        step: at which it was taken.
+        order: larger than that of every checkpoint committed before it.
+        files: every other file of its folder.
+    """
+
+    step: int
+    order: int
+    files: dict[str, Sum]
+
+    def to_bytes(self) -> bytes:
+        """The bytes of the file."""
+        content = {
+            "format": _FORMAT,
+            "step": self.step,
+            "order": self.order,
+            "files": {
+                name: {"size": sum.size, "crc32": None if sum.crc32 is None else f"{sum.crc32:08x}"}
+                for name, sum in self.files.items()
+            },
+        }
+        line = json.dumps(content, sort_keys=True).encode() + b"\n"
+        return line + _signature(line)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Manifest:
+        """Read a manifest.
+
+        Args:
+            data: the file's bytes.
+            where: its path, for messages.
+
+        Raises:
+            CheckpointError: they are not what was written, or were written by a later version.
+        """
+        line, end, rest = data.partition(b"\n")
+        if not end or rest != _signature(line + end):
+            raise CheckpointError(
+                f"{where} was truncated or altered: its last line is not the checksum of the "
+                "first. This checkpoint cannot be trusted; restore another step."
+            )
+        content: dict[str, Any] = json.loads(line)
+        if content["format"] != _FORMAT:
+            raise CheckpointError(
+                f"{where} has format {content['format']}, and this version of isoshard reads "
+                f"format {_FORMAT}; read it with the version that wrote it"
+            )
+        files = {
+            name: Sum(file["size"], file["crc32"] and int(file["crc32"], 16))
+            for name, file in content["files"].items()
+        }
+        return cls(content["step"], content["order"], files)
 
 
 class Steps:
@@ -87,15 +158,34 @@ class Steps:
         Raises:
             CheckpointError: it was truncated or altered.
         """
-        path = f"{folder}/{manifests.NAME}"
+        path = f"{folder}/{MANIFEST}"
         if not self.store.exists(path):
             return None
         with self.store.reading(path) as file:
             return Manifest.from_bytes(file.read(), self.store.full_path(path))
 
     def check(self, folder: str, files: dict[str, Sum]) -> list[str]:
-        """What is wrong with files of a checkpoint; see `manifest.faults`."""
-        return manifests.faults(self.store, folder, files)
+        """What is wrong with files of a checkpoint, one text for each that is not as written."""
+        errors = []
+        for name, sum in files.items():
+            path = f"{folder}/{name}"
+            where = self.store.full_path(path)
+            try:
+                if sum.crc32 is None:
+                    now = Sum(self.store.size(path), None)
+                else:
+                    now = self.store.sum_of(path)
+            except FileNotFoundError:
+                errors.append(f"{where} is missing")
+                continue
+            if now.size != sum.size:
+                errors.append(f"{where} has {now.size} bytes, and {sum.size} were written")
+            elif now.crc32 != sum.crc32:
+                errors.append(
+                    f"{where} was altered: its CRC-32 is {now.crc32:08x}, and {sum.crc32:08x} was "
+                    "written"
+                )
+        return errors
 
     @contextlib.contextmanager
     def saving(self, step: int) -> Iterator[str]:
@@ -138,7 +228,7 @@ class Steps:
             The checkpoint's folder.
         """
         manifest = Manifest(step, 1 + max([0, *map(self._order, self._newest())]), files)
-        with self.store.writing(f"{folder}/{manifests.NAME}") as file:
+        with self.store.writing(f"{folder}/{MANIFEST}") as file:
             file.write(manifest.to_bytes())
         if self.store.atomic:
             self.store.sync_folder(folder)
@@ -205,7 +295,7 @@ class Steps:
 
     def _is_whole(self, folder: str) -> bool:
         """Whether a checkpoint was committed (what was altered since is found when it is read)."""
-        if not self.store.exists(f"{folder}/{manifests.NAME}"):
+        if not self.store.exists(f"{folder}/{MANIFEST}"):
             return self.store.exists(f"{folder}/{_TORCH_XLA}")
         if self.store.atomic or not self.store.exists(f"{folder}/{_MARK}"):
             return True
@@ -266,7 +356,7 @@ class Steps:
             self.store.remove_tree(doomed)
             return
         self._mark(folder)
-        for name in (manifests.NAME, _TORCH_XLA):
+        for name in (MANIFEST, _TORCH_XLA):
             with contextlib.suppress(FileNotFoundError):
                 self.store.remove(f"{folder}/{name}")
         self.store.remove_tree(folder, last=_MARK)
@@ -284,3 +374,7 @@ class Steps:
 
 def _step(folder: str) -> int:
     return int(folder.partition(".")[0])
+
+
+def _signature(line: bytes) -> bytes:
+    return f"{zlib.crc32(line):08x}\n".encode()

@@ -22,7 +22,7 @@ from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.core.runtime.metrics import human_bytes
 
 _PROBE = 32 * 2**20
-_PIECE = 2**20
+_CHUNK = 2**20
 _SEEN = 5.0
 """Seconds that a file system may take to show one process what another has written."""
 
@@ -96,11 +96,11 @@ def _written(root: str, nbytes: int) -> tuple[str, int, float]:
     probe = f"{folder}/probe"
     store.make_folder(folder)
     size = max(1, min(nbytes, _PROBE, shutil.disk_usage(root).free // 2))
-    piece = os.urandom(_PIECE)  # a file system that compresses gains nothing
+    chunk = os.urandom(_CHUNK)  # a file system that compresses gains nothing
     start = time.perf_counter()
     with store.writing(probe) as file:
-        for first in range(0, size, _PIECE):
-            file.write(piece[: min(_PIECE, size - first)])
+        for first in range(0, size, _CHUNK):
+            file.write(chunk[: min(_CHUNK, size - first)])
     return probe, size, size / max(time.perf_counter() - start, 1e-9)
 
 

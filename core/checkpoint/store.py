@@ -15,15 +15,32 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import io
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 _BUFFER = 1 << 20
+_CHUNK = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """What a file must be.
+
+    Attributes:
+        size: in bytes.
+        crc32: of its bytes; None if the file has checksums of its own, which are compared when it
+            is read.
+    """
+
+    size: int
+    crc32: int | None
 
 
 class Store(abc.ABC):
@@ -84,6 +101,15 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def sync_folder(self, path: str) -> None:
         """Make the names in a folder durable."""
+
+    def sum_of(self, path: str) -> Sum:
+        """The size and checksum of a file, which is read."""
+        size = crc = 0
+        with self.reading(path) as file:
+            while block := file.read(_CHUNK):
+                size += len(block)
+                crc = zlib.crc32(block, crc)
+        return Sum(size, crc)
 
     def remove_tree(self, path: str, *, last: str | None = None) -> None:
         """Remove a folder with its content; what another process has removed is no error.

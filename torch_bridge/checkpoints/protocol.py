@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from torch.distributed.checkpoint.stateful import Stateful
 
-from isoshard.core.checkpoint.manifest import Sum
-from isoshard.core.checkpoint.store import Store
+from isoshard.core.checkpoint.store import Store, Sum
 from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.torch_bridge._torch_internals.checkpoint_types import STATE_DICT_TYPE
 

@@ -35,8 +35,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.futures import Future
 
-from isoshard.core.checkpoint.manifest import Sum
-from isoshard.core.checkpoint.store import Store
+from isoshard.core.checkpoint.store import Store, Sum
 from isoshard.torch_bridge._torch_internals.checkpoint_types import LoadItemType, WriteResult
 
 from .load_planner import SPMDLoadPlanner

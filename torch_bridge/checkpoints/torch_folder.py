@@ -25,9 +25,8 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from isoshard.core.checkpoint.manifest import Sum
 from isoshard.core.checkpoint.source import Block, Entry
-from isoshard.core.checkpoint.store import LocalStore
+from isoshard.core.checkpoint.store import LocalStore, Sum
 from isoshard.core.errors import CheckpointError
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.processes.coordination import ProcessGroup

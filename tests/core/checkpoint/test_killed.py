@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import isoshard as iso
-from isoshard.core.checkpoint import zarr_arrays
+from isoshard.core.checkpoint import zarr_format
 from isoshard.core.checkpoint.store import LocalStore
 from isoshard.core.errors import CheckpointError
 
@@ -35,7 +35,7 @@ class Death:
         for name in OPERATIONS:
             monkeypatch.setattr(LocalStore, name, self._mortal(name, getattr(LocalStore, name)))
         monkeypatch.setattr(
-            zarr_arrays, "write", self._mortal("zarr", zarr_arrays.write, half=True)
+            zarr_format, "write_arrays", self._mortal("zarr", zarr_format.write_arrays, half=True)
         )
 
     def _mortal(self, name, real, half=False):

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
-from isoshard.core.checkpoint import opened, zarr_arrays
+from isoshard.core.checkpoint import opened, zarr_format
 from isoshard.core.checkpoint.store import LocalStore
 from isoshard.core.errors import CheckpointError, ShardingError
 from isoshard.core.installation import install_command
@@ -137,13 +137,13 @@ class Gate:
 
     def __init__(self, monkeypatch):
         self._open = threading.Event()
-        real = zarr_arrays.write
+        real = zarr_format.write_arrays
 
         def held(*args, **kwargs):
             assert self._open.wait(60)
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(zarr_arrays, "write", held)
+        monkeypatch.setattr(zarr_format, "write_arrays", held)
 
     def open(self):
         self._open.set()
@@ -184,7 +184,7 @@ def test_a_failure_in_the_background_is_told(tmp_path, monkeypatch, caplog):
 
     iso.save(tmp_path, tree(1))
     with monkeypatch.context() as patched:
-        patched.setattr(zarr_arrays, "write", refuse)
+        patched.setattr(zarr_format, "write_arrays", refuse)
         saving = iso.save(tmp_path, tree(2), step=2, asynchronous=True)
         with pytest.raises(OSError, match="No space left"):
             saving.wait()
