@@ -73,19 +73,16 @@ def opened(path: str | os.PathLike[str], step: int | None = None) -> Source:
 def opened_in_parts(
     path: str | os.PathLike[str], step: int | None = None, *, whole: bool
 ) -> tuple[Source, Callable[[int, int], None]]:
-    """Open a checkpoint of whose files several processes check some each.
+    """Open a checkpoint, whose files several processes check together.
 
     Args:
         path: as for `opened`.
         step: likewise.
-        whole: whether all files are checked here and now.
+        whole: whether all files are checked at once.
 
     Returns:
-        The checkpoint, and what checks files that were not: `check(number, of)`, with this
-        process's place among so many, which raises as `opened` does.
-
-    Raises:
-        CheckpointError: as `opened`, but for the files that `check` looks at.
+        The checkpoint, and `check(rank, size)`, which checks this process's share of the files that
+        were not.
     """
     text = local(path)
     here = Path(text)
@@ -104,7 +101,7 @@ def opened_in_parts(
     return _one(text, steps.folder(step), whole)
 
 
-def _nothing_left(number: int, of: int) -> None:
+def _nothing_left(rank: int, size: int) -> None:
     """No files are left to check."""
 
 
@@ -141,16 +138,16 @@ def _read(store: LocalStore, steps: Steps, name: str, manifest: Manifest | None)
     files = safetensors_format.opened(here) or orbax_format.opened(here)
     if files is not None:
         return files
-    refusals = []
+    missing = []
     for bridge in _BRIDGES:
         try:
             source = require(bridge).open_checkpoint(store.full_path(name))
         except ImportError as error:
-            refusals.append(str(error))
+            missing.append(str(error))
             continue
         if source is not None:
             return source
-    also = f" (not asked: {'; '.join(refusals)})" if refusals else ""
+    also = f" (not tried: {'; '.join(missing)})" if missing else ""
     raise CheckpointError(
         f"there is no checkpoint at {store.full_path(name)}: neither one that iso.save wrote, nor "
         f"safetensors, nor a folder of Orbax or of torch.distributed.checkpoint{also}"

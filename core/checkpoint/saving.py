@@ -1,4 +1,4 @@
-"""Saving a tree as a checkpoint: whole or not at all, at once or beside what follows."""
+"""Saving a tree as a checkpoint: atomically, at once or in a thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.core.runtime._jax_internals.undocumented import key_impl
 
 from . import orbax_format, zarr_format
-from .given_to_processes import given_lines
+from .equal_across_ranks import save_lines
 from .leaf_groups import Group, is_value, named_groups, nested
 from .source import Entry
 from .steps import MANIFEST, Steps
@@ -49,7 +49,7 @@ class Saving:
         """See `save`."""
         self.step = step
         self._future = future
-        self._told = False
+        self._reported = False
 
     def wait(self) -> None:
         """Wait until the checkpoint is complete.
@@ -58,7 +58,7 @@ class Saving:
             OSError: the storage refused something; the checkpoint was not written.
             CheckpointError: another process failed.
         """
-        self._told = True
+        self._reported = True
         self._future.result()
 
     @property
@@ -118,8 +118,10 @@ def save(
     group = ProcessGroup.world()
     prepare = functools.partial(_prepared, path, tree, step, keep, asynchronous, format)
     if group.size > 1:
-        said = functools.partial(given_lines, {"step": step, "keep": keep, "format": format})
-        root, leaves = prepare_equal("what iso.save is given", prepare, lambda made: said(*made))
+        lines_of = functools.partial(save_lines, {"step": step, "keep": keep, "format": format})
+        root, leaves = prepare_equal(
+            "what iso.save is given", prepare, lambda prepared: lines_of(*prepared)
+        )
     else:
         root, leaves = prepare()
     if asynchronous:
@@ -131,7 +133,7 @@ def save(
 def _prepared(
     path: Any, tree: Any, step: int, keep: int, asynchronous: bool, format: str
 ) -> tuple[str, _Leaves]:
-    """The folder, and what is saved there; nothing is written."""
+    """The folder, and what is saved there; nothing is written yet."""
     _check(step, keep, asynchronous, format)
     root = os.path.abspath(local(path))  # noqa: PTH100 (links stay as they are)
     if (Path(root) / MANIFEST).exists():
@@ -145,14 +147,18 @@ def _prepared(
 
 
 def _start(root: str, step: int, work: Callable[[], None], asynchronous: bool) -> Saving:
-    """Run a save after those to the same path, here or beside what follows."""
+    """Run a save after those to the same path, here or in the thread."""
     with _lock:
         earlier = _pending.pop(root, [])
     if not asynchronous:
         concurrent.futures.wait([saving._future for saving in earlier])
-    failed = [one for one in earlier if one.done and one._future.exception() and not one._told]
+    failed = [
+        saving
+        for saving in earlier
+        if saving.done and saving._future.exception() and not saving._reported
+    ]
     if failed:
-        told = "; ".join(f"step {one.step}: {one._future.exception()!r}" for one in failed)
+        told = "; ".join(f"step {saving.step}: {saving._future.exception()!r}" for saving in failed)
         raise CheckpointError(
             f"earlier checkpoints in {root} were not written, and nobody had waited for them: "
             f"{told}"
@@ -162,14 +168,14 @@ def _start(root: str, step: int, work: Callable[[], None], asynchronous: bool) -
         work()
         done.set_result(None)
         return Saving(step, done)
-    saving = Saving(step, _worker.submit(_telling, work, root, step))
+    saving = Saving(step, _worker.submit(_logged, work, root, step))
     with _lock:
-        _pending[root] = [*(one for one in earlier if not one.done), saving]
+        _pending[root] = [*(other for other in earlier if not other.done), saving]
     return saving
 
 
-def _telling(work: Callable[[], None], root: str, step: int) -> None:
-    """Log a failure before anybody who waits hears of it."""
+def _logged(work: Callable[[], None], root: str, step: int) -> None:
+    """Log a failure before it is raised where the save is waited for."""
     try:
         work()
     except BaseException as error:
@@ -184,7 +190,7 @@ class _Leaves:
     Attributes:
         contents: the arrays by name.
         values: numbers, strings and the like by name.
-        same: names of arrays that have another name already, and that.
+        same: other names of arrays, each with the name that is in `contents`.
         groups: the leaves of the tree.
         structure: the tree.
     """
@@ -196,7 +202,7 @@ class _Leaves:
     structure: Any
 
     def copied(self) -> _Leaves:
-        """The same with memory of its own; the tree is let go."""
+        """The same with memory of its own, without the tree."""
         contents = {name: content.copied() for name, content in self.contents.items()}
         return dataclasses.replace(self, contents=contents, groups=[])
 
@@ -249,14 +255,14 @@ _FORMATS: dict[str, _Format] = {"zarr": _write_zarr, "torch": _write_torch, "orb
 
 
 def _leaves(groups: list[Group], structure: Any) -> _Leaves:
-    """The leaves of a tree by name, looked at and not copied."""
+    """The leaves of a tree by name, not copied."""
     contents: dict[str, Content] = {}
     values: dict[str, Entry] = {}
     same: dict[str, str] = {}
     seen: dict[int, str] = {}
-    faults = []
-    for name, part in (pair for group in groups for pair in group.named()):
-        value = part.value
+    errors = []
+    for name, state in (pair for group in groups for pair in group.named()):
+        value = state.value
         if is_value(value):
             values[name] = Entry.of_value(value)
         elif id(value) in seen:
@@ -266,9 +272,9 @@ def _leaves(groups: list[Group], structure: Any) -> _Leaves:
             try:
                 contents[name] = _content(name, value)
             except ShardingError as error:
-                faults.append(error)
-    if faults:
-        raise_collected(faults)
+                errors.append(error)
+    if errors:
+        raise_collected(errors)
     return _Leaves(contents, values, same, groups, structure)
 
 
@@ -289,9 +295,9 @@ def _content(name: str, value: Any) -> Content:
 
 
 def _check(step: Any, keep: Any, asynchronous: bool, format: str) -> None:
-    for name, number in (("step", step), ("keep", keep)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise ValueError(f"{name} is an integer of at least 0, not {number!r}")
+    for name, value in (("step", step), ("keep", keep)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"{name} is an integer of at least 0, not {value!r}")
     if format not in _FORMATS:
         raise ValueError(f"format is 'zarr', 'torch' or 'orbax', not {format!r}")
     if format != "zarr" and (asynchronous or jax.process_count() > 1):
@@ -306,7 +312,7 @@ def _check(step: Any, keep: Any, asynchronous: bool, format: str) -> None:
 
 
 def _check_orbax(leaves: _Leaves) -> None:
-    """Refuse what Orbax has no place for."""
+    """Raise for what Orbax's format cannot have."""
     wrong = [
         f"{name}: {type(entry.value).__name__}"
         for name, entry in leaves.values.items()
@@ -323,7 +329,7 @@ def _check_orbax(leaves: _Leaves) -> None:
         if content.entry.nbytes == 0
     ]
     if wrong:
-        lines = "".join(f"\n  {one}" for one in wrong)
+        lines = "".join(f"\n  {line}" for line in wrong)
         raise TypeError(
             f"Orbax's format holds arrays, numbers and strings, and not:{lines}\n"
             "Save without format='orbax', or leave them out."

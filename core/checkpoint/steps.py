@@ -132,10 +132,10 @@ class Steps:
         """The step whose checkpoint was committed last; None if there is no checkpoint.
 
         Raises:
-            CheckpointError: a manifest was truncated or altered, so that nobody knows.
+            CheckpointError: a manifest was truncated or altered, so that the newest is unknown.
         """
-        found = [(self.manifest(folder), _step(folder)) for folder in self._newest()]
-        orders = [(manifest.order if manifest else 0, step) for manifest, step in found]
+        manifests = [(self.manifest(folder), _step(folder)) for folder in self._newest()]
+        orders = [(manifest.order if manifest else 0, step) for manifest, step in manifests]
         return max(orders)[1] if orders else None
 
     def folder(self, step: int) -> str:
@@ -144,13 +144,13 @@ class Steps:
         Raises:
             CheckpointError: it has none.
         """
-        found = self._folders().get(step)
-        if not found:
+        folders = self._folders().get(step)
+        if not folders:
             raise CheckpointError(
                 f"there is no checkpoint of step {step} in {self.store.full_path('')}; there are "
                 f"those of steps {self.all()}"
             )
-        return found[-1]
+        return folders[-1]
 
     def manifest(self, folder: str) -> Manifest | None:
         """The manifest of a checkpoint; None if torch_xla wrote it, which makes none.
@@ -286,12 +286,12 @@ class Steps:
 
     def _folders(self) -> dict[int, list[str]]:
         """The folders with a whole checkpoint, by step; the one that counts is last."""
-        found: dict[int, list[tuple[int, str]]] = {}
+        folders: dict[int, list[tuple[int, str]]] = {}
         for name in self.store.names(""):
             match = _FOLDER.fullmatch(name)
             if match and self._is_whole(name):
-                found.setdefault(int(match[1]), []).append((int(match[2] or 0), name))
-        return {step: [name for _, name in sorted(names)] for step, names in found.items()}
+                folders.setdefault(int(match[1]), []).append((int(match[2] or 0), name))
+        return {step: [name for _, name in sorted(names)] for step, names in folders.items()}
 
     def _is_whole(self, folder: str) -> bool:
         """Whether a checkpoint was committed (what was altered since is found when it is read)."""
@@ -309,37 +309,37 @@ class Steps:
         return [folders[-1] for folders in self._folders().values()]
 
     def _order(self, folder: str) -> int:
-        """The manifest's order; that of a checkpoint nobody can restore comes before all."""
+        """The manifest's order; -1 of a damaged checkpoint."""
         try:
-            found = self.manifest(folder)
+            manifest = self.manifest(folder)
         except CheckpointError:
             return -1
-        return found.order if found else 0
+        return manifest.order if manifest else 0
 
     def _age(self, folder: str) -> tuple[int, int]:
         return self._order(folder), _step(folder)
 
     def _claim(self, step: int, store: LocalStore, stack: contextlib.ExitStack) -> str:
-        """A folder whose lock shows as long as this process saves."""
+        """A folder that is locked as long as this process saves."""
         while True:
             folder = f"{TEMPORARY}{step}-{uuid.uuid4().hex[:8]}"
             store.make_folder(folder)
             # A manager that starts at this very moment may take the folder for a leftover.
             with contextlib.suppress(FileNotFoundError):
-                mine = stack.enter_context(store.locked(folder))
-                if mine is not False and store.exists(folder):
+                locked = stack.enter_context(store.locked(folder))
+                if locked is not False and store.exists(folder):
                     return folder
 
     def _free(self, step: int) -> str:
-        """A folder for a checkpoint of a step, beside those that are there."""
-        name, number = str(step), 0
+        """A new folder for a checkpoint of a step, which may have others."""
+        name, version = str(step), 0
         while self.store.exists(name):
-            number += 1
-            name = f"{step}.{number}"
+            version += 1
+            name = f"{step}.{version}"
         return name
 
     def _tidy(self, step: int) -> None:
-        """Leave one folder to a step: the newest, on a disk under the step's own name."""
+        """Keep one folder of a step: the newest, on a disk by the name of the step."""
         *older, newest = self._folders()[step]
         for folder in older:
             self._remove(folder)
@@ -348,7 +348,7 @@ class Steps:
             self.store.sync_folder("")
 
     def _remove(self, folder: str) -> None:
-        """Remove a checkpoint: first it stops being one, then its files go."""
+        """Remove a checkpoint: atomically it stops being one, then its files are removed."""
         if self.store.atomic:
             doomed = f"{_DOOMED}{folder}-{uuid.uuid4().hex[:8]}"
             self.store.rename(folder, doomed)

@@ -78,14 +78,14 @@ class CheckpointManager:
         pending = _at_least(1, "max_pending_async", max_pending_async)
         self.chkpt_on_preemption = chkpt_on_preemption
         self._watch = Watch()
-        self._told = False
+        self._warned = False
         if chkpt_on_preemption:
             self._watch.start()
         self._saving, self._training = process_groups(process_group)
         self._steps = Steps(store_at(path))
         self._training.broadcast(self._prepare_folder)
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._room = threading.Semaphore(pending)
+        self._free = threading.Semaphore(pending)
         self._pending: dict[concurrent.futures.Future[None], int] = {}
 
     def should_save(self, step: int) -> bool:
@@ -97,9 +97,9 @@ class CheckpointManager:
         step = _at_least(0, "step", step)
         self._raise_failures()
         preempted = self.chkpt_on_preemption and self.reached_preemption(step)
-        if preempted and not self._told:
+        if preempted and not self._warned:
             _LOG.warning("SIGTERM arrived: a checkpoint of step %d is due", step)
-            self._told = True
+            self._warned = True
         return preempted or step % self.save_interval == 0
 
     def save(self, step: int, state_dict: STATE_DICT_TYPE, force: bool | None = False) -> bool:
@@ -147,16 +147,16 @@ class CheckpointManager:
         if not (self.should_save(step) or force):
             return False
         step = operator.index(step)
-        self._room.acquire()
+        self._free.acquire()
         try:
             self._raise_failures()
             copied = snapshot(protocol.expanded(state_dict))
             future = self._worker.submit(self._save, step, copied)
         except BaseException:
-            self._room.release()
+            self._free.release()
             raise
         self._pending[future] = step
-        future.add_done_callback(lambda _: self._room.release())
+        future.add_done_callback(lambda _: self._free.release())
         return True
 
     def restore(self, step: int, state_dict: STATE_DICT_TYPE) -> None:
@@ -269,16 +269,16 @@ class CheckpointManager:
                 "was renamed or copied; give the folder the name of its step"
             )
         mine = dict(sorted(manifest.files.items())[group.rank :: group.size])
-        found = [
-            fault
-            for faults in group.all_gather(lambda: steps.check(folder, mine))
-            for fault in faults
+        errors = [
+            error
+            for errors in group.all_gather(lambda: steps.check(folder, mine))
+            for error in errors
         ]
-        if found:
+        if errors:
             others = [other for other in steps.all() if other != step]
             raise CheckpointError(
                 f"the checkpoint of step {step} is damaged, and nothing was restored: "
-                f"{'; '.join(found)}. Restore another step: {others}."
+                f"{'; '.join(errors)}. Restore another step: {others}."
             )
 
     def _wait(self) -> None:
@@ -320,11 +320,11 @@ def store_at(path: str | os.PathLike[str]) -> Store:
     return LocalStore(root) if isinstance(files, LocalFileSystem) else FsspecStore(files, root)
 
 
-def _at_least(least: int, name: str, given: Any) -> int:
+def _at_least(least: int, name: str, value: Any) -> int:
     try:
-        number = operator.index(given)
+        number = operator.index(value)
     except TypeError:
         number = least - 1
     if number < least:
-        raise ValueError(f"{name} is an integer of at least {least}, not {given!r}")
+        raise ValueError(f"{name} is an integer of at least {least}, not {value!r}")
     return number

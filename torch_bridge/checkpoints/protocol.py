@@ -62,9 +62,7 @@ def write(
     mine = planner.finish_plan(plans[group.rank])
     results = group.gather(lambda: writer.write_data(mine, planner).wait())
     group.broadcast(lambda: writer.finish(metadata, results))
-    return {
-        name: found for sums in group.gather(lambda: files.sums) for name, found in sums.items()
-    }
+    return {name: sum for sums in group.gather(lambda: files.sums) for name, sum in sums.items()}
 
 
 def read(store: Store, folder: str, state_dict: STATE_DICT_TYPE, group: ProcessGroup) -> None:

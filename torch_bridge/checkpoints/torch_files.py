@@ -2,9 +2,9 @@
 
 The format is that of `torch.distributed.checkpoint`, whose `FileSystemReader` reads it as well.
 Beside it, checksums are taken of what is written; several threads write, and an error in any of
-them is raised; a saved piece is read once, for however many pieces that want parts of it.
+them is raised; a saved shard is read once, for however many shards that overlap with it.
 
-Of what `FileSystemReader` keeps for its subclasses `storage_data` is used: per saved piece the
+Of what `FileSystemReader` keeps for its subclasses `storage_data` is used: per saved shard the
 file, the offset and the length.
 """
 
@@ -198,7 +198,7 @@ class Reader(FileSystemReader):
         self.path = folder
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the saved pieces that a plan names, each once and in the order of the file.
+        """Read the saved shards that a plan names, each once and in the order of the file.
 
         Args:
             plan: of this process.
@@ -222,7 +222,7 @@ class Reader(FileSystemReader):
 
 
 def _deliver(data: bytes, items: Sequence[Any], planner: LoadPlanner) -> None:
-    """Give a saved piece to all that want a part of it."""
+    """Copy a saved shard to all that overlap with it."""
     if items[0].type == LoadItemType.BYTE_IO:
         for item in items:
             planner.load_bytes(item, io.BytesIO(data))

@@ -314,11 +314,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 8)
 sys.path.insert(0, sys.argv[2])
 import torch, torch.distributed as dist
-from isoshard.core.checkpoint.store import FsspecStore, LocalStore
-from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.torch_bridge.checkpoints import CheckpointError, CheckpointManager
-from isoshard.torch_bridge.checkpoints import manager as managers
-from isoshard.torch_bridge.checkpoints.manager import store_at
 from tests.torch_bridge.torch_xla.checkpoint_states import empty_state, restored, same, small_state
 from tests.torch_bridge.torch_xla.faulty_store import FaultyLocal, Faults
 
