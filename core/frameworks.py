@@ -44,8 +44,8 @@ from .errors import ShardingError
 from .installation import install_command
 
 if TYPE_CHECKING:
-    from .checkpoint.manifest import Sum
     from .checkpoint.source import Entry, NamedState, Source, Wanted
+    from .checkpoint.store import Sum
     from .layout.uneven import Sizes, UnevenArray
     from .traced.traced_step import TracedStep
 

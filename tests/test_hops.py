@@ -17,7 +17,7 @@ MOST = {
     "xs.sync()": 21,
     "step(x)": 18,
     "iso.shard(module)": 17,
-    "iso.save(module)": 18,
+    "iso.save(module)": 14,
 }
 """Call -> the files of ours that it may pass through."""
 

@@ -18,7 +18,8 @@ ROWS = 4  # of each array in each rank
 COLUMNS = 1024  # of float32
 ARRAYS = 8
 _STORAGE = (
-    "names exists is_folder size make_folder writing reading rename remove remove_folder keep_names"
+    "names exists is_folder size make_folder writing reading rename remove remove_folder "
+    "sync_folder"
 )
 
 
@@ -57,10 +58,10 @@ class Phases:
 
     def count_storage(self) -> None:
         """From here on, count what is asked of the file system of checkpoints."""
-        from isoshard.core.checkpoint.storage import LocalStorage
+        from isoshard.core.checkpoint.store import LocalStore
 
         for name in _STORAGE.split():
-            setattr(LocalStorage, name, self._counting(getattr(LocalStorage, name)))
+            setattr(LocalStore, name, self._counting(getattr(LocalStore, name)))
 
     def _counting(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*given: Any) -> Any:
@@ -88,8 +89,8 @@ def measure(folder: str, repeats: int, patience: float | None = None) -> dict[st
     Args:
         folder: empty, for a checkpoint.
         repeats: comparisons, exchanges and requests that are timed.
-        patience: seconds after which a rank that waits says where, as `rounds.PATIENCE`; on a busy
-            machine longer, where requests are counted.
+        patience: seconds after which a rank that waits says where, as `coordination.PATIENCE`; on a
+            busy machine longer, where requests are counted.
 
     Returns:
         "phases", see `Phases`, and of the process at its end: "rss" and "peak" in bytes, open
@@ -104,9 +105,9 @@ def measure(folder: str, repeats: int, patience: float | None = None) -> dict[st
     import numpy as np
     import torch.distributed as dist
 
-    from isoshard.core.processes import agreement, coordination, rounds
+    from isoshard.core.processes import agreement, coordination
 
-    rounds.PATIENCE = rounds.PATIENCE if patience is None else patience
+    coordination.PATIENCE = coordination.PATIENCE if patience is None else patience
     phases.count_storage()
 
     def together(name: str, work: Callable[[], Any], times: int = 1) -> Any:
@@ -124,8 +125,8 @@ def measure(folder: str, repeats: int, patience: float | None = None) -> dict[st
     together("steady shard", lambda: iso.shard(values, mesh, spec), repeats)
     together("first program", lambda: float(_sum(array)))
     lines = [f"w{number}: (4096, 4096) float32 by P('x')" for number in range(300)]
-    together("comparison", lambda: agreement.agree("layouts", lines), repeats)
-    together("request", lambda: coordination.count(f"bench/{here.rank}"), 10 * repeats)
+    together("comparison", lambda: agreement.assert_equal("layouts", lines), repeats)
+    together("request", lambda: coordination.increment(f"bench/{here.rank}"), 10 * repeats)
     tree = {f"w{number}": iso.shard(values + number, mesh, spec) for number in range(ARRAYS)}
     path = Path(folder) / "run"
     together("save", lambda: iso.save(path, tree, step=1))

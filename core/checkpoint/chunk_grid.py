@@ -1,12 +1,12 @@
-"""How an array is cut: into files, and each file into chunks that are read on their own.
+"""The files of an array, and the chunks of a file, each of which can be read by itself.
 
 Each device's shard is a file of its own, or several where it is large. Readers have other meshes,
-so a file is cut further, along all axes alike: whoever wants a part of it reads little else. Files
+so a file is divided further, evenly along all axes: to read a part of it little else is read. Files
 are of one size, and blocks of an `UnevenArray` need not be: see `file_size`.
 
->>> cut((4096, 4096), (2048, 1024), 4)
+>>> grid_of((4096, 4096), (2048, 1024), 4)
 Grid(files=(2048, 1024), chunks=(128, 128))
->>> cut((1000,), (1000,), 4)
+>>> grid_of((1000,), (1000,), 4)
 Grid(files=(1000,), chunks=(1000,))
 """
 
@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import math
 
-FILE = 256 << 20  # bytes at most: a file is put together in memory before it is written
+FILE = 256 << 20  # bytes at most: a file is joined in memory before it is written
 _LARGEST, _SMALLEST = 64 << 10, 4 << 10  # bytes of a chunk; each takes 20 more for its checksum
 _CHUNKS = 256
 _FILES = 4  # files per block at most, where files could begin where blocks do
@@ -25,31 +25,28 @@ _DIVISORS = (2, 3, 5, 7)
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The sizes of what an array is cut into.
+    """The shapes of files and chunks.
 
     Attributes:
-        files: shape of what stands in one file.
-        chunks: shape of what is read on its own; divides `files`.
+        files: elements of a file, along each axis.
+        chunks: elements of a chunk; a divisor of `files`.
     """
 
     files: tuple[int, ...]
     chunks: tuple[int, ...]
 
     def count(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """How many files an array has along each axis."""
+        """The number of files along each axis."""
         return tuple(-(-extent // size) for extent, size in zip(shape, self.files, strict=True))
 
 
-def cut(shape: tuple[int, ...], shard: tuple[int, ...], itemsize: int) -> Grid:
-    """Choose the files and chunks of an array.
+def grid_of(shape: tuple[int, ...], shard: tuple[int, ...], itemsize: int) -> Grid:
+    """The files and chunks of an array, whose sizes divide `shard`.
 
     Args:
         shape: of the array, without empty axes.
-        shard: shape of what one device holds, or of a file; files at the end may be smaller.
+        shard: shape of the shard of a device, or of a file; files at the end may be smaller.
         itemsize: bytes of an element.
-
-    Returns:
-        Sizes that divide `shard`.
     """
     total = math.prod(shape) * itemsize
     files = _divided(shape, shard, itemsize, FILE)
@@ -58,14 +55,10 @@ def cut(shape: tuple[int, ...], shard: tuple[int, ...], itemsize: int) -> Grid:
 
 
 def file_size(sizes: tuple[int, ...]) -> int:
-    """How long files are along an axis in blocks of unequal sizes.
+    """The size of files along an axis in blocks of unequal sizes, by the size of each block.
 
-    Args:
-        sizes: the elements of each block.
-
-    Returns:
-        A size of which every block begins at a multiple, if that does not make many files;
-        otherwise one for about as many files as there are blocks, which is cut well.
+    Every block begins at a multiple of it, if that does not make many files; otherwise there are
+    about as many files as blocks, and the size has many divisors.
 
     Example:
         >>> file_size((5, 5, 5, 3)), file_size((16, 4, 20, 8)), file_size((0, 3, 9, 6))
@@ -85,7 +78,7 @@ def file_size(sizes: tuple[int, ...]) -> int:
 def _divided(
     shape: tuple[int, ...], block: tuple[int, ...], itemsize: int, limit: int
 ) -> tuple[int, ...]:
-    """Divide a block until it has at most `limit` bytes, first where there are the fewest cuts."""
+    """Divide a block until it has at most `limit` bytes, first the axes in the fewest blocks."""
     sizes = list(block)
     while math.prod(sizes) * itemsize > limit:
         steps = [

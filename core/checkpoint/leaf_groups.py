@@ -5,7 +5,7 @@
 ('epoch', 3)
 
 Arrays, numbers and strings are leaves. A module or optimizer is a leaf of the tree as well, and
-has parts: its own names stand behind that of the leaf, as in `model.blocks.0.weight`.
+has parts: their names follow that of the leaf, as in `model.blocks.0.weight`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Group:
     Attributes:
         name: its path, joined by dots.
         value: the leaf.
-        framework: whose it is; None for JAX, NumPy and Python.
-        parts: by the name behind `name`; of an array one, called "".
+        framework: of the leaf; None for JAX, NumPy and Python.
+        parts: by the name after `name`; of an array one, called "".
         whole: whether it is a module, an optimizer, .. rather than an array or number.
     """
 
@@ -79,7 +79,9 @@ def named_groups(tree: Any, saved: Mapping[str, Entry] | None = None) -> tuple[l
         ) from error
     groups = [_group(path_name(path), value, saved) for path, value in leaves]
     names = [(name, part) for group in groups for name, part in group.named()]
-    wrong = [f"\n  {name or 'the tree'}: {why}" for name, part in names if (why := _refused(part))]
+    wrong = [
+        f"\n  {name or 'the tree'}: {why}" for name, part in names if (why := _unsupported(part))
+    ]
     if wrong:
         raise TypeError(
             "a checkpoint holds arrays of any framework, modules, optimizers, numbers and strings, "
@@ -113,11 +115,11 @@ def _below(saved: Mapping[str, Entry], name: str) -> dict[str, Entry]:
     return {key[len(start) :]: entry for key, entry in saved.items() if key.startswith(start)}
 
 
-def _refused(part: NamedState) -> str:
+def _unsupported(part: NamedState) -> str:
     """Why something cannot be in a checkpoint; empty if it can."""
     value = part.value
     if isinstance(value, UnevenArray):
-        return _refused_blocks(value)
+        return _unsupported_blocks(value)
     if isinstance(value, Tracer):
         return "a traced value; save outside jit"
     if isinstance(value, jax.Array) and value.is_deleted():
@@ -130,7 +132,7 @@ def _refused(part: NamedState) -> str:
     return type(value).__name__
 
 
-def _refused_blocks(u: UnevenArray) -> str:
+def _unsupported_blocks(u: UnevenArray) -> str:
     """Why an array in blocks of unequal sizes cannot be in a checkpoint; empty if it can."""
     if not isinstance(u.array, jax.Array | jax.ShapeDtypeStruct):
         return f"an UnevenArray of {type(u.array).__name__}; it holds a jax.Array"
@@ -145,33 +147,28 @@ def _refused_blocks(u: UnevenArray) -> str:
             f"an UnevenArray of shape {u.shape} that lies on no mesh; lay it out: "
             "iso.reshard(u, spec, mesh)"
         )
-    return _refused(NamedState(u.array))
+    return _unsupported(NamedState(u.array))
 
 
 def nested(group: Group, leaves: Mapping[str, Any]) -> Any:
-    """What stands for a leaf of the tree: of a module or optimizer dictionaries of its parts.
+    """A leaf of the tree by the values of its parts, which go by full name.
 
-    Args:
-        group: the leaf.
-        leaves: what stands for each part, by its full name.
-
-    Returns:
-        The tree of the leaf; a name `blocks.0.weight` becomes three dictionaries.
+    A module or optimizer becomes dictionaries: of `blocks.0.weight` three.
     """
     if not group.whole:
         return leaves[group.name]
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for inner in group.parts:
         *above, last = inner.split(".")
-        here = found
-        for word in above:
-            here = here.setdefault(word, {})
-        here[last] = leaves[group.called(inner)]
-    return found
+        branch = tree
+        for key in above:
+            branch = branch.setdefault(key, {})
+        branch[last] = leaves[group.called(inner)]
+    return tree
 
 
 def is_value(value: Any) -> bool:
-    """Whether something is written as itself: numbers, strings, None, and sequences of those.
+    """Whether something is stored as a value: numbers, strings, None, and sequences of those.
 
     Example:
         >>> is_value((0.9, None)), is_value(object())

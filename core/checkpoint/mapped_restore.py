@@ -76,12 +76,12 @@ def function_of(weights: Any, wanted: Mapping[str, Wanted]) -> Apply:
 
 
 def _apply_branches(branches: Mapping[str, Apply], tree: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     for branch, apply in branches.items():
-        found = named_leaves(apply(dict(_below(tree, branch))))
-        made |= {f"{branch}.{name}": leaf for name, leaf in found}
+        leaves = named_leaves(apply(dict(_below(tree, branch))))
+        outputs |= {f"{branch}.{name}": leaf for name, leaf in leaves}
     starts = tuple(f"{branch}." for branch in branches)
-    return {name: leaf for name, leaf in tree.items() if not name.startswith(starts)} | made
+    return {name: leaf for name, leaf in tree.items() if not name.startswith(starts)} | outputs
 
 
 def _below(tree: Mapping[str, Any], branch: str) -> Iterator[tuple[str, Any]]:
@@ -100,42 +100,27 @@ def _shapes(wanted: Mapping[str, Wanted]) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def mapped_entries(saved: Mapping[str, Entry], apply: Apply) -> dict[str, Entry]:
-    """What a checkpoint has, by its new names.
+    """The entries of a checkpoint by their new names.
 
-    Args:
-        saved: by its own names.
-        apply: the map; what is no array, and random keys, it does not see.
-
-    Returns:
-        The entries that it makes, and those that it does not see.
+    The map takes all arrays but random keys; other entries remain as they are.
 
     Raises:
         ShardingError: JAX would lose digits of some arrays.
     """
-    made = jax.eval_shape(on_auto_axes(apply), _inputs(saved))
+    outputs = jax.eval_shape(on_auto_axes(apply), _inputs(saved))
     entries = {
         name: Entry(tuple(leaf.shape), leaf.dtype.name, leaf.dtype.name)
-        for name, leaf in named_leaves(made)
+        for name, leaf in named_leaves(outputs)
     }
-    return {name: one for name, one in saved.items() if not _is_seen(one)} | entries
+    return {name: entry for name, entry in saved.items() if not _is_mapped(entry)} | entries
 
 
 def read_mapped(
     source: Source, slots: Sequence[Slot], saved: Mapping[str, Entry], apply: Apply
 ) -> dict[str, jax.Array | UnevenArray | np.ndarray]:
-    """Read arrays that a map makes.
-
-    Args:
-        source: the checkpoint.
-        slots: what is wanted, by the new names.
-        saved: the entries by the new names.
-        apply: the map.
-
-    Returns:
-        As `read_arrays`.
-    """
-    kept = {name for name, one in source.entries.items() if not _is_seen(one)}
-    found = read_arrays(source, [slot for slot in slots if slot.name in kept], saved)
+    """As `read_arrays`, of the outputs of a map; `slots` and `saved` have the new names."""
+    kept = {name for name, entry in source.entries.items() if not _is_mapped(entry)}
+    unmapped = read_arrays(source, [slot for slot in slots if slot.name in kept], saved)
     wanted = {slot.name: slot.wanted for slot in slots if slot.wanted and slot.name not in kept}
     mesh = _mesh_of(wanted)
     inputs = read_arrays(
@@ -143,42 +128,42 @@ def read_mapped(
         [
             Slot(name, NamedState(None), Wanted(one.shape, one.stored, _spread(one.shape, mesh)))
             for name, one in source.entries.items()
-            if _is_seen(one)
+            if _is_mapped(one)
         ],
         source.entries,
     )
     places = {name: _reachable(one, mesh) for name, one in wanted.items()}
 
     def chosen(tree: dict[str, Any]) -> dict[str, Any]:
-        made = dict(named_leaves(apply(tree)))
+        outputs = dict(named_leaves(apply(tree)))
         return {
-            name: lay_out_in_blocks(made[name], place)
+            name: lay_out_in_blocks(outputs[name], place)
             if isinstance(place, BlockLayout)
-            else made[name]
+            else outputs[name]
             for name, place in places.items()
         }
 
     layouts = {name: _sharding_of(place) for name, place in places.items()}
     with axes_of(mesh) if mesh is not None else contextlib.nullcontext():
-        made = jax.jit(on_auto_axes(chosen), out_shardings=layouts)(inputs)
-    return found | {name: _brought(made[name], one) for name, one in wanted.items()}
+        outputs = jax.jit(on_auto_axes(chosen), out_shardings=layouts)(inputs)
+    return unmapped | {name: _placed(outputs[name], one) for name, one in wanted.items()}
 
 
 def _inputs(saved: Mapping[str, Entry]) -> dict[str, jax.ShapeDtypeStruct]:
-    inputs, faults = {}, []
+    inputs, errors = {}, []
     for name, entry in saved.items():
-        if not _is_seen(entry):
+        if not _is_mapped(entry):
             continue
         try:
             dtype = device_dtype(jax.numpy.dtype(entry.stored), name)
             inputs[name] = jax.ShapeDtypeStruct(entry.shape, dtype)
         except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
+            errors.append(error)
+    raise_collected(errors)
     return inputs
 
 
-def _is_seen(entry: Entry) -> bool:
+def _is_mapped(entry: Entry) -> bool:
     return not entry.is_value and not is_key(entry.dtype)
 
 
@@ -213,12 +198,14 @@ def _reachable(wanted: Wanted, mesh: Mesh | None) -> Any:
     return wanted.place if here else NamedSharding(mesh, P())
 
 
-def _brought(made: Any, wanted: Wanted) -> jax.Array | UnevenArray | np.ndarray:
+def _placed(output: Any, wanted: Wanted) -> jax.Array | UnevenArray | np.ndarray:
     if isinstance(wanted.place, BlockLayout):
-        return made if isinstance(made, UnevenArray) else lay_out_in_blocks(made, wanted.place)
+        if isinstance(output, UnevenArray):
+            return output
+        return lay_out_in_blocks(output, wanted.place)
     if wanted.place is Memory.HOST:
-        whole = made.addressable_data(0) if made.is_fully_replicated else made
-        return np.array(whole).astype(jax.numpy.dtype(wanted.dtype))
-    if isinstance(wanted.place, Memory) or made.sharding == wanted.place:
-        return made
-    return jax.device_put(made, wanted.place)
+        full = output.addressable_data(0) if output.is_fully_replicated else output
+        return np.array(full).astype(jax.numpy.dtype(wanted.dtype))
+    if isinstance(wanted.place, Memory) or output.sharding == wanted.place:
+        return output
+    return jax.device_put(output, wanted.place)

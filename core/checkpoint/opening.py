@@ -16,16 +16,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from isoshard.core.checkpoint import manifest as manifests
-from isoshard.core.checkpoint.manifest import Manifest, Sum
-from isoshard.core.checkpoint.source import Source
-from isoshard.core.checkpoint.steps import Steps
-from isoshard.core.checkpoint.storage import LocalStorage, local
 from isoshard.core.errors import CheckpointError
 from isoshard.core.frameworks import require
 
 from . import orbax_format, safetensors_format
-from .array_folder import TREE, Folder
+from .source import Source
+from .steps import MANIFEST, Manifest, Steps
+from .store import LocalStore, Sum, local
+from .zarr_format import TREE, ZarrFolder
 
 _BRIDGES = ("torch",)
 """Frameworks with checkpoint formats of their own."""
@@ -53,7 +51,7 @@ def latest(path: str | os.PathLike[str]) -> int | None:
         ...     latest(folder)
         20
     """
-    return Steps(LocalStorage(local(path))).latest()
+    return Steps(LocalStore(local(path))).latest()
 
 
 def opened(path: str | os.PathLike[str], step: int | None = None) -> Source:
@@ -75,25 +73,22 @@ def opened(path: str | os.PathLike[str], step: int | None = None) -> Source:
 def opened_in_parts(
     path: str | os.PathLike[str], step: int | None = None, *, whole: bool
 ) -> tuple[Source, Callable[[int, int], None]]:
-    """Open a checkpoint of whose files several processes check some each.
+    """Open a checkpoint, whose files several processes check together.
 
     Args:
         path: as for `opened`.
         step: likewise.
-        whole: whether all files are checked here and now.
+        whole: whether all files are checked at once.
 
     Returns:
-        The checkpoint, and what checks files that were not: `check(number, of)`, with this
-        process's place among so many, which raises as `opened` does.
-
-    Raises:
-        CheckpointError: as `opened`, but for the files that `check` looks at.
+        The checkpoint, and `check(rank, size)`, which checks this process's share of the files that
+        were not.
     """
     text = local(path)
     here = Path(text)
     if not here.exists():
         raise CheckpointError(f"there is no checkpoint at {text}: it does not exist")
-    steps = Steps(LocalStorage(text))
+    steps = Steps(LocalStore(text))
     if step is None:
         if here.is_file() or (here / TREE).exists():
             return _one(str(here.parent), here.name, whole)
@@ -106,14 +101,14 @@ def opened_in_parts(
     return _one(text, steps.folder(step), whole)
 
 
-def _nothing_left(number: int, of: int) -> None:
+def _nothing_left(rank: int, size: int) -> None:
     """No files are left to check."""
 
 
 def _one(parent: str, name: str, whole: bool) -> tuple[Source, Callable[[int, int], None]]:
     """The checkpoint in one folder, or file."""
-    storage = LocalStorage(parent)
-    steps = Steps(storage)
+    store = LocalStore(parent)
+    steps = Steps(store)
     manifest = steps.manifest(name)
     files = manifest.files if manifest else {}
     now = files if whole else {file: files[file] for file in _NAMES if file in files}
@@ -122,39 +117,39 @@ def _one(parent: str, name: str, whole: bool) -> tuple[Source, Callable[[int, in
     def check(files: dict[str, Sum]) -> None:
         if faults := steps.check(name, files):
             raise CheckpointError(
-                f"the checkpoint in {storage.where(name)} is damaged, and nothing was restored: "
+                f"the checkpoint in {store.full_path(name)} is damaged, and nothing was restored: "
                 f"{'; '.join(faults)}. {_others(steps, name)}"
             )
 
     check(now)
-    return _read(storage, steps, name, manifest), lambda n, of: check(dict(later[n::of]))
+    return _read(store, steps, name, manifest), lambda n, of: check(dict(later[n::of]))
 
 
-def _read(storage: LocalStorage, steps: Steps, name: str, manifest: Manifest | None) -> Source:
+def _read(store: LocalStore, steps: Steps, name: str, manifest: Manifest | None) -> Source:
     """The checkpoint in a folder whose names are as they were written."""
-    if storage.exists(f"{name}/{TREE}"):
+    if store.exists(f"{name}/{TREE}"):
         if manifest is None:
             raise CheckpointError(
-                f"{storage.where(name)} is what is left of a checkpoint: it has no "
-                f"{manifests.NAME}, which is written last. {_others(steps, name)}"
+                f"{store.full_path(name)} is what is left of a checkpoint: it has no "
+                f"{MANIFEST}, which is written last. {_others(steps, name)}"
             )
-        return Folder(storage, name)
-    here = Path(storage.where(name))
+        return ZarrFolder(store, name)
+    here = Path(store.full_path(name))
     files = safetensors_format.opened(here) or orbax_format.opened(here)
     if files is not None:
         return files
-    refusals = []
+    missing = []
     for bridge in _BRIDGES:
         try:
-            source = require(bridge).open_checkpoint(storage.where(name))
+            source = require(bridge).open_checkpoint(store.full_path(name))
         except ImportError as error:
-            refusals.append(str(error))
+            missing.append(str(error))
             continue
         if source is not None:
             return source
-    also = f" (not asked: {'; '.join(refusals)})" if refusals else ""
+    also = f" (not tried: {'; '.join(missing)})" if missing else ""
     raise CheckpointError(
-        f"there is no checkpoint at {storage.where(name)}: neither one that iso.save wrote, nor "
+        f"there is no checkpoint at {store.full_path(name)}: neither one that iso.save wrote, nor "
         f"safetensors, nor a folder of Orbax or of torch.distributed.checkpoint{also}"
     )
 

@@ -25,10 +25,10 @@ from typing import Any
 
 import jax
 
-from isoshard.core.checkpoint.source import Block, Entry
 from isoshard.core.errors import CheckpointError
 
-from . import zarr_arrays
+from . import zarr_format
+from .source import Block, Entry
 
 _METADATA = "_METADATA"
 _STEP = "_CHECKPOINT_METADATA"
@@ -108,7 +108,7 @@ class OrbaxFolder:
 
     def read(self, blocks: Sequence[Block]) -> None:
         """Fill the memory of all blocks; see `Source`."""
-        zarr_arrays.fill(self._open, self.where, blocks)
+        zarr_format.fill(self._open, self.where, blocks)
 
     def _open(self, name: str) -> Any:
         """An array's store, to come."""
@@ -118,7 +118,7 @@ class OrbaxFolder:
         if not self._told.get("use_ocdbt", True):
             store = {"driver": "file", "path": f"{base['path']}{inner}"}
         driver = "zarr3" if self._told.get("use_zarr3", False) else "zarr"
-        return zarr_arrays.imported().open(
+        return zarr_format.tensorstore().open(
             {"driver": driver, "kvstore": store}, open=True, read=True
         )
 

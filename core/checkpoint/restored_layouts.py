@@ -82,7 +82,7 @@ def placed(
 
 def _on_devices(slots: Sequence[Slot]) -> list[Slot]:
     """Layouts over an abstract mesh, over the devices that `jax.set_mesh` has set."""
-    found, faults = [], []
+    moved, errors = [], []
     for slot in slots:
         place = None if slot.wanted is None else slot.wanted.place
         if isinstance(place, NamedSharding) and isinstance(place.mesh, AbstractMesh):
@@ -90,20 +90,20 @@ def _on_devices(slots: Sequence[Slot]) -> list[Slot]:
             if same_grid(mesh, place.mesh):
                 slot = slot.at(on_mesh(place, mesh))
             else:
-                faults.append(
+                errors.append(
                     ShardingError(
                         f"{slot.name}: its layout {place.spec} is over the abstract mesh "
                         f"{describe_mesh(place.mesh)}, which has no devices; say which: "
                         "iso.restore(.., mesh=mesh), or under `with jax.set_mesh(mesh):`"
                     )
                 )
-        found.append(slot)
-    raise_collected(faults)
-    return found
+        moved.append(slot)
+    raise_collected(errors)
+    return moved
 
 
 def _by_specs(slots: Sequence[Slot], saved: Mapping[str, Entry], mesh: Mesh) -> dict[str, Named]:
-    places, faults = {}, []
+    places, errors = {}, []
     for slot in slots:
         if slot.wanted is None or slot.wanted.place is Memory.HOST:
             continue
@@ -115,8 +115,8 @@ def _by_specs(slots: Sequence[Slot], saved: Mapping[str, Entry], mesh: Mesh) -> 
         try:
             places[slot.name] = _laid(slot, mesh, spec)
         except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
+            errors.append(error)
+    raise_collected(errors)
     return places
 
 

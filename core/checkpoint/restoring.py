@@ -11,14 +11,14 @@ import numpy as np
 
 from isoshard.core.checkpoint.source import Entry, Source
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh
-from isoshard.core.processes.agreement import agree, fault_lines, pass_by
+from isoshard.core.processes.agreement import assert_equal, error_lines, log_call
+from isoshard.core.processes.coordination import ProcessGroup
 
-from .given_to_processes import GIVEN, ranks_of_slots, sharing_ranks, slot_lines
+from .equal_across_ranks import RESTORE_SUBJECT, ranks_of_slots, restore_lines, sharing_ranks
 from .leaf_groups import Group, named_groups
 from .mapped_restore import function_of, mapped_entries, read_mapped
 from .opening import opened_in_parts
 from .restored_layouts import placed
-from .savers import Team
 from .shard_reading import read_arrays
 from .slots import Slot, compare, slots_of
 
@@ -81,28 +81,30 @@ def restore(
     """
     ranks = sharing_ranks(like, mesh)
     try:
-        found = _Prepared.of(path, like, mesh, plan, step, weights, partial, whole=not ranks)
+        prepared = _Prepared.of(path, like, mesh, plan, step, weights, partial, whole=not ranks)
     except Exception as error:
         if ranks:
-            agree(GIVEN, fault_lines(error), ranks)
+            assert_equal(RESTORE_SUBJECT, error_lines(error), ranks)
         raise
-    ranks = ranks or ranks_of_slots(found.slots)
+    ranks = ranks or ranks_of_slots(prepared.slots)
 
     def lines() -> list[str]:
-        return slot_lines(found.source.where, found.slots, found.saved)
+        return restore_lines(prepared.source.where, prepared.slots, prepared.saved)
 
     if ranks:
-        agree(GIVEN, lines(), ranks)
-        team = Team.of(ranks)
-        team.each(lambda: found.check(team.rank, team.size))
+        assert_equal(RESTORE_SUBJECT, lines(), ranks)
+        group = ProcessGroup.of(ranks)
+        group.run(lambda: prepared.check(group.rank, group.size))
     else:
-        pass_by(GIVEN, lambda: "; ".join(lines()))
-    if found.apply is None:
-        values: dict[str, Any] = read_arrays(found.source, found.slots, found.saved)
+        log_call(RESTORE_SUBJECT, lambda: "; ".join(lines()))
+    if prepared.apply is None:
+        values: dict[str, Any] = read_arrays(prepared.source, prepared.slots, prepared.saved)
     else:
-        values = read_mapped(found.source, found.slots, found.saved, found.apply)
-    values |= {one.name: found.saved[one.name].value for one in found.slots if one.wanted is None}
-    return found.structure.unflatten([_filled(group, values) for group in found.groups])
+        values = read_mapped(prepared.source, prepared.slots, prepared.saved, prepared.apply)
+    values |= {
+        slot.name: prepared.saved[slot.name].value for slot in prepared.slots if slot.wanted is None
+    }
+    return prepared.structure.unflatten([_filled(group, values) for group in prepared.groups])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,8 +161,8 @@ class _Prepared:
 
 
 def _filled(group: Group, values: dict[str, Any]) -> Any:
-    found = {inner: values[group.called(inner)] for inner in group.parts}
+    parts = {inner: values[group.called(inner)] for inner in group.parts}
     if group.framework is not None:
-        return group.framework.filled(group.value, found)
-    value = found[""]
+        return group.framework.filled(group.value, parts)
+    value = parts[""]
     return value[()] if isinstance(group.value, np.generic) else value

@@ -26,19 +26,11 @@ _ENDS = (".safetensors", ".safetensors.index.json")
 
 
 def opened(path: Path) -> SafetensorsFiles | None:
-    """Open a file or folder.
-
-    Args:
-        path: of a file, an index, or a folder with one of them.
-
-    Returns:
-        Its contents; None if it is none of those.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
-    found = path.name.endswith(_ENDS) or (path.is_dir() and any(path.glob("*.safetensors")))
-    return SafetensorsFiles(path) if found else None
+    """Open a file, an index, or a folder with one of them; None if it is none of those."""
+    is_safetensors = path.name.endswith(_ENDS) or (
+        path.is_dir() and any(path.glob("*.safetensors"))
+    )
+    return SafetensorsFiles(path) if is_safetensors else None
 
 
 class SafetensorsFiles:
@@ -59,14 +51,14 @@ class SafetensorsFiles:
         """See the class."""
         self.where = str(path)
         try:
-            found = open_weights(path)
+            weights = open_weights(path)
         except FileFormatError as error:
             raise CheckpointError(str(error)) from None
-        self._stored = dict(found.tensors)
-        self._stored |= {name: found.tensors[other] for name, other in found.tied.items()}
+        self._stored = dict(weights.tensors)
+        self._stored |= {name: weights.tensors[other] for name, other in weights.tied.items()}
         self.entries: Mapping[str, Entry] = {
-            name: Entry(one.shape, one.dtype.name, one.dtype.name)
-            for name, one in self._stored.items()
+            name: Entry(stored.shape, stored.dtype.name, stored.dtype.name)
+            for name, stored in self._stored.items()
         }
 
     def read(self, blocks: Sequence[Block]) -> None:
@@ -74,7 +66,7 @@ class SafetensorsFiles:
         wanted: dict[Stored, list[Wish]] = {}
         for block in blocks:
             if block.out.size:
-                start = tuple(one.start for one in block.index)
+                start = tuple(axis.start for axis in block.index)
                 wanted.setdefault(self._stored[block.name], []).append((start, block.out))
         for file in dict.fromkeys(stored.file for stored in wanted):
             with file.open("rb") as opened:

@@ -1,4 +1,4 @@
-"""Saving a tree as a checkpoint: whole or not at all, at once or beside what follows."""
+"""Saving a tree as a checkpoint: atomically, at once or in a thread."""
 
 from __future__ import annotations
 
@@ -16,22 +16,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from isoshard.core.checkpoint import manifest as manifests
-from isoshard.core.checkpoint.manifest import Sum
-from isoshard.core.checkpoint.source import Entry
-from isoshard.core.checkpoint.steps import Steps
-from isoshard.core.checkpoint.storage import LocalStorage, local
 from isoshard.core.errors import CheckpointError, ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of, require
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.processes.agreement import prepare_alike
+from isoshard.core.processes.agreement import prepare_equal
+from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.core.runtime._jax_internals.undocumented import key_impl
 
-from . import array_folder as folders
-from . import orbax_format, zarr_arrays
-from .given_to_processes import given_lines
+from . import orbax_format, zarr_format
+from .equal_across_ranks import save_lines
 from .leaf_groups import Group, is_value, named_groups, nested
-from .savers import Team
+from .source import Entry
+from .steps import MANIFEST, Steps
+from .store import LocalStore, Sum, local
 from .stored_shards import Content
 
 _LOG = logging.getLogger(__name__)
@@ -52,7 +49,7 @@ class Saving:
         """See `save`."""
         self.step = step
         self._future = future
-        self._told = False
+        self._reported = False
 
     def wait(self) -> None:
         """Wait until the checkpoint is complete.
@@ -61,7 +58,7 @@ class Saving:
             OSError: the storage refused something; the checkpoint was not written.
             CheckpointError: another process failed.
         """
-        self._told = True
+        self._reported = True
         self._future.result()
 
     @property
@@ -118,29 +115,31 @@ def save(
         ...     iso.latest(folder), iso.restore(folder, {"w": np.zeros(4)}, step=20)["w"].sum()
         (30, np.float64(4.0))
     """  # noqa: E501
-    team = Team.gathered()
+    group = ProcessGroup.world()
     prepare = functools.partial(_prepared, path, tree, step, keep, asynchronous, format)
-    if team.size > 1:
-        said = functools.partial(given_lines, {"step": step, "keep": keep, "format": format})
-        root, leaves = prepare_alike("what iso.save is given", prepare, lambda made: said(*made))
+    if group.size > 1:
+        lines_of = functools.partial(save_lines, {"step": step, "keep": keep, "format": format})
+        root, leaves = prepare_equal(
+            "what iso.save is given", prepare, lambda prepared: lines_of(*prepared)
+        )
     else:
         root, leaves = prepare()
     if asynchronous:
         leaves = leaves.copied()
-    write = functools.partial(_write, root, step, keep, _FORMATS[format], leaves, team)
+    write = functools.partial(_write, root, step, keep, _FORMATS[format], leaves, group)
     return _start(root, step, write, asynchronous)
 
 
 def _prepared(
     path: Any, tree: Any, step: int, keep: int, asynchronous: bool, format: str
 ) -> tuple[str, _Leaves]:
-    """The folder, and what is saved there; nothing is written."""
+    """The folder, and what is saved there; nothing is written yet."""
     _check(step, keep, asynchronous, format)
     root = os.path.abspath(local(path))  # noqa: PTH100 (links stay as they are)
-    if (Path(root) / manifests.NAME).exists():
+    if (Path(root) / MANIFEST).exists():
         raise ValueError(f"{root} is a checkpoint itself; give the folder that it stands in")
     if format == "zarr":
-        zarr_arrays.imported()
+        zarr_format.tensorstore()
     leaves = _leaves(*named_groups(tree))
     if format == "orbax":
         _check_orbax(leaves)
@@ -148,14 +147,18 @@ def _prepared(
 
 
 def _start(root: str, step: int, work: Callable[[], None], asynchronous: bool) -> Saving:
-    """Run a save after those to the same path, here or beside what follows."""
+    """Run a save after those to the same path, here or in the thread."""
     with _lock:
         earlier = _pending.pop(root, [])
     if not asynchronous:
         concurrent.futures.wait([saving._future for saving in earlier])
-    failed = [one for one in earlier if one.done and one._future.exception() and not one._told]
+    failed = [
+        saving
+        for saving in earlier
+        if saving.done and saving._future.exception() and not saving._reported
+    ]
     if failed:
-        told = "; ".join(f"step {one.step}: {one._future.exception()!r}" for one in failed)
+        told = "; ".join(f"step {saving.step}: {saving._future.exception()!r}" for saving in failed)
         raise CheckpointError(
             f"earlier checkpoints in {root} were not written, and nobody had waited for them: "
             f"{told}"
@@ -165,14 +168,14 @@ def _start(root: str, step: int, work: Callable[[], None], asynchronous: bool) -
         work()
         done.set_result(None)
         return Saving(step, done)
-    saving = Saving(step, _worker.submit(_telling, work, root, step))
+    saving = Saving(step, _worker.submit(_logged, work, root, step))
     with _lock:
-        _pending[root] = [*(one for one in earlier if not one.done), saving]
+        _pending[root] = [*(other for other in earlier if not other.done), saving]
     return saving
 
 
-def _telling(work: Callable[[], None], root: str, step: int) -> None:
-    """Log a failure before anybody who waits hears of it."""
+def _logged(work: Callable[[], None], root: str, step: int) -> None:
+    """Log a failure before it is raised where the save is waited for."""
     try:
         work()
     except BaseException as error:
@@ -187,7 +190,7 @@ class _Leaves:
     Attributes:
         contents: the arrays by name.
         values: numbers, strings and the like by name.
-        same: names of arrays that have another name already, and that.
+        same: other names of arrays, each with the name that is in `contents`.
         groups: the leaves of the tree.
         structure: the tree.
     """
@@ -199,59 +202,67 @@ class _Leaves:
     structure: Any
 
     def copied(self) -> _Leaves:
-        """The same with memory of its own; the tree is let go."""
+        """The same with memory of its own, without the tree."""
         contents = {name: content.copied() for name, content in self.contents.items()}
         return dataclasses.replace(self, contents=contents, groups=[])
 
 
-_Format = Callable[[LocalStorage, str, _Leaves, Team], dict[str, Sum]]
+_Format = Callable[[LocalStore, str, _Leaves, ProcessGroup], dict[str, Sum]]
 
 
-def _write(root: str, step: int, keep: int, form: _Format, leaves: _Leaves, team: Team) -> None:
+def _write(
+    root: str, step: int, keep: int, form: _Format, leaves: _Leaves, group: ProcessGroup
+) -> None:
     """Write and commit one checkpoint; all processes do this together."""
-    storage = LocalStorage(root)
-    steps = Steps(storage)
+    store = LocalStore(root)
+    steps = Steps(store)
     with contextlib.ExitStack() as stack:
-        folder = team.first(lambda: stack.enter_context(steps.saving(step)))
-        files = form(storage, folder, leaves, team)
-        team.first(lambda: steps.commit(folder, step, files))
-    team.first(lambda: steps.prune(step, keep))
+        folder = group.broadcast(lambda: stack.enter_context(steps.saving(step)))
+        files = form(store, folder, leaves, group)
+        group.broadcast(lambda: steps.commit(folder, step, files))
+    group.broadcast(lambda: steps.prune(step, keep))
 
 
-def _write_zarr(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
-    return folders.write(storage, folder, all_.contents, all_.values, all_.same, team)
+def _write_zarr(
+    store: LocalStore, folder: str, all_: _Leaves, group: ProcessGroup
+) -> dict[str, Sum]:
+    return zarr_format.write(store, folder, all_.contents, all_.values, all_.same, group)
 
 
-def _write_torch(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
+def _write_torch(
+    store: LocalStore, folder: str, all_: _Leaves, group: ProcessGroup
+) -> dict[str, Sum]:
     leaves: dict[str, Any] = {name: (c.array, c.entry.dtype) for name, c in all_.contents.items()}
     leaves |= {name: leaves[other] for name, other in all_.same.items()}
     leaves |= {name: (entry.value, "") for name, entry in all_.values.items()}
-    return require("torch").write_checkpoint(storage.root, folder, leaves)
+    return require("torch").write_checkpoint(store.root, folder, leaves)
 
 
-def _write_orbax(storage: LocalStorage, folder: str, all_: _Leaves, team: Team) -> dict[str, Sum]:
+def _write_orbax(
+    store: LocalStore, folder: str, all_: _Leaves, group: ProcessGroup
+) -> dict[str, Sum]:
     leaves: dict[str, Any] = {name: entry.value for name, entry in all_.values.items()}
     leaves |= {name: content.logical() for name, content in all_.contents.items()}
     leaves |= {name: leaves[other] for name, other in all_.same.items()}
     tree = all_.structure.unflatten([nested(group, leaves) for group in all_.groups])
-    root = Path(storage.where(folder))
+    root = Path(store.full_path(folder))
     orbax_format.write(root / orbax_format.ITEM, tree)
     files = [file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()]
-    return {name: Sum(storage.size(f"{folder}/{name}"), None) for name in sorted(files)}
+    return {name: Sum(store.size(f"{folder}/{name}"), None) for name in sorted(files)}
 
 
 _FORMATS: dict[str, _Format] = {"zarr": _write_zarr, "torch": _write_torch, "orbax": _write_orbax}
 
 
 def _leaves(groups: list[Group], structure: Any) -> _Leaves:
-    """The leaves of a tree by name, looked at and not copied."""
+    """The leaves of a tree by name, not copied."""
     contents: dict[str, Content] = {}
     values: dict[str, Entry] = {}
     same: dict[str, str] = {}
     seen: dict[int, str] = {}
-    faults = []
-    for name, part in (pair for group in groups for pair in group.named()):
-        value = part.value
+    errors = []
+    for name, state in (pair for group in groups for pair in group.named()):
+        value = state.value
         if is_value(value):
             values[name] = Entry.of_value(value)
         elif id(value) in seen:
@@ -261,9 +272,9 @@ def _leaves(groups: list[Group], structure: Any) -> _Leaves:
             try:
                 contents[name] = _content(name, value)
             except ShardingError as error:
-                faults.append(error)
-    if faults:
-        raise_collected(faults)
+                errors.append(error)
+    if errors:
+        raise_collected(errors)
     return _Leaves(contents, values, same, groups, structure)
 
 
@@ -284,9 +295,9 @@ def _content(name: str, value: Any) -> Content:
 
 
 def _check(step: Any, keep: Any, asynchronous: bool, format: str) -> None:
-    for name, number in (("step", step), ("keep", keep)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise ValueError(f"{name} is an integer of at least 0, not {number!r}")
+    for name, value in (("step", step), ("keep", keep)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"{name} is an integer of at least 0, not {value!r}")
     if format not in _FORMATS:
         raise ValueError(f"format is 'zarr', 'torch' or 'orbax', not {format!r}")
     if format != "zarr" and (asynchronous or jax.process_count() > 1):
@@ -301,7 +312,7 @@ def _check(step: Any, keep: Any, asynchronous: bool, format: str) -> None:
 
 
 def _check_orbax(leaves: _Leaves) -> None:
-    """Refuse what Orbax has no place for."""
+    """Raise for what Orbax's format cannot have."""
     wrong = [
         f"{name}: {type(entry.value).__name__}"
         for name, entry in leaves.values.items()
@@ -318,7 +329,7 @@ def _check_orbax(leaves: _Leaves) -> None:
         if content.entry.nbytes == 0
     ]
     if wrong:
-        lines = "".join(f"\n  {one}" for one in wrong)
+        lines = "".join(f"\n  {line}" for line in wrong)
         raise TypeError(
             f"Orbax's format holds arrays, numbers and strings, and not:{lines}\n"
             "Save without format='orbax', or leave them out."

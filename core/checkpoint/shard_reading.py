@@ -1,7 +1,7 @@
-"""Reading arrays out of a checkpoint: each process reads what its own devices hold.
+"""Reading arrays of a checkpoint: each process reads the shards of its own devices.
 
-A block that several devices hold is read once. On CPU devices the memory that is read into becomes
-the devices' own. Blocks of unequal sizes are read to where they belong, and padding is zero.
+A shard of several devices is read once. On CPU devices the memory that is read into becomes that of
+the devices. Padding, in blocks of unequal sizes, is zero.
 
 >>> import tempfile, isoshard as iso
 >>> mesh = iso.make_mesh((2, 4), ("x", "y"))
@@ -32,40 +32,37 @@ from .slots import Slot, is_key
 from .stored_shards import bounded
 
 AT_ONCE = 1 << 30
-"""Bytes of host memory that wait for their devices at a time."""
+"""Bytes of host memory that are read before they are copied to devices."""
 
 
 def read_arrays(
     source: Source, slots: Sequence[Slot], saved: Mapping[str, Entry]
 ) -> dict[str, jax.Array | UnevenArray | np.ndarray]:
-    """Read arrays to where they are wanted.
+    """Read the arrays of slots, by name: in host memory, or on devices.
 
     Args:
         source: the checkpoint.
-        slots: what is wanted, checked; those that are no arrays are passed over.
-        saved: what the checkpoint has.
-
-    Returns:
-        The arrays by name: in host memory, or on devices.
+        slots: checked; those that are no arrays are left out.
+        saved: the entries of the checkpoint.
 
     Raises:
         CheckpointError: something was altered or is missing.
         CopyError: a 64-bit integer does not fit the 32 bits that it is to be stored in.
     """
-    found: dict[str, jax.Array | UnevenArray | np.ndarray] = {}
+    arrays: dict[str, jax.Array | UnevenArray | np.ndarray] = {}
     for batch in _batches([_Arrival(slot, saved[slot.name]) for slot in slots if slot.wanted]):
         source.read([block for arrival in batch for block in arrival.blocks])
         for arrival in batch:
-            found[arrival.name] = arrival.array()
-    return found
+            arrays[arrival.name] = arrival.array()
+    return arrays
 
 
 class _Arrival:
-    """An array that is being read: memory for each distinct buffer, and which devices want it.
+    """An array that is being read: memory for each distinct buffer, and its devices.
 
     Attributes:
         name: of the array.
-        blocks: what is to be read, into parts of the memory.
+        blocks: to be read, into slices of the memory.
     """
 
     def __init__(self, slot: Slot, entry: Entry):
@@ -86,7 +83,7 @@ class _Arrival:
             return
         for device, index in place.addressable_devices_indices_map(self._shape).items():
             index = bounded(index or (), self._shape)
-            start = tuple(one.start for one in index)
+            start = tuple(axis.start for axis in index)
             if start not in self._devices:
                 self._buffer(index, sizes)
             self._devices.setdefault(start, []).append(device)
@@ -96,38 +93,38 @@ class _Arrival:
         return sum(buffer.nbytes for buffer in self._buffers)
 
     def array(self) -> jax.Array | UnevenArray | np.ndarray:
-        """Bring what was read to where it is wanted."""
+        """The array, once its blocks are read."""
         if self._sharding is Memory.HOST:
             return self._narrowed(jax.numpy.dtype(self._wanted.dtype), self._buffers[0])
         if not self._wanted.wide:
-            return self._brought(device_dtype(jax.numpy.dtype(self._entry.stored), self.name))
+            return self._on_devices(device_dtype(jax.numpy.dtype(self._entry.stored), self.name))
         with jax.enable_x64(True):
-            return self._brought(jax.numpy.dtype(self._wanted.dtype))
+            return self._on_devices(jax.numpy.dtype(self._wanted.dtype))
 
-    def _brought(self, dtype: np.dtype) -> jax.Array | UnevenArray:
+    def _on_devices(self, dtype: np.dtype) -> jax.Array | UnevenArray:
         place = self._sharding
-        made: Any
+        array: Any
         if isinstance(place, Memory):
-            made = jax.device_put(self._narrowed(dtype, self._buffers[0]), may_alias=True)
+            array = jax.device_put(self._narrowed(dtype, self._buffers[0]), may_alias=True)
         else:
-            pieces: dict[Any, jax.Array] = {}
+            shards: dict[Any, jax.Array] = {}
             for buffer, devices in zip(self._buffers, self._devices.values(), strict=True):
                 host = self._narrowed(dtype, buffer)
-                pieces |= {
+                shards |= {
                     device: jax.device_put(host, device, may_alias=True) for device in devices
                 }
             order = place.addressable_devices_indices_map(self._shape)
-            made = jax.make_array_from_single_device_arrays(
-                self._shape, place, [pieces[device] for device in order], dtype=dtype
+            array = jax.make_array_from_single_device_arrays(
+                self._shape, place, [shards[device] for device in order], dtype=dtype
             )
         if is_key(self._wanted.dtype):
-            return jax.random.wrap_key_data(made, impl=self._entry.impl)
+            return jax.random.wrap_key_data(array, impl=self._entry.impl)
         layout = self._wanted.place
-        return layout.wrap(made) if isinstance(layout, BlockLayout) else made
+        return layout.wrap(array) if isinstance(layout, BlockLayout) else array
 
     def _buffer(self, index: tuple[slice, ...], sizes: Sizes) -> None:
-        """Memory for what stands at `index`, zero where no block is read into it."""
-        shape = tuple(one.stop - one.start for one in index)
+        """Memory for the elements at `index`, zero where no block is read into it."""
+        shape = tuple(axis.stop - axis.start for axis in index)
         buffer = aligned_empty(shape, jax.numpy.dtype(self._entry.stored))
         self._buffers.append(buffer)
         parts = valid_slices(index, self._shape, sizes)
@@ -148,7 +145,7 @@ class _Arrival:
 def _batches(arrivals: Sequence[_Arrival]) -> Iterator[list[_Arrival]]:
     batch: list[_Arrival] = []
     for arrival in arrivals:
-        if batch and math.fsum(one.nbytes for one in batch) + arrival.nbytes > AT_ONCE:
+        if batch and math.fsum(other.nbytes for other in batch) + arrival.nbytes > AT_ONCE:
             yield batch
             batch = []
         batch.append(arrival)

@@ -40,8 +40,8 @@ class Slot:
 
     Attributes:
         name: in full.
-        part: what stands there now.
-        wanted: what is to come; None for a number, a string, ..
+        part: its present value.
+        wanted: the array that it will be; None for a number, a string, ..
         hyper: whether it is a value of an optimizer or the like, which may change its type.
     """
 
@@ -51,20 +51,13 @@ class Slot:
     hyper: bool = False
 
     def at(self, place: Place) -> Slot:
-        """The same at another place."""
+        """The same with another sharding."""
         assert self.wanted is not None
         return dataclasses.replace(self, wanted=dataclasses.replace(self.wanted, place=place))
 
 
 def slots_of(groups: Sequence[Group]) -> list[Slot]:
-    """The leaves of a tree as slots.
-
-    Args:
-        groups: as `named_groups` gives them.
-
-    Returns:
-        A slot for each part, in order.
-    """
+    """A slot for each part of the leaves of a tree, in order."""
     return [
         Slot(name, part, wanted_of(part.value), group.whole)
         for group in groups
@@ -73,7 +66,7 @@ def slots_of(groups: Sequence[Group]) -> list[Slot]:
 
 
 def wanted_of(value: Any) -> Wanted | None:
-    """What is to come in the place of something; None if that is no array.
+    """The array that something is restored to; None if it is no array.
 
     Args:
         value: an array of any framework, abstract or not, an `Entry`, a number, ..
@@ -97,26 +90,23 @@ def wanted_of(value: Any) -> Wanted | None:
 
 
 def compare(slots: Sequence[Slot], saved: Mapping[str, Entry], *, partial: bool) -> None:
-    """Say everything in which a checkpoint and the wanted tree differ.
+    """Raise a `CheckpointError` with everything in which a checkpoint and the slots differ.
 
     Args:
-        slots: what is wanted.
-        saved: what there is.
-        partial: whether there may be more than is wanted.
-
-    Raises:
-        CheckpointError: naming every leaf at fault.
+        slots: that will be filled.
+        saved: the entries of the checkpoint.
+        partial: whether there may be entries without a slot.
     """
-    faults = [fault for slot in slots if (fault := _fault(slot, saved.get(slot.name)))]
+    mismatches = [mismatch for slot in slots if (mismatch := _mismatch(slot, saved.get(slot.name)))]
     if not partial:
         names = {slot.name for slot in slots}
-        faults += [
+        mismatches += [
             f"{name}: in the checkpoint, and not in `like` (partial=True leaves such leaves out)"
             for name in saved
             if name not in names
         ]
-    if faults:
-        lines = "".join(f"\n  {fault}" for fault in faults)
+    if mismatches:
+        lines = "".join(f"\n  {mismatch}" for mismatch in mismatches)
         raise CheckpointError(
             f"the checkpoint does not fit `like`, and nothing was restored:{lines}"
         )
@@ -142,7 +132,7 @@ def _wanted_jax(value: Any) -> Wanted:
     return Wanted(tuple(shape), dtype, place or Memory.DEFAULT_DEVICE)
 
 
-def _fault(slot: Slot, entry: Entry | None) -> str:
+def _mismatch(slot: Slot, entry: Entry | None) -> str:
     if entry is None:
         way = "leave it out of `like`, or map its name with weights=.."
         return f"{slot.name}: not in the checkpoint ({way})"
@@ -151,15 +141,15 @@ def _fault(slot: Slot, entry: Entry | None) -> str:
     if slot.wanted is None or entry.is_value:
         return (
             ""
-            if slot.wanted is None and entry.is_value and _alike(slot, entry)
+            if slot.wanted is None and entry.is_value and _compatible(slot, entry)
             else (f"{slot.name}: {_kind(entry)} in the checkpoint, {_kind(slot)} in `like`")
         )
     if entry.shape != slot.wanted.shape:
         return f"{slot.name}: shape {entry.shape} in the checkpoint, {slot.wanted.shape} in `like`"
-    return _dtype_fault(slot.name, entry.dtype, slot.wanted)
+    return _dtype_mismatch(slot.name, entry.dtype, slot.wanted)
 
 
-def _dtype_fault(name: str, saved: str, wanted: Wanted) -> str:
+def _dtype_mismatch(name: str, saved: str, wanted: Wanted) -> str:
     if saved != wanted.dtype and not _same_integers(saved, wanted.dtype):
         return f"{name}: dtype {saved} in the checkpoint, {wanted.dtype} in `like`"
     if wanted.place is not Memory.HOST and not wanted.wide and not is_key(saved):
@@ -180,8 +170,8 @@ def _same_integers(one: str, other: str) -> bool:
     return len({jax.dtypes.canonicalize_dtype(kind) for kind in kinds}) == 1
 
 
-def _alike(slot: Slot, entry: Entry) -> bool:
-    """Whether one value may come for another: numbers for numbers, and otherwise of one type."""
+def _compatible(slot: Slot, entry: Entry) -> bool:
+    """Whether a saved value may replace another: numbers numbers, otherwise of the same type."""
     if slot.hyper:
         return True
     numbers = bool | int | float | complex

@@ -1,4 +1,4 @@
-"""What a checkpoint offers, and what a module offers a checkpoint, whatever format and framework.
+"""A checkpoint that can be read, and the state of a module, for all formats and frameworks.
 
 A checkpoint is a `Source`: entries by name, and elements of them by the block. A module or
 optimizer is a dictionary of `NamedState`s by name. `iso.save` and `iso.restore` know only these.
@@ -8,7 +8,7 @@ optimizer is a dictionary of `NamedState`s by name. `iso.save` and `iso.restore`
 >>> Entry.of_value(0.1).value
 0.1
 
-Dtypes are names. An entry has the dtype that its owner knows (`torch.int64`), and the one its
+Dtypes are names. An entry has its logical dtype (`torch.int64`), and the one its
 elements are stored in, which may be narrower: `int32` while `jax_enable_x64` is off.
 """
 
@@ -27,14 +27,14 @@ from isoshard.core.blocks.block_layout import BlockLayout
 
 
 class Memory(enum.Enum):
-    """Where an array lies that no layout speaks of."""
+    """The memory of an array without a sharding."""
 
     HOST = "host"
     DEFAULT_DEVICE = "default device"
 
 
 Place = jax.sharding.Sharding | BlockLayout | Memory
-"""Where an array lies; in blocks of unequal sizes it is an `UnevenArray`."""
+"""Sharding or memory of an array; in blocks of unequal sizes it is an `UnevenArray`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Entry:
         shape: global; of random keys without the axis of their words.
         dtype: name of the logical dtype, such as "int64" or "key<fry>"; "" for a value.
         stored: name of the dtype of the elements.
-        spec: per axis the names of the mesh axes that it was split over, if it was on a mesh.
+        spec: per axis the names of the mesh axes that it was sharded over, if it was on a mesh.
         value: a number, string or the like, if it is no array.
         is_value: whether it is one.
         impl: how random keys are made, for `jax.random.wrap_key_data`; "" for other arrays.
@@ -72,7 +72,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A part of an entry that is wanted.
+    """A block of an entry that is read.
 
     Attributes:
         name: of the entry.
@@ -105,12 +105,12 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class NamedState:
-    """What a module or optimizer keeps under one name.
+    """The state of a module or optimizer under one name.
 
     Attributes:
-        value: an array of any framework, a `jax.ShapeDtypeStruct` of one that is not made yet, or
+        value: an array of any framework, a `jax.ShapeDtypeStruct` of a future one, or
             a number, string, None, or tuples and lists of those.
-        follows: the array that this one is laid out like, if the two have one shape: of an
+        follows: the array whose sharding this one has, if the two have one shape: of an
             optimizer's state the parameter.
     """
 
@@ -120,13 +120,13 @@ class NamedState:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What an array is to be.
+    """The array that a restore makes.
 
     Attributes:
         shape: global.
         dtype: name of the logical dtype.
-        place: where it lies.
-        wide: its owner has 64 bits, whatever JAX is set to.
+        place: its sharding or memory.
+        wide: it has 64 bits, also where JAX's x64 is off.
     """
 
     shape: tuple[int, ...]

@@ -8,9 +8,9 @@ A step that is saved again gets the folder `<step>.1` (`.2`, ..). The highest nu
 the others are removed once it is committed; a disk then renames it to `<step>`. So at any moment
 every step has a whole checkpoint, however the process ends.
 
->>> steps = Steps(LocalStorage("run"))
+>>> steps = Steps(LocalStore("run"))
 >>> with steps.saving(10) as new:
-...     with steps.storage.writing(f"{new}/data") as file:
+...     with steps.store.writing(f"{new}/data") as file:
 ...         _ = file.write(b"abc")
 ...     print(steps.all())
 ...     _ = steps.commit(new, 10, {"data": Sum(3, 0x352441C2)})
@@ -22,23 +22,94 @@ every step has a whole checkpoint, however the process ends.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import re
 import uuid
 import warnings
+import zlib
 from collections.abc import Iterator
+from typing import Any
 
 from isoshard.core.errors import CheckpointError
 
-from . import manifest as manifests
-from .manifest import Manifest, Sum
-from .storage import LocalStorage, Storage, remove_tree
+from .store import LocalStore, Store, Sum
 
+MANIFEST = ".manifest"
+"""The manifest's file name."""
+
+_FORMAT = 1
 _FOLDER = re.compile(r"(0|[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
 _MARK = ".saving"
 TEMPORARY = ".saving-"
 _DOOMED = ".removing-"
 _TORCH_XLA = ".manager_metadata"
 """What torch_xla's manager writes last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of: a line of JSON, and a line with its checksum.
+
+    >>> manifest = Manifest(step=5, order=1, files={"a.distcp": Sum(3, 0x352441C2)})
+    >>> print(manifest.to_bytes().decode(), end="")
+    {"files": {"a.distcp": {"crc32": "352441c2", "size": 3}}, "format": 1, "order": 1, "step": 5}
+    f39efc46
+    >>> Manifest.from_bytes(manifest.to_bytes(), "5/.manifest") == manifest
+    True
+
+    Attributes:
+        step: at which it was taken.
+        order: larger than that of every checkpoint committed before it.
+        files: every other file of its folder.
+    """
+
+    step: int
+    order: int
+    files: dict[str, Sum]
+
+    def to_bytes(self) -> bytes:
+        """The bytes of the file."""
+        content = {
+            "format": _FORMAT,
+            "step": self.step,
+            "order": self.order,
+            "files": {
+                name: {"size": sum.size, "crc32": None if sum.crc32 is None else f"{sum.crc32:08x}"}
+                for name, sum in self.files.items()
+            },
+        }
+        line = json.dumps(content, sort_keys=True).encode() + b"\n"
+        return line + _signature(line)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Manifest:
+        """Read a manifest.
+
+        Args:
+            data: the file's bytes.
+            where: its path, for messages.
+
+        Raises:
+            CheckpointError: they are not what was written, or were written by a later version.
+        """
+        line, end, rest = data.partition(b"\n")
+        if not end or rest != _signature(line + end):
+            raise CheckpointError(
+                f"{where} was truncated or altered: its last line is not the checksum of the "
+                "first. This checkpoint cannot be trusted; restore another step."
+            )
+        content: dict[str, Any] = json.loads(line)
+        if content["format"] != _FORMAT:
+            raise CheckpointError(
+                f"{where} has format {content['format']}, and this version of isoshard reads "
+                f"format {_FORMAT}; read it with the version that wrote it"
+            )
+        files = {
+            name: Sum(file["size"], file["crc32"] and int(file["crc32"], 16))
+            for name, file in content["files"].items()
+        }
+        return cls(content["step"], content["order"], files)
 
 
 class Steps:
@@ -48,9 +119,9 @@ class Steps:
         storage: the folder.
     """
 
-    def __init__(self, storage: Storage):
+    def __init__(self, store: Store):
         """See the class."""
-        self.storage = storage
+        self.store = store
         self._tidied = False
 
     def all(self) -> list[int]:
@@ -61,10 +132,10 @@ class Steps:
         """The step whose checkpoint was committed last; None if there is no checkpoint.
 
         Raises:
-            CheckpointError: a manifest was truncated or altered, so that nobody knows.
+            CheckpointError: a manifest was truncated or altered, so that the newest is unknown.
         """
-        found = [(self.manifest(folder), _step(folder)) for folder in self._newest()]
-        orders = [(manifest.order if manifest else 0, step) for manifest, step in found]
+        manifests = [(self.manifest(folder), _step(folder)) for folder in self._newest()]
+        orders = [(manifest.order if manifest else 0, step) for manifest, step in manifests]
         return max(orders)[1] if orders else None
 
     def folder(self, step: int) -> str:
@@ -73,13 +144,13 @@ class Steps:
         Raises:
             CheckpointError: it has none.
         """
-        found = self._folders().get(step)
-        if not found:
+        folders = self._folders().get(step)
+        if not folders:
             raise CheckpointError(
-                f"there is no checkpoint of step {step} in {self.storage.where('')}; there are "
+                f"there is no checkpoint of step {step} in {self.store.full_path('')}; there are "
                 f"those of steps {self.all()}"
             )
-        return found[-1]
+        return folders[-1]
 
     def manifest(self, folder: str) -> Manifest | None:
         """The manifest of a checkpoint; None if torch_xla wrote it, which makes none.
@@ -87,15 +158,34 @@ class Steps:
         Raises:
             CheckpointError: it was truncated or altered.
         """
-        path = f"{folder}/{manifests.NAME}"
-        if not self.storage.exists(path):
+        path = f"{folder}/{MANIFEST}"
+        if not self.store.exists(path):
             return None
-        with self.storage.reading(path) as file:
-            return Manifest.from_bytes(file.read(), self.storage.where(path))
+        with self.store.reading(path) as file:
+            return Manifest.from_bytes(file.read(), self.store.full_path(path))
 
     def check(self, folder: str, files: dict[str, Sum]) -> list[str]:
-        """What is wrong with files of a checkpoint; see `manifest.faults`."""
-        return manifests.faults(self.storage, folder, files)
+        """What is wrong with files of a checkpoint, one text for each that is not as written."""
+        errors = []
+        for name, sum in files.items():
+            path = f"{folder}/{name}"
+            where = self.store.full_path(path)
+            try:
+                if sum.crc32 is None:
+                    now = Sum(self.store.size(path), None)
+                else:
+                    now = self.store.sum_of(path)
+            except FileNotFoundError:
+                errors.append(f"{where} is missing")
+                continue
+            if now.size != sum.size:
+                errors.append(f"{where} has {now.size} bytes, and {sum.size} were written")
+            elif now.crc32 != sum.crc32:
+                errors.append(
+                    f"{where} was altered: its CRC-32 is {now.crc32:08x}, and {sum.crc32:08x} was "
+                    "written"
+                )
+        return errors
 
     @contextlib.contextmanager
     def saving(self, step: int) -> Iterator[str]:
@@ -114,11 +204,11 @@ class Steps:
             self.remove_leftovers(all_of_them=True)
             self._tidied = True
         with contextlib.ExitStack() as stack:
-            if isinstance(self.storage, LocalStorage):
-                folder = self._claim(step, self.storage, stack)
+            if isinstance(self.store, LocalStore):
+                folder = self._claim(step, self.store, stack)
             else:
                 folder = self._free(step)
-                self.storage.make_folder(folder)
+                self.store.make_folder(folder)
                 self._mark(folder)
             try:
                 yield folder
@@ -138,16 +228,16 @@ class Steps:
             The checkpoint's folder.
         """
         manifest = Manifest(step, 1 + max([0, *map(self._order, self._newest())]), files)
-        with self.storage.writing(f"{folder}/{manifests.NAME}") as file:
+        with self.store.writing(f"{folder}/{MANIFEST}") as file:
             file.write(manifest.to_bytes())
-        if self.storage.atomic:
-            self.storage.keep_names(folder)
+        if self.store.atomic:
+            self.store.sync_folder(folder)
             final = self._free(step)
-            self.storage.rename(folder, final)
-            self.storage.keep_names("")
+            self.store.rename(folder, final)
+            self.store.sync_folder("")
         else:
             final = folder
-            self.storage.remove(f"{folder}/{_MARK}")
+            self.store.remove(f"{folder}/{_MARK}")
         return final
 
     def prune(self, step: int, keep: int) -> None:
@@ -168,12 +258,12 @@ class Steps:
         Args:
             all_of_them: also what only the one process that saves may judge.
         """
-        for name in self.storage.names(""):
+        for name in self.store.names(""):
             try:
                 self._remove_leftover(name, all_of_them)
             except OSError as error:
                 warnings.warn(
-                    f"{self.storage.where(name)} is left of a save that did not end, and cannot "
+                    f"{self.store.full_path(name)} is left of a save that did not end, and cannot "
                     f"be removed: {error}",
                     stacklevel=3,
                 )
@@ -183,31 +273,31 @@ class Steps:
 
     def _remove_leftover(self, name: str, all_of_them: bool) -> None:
         if name.startswith(_DOOMED):
-            remove_tree(self.storage, name)
-        elif name.startswith(TEMPORARY) and isinstance(self.storage, LocalStorage):
-            with contextlib.suppress(FileNotFoundError), self.storage.claimed(name) as dead:
+            self.store.remove_tree(name)
+        elif name.startswith(TEMPORARY) and isinstance(self.store, LocalStore):
+            with contextlib.suppress(FileNotFoundError), self.store.locked(name) as dead:
                 if dead:
-                    remove_tree(self.storage, name)
-        elif all_of_them and _FOLDER.fullmatch(name) and self.storage.exists(f"{name}/{_MARK}"):
+                    self.store.remove_tree(name)
+        elif all_of_them and _FOLDER.fullmatch(name) and self.store.exists(f"{name}/{_MARK}"):
             if self._is_whole(name):
-                self.storage.remove(f"{name}/{_MARK}")
+                self.store.remove(f"{name}/{_MARK}")
             else:
-                remove_tree(self.storage, name, last=_MARK)
+                self.store.remove_tree(name, last=_MARK)
 
     def _folders(self) -> dict[int, list[str]]:
         """The folders with a whole checkpoint, by step; the one that counts is last."""
-        found: dict[int, list[tuple[int, str]]] = {}
-        for name in self.storage.names(""):
+        folders: dict[int, list[tuple[int, str]]] = {}
+        for name in self.store.names(""):
             match = _FOLDER.fullmatch(name)
             if match and self._is_whole(name):
-                found.setdefault(int(match[1]), []).append((int(match[2] or 0), name))
-        return {step: [name for _, name in sorted(names)] for step, names in found.items()}
+                folders.setdefault(int(match[1]), []).append((int(match[2] or 0), name))
+        return {step: [name for _, name in sorted(names)] for step, names in folders.items()}
 
     def _is_whole(self, folder: str) -> bool:
         """Whether a checkpoint was committed (what was altered since is found when it is read)."""
-        if not self.storage.exists(f"{folder}/{manifests.NAME}"):
-            return self.storage.exists(f"{folder}/{_TORCH_XLA}")
-        if self.storage.atomic or not self.storage.exists(f"{folder}/{_MARK}"):
+        if not self.store.exists(f"{folder}/{MANIFEST}"):
+            return self.store.exists(f"{folder}/{_TORCH_XLA}")
+        if self.store.atomic or not self.store.exists(f"{folder}/{_MARK}"):
             return True
         try:  # the mark goes after the manifest is complete
             self.manifest(folder)
@@ -219,68 +309,72 @@ class Steps:
         return [folders[-1] for folders in self._folders().values()]
 
     def _order(self, folder: str) -> int:
-        """The manifest's order; that of a checkpoint nobody can restore comes before all."""
+        """The manifest's order; -1 of a damaged checkpoint."""
         try:
-            found = self.manifest(folder)
+            manifest = self.manifest(folder)
         except CheckpointError:
             return -1
-        return found.order if found else 0
+        return manifest.order if manifest else 0
 
     def _age(self, folder: str) -> tuple[int, int]:
         return self._order(folder), _step(folder)
 
-    def _claim(self, step: int, storage: LocalStorage, stack: contextlib.ExitStack) -> str:
-        """A folder whose lock shows as long as this process saves."""
+    def _claim(self, step: int, store: LocalStore, stack: contextlib.ExitStack) -> str:
+        """A folder that is locked as long as this process saves."""
         while True:
             folder = f"{TEMPORARY}{step}-{uuid.uuid4().hex[:8]}"
-            storage.make_folder(folder)
+            store.make_folder(folder)
             # A manager that starts at this very moment may take the folder for a leftover.
             with contextlib.suppress(FileNotFoundError):
-                mine = stack.enter_context(storage.claimed(folder))
-                if mine is not False and storage.exists(folder):
+                locked = stack.enter_context(store.locked(folder))
+                if locked is not False and store.exists(folder):
                     return folder
 
     def _free(self, step: int) -> str:
-        """A folder for a checkpoint of a step, beside those that are there."""
-        name, number = str(step), 0
-        while self.storage.exists(name):
-            number += 1
-            name = f"{step}.{number}"
+        """A new folder for a checkpoint of a step, which may have others."""
+        name, version = str(step), 0
+        while self.store.exists(name):
+            version += 1
+            name = f"{step}.{version}"
         return name
 
     def _tidy(self, step: int) -> None:
-        """Leave one folder to a step: the newest, on a disk under the step's own name."""
+        """Keep one folder of a step: the newest, on a disk by the name of the step."""
         *older, newest = self._folders()[step]
         for folder in older:
             self._remove(folder)
-        if self.storage.atomic and newest != str(step) and not self.storage.exists(str(step)):
-            self.storage.rename(newest, str(step))
-            self.storage.keep_names("")
+        if self.store.atomic and newest != str(step) and not self.store.exists(str(step)):
+            self.store.rename(newest, str(step))
+            self.store.sync_folder("")
 
     def _remove(self, folder: str) -> None:
-        """Remove a checkpoint: first it stops being one, then its files go."""
-        if self.storage.atomic:
+        """Remove a checkpoint: atomically it stops being one, then its files are removed."""
+        if self.store.atomic:
             doomed = f"{_DOOMED}{folder}-{uuid.uuid4().hex[:8]}"
-            self.storage.rename(folder, doomed)
-            self.storage.keep_names("")
-            remove_tree(self.storage, doomed)
+            self.store.rename(folder, doomed)
+            self.store.sync_folder("")
+            self.store.remove_tree(doomed)
             return
         self._mark(folder)
-        for name in (manifests.NAME, _TORCH_XLA):
+        for name in (MANIFEST, _TORCH_XLA):
             with contextlib.suppress(FileNotFoundError):
-                self.storage.remove(f"{folder}/{name}")
-        remove_tree(self.storage, folder, last=_MARK)
+                self.store.remove(f"{folder}/{name}")
+        self.store.remove_tree(folder, last=_MARK)
 
     def _mark(self, folder: str) -> None:
-        with self.storage.writing(f"{folder}/{_MARK}") as file:
+        with self.store.writing(f"{folder}/{_MARK}") as file:
             file.write(b"\n")
 
     def _give_up(self, folder: str, error: BaseException) -> None:
         try:
-            remove_tree(self.storage, folder, last=_MARK)
+            self.store.remove_tree(folder, last=_MARK)
         except OSError as another:
-            error.add_note(f"{self.storage.where(folder)} could not be removed either: {another}")
+            error.add_note(f"{self.store.full_path(folder)} could not be removed either: {another}")
 
 
 def _step(folder: str) -> int:
     return int(folder.partition(".")[0])
+
+
+def _signature(line: bytes) -> bytes:
+    return f"{zlib.crc32(line):08x}\n".encode()

@@ -13,17 +13,18 @@ import os
 import shutil
 import time
 import uuid
+from .steps import Steps
+from .steps import TEMPORARY
+from .store import LocalStore
+from .store import local
+from isoshard.core.errors import CheckpointError
+from isoshard.core.processes.coordination import ProcessGroup
+from isoshard.core.runtime.formatting import human_bytes
 from pathlib import Path
 
-from isoshard.core.checkpoint.steps import TEMPORARY, Steps
-from isoshard.core.checkpoint.storage import LocalStorage, local, remove_tree
-from isoshard.core.errors import CheckpointError
-from isoshard.core.runtime.formatting import human_bytes
-
-from .savers import Team
 
 _PROBE = 32 * 2**20
-_PIECE = 2**20
+_CHUNK = 2**20
 _SEEN = 5.0
 """Seconds that a file system may take to show one process what another has written."""
 
@@ -80,28 +81,28 @@ def check_storage(
     if keep < 1:
         raise ValueError(f"keep={keep} keeps every checkpoint; give how many are to stay")
     root = os.path.abspath(local(path))  # noqa: PTH100 (links stay as they are)
-    team = Team.gathered()
-    probe, written, rate = team.first(lambda: _written(root, nbytes))
+    group = ProcessGroup.world()
+    probe, written, rate = group.broadcast(lambda: _written(root, nbytes))
     try:
-        team.each(lambda: _seen(root, probe, written))
+        group.run(lambda: _seen(root, probe, written))
     finally:
-        found = team.first(lambda: _removed(root, probe, nbytes, keep))
+        found = group.broadcast(lambda: _removed(root, probe, nbytes, keep))
     check = StorageCheck(*found, rate)
-    team.first(lambda: _judge(root, check, nbytes, keep, seconds))
+    group.broadcast(lambda: _judge(root, check, nbytes, keep, seconds))
     return check
 
 
 def _written(root: str, nbytes: int) -> tuple[str, int, float]:
-    storage = LocalStorage(root)
+    store = LocalStore(root)
     folder = f"{TEMPORARY}{uuid.uuid4().hex[:8]}"  # the next save removes it if this is killed
     probe = f"{folder}/probe"
-    storage.make_folder(folder)
+    store.make_folder(folder)
     size = max(1, min(nbytes, _PROBE, shutil.disk_usage(root).free // 2))
-    piece = os.urandom(_PIECE)  # a file system that compresses gains nothing
+    chunk = os.urandom(_CHUNK)  # a file system that compresses gains nothing
     start = time.perf_counter()
-    with storage.writing(probe) as file:
-        for first in range(0, size, _PIECE):
-            file.write(piece[: min(_PIECE, size - first)])
+    with store.writing(probe) as file:
+        for first in range(0, size, _CHUNK):
+            file.write(chunk[: min(_CHUNK, size - first)])
     return probe, size, size / max(time.perf_counter() - start, 1e-9)
 
 
@@ -118,9 +119,9 @@ def _seen(root: str, probe: str, size: int) -> None:
 
 
 def _removed(root: str, probe: str, nbytes: int, keep: int) -> tuple[int, int]:
-    storage = LocalStorage(root)
-    remove_tree(storage, probe.partition("/")[0])
-    steps = Steps(storage)
+    store = LocalStore(root)
+    store.remove_tree(probe.partition("/")[0])
+    steps = Steps(store)
     there = 0
     for step in steps.all():
         manifest = steps.manifest(steps.folder(step))

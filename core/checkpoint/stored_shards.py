@@ -1,6 +1,6 @@
-"""The elements that this process writes: of each array its distinct pieces, in host memory.
+"""The elements that this process writes: of each array its distinct shards, in host memory.
 
-A sharded array is never gathered: a piece is read from the buffer of one device, on CPU devices
+A sharded array is never gathered: a shard is read from the buffer of one device, on CPU devices
 without a copy. Of replicas the first is written, whichever process has it; of an `UnevenArray` the
 valid elements of each block.
 
@@ -8,30 +8,30 @@ valid elements of each block.
 >>> from isoshard.core.transfer.device_put import shard
 >>> a = shard(np.arange(8.0, dtype=np.float32), make_mesh((2, 4), ("x", "y")), ("y",))
 >>> content = Content.of("a", a, "float32")
->>> [(piece.index[0].start, piece.host.tolist()) for piece in content.pieces()]
+>>> [(shard.index[0].start, shard.host.tolist()) for shard in content.shards()]
 [(0, [0.0, 1.0]), (2, [2.0, 3.0]), (4, [4.0, 5.0]), (6, [6.0, 7.0])]
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import Any
-
 import jax
+import math
 import numpy as np
-from jax.sharding import NamedSharding
-
-from isoshard.core.checkpoint.source import Entry
+from .chunk_grid import Grid
+from .chunk_grid import file_size
+from .chunk_grid import grid_of
+from .source import Entry
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.layout.valid_elements import local_elements
 from isoshard.core.runtime import metrics
+from jax.sharding import NamedSharding
+from typing import Any
 
-from .chunk_grid import Grid, cut, file_size
 
 SMALL = 256
-"""Bytes up to which an array that one process has whole stands among the names."""
+"""Bytes up to which an array that one process has in full is stored among the names."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class StoredShard:
     Attributes:
         index: per axis a slice with start and stop.
         host: the elements.
-        joined: whether they were put together in memory of their own.
+        joined: whether they were joined in memory of their own.
     """
 
     index: tuple[slice, ...]
@@ -56,8 +56,8 @@ class Content:
     Attributes:
         entry: what the checkpoint says of it.
         array: the elements: an array, or what `copied` took of one.
-        shard: shape of what a device holds; in blocks of unequal sizes, of a file.
-        is_small: whether it stands among the names, and has no files.
+        shard: shape of the shard of a device; in blocks of unequal sizes, of a file.
+        is_small: whether it is stored among the names, and has no files.
     """
 
     entry: Entry
@@ -69,16 +69,13 @@ class Content:
     def of(
         cls, name: str, array: jax.Array | UnevenArray | np.ndarray, dtype: str, impl: str = ""
     ) -> Content:
-        """Look at an array.
+        """The content of an array, not copied.
 
         Args:
             name: of the array, for messages.
-            array: on any devices, or in host memory.
+            array: on any devices, or in host memory; of random keys their words.
             dtype: name of its logical dtype.
-            impl: of random keys, whose words `array` holds.
-
-        Returns:
-            The content, not copied.
+            impl: of random keys.
 
         Raises:
             ShardingError: its elements are sums that are still to be taken.
@@ -107,16 +104,16 @@ class Content:
         return math.prod(self.entry.shape) * jax.numpy.dtype(self.entry.stored).itemsize
 
     def logical(self) -> Any:
-        """The array as its owner knows it: random keys as keys."""
+        """The array with its logical dtype: random keys as keys."""
         array: Any = self.array
         return jax.random.wrap_key_data(array, impl=self.entry.impl) if self.entry.impl else array
 
     def grid(self) -> Grid:
-        """How it is cut into files and chunks."""
-        return cut(self.entry.shape, self.shard, jax.numpy.dtype(self.entry.stored).itemsize)
+        """Its files and chunks."""
+        return grid_of(self.entry.shape, self.shard, jax.numpy.dtype(self.entry.stored).itemsize)
 
-    def pieces(self) -> list[StoredShard]:
-        """What this process writes. What each process has for itself, the first one writes."""
+    def shards(self) -> list[StoredShard]:
+        """What this process writes; the first one, of what each process has in full."""
         array, shape = self.array, self.entry.shape
         if isinstance(array, list):
             return array
@@ -128,15 +125,15 @@ class Content:
             return [StoredShard(tuple(slice(0, extent) for extent in shape), array)]
         if whole_here and isinstance(array, jax.Array):
             return [
-                StoredShard(bounded(one.index, shape), _on_host(one.data))
-                for one in array.addressable_shards
-                if one.replica_id == 0
+                StoredShard(bounded(shard.index, shape), _on_host(shard.data))
+                for shard in array.addressable_shards
+                if shard.replica_id == 0
             ]
-        held = local_elements(array)
+        buffers = local_elements(array)
         if self.is_small and not whole_here:  # each process has all of it
-            mine = [one for one in held if one.device == held[0].device]
+            mine = [buffer for buffer in buffers if buffer.device == buffers[0].device]
         else:
-            mine = [one for one in held if one.replica_id == 0]
+            mine = [buffer for buffer in buffers if buffer.replica_id == 0]
         return [
             StoredShard(one.valid.index, _on_host(one.buffer)[(*one.valid.inside, ...)])
             for one in mine
@@ -144,15 +141,15 @@ class Content:
 
     def copied(self) -> Content:
         """The same with memory of its own: later writes and donations are not seen."""
-        pieces = [StoredShard(piece.index, _copy(piece.host)) for piece in self.pieces()]
-        return dataclasses.replace(self, array=pieces)
+        shards = [StoredShard(shard.index, _copy(shard.host)) for shard in self.shards()]
+        return dataclasses.replace(self, array=shards)
 
-    def whole(self) -> np.ndarray:
-        """All elements, of an array whose pieces are all this process's."""
-        found = np.empty(self.entry.shape, jax.numpy.dtype(self.entry.stored))
-        for piece in self.pieces():
-            found[piece.index] = piece.host
-        return found
+    def full(self) -> np.ndarray:
+        """All elements, of an array whose shards are all this process's."""
+        full = np.empty(self.entry.shape, jax.numpy.dtype(self.entry.stored))
+        for shard in self.shards():
+            full[shard.index] = shard.host
+        return full
 
 
 def bounded(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
@@ -162,7 +159,9 @@ def bounded(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[slice, ..
         >>> bounded((slice(None),), (4,))
         (slice(0, 4, None),)
     """
-    return tuple(slice(*one.indices(extent)[:2]) for one, extent in zip(index, shape, strict=True))
+    return tuple(
+        slice(*axis.indices(extent)[:2]) for axis, extent in zip(index, shape, strict=True)
+    )
 
 
 def _is_small(nbytes: int, first_has: bool) -> bool:
@@ -178,8 +177,8 @@ def _axes(name: str, sharding: NamedSharding, rank: int) -> tuple[tuple[str, ...
     entries = tuple(getattr(sharding.spec, "partitions", sharding.spec))
     entries += (None,) * (rank - len(entries))
     return tuple(
-        () if one is None else tuple(map(str, one)) if isinstance(one, tuple) else (str(one),)
-        for one in entries
+        () if axes is None else tuple(map(str, axes)) if isinstance(axes, tuple) else (str(axes),)
+        for axes in entries
     )
 
 

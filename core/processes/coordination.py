@@ -1,11 +1,21 @@
-"""Words between the processes: a small store that JAX's coordination service keeps.
+"""Process groups over the key-value service of JAX's coordination service.
 
-`put` leaves a string under a key, `take` looks or waits for one, `count` counts under one. Each is one
-request to that service, which is on rank 0's machine and serves all; `metrics` has how many this
-process has made ("store.requests") and what they carried ("store.bytes"). This module is the only
-place that touches JAX's client of it, which has no public name (`core/runtime/_jax_internals.py`).
+The service is on rank 0's machine and serves all ranks. `put`, `get`, `increment`, .. are one
+request each; `metrics` counts this process's requests ("store.requests") and what they carried
+("store.bytes"). This module alone uses JAX's client of it, which has no public name
+(`core/runtime/_jax_internals`). Nothing here is a collective of devices, so a group may work in a
+thread beside a training step.
 
-Without `iso.init_distributed`, or `jax.distributed.initialize`, there is nothing to talk to:
+What ranks exchange costs each of them the same number of requests, however many they are:
+
+- `Barrier`: they meet, and learn whether all have the same lines. Three requests.
+- `ProcessGroup`: they run something together, and what one raises, every one raises. A group
+  exchanges through a `Transport`: this service, or `torch.distributed`.
+
+>>> ProcessGroup().broadcast(lambda: "a group of one process")
+'a group of one process'
+
+Without `iso.init_distributed`, or `jax.distributed.initialize`, there is no service:
 
 >>> put("a", "b")
 Traceback (most recent call last):
@@ -15,11 +25,17 @@ isoshard.core.errors.DistributedError: the processes do not know of each other y
 
 from __future__ import annotations
 
-from typing import Any
+import abc
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import jax
 
-from isoshard.core.errors import DistributedError
+from isoshard.core.errors import CheckpointError, DistributedError
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals import (
     devices_have_started,
@@ -27,7 +43,20 @@ from isoshard.core.runtime._jax_internals import (
     is_distributed,
 )
 
-_SPACE = "isoshard/"
+T = TypeVar("T")
+
+PATIENCE = 0.4
+"""Seconds after which a rank that waits at a barrier says where."""
+TIMEOUT = 3600.0
+"""Seconds that the processes of a group wait for each other."""
+
+_PREFIX = "isoshard/"
+_EQUAL, _SEND_LINES = "alike", "say all"
+_SENDING = 10.0  # seconds for a rank that is at a barrier to send its lines; it does nothing else
+_SENDING_LATE = 1.0  # the same where it is not known who is there
+_MOST = 16  # processes whose errors are in a message
+_groups = itertools.count()
+_groups_of: dict[str, itertools.count[int]] = {}
 
 
 def is_started() -> bool:
@@ -46,48 +75,42 @@ def backend_runs() -> bool:
 
 
 def address() -> str | None:
-    """Host and port of the coordination service, if it is known here."""
+    """Host and port of the coordination service, if this process knows it."""
     return getattr(distributed_state, "coordinator_address", None)
 
 
 def rank_and_size() -> tuple[int, int]:
-    """Number of this process and of all; does not start the devices."""
+    """Rank of this process and the number of processes; does not start the devices."""
     if not is_distributed():
         return 0, 1
     return distributed_state.process_id, distributed_state.num_processes
 
 
-def put(key: str, value: str) -> None:
-    """Leave `value` under `key`, once.
+def keep_preemption(keep: bool) -> None:
+    """Whether JAX's preemption service is started too; it catches SIGTERM.
 
-    Args:
-        key: any string; isoshard's keys do not collide with others'.
-        value: any string.
+    `jax_enable_preemption_service` is an option of jax 0.9 and later; one without it has none.
+    """
+    if hasattr(jax.config, "jax_enable_preemption_service"):
+        jax.config.update("jax_enable_preemption_service", keep)
+
+
+def put(key: str, value: str) -> None:
+    """Set a key that has no value.
 
     Raises:
-        DistributedError: there is no coordination service, or it is gone, or the key is taken.
+        DistributedError: there is no coordination service, or it is gone, or the key has a value.
     """
-    if not put_first(key, value):
+    if not put_if_absent(key, value):
         raise DistributedError(f"the coordination service has a value of {key!r} already")
 
 
-def put_first(key: str, value: str) -> bool:
-    """Leave `value` under `key`, unless somebody has left another one there.
-
-    Args:
-        key: as for `put`.
-        value: as for `put`.
-
-    Returns:
-        Whether it is this value that is there.
-
-    Raises:
-        DistributedError: there is no coordination service, or it is gone.
-    """
+def put_if_absent(key: str, value: str) -> bool:
+    """Set a key unless it has another value; whether it has this value now."""
     client = _client()
-    _note(key, value)
+    _record(key, value)
     try:
-        client.key_value_set(_SPACE + key, value)
+        client.key_value_set(_PREFIX + key, value)
     except jax.errors.JaxRuntimeError as error:
         if "ALREADY_EXISTS" in str(error):
             return False
@@ -95,85 +118,78 @@ def put_first(key: str, value: str) -> bool:
     return True
 
 
-def count(key: str, by: int = 1) -> int:
-    """Add to the number under `key`, which is 0 at first.
+def increment(key: str, by: int = 1) -> int:
+    """Add to the number of a key, at first 0; the number after that. `by=0` reads it.
 
-    Args:
-        key: of a number; not one that was given to `put`.
-        by: how much; 0 reads it.
-
-    Returns:
-        The number after that.
-
-    Raises:
-        DistributedError: there is no coordination service, or it is gone.
+    The key is not one of `put`.
     """
     client = _client()
-    _note(key, "8 bytes.")
+    _record(key, "8 bytes.")
     try:
-        return client.key_value_increment(_SPACE + key, by)
+        return client.key_value_increment(_PREFIX + key, by)
     except jax.errors.JaxRuntimeError as error:
         raise DistributedError(f"the coordination service did not count {key!r}: {error}") from None
 
 
-def all_below(key: str) -> dict[str, str]:
-    """What stands below a key now, in one request.
+def get(key: str, timeout: float | None = None) -> str | None:
+    """The value of a key.
 
     Args:
-        key: the keys "KEY/.." are meant.
+        key: of `put`.
+        timeout: seconds to wait until it is set; None does not wait.
 
     Returns:
-        The values by what follows "KEY/".
+        The value; None if there is none in time.
 
     Raises:
         DistributedError: there is no coordination service, or it is gone.
     """
-    client, start = _client(), f"{_SPACE}{key}/"
-    try:
-        found = client.key_value_dir_get(start)
-    except jax.errors.JaxRuntimeError as error:
-        raise DistributedError(f"the coordination service did not answer: {error}") from None
-    _note(key, "".join(value for _, value in found))
-    return {name.removeprefix(start): value for name, value in found}
-
-
-def take(key: str, timeout: float | None = None) -> str | None:
-    """The value of `key`.
-
-    Args:
-        key: as given to `put`.
-        timeout: seconds to wait for it; None does not wait.
-
-    Returns:
-        The value, or None if nobody has put one, or puts one in time.
-
-    Raises:
-        DistributedError: there is no coordination service, or it is gone.
-    """
-    client, name = _client(), _SPACE + key
+    client, name = _client(), _PREFIX + key
     try:
         if timeout is None:
-            found = client.key_value_try_get(name)
+            value = client.key_value_try_get(name)
         else:
-            found = client.blocking_key_value_get(name, max(1, int(timeout * 1000)))
+            value = client.blocking_key_value_get(name, max(1, int(timeout * 1000)))
     except jax.errors.JaxRuntimeError as error:
-        _note(key, "")
+        _record(key, "")
         if ("NOT_FOUND" if timeout is None else "DEADLINE_EXCEEDED") in str(error):
             return None
         raise DistributedError(f"the coordination service did not answer: {error}") from None
-    _note(key, found)
-    return found
+    _record(key, value)
+    return value
 
 
-def forget(key: str) -> None:
+def get_below(key: str) -> dict[str, str]:
+    """The values of all keys "KEY/..", by what follows "KEY/", in one request."""
+    client, start = _client(), f"{_PREFIX}{key}/"
+    try:
+        pairs = client.key_value_dir_get(start)
+    except jax.errors.JaxRuntimeError as error:
+        raise DistributedError(f"the coordination service did not answer: {error}") from None
+    _record(key, "".join(value for _, value in pairs))
+    return {name.removeprefix(start): value for name, value in pairs}
+
+
+def delete(key: str) -> None:
     """Remove a key and all keys below it."""
-    _note(key, "")
-    _client().key_value_delete(_SPACE + key)
+    _record(key, "")
+    _client().key_value_delete(_PREFIX + key)
 
 
-def _note(key: str, value: str) -> None:
+def arrive(key: str, rank: int, size: int, value: str) -> bool:
+    """Put a rank's value below `key`; whether this rank is the last of `size` to do so."""
+    put(f"{key}/values/{rank}", value)
+    return increment(f"{key}/came") == size
+
+
+def values(key: str) -> dict[int, str]:
+    """The values that ranks have put by `arrive`, in one request."""
+    return {int(rank): value for rank, value in get_below(f"{key}/values").items()}
+
+
+def _record(key: str, value: str) -> None:
     metrics.count("store.requests")
-    metrics.count("store.bytes", len(_SPACE) + len(key.encode()) + len(value.encode()))
+    metrics.count("store.bytes", len(_PREFIX) + len(key.encode()) + len(value.encode()))
 
 
 def _client() -> Any:
@@ -185,10 +201,289 @@ def _client() -> Any:
     return client
 
 
-def keep_preemption(keep: bool) -> None:
-    """Whether JAX's preemption service is started too; it catches SIGTERM.
+Lines = Mapping[int, Sequence[str] | None]
+"""The lines of each rank; None of one that did not send them."""
 
-    `jax_enable_preemption_service` is an option of jax 0.9 and later; one without it has none.
+
+class Barrier(abc.ABC):
+    """Ranks meet, and learn whether all have the same lines.
+
+    Lines are not read while they are equal: a rank counts itself under a digest of its lines, then
+    among those that came. The last one sees by the two numbers whether all are equal, and leaves
+    the result that the others wait for:
+
+        agree/1f0c../7/said/9b1e..    4      ranks with these lines
+        agree/1f0c../7/came           4      ranks that came
+        agree/1f0c../7/verdict        alike
+
+    So a rank makes three requests, the last one four or five, of some hundred bytes. If the lines
+    differ, or a rank does not come in time, all send theirs; the rank that has noticed, the last
+    one or the first to lose patience, reads them and leaves what `explain` makes of them.
+
+    Args:
+        namespace: of the keys; one that all of these ranks know, and no other barrier has.
+        ranks: ascending.
+        rank: this one.
+        lines: of this rank.
+        timeout: seconds to wait for the others.
     """
-    if hasattr(jax.config, "jax_enable_preemption_service"):
-        jax.config.update("jax_enable_preemption_service", keep)
+
+    def __init__(
+        self, namespace: str, ranks: Sequence[int], rank: int, lines: Sequence[str], timeout: float
+    ):
+        """See the class."""
+        self.namespace, self.ranks, self.rank = namespace, ranks, rank
+        self.lines, self.timeout = lines, timeout
+        self.all_came = False  # as far as this rank knows
+
+    @abc.abstractmethod
+    def explain(self, lines: Lines) -> str:
+        """What all are told of lines that differ, or are missing; called in one rank."""
+
+    def waits(self) -> None:  # noqa: B027 - it may be left out
+        """Called once, when the others have not come for `PATIENCE`."""
+
+    def look(self) -> None:  # noqa: B027 - likewise
+        """Called in the rank that came first, each time that `PATIENCE` has passed."""
+
+    def wait(self, *, to_the_end: bool = True) -> str:
+        """Take part.
+
+        Args:
+            to_the_end: False leaves when the time is over, instead of ending the barrier for all;
+                the others will have this rank's lines.
+
+        Returns:
+            Nothing if all lines are equal; else what `explain` made of them, or what was left as
+            the result meanwhile.
+        """
+        came, key = self._come(), f"{self.namespace}/verdict"
+        self.all_came = came == len(self.ranks)
+        if not self.all_came:
+            result = self._result(key, first=came == 1)
+            if result is not None:
+                return self._follow(result)
+            if not to_the_end:
+                self._send()
+                return f"of {len(self.ranks)} ranks not all came within {self.timeout:g} s"
+        equal = self.all_came and self._all_equal()
+        if not put_if_absent(key, _EQUAL if equal else _SEND_LINES):
+            return self._follow(get(key, 1.0))
+        return "" if equal else self._collect()
+
+    def _come(self) -> int:
+        """Count this rank; how many have come by now."""
+        text = json.dumps([*self.lines]).encode()
+        self._digest = f"{self.namespace}/said/{hashlib.sha256(text).hexdigest()[:32]}"
+        self._same_lines = increment(self._digest)
+        return increment(f"{self.namespace}/came")
+
+    def _all_equal(self) -> bool:
+        """Called when all have come: each has counted itself under its lines before that."""
+        size = len(self.ranks)
+        return self._same_lines == size or increment(self._digest, 0) == size
+
+    def _result(self, key: str, *, first: bool) -> str | None:
+        """The result; None if no rank left one in time."""
+        end = time.monotonic() + self.timeout
+        result = get(key, min(PATIENCE, self.timeout))
+        if result is None:
+            self.waits()
+        while result is None and (left := end - time.monotonic()) > 0:
+            if first:
+                self.look()
+            result = get(key, min(PATIENCE, left) if first else left)
+        return result
+
+    def _follow(self, result: str | None) -> str:
+        if result == _EQUAL:
+            return ""
+        if result != _SEND_LINES:
+            return result or f"what the ranks said in {self.namespace} was deleted meanwhile"
+        self._send()
+        text = get(f"{self.namespace}/told", 2 * _SENDING)
+        if text is None:
+            return "the ranks do not agree, and the one that was to say why has ended"
+        return "" if text == _EQUAL else text
+
+    def _collect(self) -> str:
+        """Read the lines of all, and tell them what is made of those."""
+        self._send()
+        end = time.monotonic() + (_SENDING if self.all_came else _SENDING_LATE)
+        lines: dict[int, Sequence[str] | None] = {}
+        for rank in self.ranks:
+            key, left = f"{self.namespace}/lines/{rank}", end - time.monotonic()
+            text = get(key, left if left > 0 else None)
+            lines[rank] = None if text is None else json.loads(text)
+        text = self.explain(lines)  # nothing, if the last one came just as the time was over
+        put(f"{self.namespace}/told", text or _EQUAL)
+        return text
+
+    def _send(self) -> None:
+        put(f"{self.namespace}/lines/{self.rank}", json.dumps([*self.lines]))
+
+
+class Transport(Protocol):
+    """How the processes of a group exchange results; an error is "" where there is none."""
+
+    def barrier(self, error: str) -> str:
+        """Wait for all; what is wrong with any of them, "" if nothing is."""
+        ...
+
+    def gather(self, error: str, value: Any, everywhere: bool) -> tuple[str, list[Any]]:
+        """As `barrier`, and the values of all: in the first process, or in each."""
+        ...
+
+    def broadcast(self, error: str, value: Any) -> tuple[str, Any]:
+        """What is wrong with the first process, and its value."""
+        ...
+
+
+class ProcessGroup:
+    """Processes that run something together; usually this one alone.
+
+    All make the same calls in the same order, and go on only if all could: an error that one raises
+    is a `CheckpointError` in the others, with its text, and so is one that is silent for `TIMEOUT`.
+
+    Args:
+        rank: of this process in the group.
+        size: number of processes.
+        transport: needed where there are several.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, transport: Transport | None = None):
+        """See the class."""
+        self.rank, self.size = rank, size
+        self._transport = transport
+
+    @classmethod
+    def world(cls) -> ProcessGroup:
+        """All processes; each calls this as often as the others, in the same order."""
+        rank, size = rank_and_size()
+        return cls(rank, size, ServiceTransport(rank, range(size), f"group/{next(_groups)}"))
+
+    @classmethod
+    def of(cls, ranks: Sequence[int]) -> ProcessGroup:
+        """Some processes, ascending; each of them calls this as often as the others."""
+        key = hashlib.sha256(repr(tuple(ranks)).encode()).hexdigest()[:16]
+        namespace = f"group/{key}/{next(_groups_of.setdefault(key, itertools.count()))}"
+        rank = rank_and_size()[0]
+        return cls(ranks.index(rank), len(ranks), ServiceTransport(rank, ranks, namespace))
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run `work` in every process; this one's result."""
+        if self._transport is None or self.size == 1:
+            return work()
+        result, error = _outcome(work)
+        return _checked(result, error, self._transport.barrier(_text(error)))
+
+    def gather(self, work: Callable[[], T]) -> list[T]:
+        """Run `work` in every process; the results of all in the first one, by rank."""
+        return self._gathered(work, everywhere=False)
+
+    def all_gather(self, work: Callable[[], T]) -> list[T]:
+        """Run `work` in every process; the results of all in each, by rank."""
+        return self._gathered(work, everywhere=True)
+
+    def broadcast(self, work: Callable[[], T]) -> T:
+        """Run `work` in the first process; its result in all."""
+        if self._transport is None or self.size == 1:
+            return work()
+        result, error = _outcome(work) if self.rank == 0 else (None, None)
+        failures, result = self._transport.broadcast(_text(error), result)
+        return _checked(result, error, failures)
+
+    def _gathered(self, work: Callable[[], T], *, everywhere: bool) -> list[T]:
+        if self._transport is None or self.size == 1:
+            return [work()]
+        result, error = _outcome(work)
+        failures, results = self._transport.gather(_text(error), result, everywhere)
+        return _checked(results, error, failures)
+
+
+class ServiceTransport:
+    """JAX's coordination service: results are JSON, a broadcast is one request, others 3 to 5.
+
+    Args:
+        rank: of this process in the run.
+        ranks: of the processes of the group in the run, ascending.
+        namespace: of the keys; no other group has it.
+    """
+
+    def __init__(self, rank: int, ranks: Sequence[int], namespace: str):
+        """See the class."""
+        self._rank, self._ranks = rank, ranks
+        self._is_first = rank == ranks[0]
+        self._namespaces = (f"{namespace}/{number}" for number in itertools.count(1))
+
+    def barrier(self, error: str) -> str:
+        """See `Transport`."""
+        return self._meet(next(self._namespaces), error)
+
+    def gather(self, error: str, value: Any, everywhere: bool) -> tuple[str, list[Any]]:
+        """See `Transport`."""
+        namespace, results = next(self._namespaces), []
+        put(f"{namespace}/values/{self._rank}", json.dumps(value))
+        failures = self._meet(namespace, error)
+        if self._is_first and not failures:
+            texts = values(namespace)
+            delete(f"{namespace}/values")
+            results = [json.loads(texts[rank]) for rank in self._ranks]
+        if failures or not everywhere:
+            return failures, results
+        return self.broadcast("", results)
+
+    def broadcast(self, error: str, value: Any) -> tuple[str, Any]:
+        """See `Transport`."""
+        namespace = next(self._namespaces)
+        if self._is_first:
+            put(namespace, json.dumps([error, value]))
+        else:
+            text = get(namespace, TIMEOUT)
+            error, value = json.loads(text) if text else (f"silent for {TIMEOUT:g} s", None)
+        return failures_of({self._ranks[0]: error}), value
+
+    def _meet(self, namespace: str, error: str) -> str:
+        lines = [error] if error else []
+        return _Failures(namespace, self._ranks, self._rank, lines, TIMEOUT).wait()
+
+
+class _Failures(Barrier):
+    """The line of a process is its error."""
+
+    def explain(self, lines: Lines) -> str:
+        silent = f"silent for {TIMEOUT:g} s"
+        return failures_of(
+            {rank: silent if error is None else " ".join(error) for rank, error in lines.items()}
+        )
+
+
+def failures_of(errors: Mapping[int, str]) -> str:
+    """What is wrong with the processes of a group, by their errors; "" if nothing is.
+
+    Example:
+        >>> failures_of({0: "", 3: "OSError: no space left"})
+        'rank 3: OSError: no space left'
+    """
+    listed = [f"rank {rank}: {error}" for rank, error in errors.items() if error]
+    more = f"; and {len(listed) - _MOST} more" if len(listed) > _MOST else ""
+    return "; ".join(listed[:_MOST]) + more
+
+
+def _outcome(work: Callable[[], T]) -> tuple[T, None] | tuple[Any, BaseException]:
+    try:
+        return work(), None
+    except BaseException as error:
+        return None, error
+
+
+def _text(error: BaseException | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def _checked(result: T, error: BaseException | None, failures: str) -> T:
+    if error is not None:
+        raise error
+    if failures:
+        raise CheckpointError(f"other processes failed: {failures}")
+    return result

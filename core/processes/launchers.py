@@ -1,14 +1,14 @@
 """Who started this process, and as which of how many: one table, read from the environment.
 
-| launcher | variables | who knows the coordinator |
+| launcher | variables | the coordinator's address comes from |
 |---|---|---|
 | Ray's TorchTrainer | RAY_JOB_ID, and torchrun's | MASTER_ADDR, MASTER_PORT |
-| torchrun, or whoever speaks as it does | RANK, WORLD_SIZE, LOCAL_RANK | MASTER_ADDR, MASTER_PORT |
+| torchrun, and others like it | RANK, WORLD_SIZE, LOCAL_RANK | MASTER_ADDR, MASTER_PORT |
 | Open MPI's mpirun | OMPI_COMM_WORLD_RANK, .._SIZE, .._LOCAL_RANK | JAX, or mpi4py |
 | mpiexec of MPICH and Intel | PMI_RANK, PMI_SIZE, MPI_LOCALRANKID | mpi4py |
 | MVAPICH | MV2_COMM_WORLD_RANK, .._SIZE, .._LOCAL_RANK | mpi4py |
 | SLURM's srun | SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, .. | JAX |
-| Cloud TPU, alone and under GKE | asked by JAX: the metadata server, TPU_WORKER_HOSTNAMES | JAX |
+| Cloud TPU, alone and under GKE | read by JAX: the metadata server, TPU_WORKER_HOSTNAMES | JAX |
 | Kubernetes, an indexed Job or a JobSet | JOB_COMPLETION_INDEX | JAX, which asks the cluster |
 
 "JAX" is its class for that cluster; JAX_COORDINATOR_ADDRESS takes the place of all of them, and
@@ -20,7 +20,7 @@ Launch(launcher='torchrun', rank=1, size=4, local_rank=None, address='n0:29500')
 >>> launch_from({}) is None
 True
 
-A process that nobody has started as one of several, where there may be several, is told of:
+Where no launcher has started a process and there may be others, these are the signs:
 
 >>> signs_of_others({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"})
 [('SLURM', ['SLURM_NTASKS=4'], 'start the script by srun: srun python train.py')]
@@ -42,14 +42,14 @@ Find = Callable[[str], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What the environment says of this process.
+    """This process, by its environment.
 
     Attributes:
         launcher: the name in `LAUNCHERS`, such as "torchrun", "slurm" or "open mpi".
-        rank: number of this process.
+        rank: of this process.
         size: number of processes.
-        local_rank: its number on this machine, or None if that is not said.
-        address: "host:port" of the meeting point, if the variables say it.
+        local_rank: rank on this machine; None if there is no variable of it.
+        address: "host:port" of the coordinator, if the variables have it.
     """
 
     launcher: str
@@ -61,18 +61,18 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Launcher:
-    """How a launcher tells a process its place.
+    """The variables of a launcher.
 
     Attributes:
-        name: what `Processes.launcher` says.
+        name: of `Processes.launcher`.
         fix: what to do if variables are missing, or nobody knows the coordinator.
-        marks: alternatives, each of variables that are there together; none: JAX's class is asked.
-        rank: variable of the number of a process; "": JAX's class knows it.
-        size: likewise of how many there are.
-        local: likewise of the number on its machine; "" if that is not said.
-        needs: variables that must be there.
+        marks: alternatives, each of variables that are set together; none: JAX's class decides.
+        rank: variable of the rank; "": JAX's class has it.
+        size: likewise of the number of processes.
+        local: likewise of the rank on its machine; "" if there is none.
+        needs: variables that must be set.
         meets: variables of the coordinator's host and port, if the launcher has some.
-        clusters: JAX's classes that may know the coordinator; the first that is at home counts.
+        clusters: JAX's classes that may have the coordinator; the first one that applies does.
     """
 
     name: str
@@ -131,20 +131,13 @@ LAUNCHERS = (
 
 
 def jax_cluster(name: str) -> Any:
-    """JAX's class for a cluster, if the installed JAX has it and it is at home in this process.
-
-    Args:
-        name: such as "SlurmCluster".
-
-    Returns:
-        The class, whose methods tell number, count and coordinator; or None.
-    """
-    found = CLUSTERS.get(name)
-    if found is None:
+    """JAX's class of a name such as "SlurmCluster", if this process runs on such a cluster."""
+    cluster = CLUSTERS.get(name)
+    if cluster is None:
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what is not installed; `signs_of_others` says more
-        return found if found.is_env_present() else None
+        return cluster if cluster.is_env_present() else None
 
 
 def agent_keeps_store() -> bool:
@@ -205,7 +198,7 @@ def coordinator(launch: Launch, timeout: float, find: Find = jax_cluster) -> str
         return launch.address
     if given := os.environ.get("JAX_COORDINATOR_ADDRESS"):
         return given
-    launcher = next(one for one in LAUNCHERS if one.name == launch.launcher)
+    launcher = next(entry for entry in LAUNCHERS if entry.name == launch.launcher)
     cluster = next(filter(None, map(find, launcher.clusters)), None)
     if cluster is not None:
         port = os.environ.get("JAX_COORDINATOR_PORT")
@@ -219,20 +212,19 @@ def coordinator(launch: Launch, timeout: float, find: Find = jax_cluster) -> str
 
 
 def signs_of_others(env: Mapping[str, str]) -> list[tuple[str, list[str], str]]:
-    """What tells that there may be other processes, where no launcher has started this one.
-
-    Args:
-        env: the environment.
+    """Signs that there may be other processes, where no launcher has started this one.
 
     Returns:
         For each cluster: its name, the variables as "NAME=value", and what to do.
     """
-    found = []
+    signs = []
     for cluster, names, advice in _SIGNS:
-        said = [f"{name}={env[name]}" for name, tells in names.items() if tells(env.get(name, ""))]
-        if said:
-            found.append((cluster, said, advice))
-    return found
+        values = [
+            f"{name}={env[name]}" for name, is_sign in names.items() if is_sign(env.get(name, ""))
+        ]
+        if values:
+            signs.append((cluster, values, advice))
+    return signs
 
 
 def _several(value: str) -> bool:
@@ -278,23 +270,23 @@ _SIGNS: tuple[tuple[str, Mapping[str, Callable[[str], bool]], str], ...] = (
 
 
 def _read(launcher: Launcher, env: Mapping[str, str], cluster: Any) -> Launch:
-    faults = [f"{name} is not set" for name in launcher.needs if not env.get(name)]
-    rank, size = _count(env, launcher.rank, faults), _count(env, launcher.size, faults)
-    local = _count(env, launcher.local, faults)
+    errors = [f"{name} is not set" for name in launcher.needs if not env.get(name)]
+    rank, size = _count(env, launcher.rank, errors), _count(env, launcher.size, errors)
+    local = _count(env, launcher.local, errors)
     address = ":".join(env.get(name, "") for name in launcher.meets) or None
     if cluster is not None:
         rank = _asked(launcher, cluster.get_process_id) if rank is None else rank
         size = _asked(launcher, cluster.get_process_count)
         local = _asked(launcher, cluster.get_local_process_id)
     if rank is not None and size is not None and rank >= size:
-        said = (launcher.rank or "number", launcher.size or "count")
-        faults.append(f"{said[0]}={rank} is not below {said[1]}={size}")
+        rank_name, size_name = launcher.rank or "number", launcher.size or "count"
+        errors.append(f"{rank_name}={rank} is not below {size_name}={size}")
     for name in launcher.meets[1:]:
-        port = _count(env, name, faults)
+        port = _count(env, name, errors)
         if port is not None and not 0 < port < 65536:
-            faults.append(f"{name}={port} is no port: give 1 to 65535")
-    if faults or rank is None or size is None:
-        listed = "".join(f"  {fault}\n" for fault in faults)
+            errors.append(f"{name}={port} is no port: give 1 to 65535")
+    if errors or rank is None or size is None:
+        listed = "".join(f"  {error}\n" for error in errors)
         raise DistributedError(
             f"the environment of {launcher.name} is not complete:\n{listed}{launcher.fix}"
         )
@@ -302,7 +294,7 @@ def _read(launcher: Launcher, env: Mapping[str, str], cluster: Any) -> Launch:
 
 
 def _asked(launcher: Launcher, ask: Callable[..., Any], *arguments: Any) -> Any:
-    """What JAX's class says; it asks servers, files and other packages, which all may fail."""
+    """The result of a method of JAX's class; it reads servers and files, which all may fail."""
     try:
         return ask(*arguments)
     except Exception as error:
@@ -312,11 +304,11 @@ def _asked(launcher: Launcher, ask: Callable[..., Any], *arguments: Any) -> Any:
         ) from error
 
 
-def _count(env: Mapping[str, str], name: str, faults: list[str]) -> int | None:
-    given = env.get(name) if name else None
-    if not given:
+def _count(env: Mapping[str, str], name: str, errors: list[str]) -> int | None:
+    value = env.get(name) if name else None
+    if not value:
         return None
-    if not given.isdecimal():
-        faults.append(f"{name}={given!r} is not a whole number")
+    if not value.isdecimal():
+        errors.append(f"{name}={value!r} is not a whole number")
         return None
-    return int(given)
+    return int(value)

@@ -9,7 +9,7 @@ Started by `torchrun --nproc-per-node 4 train.py`, or by `srun` or `mpirun`, a s
 
 From then on `jax.devices()` lists the devices of all processes, `torch.distributed` has its default
 process group, process r of the one is rank r of the other, and a rank that fails ends the others:
-see `isoshard.core.processes.watch`.
+see `isoshard.core.processes.failure_monitor`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import resource
 import socket
 import threading
 import warnings
@@ -29,6 +30,8 @@ from isoshard.core.errors import ClusterWarning, DistributedError
 from isoshard.core.frameworks import Framework, require
 
 from . import coordination
+from .failure_monitor import FailureMonitor, connect
+from .handshake import env_report, handshake_by_port, handshake_by_service
 from .launchers import (
     LAUNCHERS,
     Launch,
@@ -37,13 +40,10 @@ from .launchers import (
     launch_from,
     signs_of_others,
 )
-from .notes import note_of
-from .open_files import make_room
-from .roll_call import call_by_port, call_through_service
-from .watch import Watch
-from .watch_connections import connect
 
 _BY_SCRIPT = ("jax.distributed", "torch.distributed")  # what runs already
+_RANK_0, _OTHER_RANK = 6, 3  # connections for each other rank
+_OWN_FILES = 512  # of the script itself, its data and libraries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,24 +136,24 @@ def init_distributed(
     if _started is not None:
         return _started
     torch, launch = _torch(), _launch()
-    address = _meeting(launch, timeout)
+    address = _coordinator_address(launch, timeout)
     if launch is None or address is None:
         return _alone(launch, torch, timeout)
-    make_room(launch.rank, launch.size)
-    called = launch.size == 1
+    raise_file_limit(launch.rank, launch.size)
+    shaken = launch.size == 1
     if launch.launcher != "jax.distributed":
         _prepare(local_devices, preemption)
         if launch.launcher != "torch.distributed" and launch.size > 1 and not agent_keeps_store():
-            call_by_port(note_of(launch), address, timeout)
-            called = True
+            handshake_by_port(env_report(launch), address, timeout)
+            shaken = True
         if launch.address and torch is not None and torch.processes_joined() is None:
             torch.start_processes(launch.rank, launch.size, timeout=timeout, device=_gpu(launch))
         _start_jax(launch, address, torch, timeout, heartbeat, patience, local_devices)
-    if not called:
-        call_through_service(note_of(launch), timeout)
+    if not shaken:
+        handshake_by_service(env_report(launch), timeout)
     host = _host(coordination.address())
     if launch.size > 1 and watch_failures:
-        _watch(launch, torch, host, timeout, patience)
+        _monitor(launch, torch, host, timeout, patience)
     if torch is not None and torch.processes_joined() is None:
         post = _post("torch", timeout)
         rank, size, gpu = launch.rank, launch.size, _gpu(launch)
@@ -163,8 +163,40 @@ def init_distributed(
     return _started
 
 
+def raise_file_limit(rank: int, size: int) -> int:
+    """Raise this process's limit of open files, if its run has more connections.
+
+    Systems begin with 1,024 open files for a process. Rank 0 has about five connections to each
+    other rank (JAX's service and collectives, torch's store and gloo, the monitor), each other rank
+    two; `python -m benchmarks.cost_of_scale` counts them. Beyond some 200 ranks they are more, and
+    runtimes then fail with messages of their own.
+
+    Returns:
+        The limit now; -1 if there is none. A `ClusterWarning` says if it is too low still.
+
+    Example:
+        >>> raise_file_limit(0, 2) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        True
+    """
+    needed = _OWN_FILES + (_OTHER_RANK if rank else _RANK_0) * size
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return limit
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < needed:
+        warnings.warn(
+            f"rank {rank} of {size} may open {limit} files, and its connections need some "
+            f"{needed}: raise the machine's limit (ulimit -Hn, LimitNOFILE= of systemd, or "
+            "/etc/security/limits.conf)",
+            ClusterWarning,
+            stacklevel=3,
+        )
+    return limit
+
+
 def _launch() -> Launch | None:
-    """Who joins the processes: what has started already, or else the launcher."""
+    """The launch of this process: by a runtime that has started already, or by a launcher."""
     if coordination.is_started():
         return Launch("jax.distributed", *coordination.rank_and_size(), _local_rank())
     torch = _torch()
@@ -175,8 +207,8 @@ def _launch() -> Launch | None:
     return launch_from(os.environ)
 
 
-def _meeting(launch: Launch | None, timeout: float) -> str | None:
-    """Where the processes meet; None: this one is alone."""
+def _coordinator_address(launch: Launch | None, timeout: float) -> str | None:
+    """The coordinator's address; None: this process is alone."""
     if launch is None or launch.launcher in _BY_SCRIPT:
         return None if launch is None else launch.address or ""
     return coordinator(launch, timeout)
@@ -184,9 +216,9 @@ def _meeting(launch: Launch | None, timeout: float) -> str | None:
 
 def _alone(launch: Launch | None, torch: Framework | None, timeout: float) -> Processes:
     global _started
-    for cluster, said, advice in signs_of_others(os.environ) if launch is None else ():
+    for cluster, signs, advice in signs_of_others(os.environ) if launch is None else ():
         warnings.warn(
-            f"this process runs alone, and {', '.join(said)} looks like {cluster} with others: "
+            f"this process runs alone, and {', '.join(signs)} looks like {cluster} with others: "
             f"{advice}. If it is meant to run alone: "
             "warnings.simplefilter('ignore', isoshard.ClusterWarning)",
             ClusterWarning,
@@ -208,7 +240,7 @@ def _local_rank() -> int | None:
 
 
 def _gpu(launch: Launch) -> int | None:
-    """The number of this process's GPU among those it may see; launchers may show it one only."""
+    """The index of this process's GPU among the visible ones; launchers may show it one only."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return 0 if visible and "," not in visible else launch.local_rank
 
@@ -250,49 +282,49 @@ def _start_jax(
     arguments["initialization_timeout"] = round(timeout) + 60  # isoshard's own error comes first
     arguments["heartbeat_timeout_seconds"] = max(1, round(heartbeat))
     arguments["shutdown_timeout_seconds"] = round(patience) + 10  # as above
-    fault = _in_time(lambda: jax.distributed.initialize(**arguments), timeout)
-    if fault is not None:
+    error = _in_time(lambda: jax.distributed.initialize(**arguments), timeout)
+    if error is not None:
         raise DistributedError(
             f"rank {launch.rank} of {launch.size} could not join JAX's coordination service: "
-            f"{fault}. Do all {launch.size} processes run (started by {launch.launcher}), and can "
+            f"{error}. Do all {launch.size} processes run (started by {launch.launcher}), and can "
             "rank 0's machine be reached from the others?"
         )
 
 
 def _in_time(action: Callable[[], None], timeout: float) -> str | None:
-    """Run `action` and say what is wrong; JAX itself would abort the process at its time limit."""
-    faults: list[str] = []
+    """Run `action`; its error. JAX itself would abort the process at its time limit."""
+    errors: list[str] = []
 
     def run() -> None:
         try:
             action()
         except (RuntimeError, ValueError) as error:
-            faults.append(str(error).splitlines()[0])
+            errors.append(str(error).splitlines()[0])
 
     thread = threading.Thread(target=run, name="isoshard-start", daemon=True)
     thread.start()
     thread.join(timeout)
     if thread.is_alive():
         return f"not all had come within {timeout:g} s"
-    return faults[0] if faults else None
+    return errors[0] if errors else None
 
 
 def _post(key: str, timeout: float) -> Callable[[str | None], str]:
-    """Rank 0's word to all, through JAX's coordination service."""
+    """A function that sends a text of rank 0 to all, through JAX's coordination service."""
 
-    def post(word: str | None) -> str:
-        if word is not None:
-            coordination.put(key, word)
-            return word
-        heard = coordination.take(key, timeout)
-        if heard is None:
+    def post(text: str | None) -> str:
+        if text is not None:
+            coordination.put(key, text)
+            return text
+        text = coordination.get(key, timeout)
+        if text is None:
             raise DistributedError(f"rank 0 did not say where to meet ({key}) in {timeout:g} s")
-        return heard
+        return text
 
     return post
 
 
-def _watch(
+def _monitor(
     launch: Launch, torch: Framework | None, host: str, timeout: float, patience: float
 ) -> None:
     def leave() -> None:
@@ -300,8 +332,8 @@ def _watch(
         if torch is not None:
             torch.end_processes()
 
-    found = connect(launch.rank, launch.size, host, _post("watch", timeout), timeout)
-    Watch(launch.rank, launch.size, found, leave, patience)
+    connections = connect(launch.rank, launch.size, host, _post("watch", timeout), timeout)
+    FailureMonitor(launch.rank, launch.size, connections, leave, patience)
 
 
 def _check(launch: Launch, torch: Framework | None, local_devices: int | None) -> None:
@@ -310,7 +342,7 @@ def _check(launch: Launch, torch: Framework | None, local_devices: int | None) -
     if local_devices is not None and len(mine) != local_devices:
         raise DistributedError(
             f"rank {launch.rank} has {len(mine)} {mine[0].platform} devices, not {local_devices}; "
-            + _way_out(mine[0].platform, len(mine))
+            + _fix(mine[0].platform, len(mine))
         )
     joined = torch.processes_joined() if torch is not None else None
     if joined is not None and joined != (launch.rank, launch.size):
@@ -320,7 +352,7 @@ def _check(launch: Launch, torch: Framework | None, local_devices: int | None) -
         )
 
 
-def _way_out(platform: str, count: int) -> str:
+def _fix(platform: str, count: int) -> str:
     if platform == "tpu":
         return f"a process drives all chips of its machine: give local_devices={count}, or None"
     if platform != "cpu":

@@ -11,9 +11,9 @@ of them has begun, and ends a process that has not ended within its grace:
                 iso.save("run", ..)
                 termination.leave()          # exit status 75: not done, start me again
 
-How they agree: a thread of every process waits for a word in JAX's coordination service. When it
-comes, each says how many steps it has ended and begins no other; who says so last takes the most of
-them, and one step later is the last. Nothing is exchanged while nobody asks.
+How they agree: a thread of every process waits for a key of JAX's coordination service. When it is
+set, each puts the number of steps that it has ended and begins no other; the last to do so takes
+the largest of them, and one step later is the last. Nothing is exchanged before a request.
 
 >>> import os
 >>> with Termination() as termination:
@@ -46,8 +46,8 @@ _numbers = itertools.count()
 class Termination:
     """A watch for SIGTERM; all processes make one, in the main thread, after `init_distributed`.
 
-    The handlers that were there are put back by `close`, or at the end of a `with`. In a thread,
-    where Python lets nobody handle signals, give `signals=()` and call `request` when whoever runs
+    The earlier handlers are restored by `close`, or at the end of a `with`. In a thread,
+    where Python handles no signals, give `signals=()` and call `request` when whoever runs
     the thread says so.
 
     Args:
@@ -86,7 +86,7 @@ class Termination:
                 "only the main thread can handle signals; make the Termination there, or give "
                 "signals=() and call its request() when the run is to end"
             )
-        if foreign := [one.name for one in signals if signal.getsignal(one) is None]:
+        if foreign := [sig.name for sig in signals if signal.getsignal(sig) is None]:
             raise RuntimeError(
                 f"{', '.join(foreign)} has a handler that Python cannot put back. Is it that of "
                 "JAX's preemption service? iso.init_distributed(preemption=False) leaves it out"
@@ -99,11 +99,11 @@ class Termination:
         self._lock = threading.Lock()
         self._deadline: threading.Timer | None = None
         self._rank, self._size = coordination.rank_and_size()
-        self._room = f"termination/{next(_numbers)}"
+        self._namespace = f"termination/{next(_numbers)}"
         self._listener: threading.Thread | None = None
         if self._size > 1:
             self._listener = _started(self._listen, "isoshard-termination")
-        self._bell = _Bell(signals, self.request)
+        self._wakeup = _Wakeup(signals, self.request)
 
     def reached(self) -> bool:
         """Whether this step is the last. Every process asks once a step.
@@ -125,7 +125,7 @@ class Termination:
         self._begin_deadline()
         if self._size > 1:
             # not here, where a signal may have come in the midst of anything
-            _started(lambda: _put(f"{self._room}/word", _ASKED), "isoshard-request")
+            _started(lambda: _put(f"{self._namespace}/word", _ASKED), "isoshard-request")
 
     def leave(self) -> NoReturn:
         """End this process with `STATUS`, after what is in its `finally` blocks.
@@ -138,10 +138,10 @@ class Termination:
 
     def close(self) -> None:
         """Watch no longer. Once a process has, the others are asked for nothing any more."""
-        self._bell.close()
+        self._wakeup.close()
         if self._listener is not None:
             # A thread that waits in JAX's service while Python ends would take the process with it.
-            _put(f"{self._room}/word", _ENDED)
+            _put(f"{self._namespace}/word", _ENDED)
             self._listener.join(self._grace)
             self._listener = None
         if self._deadline is not None and not self._leaving:
@@ -158,20 +158,19 @@ class Termination:
     def _listen(self) -> None:
         """Wait, in a thread of its own, until any process asks; then settle the last step."""
         with contextlib.suppress(DistributedError):  # the service has gone: the watch ends us
-            word = None
-            while word is None:
-                word = coordination.take(f"{self._room}/word", _HOUR)
-            if word == _ASKED:
+            text = None
+            while text is None:
+                text = coordination.get(f"{self._namespace}/word", _HOUR)
+            if text == _ASKED:
                 self._begin_deadline()
                 self._settle()
 
     def _settle(self) -> None:
         with self._lock:  # no step ends meanwhile
-            _put(f"{self._room}/counts/{self._rank}", str(self._count))
-            if coordination.count(f"{self._room}/said") == self._size:
-                counts = coordination.all_below(f"{self._room}/counts")
-                _put(f"{self._room}/last", str(max(map(int, counts.values())) + 1))
-            last = coordination.take(f"{self._room}/last", self._grace)
+            if coordination.arrive(self._namespace, self._rank, self._size, str(self._count)):
+                counts = coordination.values(self._namespace)
+                _put(f"{self._namespace}/last", str(max(map(int, counts.values())) + 1))
+            last = coordination.get(f"{self._namespace}/last", self._grace)
             self._last = None if last is None else int(last)
 
     def _begin_deadline(self) -> None:
@@ -190,7 +189,7 @@ class Termination:
         os._exit(128 + signal.SIGTERM)
 
 
-class _Bell:
+class _Wakeup:
     """Calls a function as soon as a signal comes, also while the main thread is in C code.
 
     Python runs handlers between two instructions of the main thread, which may be a whole step
@@ -203,25 +202,25 @@ class _Bell:
         self._ends: tuple[socket.socket, socket.socket] | None = None
         if not signals:
             return
-        hear, ring = self._ends = socket.socketpair()
-        ring.setblocking(False)
-        self._fd = signal.set_wakeup_fd(ring.fileno(), warn_on_full_buffer=False)
-        self._signals = frozenset(int(one) for one in signals)
-        self._thread = _started(lambda: self._wait(hear), "isoshard-signals")
-        for one in signals:
-            self._before[one] = signal.signal(one, self._handle)
+        receiver, sender = self._ends = socket.socketpair()
+        sender.setblocking(False)
+        self._fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        self._signals = frozenset(map(int, signals))
+        self._thread = _started(lambda: self._wait(receiver), "isoshard-signals")
+        for sig in signals:
+            self._before[sig] = signal.signal(sig, self._handle)
 
     def close(self) -> None:
-        """Put back what was there."""
+        """Restore the handlers."""
         if self._ends is None:
             return
-        for one, before in self._before.items():
-            signal.signal(one, before)
+        for sig, before in self._before.items():
+            signal.signal(sig, before)
         signal.set_wakeup_fd(self._fd)
-        hear, ring = self._ends
-        ring.close()  # ends the thread
+        receiver, sender = self._ends
+        sender.close()  # ends the thread
         self._thread.join()
-        hear.close()
+        receiver.close()
         self._ends = None
 
     def _handle(self, number: int, frame: Any) -> None:
@@ -230,8 +229,8 @@ class _Bell:
         if callable(before):
             before(number, frame)
 
-    def _wait(self, hear: socket.socket) -> None:
-        while numbers := hear.recv(64):
+    def _wait(self, receiver: socket.socket) -> None:
+        while numbers := receiver.recv(64):
             if self._fd != -1:  # asyncio's, for instance
                 with contextlib.suppress(BlockingIOError):
                     os.write(self._fd, numbers)
@@ -246,6 +245,6 @@ def _started(action: Callable[[], Any], name: str) -> threading.Thread:
 
 
 def _put(key: str, value: str) -> None:
-    """Leave a word; the first one counts, and where the service has gone nobody listens."""
+    """Set a key, unless it has a value or the service has gone."""
     with contextlib.suppress(DistributedError):
         coordination.put(key, value)

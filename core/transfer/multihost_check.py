@@ -27,7 +27,7 @@ from isoshard.core.layout.in_shard_map import manual_axes
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.plan import Plan
-from isoshard.core.processes.agreement import agree, fault_lines, pass_by, without_addresses
+from isoshard.core.processes.agreement import assert_equal, error_lines, log_call, without_addresses
 from isoshard.core.processes.coordination import rank_and_size
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.caches import Bounded, cached
@@ -82,10 +82,10 @@ def _compare(
     try:
         mesh, spec = mesh_and_spec(mesh, spec)
         if not isinstance(mesh, Mesh):
-            return pass_by(SUBJECT, None)
+            return log_call(SUBJECT, None)
         ranks = owners_of(mesh)
         if len(ranks) == 1 or me not in ranks:
-            return pass_by(SUBJECT, None if me in ranks else partial(_mesh_line, mesh))
+            return log_call(SUBJECT, None if me in ranks else partial(_mesh_line, mesh))
         lines_of_options = [
             f"{key}={options[key]!r}" for key in _OPTIONS if options[key] is not None
         ]
@@ -96,18 +96,18 @@ def _compare(
             spec = None
         leaves = _LeafLines(x, mesh, spec, copy, name)
         if not leaves.has_data:
-            return pass_by(SUBJECT, partial("; ".join, leaves.lines()))
+            return log_call(SUBJECT, partial("; ".join, leaves.lines()))
         lines, has_local_data = [*leaves.lines(), *lines_of_options], leaves.has_local_data
     except DistributedError:
         raise
     except Exception as error:  # compared too: `put` raises it if all processes have it
-        lines = fault_lines(error)
+        lines = error_lines(error)
     lines = without_addresses(lines)
     new = Bounded[tuple[str, ...], bool](4096, "shard: what processes agreed on", agreed=True)
     cache = _agreed.setdefault(ranks, new)
     if not has_local_data and tuple(lines) in cache:
-        return pass_by(SUBJECT, partial("; ".join, lines))
-    agree(SUBJECT, lines, ranks)
+        return log_call(SUBJECT, partial("; ".join, lines))
+    assert_equal(SUBJECT, lines, ranks)
     if not has_local_data:
         cache[tuple(lines)] = True
 

@@ -86,7 +86,7 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
         The tensors by name in the order of their bytes, and the metadata.
 
     Raises:
-        FileFormatError: the header is no header, or does not fit the file; all faults at once.
+        FileFormatError: the header is no header, or does not fit the file; all errors at once.
         OSError: the file cannot be read.
     """
     size = file.stat().st_size
@@ -107,17 +107,17 @@ def read_header(file: Path) -> tuple[dict[str, Stored], dict[str, str]]:
     if not isinstance(metadata, dict) or any(not isinstance(v, str) for v in metadata.values()):
         raise FileFormatError(f"{file}: its metadata is no mapping of strings: {metadata!r:.200}")
     begin = 8 + length
-    faults: list[str] = []
+    errors: list[str] = []
     ranges = {}
     found = {}
     for name, entry in entries.items():
-        fault, stored, ends = _entry(name, entry, file, begin)
-        if fault or stored is None:
-            faults.append(f"{name}: {fault}")
+        error, stored, ends = _entry(name, entry, file, begin)
+        if error or stored is None:
+            errors.append(f"{name}: {error}")
         else:
             found[name], ranges[name] = stored, ends
-    faults += _range_faults(ranges, size - begin) if not faults else []
-    raise_listed(f"{file} is damaged", faults, FileFormatError)
+    errors += _range_errors(ranges, size - begin) if not errors else []
+    raise_listed(f"{file} is damaged", errors, FileFormatError)
     return dict(sorted(found.items(), key=lambda item: ranges[item[0]])), metadata
 
 
@@ -196,18 +196,18 @@ def _counts(values: Any) -> bool:
     )
 
 
-def _range_faults(ranges: Mapping[str, tuple[int, int]], size: int) -> list[str]:
+def _range_errors(ranges: Mapping[str, tuple[int, int]], size: int) -> list[str]:
     """Ranges that overlap, leave gaps or leave the file."""
-    faults = []
+    errors = []
     at, before = 0, "the header"
     for name, (start, end) in sorted(ranges.items(), key=lambda item: item[1]):
         if end > size:
-            faults.append(f"{name}: bytes {start} to {end} of {size}: the file is cut off")
+            errors.append(f"{name}: bytes {start} to {end} of {size}: the file is cut off")
         elif start < at:
-            faults.append(f"{name}: bytes {start} to {end} overlap {before}, which ends at {at}")
+            errors.append(f"{name}: bytes {start} to {end} overlap {before}, which ends at {at}")
         elif start > at:
-            faults.append(f"{name}: bytes {at} to {start} before it belong to no tensor")
+            errors.append(f"{name}: bytes {at} to {start} before it belong to no tensor")
         at, before = max(at, end), name
-    if not faults and at < size:
-        faults.append(f"bytes {at} to {size} at the end belong to no tensor")
-    return faults
+    if not errors and at < size:
+        errors.append(f"bytes {at} to {size} at the end belong to no tensor")
+    return errors

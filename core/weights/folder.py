@@ -84,7 +84,7 @@ def _indexed(index: Path) -> Catalogue:
     raise_listed(f"{index} names files that are missing", missing, FileFormatError)
     tensors: dict[str, Stored] = {}
     metadata: dict[str, str] = {}
-    faults = []
+    errors = []
     for name, file in files.items():
         here, more = read_header(file)
         metadata |= more
@@ -92,13 +92,13 @@ def _indexed(index: Path) -> Catalogue:
             if places.get(tensor) == name:
                 tensors[tensor] = stored
             else:
-                faults.append(f"{tensor}: is in {name}, and the index says {places.get(tensor)}")
-    faults += [
+                errors.append(f"{tensor}: is in {name}, and the index says {places.get(tensor)}")
+    errors += [
         f"{tensor}: the index says {name}, which does not have it"
         for tensor, name in places.items()
         if tensor not in tensors
     ]
-    raise_listed(f"{index} does not fit its files", faults, FileFormatError)
+    raise_listed(f"{index} does not fit its files", errors, FileFormatError)
     return _catalogue(tensors, metadata)
 
 
@@ -113,12 +113,12 @@ def _places(index: Path) -> dict[str, str]:
     places: Any = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not places:
         raise FileFormatError(f"{index}: has no 'weight_map' from tensors to files")
-    faults = [
+    errors = [
         f"{tensor}: {name!r:.200} is no name of a file in this folder"
         for tensor, name in places.items()
         if not _stays(name)
     ]
-    raise_listed(f"{index} leads out of its folder", faults, FileFormatError)
+    raise_listed(f"{index} leads out of its folder", errors, FileFormatError)
     return places
 
 

@@ -61,18 +61,18 @@ class Concat(Op):
         """See `Op`."""
         return [xp.concatenate(list(arrays), self.axis)]
 
-    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
+    def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """The parts that a rectangle reaches into."""
         found = []
-        for piece in pieces:
-            begin, size, offset = piece.start[self.axis], piece.view.shape[self.axis], 0
+        for block in blocks:
+            begin, size, offset = block.start[self.axis], block.view.shape[self.axis], 0
             for which, shape in enumerate(shapes):
                 low, high = (
                     max(begin, offset),
                     min(begin + size, offset + shape[self.axis]),
                 )
                 if low < high:
-                    found.append(_part(piece, which, self.axis, begin, low, high, low - offset))
+                    found.append(_part(block, which, self.axis, begin, low, high, low - offset))
                 offset += shape[self.axis]
         return found
 
@@ -122,14 +122,14 @@ class Split(Op):
         pairs = zip(ends, parts, strict=True)
         return [arrays[0][(*before, slice(end - part, end))] for end, part in pairs]
 
-    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
+    def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """The same rectangles, further in."""
         parts = self._parts(shapes[0])
         found = []
-        for piece in pieces:
-            start = list(piece.start)
-            start[self.axis] += sum(parts[: piece.which])
-            found.append(WaitingMemory(0, tuple(start), piece.view))
+        for block in blocks:
+            start = list(block.start)
+            start[self.axis] += sum(parts[: block.which])
+            found.append(WaitingMemory(0, tuple(start), block.view))
         return found
 
     def _parts(self, shape: Shape) -> Shape:
@@ -150,9 +150,9 @@ def _moves(layouts: Sequence[Entries], axis: int) -> str:
 
 
 def _part(
-    piece: WaitingMemory, which: int, axis: int, begin: int, low: int, high: int, at: int
+    block: WaitingMemory, which: int, axis: int, begin: int, low: int, high: int, at: int
 ) -> WaitingMemory:
-    """What of a piece lies at `low` to `high` along an axis, and starts at `at` in its array."""
+    """A block from `low` to `high` along an axis; it begins at `at` in its array."""
     index = (slice(None),) * axis + (slice(low - begin, high - begin),)
-    start = (*piece.start[:axis], at, *piece.start[axis + 1 :])
-    return WaitingMemory(which, start, piece.view[index])
+    start = (*block.start[:axis], at, *block.start[axis + 1 :])
+    return WaitingMemory(which, start, block.view[index])

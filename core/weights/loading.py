@@ -135,7 +135,7 @@ class _Target:
         name: what it is called.
         shape: of the whole weight.
         dtype: on the devices.
-        pieces: gives the sources and rectangles that memory at a start waits for.
+        blocks: of the sources, that memory at a start waits for.
         stored: the sources in the files.
         same: the name of the weight that this one is, if it is tied; else "".
     """
@@ -143,7 +143,7 @@ class _Target:
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    pieces: Callable[[tuple[int, ...], np.ndarray], Sequence[tuple[str, WaitingMemory]]]
+    blocks: Callable[[tuple[int, ...], np.ndarray], Sequence[tuple[str, WaitingMemory]]]
     stored: Mapping[str, Stored]
     same: str = ""
 
@@ -161,9 +161,9 @@ class _Target:
             if not memory.size:
                 continue
             start = (*at, *(0,) * (len(self.shape) - len(at)))
-            for name, piece in self.pieces(start, memory):
-                if piece.view.size:
-                    wishes.setdefault(self.stored[name], []).append((piece.start, piece.view))
+            for name, block in self.blocks(start, memory):
+                if block.view.size:
+                    wishes.setdefault(self.stored[name], []).append((block.start, block.view))
         return blocks, wishes
 
 
@@ -179,21 +179,21 @@ def _targets(
     shapes |= {name: shapes[kept] for name, kept in tied.items()}
     found = {**stored, **{name: stored[kept] for name, kept in tied.items()}}
     matching, wanted = (weights or _SAME).match(shapes, like)
-    faults = list(matching.faults)
+    errors = list(matching.errors)
     targets: dict[str, _Target] = {}
     whole: dict[Any, str] = {}
     for group in matching.groups:
         try:
             source = _one_dtype(group, found)
         except WeightError as error:
-            faults.append(str(error))
+            errors.append(str(error))
             continue
         for name, shape in group.shapes.items():
             want = getattr((wanted or {}).get(name), "dtype", None)
             try:
                 kind = _dtype_of(name, source.dtype, dtype, want)
             except (WeightError, ShardingError) as error:
-                faults.append(str(error))
+                errors.append(str(error))
                 continue
             plain = not group.rule.ops and not group.rule.stack
             same = whole.setdefault((source.name, kind), name) if plain else name
@@ -201,22 +201,22 @@ def _targets(
                 name,
                 shape,
                 kind,
-                lambda start, view, group=group, name=name: group.pieces(name, start, view),
+                lambda start, view, group=group, name=name: group.blocks(name, start, view),
                 found,
                 "" if same == name else same,
             )
-    faults += [
+    errors += [
         f"{name}: the rules keep it, and like has only its shape"
         for name in matching.kept
         if wanted is not None and isinstance(wanted[name], jax.ShapeDtypeStruct)
     ]
     fix = "Add a rule for each: load_safetensors(.., weights=iso.weights.WeightMap([Rule(..)]))."
-    raise_listed("the files do not fit what is wanted", faults, fix=fix)
+    raise_listed("the files do not fit what is wanted", errors, fix=fix)
     return targets, {name: (wanted or {})[name] for name in matching.kept}
 
 
 def _aligned(count: int, shape: tuple[int, ...], dtype: np.dtype) -> list[np.ndarray]:
-    """Memory for blocks of one array, in one piece: the system gives large pieces faster."""
+    """Memory for blocks of one array, at once: the system allocates large memory faster."""
     size = math.prod(shape) * dtype.itemsize
     step = -(-size // ALIGNMENT) * ALIGNMENT
     memory = aligned_empty((count * step,), np.uint8)
@@ -260,15 +260,15 @@ def _shardings(targets: Mapping[str, _Target], mesh: Mesh, plan: Any) -> dict[st
         odd = [f"{name}: no spec" for name in shapes if name not in plan]
         odd += [f"{name}: a spec, and no such weight" for name in plan if name not in shapes]
         raise_listed("the specs do not match the weights", odd)
-    found, faults = {}, []
+    found, errors = {}, []
     for name, shape in shapes.items():
         spec = plan[name] if isinstance(plan, dict) else plan
         try:
             rank = len(shape.shape)
             found[name] = named_sharding(spec, mesh, rank, shape=shape.shape, name=name)
         except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
+            errors.append(error)
+    raise_collected(errors)
     return found
 
 

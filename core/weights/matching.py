@@ -3,9 +3,9 @@
 >>> from .ops import Kernel
 >>> from .weight_rules import Rule
 >>> found = Matching([Rule("{path*}.weight", "{path*}.kernel", Kernel())], {"up.weight": (8, 4)})
->>> found.groups[0].shapes, found.faults
+>>> found.groups[0].shapes, found.errors
 ({'up.kernel': (4, 8)}, [])
->>> Matching([Rule("{path*}.weight", "{path*}.kernel", Kernel())], {"up.bias": (8,)}).faults
+>>> Matching([Rule("{path*}.weight", "{path*}.kernel", Kernel())], {"up.bias": (8,)}).errors
 ['up.bias (8,): no rule takes it']
 """
 
@@ -64,7 +64,7 @@ class RuleGroup:
             name: shape for names in self.targets for name, shape in zip(names, found, strict=True)
         }
 
-    def pieces(self, target: str, start: Shape, view: Any) -> list[tuple[str, WaitingMemory]]:
+    def blocks(self, target: str, start: Shape, view: Any) -> list[tuple[str, WaitingMemory]]:
         """What memory of a target waits for.
 
         Args:
@@ -76,22 +76,22 @@ class RuleGroup:
             The sources' names, with the rectangle of each that a part of the memory waits for.
         """
         layer = next(i for i, names in enumerate(self.targets) if target in names)
-        piece = WaitingMemory(self.targets[layer].index(target), start, view)
+        block = WaitingMemory(self.targets[layer].index(target), start, view)
         if not self.rule.stacks:
-            return self._back(layer, piece)
+            return self._back(layer, block)
         at, found = self.rule.stack_axis, []
         for i in range(view.shape[at]):
             inner = view[(slice(None),) * at + (i,)]
-            one = WaitingMemory(piece.which, _without(start, at), inner)
+            one = WaitingMemory(block.which, _without(start, at), inner)
             found += self._back(start[at] + i, one)
         return found
 
-    def _back(self, layer: int, piece: WaitingMemory) -> list[tuple[str, WaitingMemory]]:
-        pieces = [piece]
+    def _back(self, layer: int, block: WaitingMemory) -> list[tuple[str, WaitingMemory]]:
+        blocks = [block]
         for op, shapes in zip(self.rule.ops[::-1], self.steps[-2::-1], strict=True):
-            pieces = op.back(pieces, shapes)
+            blocks = op.back(blocks, shapes)
         if not self.rule.unstacks:
-            return [(self.sources[layer][found.which], found) for found in pieces]
+            return [(self.sources[layer][found.which], found) for found in blocks]
         at = self.rule.stack_axis
         return [
             (
@@ -102,7 +102,7 @@ class RuleGroup:
                     found.view[(slice(None),) * at + (None,)],
                 ),
             )
-            for found in pieces
+            for found in blocks
         ]
 
 
@@ -119,7 +119,7 @@ class Matching:
         groups: what is to be done.
         dropped: names of sources that a rule drops.
         kept: names of wanted targets that a rule keeps as they are.
-        faults: what does not fit, a line each.
+        errors: what does not fit, a line each.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Matching:
         self._by_target = by_target
         self.groups: list[RuleGroup] = []
         self.dropped: list[str] = []
-        self.faults: list[str] = []
+        self.errors: list[str] = []
         self._takers: dict[tuple[int, tuple[Any, ...]], dict[tuple[int, int], str]] = {}
         for name, shape in given.items():
             self._take(name, shape)
@@ -158,7 +158,7 @@ class Matching:
             rule = self._rules[number]
             layer = captures.pop(rule.stack) if rule.stacks and rule.stack else "0"
             if not layer.isdecimal():
-                self.faults.append(f"{name} {shape}: layer {layer!r} of {rule} is no number")
+                self.errors.append(f"{name} {shape}: layer {layer!r} of {rule} is no number")
                 continue
             key = (number, tuple(sorted(captures.items())))
             self._takers.setdefault(key, {})[int(layer), which] = name
@@ -166,7 +166,7 @@ class Matching:
     def _first(self, name: str, shape: Shape, takes: list[Any]) -> list[Any]:
         """The rule that decides for a leaf: none or one."""
         if not takes:
-            self.faults.append(f"{name} {shape}: no rule takes it")
+            self.errors.append(f"{name} {shape}: no rule takes it")
             return []
         if not self._by_target:
             return takes[:1]
@@ -176,11 +176,11 @@ class Matching:
                 if all(name in self._wanted for name in names):
                     return [take]
             tried = ", ".join(dict.fromkeys(name for names in gives for name in names))
-            self.faults.append(f"{name} {shape}: nothing wanted is called {tried}")
+            self.errors.append(f"{name} {shape}: nothing wanted is called {tried}")
             return []
         if len({tuple(names) for names in gives}) > 1:
             could = " or ".join(dict.fromkeys(", ".join(names) or "nothing" for names in gives))
-            self.faults.append(f"{name} {shape}: could become {could}; say which, with like=")
+            self.errors.append(f"{name} {shape}: could become {could}; say which, with like=")
             return []
         return takes[:1]
 
@@ -199,7 +199,7 @@ class Matching:
         ]
         if lacking:
             have = ", ".join(f"{name} {self._given[name]}" for name in slots.values())
-            self.faults.append(f"{have}: {rule} also takes {', '.join(lacking)}, which is missing")
+            self.errors.append(f"{have}: {rule} also takes {', '.join(lacking)}, which is missing")
             return
         if not rule.targets:
             self.dropped += slots.values()
@@ -208,7 +208,7 @@ class Matching:
         alike = {tuple(self._given[name] for name in names) for names in sources}
         told = ", ".join(f"{name} {self._given[name]}" for names in sources for name in names)
         if len(alike) > 1:
-            self.faults.append(f"{told}: layers that {rule} stacks have different shapes")
+            self.errors.append(f"{told}: layers that {rule} stacks have different shapes")
             return
         inputs = alike.pop()
         try:
@@ -220,7 +220,7 @@ class Matching:
             group = RuleGroup(rule, sources, targets, inputs)
             group.shapes  # noqa: B018  (raises what does not fit)
         except OpError as error:
-            self.faults.append(f"{told}: {error} [{rule}]")
+            self.errors.append(f"{told}: {error} [{rule}]")
             return
         self.groups.append(group)
 
@@ -234,7 +234,7 @@ class Matching:
         for name, groups in makers.items():
             if sum(not group.rule.untie for group in groups) > 1:
                 both = " and ".join(_sources_told(group, self._given) for group in groups)
-                self.faults.append(f"{name}: made of {both}")
+                self.errors.append(f"{name}: made of {both}")
 
     def _check_wanted(self) -> list[str]:
         """Compare with the targets that are wanted; the names that are to stay as they are."""
@@ -243,12 +243,12 @@ class Matching:
             for name, shape in group.shapes.items():
                 made.add(name)
                 if name not in wanted:
-                    fault = f"{name} {shape}: made of {_sources_told(group, self._given)}"
-                    self.faults.append(f"{fault}, and nothing wanted is called so")
+                    error = f"{name} {shape}: made of {_sources_told(group, self._given)}"
+                    self.errors.append(f"{error}, and nothing wanted is called so")
                 elif tuple(wanted[name]) != shape:
-                    fault = f"{name}: shape {shape}, wanted {tuple(wanted[name])}; made of "
-                    fault += f"{_sources_told(group, self._given)} by {group.rule}"
-                    self.faults.append(fault)
+                    error = f"{name}: shape {shape}, wanted {tuple(wanted[name])}; made of "
+                    error += f"{_sources_told(group, self._given)} by {group.rule}"
+                    self.errors.append(error)
         keeps = [p for rule in self._rules if not rule.sources for p in rule.targets]
         kept = []
         for name, shape in wanted.items():
@@ -257,7 +257,7 @@ class Matching:
             if any(pattern.match(name) is not None for pattern in keeps):
                 kept.append(name)
             else:
-                self.faults.append(f"{name} {tuple(shape)}: nothing becomes it")
+                self.errors.append(f"{name} {tuple(shape)}: nothing becomes it")
         return kept
 
 

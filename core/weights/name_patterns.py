@@ -95,19 +95,19 @@ def _star(part: str) -> re.Match[str] | None:
 
 @cached(4096)
 def _regex(text: str) -> re.Pattern[str]:
-    pieces: list[str] = []
+    segments: list[str] = []
     dotted = True  # whether the text before brings its dot along
     for part in text.split("."):
         star = _star(part)
         if star:
             whole = r"(?:[^.]+\.)*" if dotted else r"(?:\.[^.]+)*"
-            pieces.append(f"(?P<{star[1]}>{whole})")
+            segments.append(f"(?P<{star[1]}>{whole})")
             continue
-        pieces.append("" if dotted else r"\.")
+        segments.append("" if dotted else r"\.")
         at = 0
         for capture in _CAPTURE.finditer(part):
-            pieces += [re.escape(part[at : capture.start()]), f"(?P<{capture[1]}>[^.]+)"]
+            segments += [re.escape(part[at : capture.start()]), f"(?P<{capture[1]}>[^.]+)"]
             at = capture.end()
-        pieces.append(re.escape(part[at:]))
+        segments.append(re.escape(part[at:]))
         dotted = False
-    return re.compile("".join(pieces))
+    return re.compile("".join(segments))

@@ -76,8 +76,8 @@ class Op:
         """The outputs, by the functions of `xp`: numpy or jax.numpy."""
         raise TypeError(f"{type(self).__name__} does not run")
 
-    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
-        """Pieces of the inputs, given those of the outputs and the shapes of the inputs."""
+    def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
+        """Blocks of the inputs, by those of the outputs and the shapes of the inputs."""
         raise TypeError(f"{type(self).__name__} cannot load")
 
 
@@ -114,14 +114,14 @@ class Transpose(Op):
         """See `Op`."""
         return [xp.transpose(array, self._axes(array.ndim)) for array in arrays]
 
-    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
+    def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """See `Op`."""
-        return [self._back(piece) for piece in pieces]
+        return [self._back(block) for block in blocks]
 
-    def _back(self, piece: WaitingMemory) -> WaitingMemory:
-        order = np.argsort(self._axes(len(piece.start)))
-        start = tuple(piece.start[axis] for axis in order)
-        return WaitingMemory(piece.which, start, piece.view.transpose(order))
+    def _back(self, block: WaitingMemory) -> WaitingMemory:
+        order = np.argsort(self._axes(len(block.start)))
+        start = tuple(block.start[axis] for axis in order)
+        return WaitingMemory(block.which, start, block.view.transpose(order))
 
     def _axes(self, rank: int) -> tuple[int, ...]:
         if sorted(self.axes) != list(range(rank)):
@@ -226,17 +226,17 @@ class TransposedKernel(Op):
             for array in arrays
         ]
 
-    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
+    def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """See `Op`."""
         found = []
-        for piece in pieces:
-            shape = shapes[piece.which]
-            [turned] = self._order(len(shape)).back([piece], [])
+        for block in blocks:
+            shape = shapes[block.which]
+            [turned] = self._order(len(shape)).back([block], [])
             start = list(turned.start)
             for axis in self._window(len(shape)):
                 start[axis] = shape[axis] - start[axis] - turned.view.shape[axis]
             view = np.flip(turned.view, self._window(len(shape)))
-            found.append(WaitingMemory(piece.which, tuple(start), view))
+            found.append(WaitingMemory(block.which, tuple(start), view))
         return found
 
     def _window(self, rank: int) -> tuple[int, ...]:

@@ -73,32 +73,32 @@ class SplitAxis(Op):
             for a, s in zip(arrays, self.shapes([x.shape for x in arrays]), strict=True)
         ]
 
-    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
+    def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """Whole rows of the inner axes go together, others one by one."""
-        return [p for piece in pieces for p in self._back(piece, shapes[piece.which])]
+        return [p for block in blocks for p in self._back(block, shapes[block.which])]
 
-    def _back(self, piece: WaitingMemory, shape: Shape) -> list[WaitingMemory]:
+    def _back(self, block: WaitingMemory, shape: Shape) -> list[WaitingMemory]:
         into = self._sizes(shape)
         rank = len(into)
-        sizes = piece.view.shape[self.axis : self.axis + rank]
+        sizes = block.view.shape[self.axis : self.axis + rank]
         whole = next((i for i in range(rank) if sizes[i:] == into[i:]), rank)
         for walked in (max(whole - 1, 0), rank - 1):
-            found = [self._run(piece, into, index) for index in np.ndindex(*sizes[:walked])]
-            if all(np.may_share_memory(run.view, piece.view) for run in found):
+            found = [self._run(block, into, index) for index in np.ndindex(*sizes[:walked])]
+            if all(np.may_share_memory(run.view, block.view) for run in found):
                 break  # else the memory lies so that the inner axes make no run
         return found
 
-    def _run(self, piece: WaitingMemory, into: Shape, index: Shape) -> WaitingMemory:
+    def _run(self, block: WaitingMemory, into: Shape, index: Shape) -> WaitingMemory:
         """The run along the merged axis at one index of the axes that are walked."""
         axis, last = self.axis, self.axis + len(into)
-        view = piece.view[(slice(None),) * axis + index]
+        view = block.view[(slice(None),) * axis + index]
         kept = len(into) - len(index)
         size = math.prod(view.shape[axis : axis + kept])
         view = view.reshape(*view.shape[:axis], size, *view.shape[axis + kept :])
         steps = [math.prod(into[i + 1 :]) for i in range(len(into))]
-        at = [s + i for s, i in zip(piece.start[axis:last], (*index, *(0,) * kept), strict=True)]
+        at = [s + i for s, i in zip(block.start[axis:last], (*index, *(0,) * kept), strict=True)]
         start = sum(s * step for s, step in zip(at, steps, strict=True))
-        return WaitingMemory(piece.which, (*piece.start[:axis], start, *piece.start[last:]), view)
+        return WaitingMemory(block.which, (*block.start[:axis], start, *block.start[last:]), view)
 
     def _sizes(self, shape: Shape) -> Shape:
         if self.axis >= len(shape):
@@ -160,21 +160,21 @@ class MergeAxes(Op):
         """See `Op`."""
         return [xp.reshape(a, self._shape(a.shape)) for a in arrays]
 
-    def back(self, pieces: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
+    def back(self, blocks: Sequence[WaitingMemory], shapes: Sequence[Shape]) -> list[WaitingMemory]:
         """A run along the merged axis is cut where an outer axis takes its next step."""
-        return [p for piece in pieces for p in self._back(piece, shapes[piece.which])]
+        return [p for block in blocks for p in self._back(block, shapes[block.which])]
 
-    def _back(self, piece: WaitingMemory, shape: Shape) -> list[WaitingMemory]:
+    def _back(self, block: WaitingMemory, shape: Shape) -> list[WaitingMemory]:
         last = self.axis + len(self.sizes)
         inner = shape[self.axis : last]
-        at, count = piece.start[self.axis], piece.view.shape[self.axis]
+        at, count = block.start[self.axis], block.view.shape[self.axis]
         found = []
         for starts, sizes, offset in _boxes(at, count, inner):
             index = (slice(None),) * self.axis + (slice(offset, offset + math.prod(sizes)),)
-            view = piece.view[index]
+            view = block.view[index]
             shaped = (*view.shape[: self.axis], *sizes, *view.shape[self.axis + 1 :])
-            start = (*piece.start[: self.axis], *starts, *piece.start[self.axis + 1 :])
-            found.append(WaitingMemory(piece.which, start, view.reshape(shaped)))
+            start = (*block.start[: self.axis], *starts, *block.start[self.axis + 1 :])
+            found.append(WaitingMemory(block.which, start, view.reshape(shaped)))
         return found
 
 

@@ -105,19 +105,19 @@ class WeightMap:
         """
         given = named_weights(source)
         matching, wanted = self.match(given, like, source)
-        layouts, faults = [], list(matching.faults)
+        layouts, errors = [], list(matching.errors)
         for group in matching.groups:
             try:
                 layouts.append(layouts_of(group, given))
             except OpError as error:
-                faults.append(f"{_told(group, given)}: {error} [{group.rule}]")
-        faults += _dtype_faults(matching.groups, given, wanted)
-        faults += [
+                errors.append(f"{_told(group, given)}: {error} [{group.rule}]")
+        errors += _dtype_errors(matching.groups, given, wanted)
+        errors += [
             f"{name}: the rules keep it, and like has only its shape"
             for name in matching.kept
             if wanted is not None and isinstance(wanted[name], jax.ShapeDtypeStruct)
         ]
-        raise_listed(_HEAD, faults)
+        raise_listed(_HEAD, errors)
         made: dict[str, Any] = {}
         checks = []
         for group, layout in zip(matching.groups, layouts, strict=True):
@@ -169,7 +169,7 @@ class WeightMap:
         for group in matching.groups if other else ():
             if any(isinstance(op, StandardKernel) for op in group.rule.ops):
                 names = [name for layer in (*group.sources, *group.targets) for name in layer]
-                matching.faults += [f"{name}: {other[name]}" for name in names if name in other]
+                matching.errors += [f"{name}: {other[name]}" for name in names if name in other]
         return matching, wanted
 
     def explain(self, source: Any, *, like: Any = None) -> str:
@@ -198,7 +198,7 @@ class WeightMap:
             lines.append(f"{_told(group, given)} -> {made}" + (f"  [{how}]" if how else ""))
         lines += [f"{name} {tuple(given[name].shape)} is dropped" for name in matching.dropped]
         lines += [f"{name} is kept as it is" for name in matching.kept]
-        return "\n".join([*lines, *(f"fault: {fault}" for fault in matching.faults)])
+        return "\n".join([*lines, *(f"fault: {error}" for error in matching.errors)])
 
 
 def named_weights(tree: Any, *, exact: bool = False) -> dict[str, Any]:
@@ -228,8 +228,8 @@ def named_weights(tree: Any, *, exact: bool = False) -> dict[str, Any]:
         return dict(framework.weights_of(tree, exact=exact))
     named = [(name, _as_array(leaf, exact)) for name, leaf in named_leaves(tree)]
     found = dict(named)
-    faults = [f"{n}: {type(leaf).__name__}" for n, leaf in named if not hasattr(leaf, "shape")]
-    raise_listed("weights are arrays, or have a shape", faults)
+    errors = [f"{n}: {type(leaf).__name__}" for n, leaf in named if not hasattr(leaf, "shape")]
+    raise_listed("weights are arrays, or have a shape", errors)
     if len(found) < len(named):
         names = [name for name, _ in named]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -265,30 +265,30 @@ def _as_array(leaf: Any, exact: bool) -> Any:
     return np.asarray(leaf) if isinstance(leaf, np.generic | int | float) else leaf
 
 
-def _dtype_faults(
+def _dtype_errors(
     groups: Sequence[RuleGroup], given: Mapping[str, Any], wanted: Mapping[str, Any] | None
 ) -> list[str]:
     """Leaves whose sources differ in dtype, or are not of the dtype wanted."""
-    faults = []
+    errors = []
     for group in groups:
         kinds = {str(given[name].dtype) for names in group.sources for name in names}
         if len(kinds) > 1:
-            faults.append(f"{_told(group, given)}: dtypes {', '.join(sorted(kinds))} differ")
+            errors.append(f"{_told(group, given)}: dtypes {', '.join(sorted(kinds))} differ")
             continue
         [kind] = kinds
         for name in group.shapes if wanted is not None else ():
             want = str(getattr((wanted or {}).get(name), "dtype", kind))
             if want != kind:
                 told = _told(group, given)
-                faults.append(f"{name}: dtype {kind}, wanted {want}; made of {told}. Convert it.")
-    return faults
+                errors.append(f"{name}: dtype {kind}, wanted {want}; made of {told}. Convert it.")
+    return errors
 
 
 def _check_ties(
     checks: Sequence[tuple[RuleGroup, dict[str, Any]]], made: Mapping[str, Any]
 ) -> None:
     """On the way back, tied weights must be what they are tied to."""
-    faults = []
+    errors = []
     for group, results in checks:
         for name, value in results.items():
             other = made[name]
@@ -297,8 +297,8 @@ def _check_ties(
             xp: Any = np if isinstance(value, np.ndarray) else jnp
             if not bool(xp.array_equal(_bits(value), _bits(other))):
                 sources = ", ".join(n for names in group.sources for n in names)
-                faults.append(f"{sources}: is tied to {name}, and its values are others")
-    raise_listed("tied weights differ", faults)
+                errors.append(f"{sources}: is tied to {name}, and its values are others")
+    raise_listed("tied weights differ", errors)
 
 
 def _bits(array: Any) -> Any:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from isoshard.core.processes.watch import ENDED
+from isoshard.core.processes.failure_monitor import ENDED
 from tests.multi_process import ranks
 from tests.multi_process.jobs.failures import FROZEN, HEARTBEAT, PATIENCE
 

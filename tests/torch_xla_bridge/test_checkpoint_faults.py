@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from pathlib import Path
-
 import fsspec
+import os
 import pytest
+import shutil
 import torch
 import torch.distributed as dist
-
-from isoshard.torch_bridge.checkpoints import CheckpointError, CheckpointManager
+from isoshard.core.checkpoint.store import FsspecStore
+from isoshard.core.checkpoint.store import LocalStore
+from isoshard.core.processes.coordination import ProcessGroup
+from isoshard.torch_bridge.checkpoints import CheckpointError
+from isoshard.torch_bridge.checkpoints import CheckpointManager
 from isoshard.torch_bridge.checkpoints import manager as managers
-from isoshard.torch_bridge.checkpoints.ranks import Ranks
-from isoshard.torch_bridge.checkpoints.remote_storage import (
-    LocalStorage,
-    RemoteStorage,
-    remove_tree,
-    storage_at,
-)
-from tests.torch_xla_bridge.checkpoint_states import (
-    plain_state,
-    plainly_restored,
-    restored,
-    same,
-    small_state,
-)
-from tests.torch_xla_bridge.faulty_storage import Faults, FaultyLocal, FaultyRemote, Injected
+from isoshard.torch_bridge.checkpoints.manager import store_at
+from pathlib import Path
+from tests.torch_bridge.torch_xla.faulty_store import Faults
+from tests.torch_bridge.torch_xla.faulty_store import FaultyLocal
+from tests.torch_bridge.torch_xla.faulty_store import FaultyRemote
+from tests.torch_bridge.torch_xla.faulty_store import Injected
+from tests.torch_xla_bridge.checkpoint_states import plain_state
+from tests.torch_xla_bridge.checkpoint_states import plainly_restored
+from tests.torch_xla_bridge.checkpoint_states import restored
+from tests.torch_xla_bridge.checkpoint_states import same
+from tests.torch_xla_bridge.checkpoint_states import small_state
+
 
 OLD, NEW = 1, 2
 SCENES = {
@@ -59,7 +57,7 @@ def begin(tmp_path, states):
 def save_with(faults, folder, states, monkeypatch, step, max_to_keep=0):
     """Save the new state; whether it went well."""
     with monkeypatch.context() as patched:
-        patched.setattr(managers, "storage_at", lambda path: FaultyLocal(os.fspath(path), faults))
+        patched.setattr(managers, "store_at", lambda path: FaultyLocal(os.fspath(path), faults))
         # Leftovers that cannot be removed are told in a warning: here that is the fault itself.
         try:
             manager = CheckpointManager(
@@ -217,10 +215,10 @@ def remote(memory):
 
 
 def test_kinds(tmp_path):
-    assert isinstance(storage_at(tmp_path), LocalStorage)
-    assert isinstance(storage_at(f"memory://{ROOT}"), RemoteStorage)
-    assert storage_at(f"file://{tmp_path}").where("5") == str(tmp_path / "5")
-    assert storage_at(f"memory://{ROOT}").where("5") == f"memory://{ROOT}/5"
+    assert isinstance(store_at(tmp_path), LocalStore)
+    assert isinstance(store_at(f"memory://{ROOT}"), FsspecStore)
+    assert store_at(f"file://{tmp_path}").full_path("5") == str(tmp_path / "5")
+    assert store_at(f"memory://{ROOT}").full_path("5") == f"memory://{ROOT}/5"
     with CheckpointManager(f"file://{tmp_path}/run", 1, chkpt_on_preemption=False) as manager:
         manager.save(0, plain_state(1))
         assert same(plainly_restored(manager, 0), plain_state(1))
@@ -229,28 +227,28 @@ def test_kinds(tmp_path):
 
 @pytest.mark.parametrize("kind", ["local", "memory"])
 def test_both_kinds_do_the_same(kind, tmp_path, memory):
-    storage = storage_at(tmp_path / "new" if kind == "local" else f"memory://{ROOT}")
-    assert storage.names("") == storage.names("a") == []
-    storage.make_folder("")
-    storage.make_folder("a")
-    storage.make_folder("a")
-    with storage.writing("a/one") as file:
+    store = store_at(tmp_path / "new" if kind == "local" else f"memory://{ROOT}")
+    assert store.names("") == store.names("a") == []
+    store.make_folder("")
+    store.make_folder("a")
+    store.make_folder("a")
+    with store.writing("a/one") as file:
         file.write(b"12")
-    with storage.writing("a/two") as file:
+    with store.writing("a/two") as file:
         file.write(b"345")
-    assert storage.names("a") == ["one", "two"] and storage.names("") == ["a"]
-    assert storage.exists("a") and storage.exists("a/one") and not storage.exists("a/three")
-    assert storage.is_folder("a") and not storage.is_folder("a/one")
-    storage.rename("a/two", "a/three")
-    with storage.reading("a/three") as file:
+    assert store.names("a") == ["one", "two"] and store.names("") == ["a"]
+    assert store.exists("a") and store.exists("a/one") and not store.exists("a/three")
+    assert store.is_folder("a") and not store.is_folder("a/one")
+    store.rename("a/two", "a/three")
+    with store.reading("a/three") as file:
         assert file.read() == b"345"
-    storage.keep_names("a")
-    storage.make_folder("a/deep")
-    with storage.writing("a/deep/four") as file:
+    store.sync_folder("a")
+    store.make_folder("a/deep")
+    with store.writing("a/deep/four") as file:
         file.write(b"")
-    remove_tree(storage, "a", last="one")
-    assert storage.names("") == []
-    remove_tree(storage, "a")
+    store.remove_tree("a", last="one")
+    assert store.names("") == []
+    store.remove_tree("a")
 
 
 def test_save_restore_and_prune(remote, memory):
@@ -278,7 +276,7 @@ def test_at_every_operation_of_a_remote_storage(step, keep, remote, memory, monk
         memory.pseudo_dirs[:] = [""]
         memory.pipe(first)
         with monkeypatch.context() as patched:
-            patched.setattr(managers, "storage_at", lambda _: FaultyRemote(memory, ROOT, faults))
+            patched.setattr(managers, "store_at", lambda _: FaultyRemote(memory, ROOT, faults))
             try:
                 remote(max_to_keep=keep).save(step, states[2])
             except Injected:
@@ -321,7 +319,7 @@ import torch, torch.distributed as dist
 from isoshard.torch_bridge.checkpoints import CheckpointError, CheckpointManager
 from isoshard.torch_bridge.checkpoints import manager as managers
 from tests.torch_xla_bridge.checkpoint_states import empty_state, restored, same, small_state
-from tests.torch_xla_bridge.faulty_storage import FaultyLocal, Faults
+from tests.torch_xla_bridge.faulty_store import FaultyLocal, Faults
 
 folder, other = sys.argv[1], os.fork()
 rank = int(other == 0)
@@ -340,7 +338,7 @@ assert len(wrote) == 1, wrote
 # the second process fails: none commits, and each hears of it
 if rank == 1:
     faults = Faults(byte=100, once=True)
-    manager._steps.storage = FaultyLocal(f"{folder}/run", faults)
+    manager._steps.store = FaultyLocal(f"{folder}/run", faults)
 try:
     manager.save(40, small_state(40))
     raise SystemExit("the fault went unnoticed")
@@ -403,5 +401,5 @@ def test_a_group_of_one(group, tmp_path):
 
 def test_alone_an_error_is_raised_as_it_is():
     with pytest.raises(ZeroDivisionError):
-        Ranks(None).each(lambda: 1 // 0)
-    assert Ranks(None).first(lambda: torch.tensor(3)).item() == 3
+        ProcessGroup().all_gather(lambda: 1 // 0)
+    assert ProcessGroup().broadcast(lambda: torch.tensor(3)).item() == 3

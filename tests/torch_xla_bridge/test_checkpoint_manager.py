@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import isoshard.torch_bridge as xs
 import json
-import shutil
-import threading
-import zlib
-
 import numpy as np
 import pytest
+import shutil
+import threading
 import torch
+import zlib
+from isoshard.core.checkpoint.steps import Steps
+from isoshard.core.checkpoint.store import LocalStore
+from isoshard.torch_bridge.checkpoints import CheckpointError
+from isoshard.torch_bridge.checkpoints import CheckpointManager
+from isoshard.torch_bridge.checkpoints import SPMDSavePlanner
+from tests.torch_xla_bridge.checkpoint_states import LAYOUTS
+from tests.torch_xla_bridge.checkpoint_states import empty_state
+from tests.torch_xla_bridge.checkpoint_states import numbers
+from tests.torch_xla_bridge.checkpoint_states import restored
+from tests.torch_xla_bridge.checkpoint_states import same
+from tests.torch_xla_bridge.checkpoint_states import small_state
 from torch import nn
 from torch.distributed import checkpoint as dcp
-
-import isoshard.torch_bridge as xs
-from isoshard.core.checkpoint.steps import Steps
-from isoshard.torch_bridge.checkpoints import CheckpointError, CheckpointManager, SPMDSavePlanner
-from isoshard.torch_bridge.checkpoints.remote_storage import LocalStorage
-from tests.torch_xla_bridge.checkpoint_states import (
-    LAYOUTS,
-    empty_state,
-    numbers,
-    restored,
-    same,
-    small_state,
-)
 
 
 @pytest.fixture
@@ -159,7 +157,7 @@ def test_leftovers_are_ignored_and_removed_by_the_next_manager(make, tmp_path):
 
 
 def test_a_save_under_way_is_no_leftover(make, tmp_path):
-    steps = Steps(LocalStorage(str(tmp_path)))
+    steps = Steps(LocalStore(str(tmp_path)))
     with steps.saving(20) as folder:
         make().save(10, small_state(1))
         assert (tmp_path / folder).exists()
@@ -185,7 +183,7 @@ def test_a_leftover_that_cannot_be_removed_is_told(make, tmp_path, monkeypatch):
     def refuse(self, path):
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(LocalStorage, "remove_folder", refuse)
+    monkeypatch.setattr(LocalStore, "remove_folder", refuse)
     with pytest.warns(UserWarning, match="left of a save that did not end.*read-only"):
         manager = make()
     assert manager.all_steps() == []

@@ -1,4 +1,4 @@
-"""A tensor on a mesh that is being filled from a checkpoint, piece by piece."""
+"""A tensor on a mesh that is being filled from a checkpoint, shard by shard."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .tensor_shards import chunk_at, chunk_of
 
 @dataclasses.dataclass(eq=False)
 class _Buffer:
-    """Host memory for what some devices hold.
+    """Host memory for the shard of some devices.
 
     Attributes:
         shape: of the buffer.
-        devices: that hold it.
+        devices: that have it.
         waiting: elements that are still to be read.
         valid: elements that are read at all; the others are padding, and zero.
         host: the memory, once it is needed.
@@ -60,9 +60,9 @@ class _ShardBuffer:
 
 
 class Arrival:
-    """Host memory for the pieces of a tensor until each is complete, and then its devices.
+    """Host memory for the shards of a tensor until each is complete, and then its devices.
 
-    When the last piece is complete the tensor is written in place; it keeps mark, layout and dtype.
+    When the last one is complete the tensor is written in place; it keeps mark, sharding and dtype.
     In blocks of unequal sizes the padding becomes zero.
 
     Args:
@@ -80,7 +80,7 @@ class Arrival:
         self._shape = layout.padded if isinstance(layout, BlockLayout) else tuple(tensor.shape)
         sizes: Sizes = (None,) * tensor.dim() if self._blocks is None else self._blocks.sizes
         self._buffers: dict[torch.Size, _Buffer] = {}
-        self._pieces: dict[torch.Size, _ShardBuffer] = {}
+        self._shards: dict[torch.Size, _ShardBuffer] = {}
         self._missing: dict[torch.Size, int] = {}
         self._arrays: dict[Any, jax.Array] = {}
         if self._sharding is None:
@@ -91,8 +91,8 @@ class Arrival:
 
     @property
     def chunks(self) -> list[ChunkStorageMetadata]:
-        """The distinct pieces that this process holds."""
-        return [piece.chunk for piece in self._pieces.values()]
+        """The distinct shards of this process."""
+        return [shard.chunk for shard in self._shards.values()]
 
     @property
     def done(self) -> bool:
@@ -100,7 +100,7 @@ class Arrival:
         return not any(self._missing.values())
 
     def expect(self, reads: Sequence[ReadItem]) -> None:
-        """Check that the reads cover every piece; without pieces there is nothing to wait for.
+        """Check that the reads cover every shard; without shards there is nothing to wait for.
 
         Args:
             reads: all that will be committed.
@@ -108,29 +108,29 @@ class Arrival:
         Raises:
             CheckpointError: they do not.
         """
-        coming = dict.fromkeys(self._pieces, 0)
+        coming = dict.fromkeys(self._shards, 0)
         for read in reads:
             coming[_offsets(read)] += math.prod(read.lengths)
         short = [tuple(at) for at, count in coming.items() if count != self._missing[at]]
         if short:
             raise CheckpointError(
                 f"{self.name}: the checkpoint holds only a part of this tensor of shape "
-                f"{tuple(self._tensor.shape)}; the pieces at {short} cannot be filled"
+                f"{tuple(self._tensor.shape)}; the shards at {short} cannot be filled"
             )
-        if self._buffers and not self._pieces:  # only empty blocks here, and no read will come
+        if self._buffers and not self._shards:  # only empty blocks here, and no read will come
             self._write()
 
     def buffer(self, offsets: Sequence[int]) -> torch.Tensor:
-        """Host memory for the piece that begins at `offsets`, in the tensor's dtype."""
-        piece = self._pieces[torch.Size(offsets)]
-        return piece.buffer.memory(self._tensor.dtype)[piece.inside]
+        """Host memory for the shard that begins at `offsets`, in the tensor's dtype."""
+        shard = self._shards[torch.Size(offsets)]
+        return shard.buffer.memory(self._tensor.dtype)[shard.inside]
 
     def commit(self, read: ReadItem) -> None:
         """Note a read that is done; the last one of all writes the tensor."""
         key = _offsets(read)
         count = math.prod(read.lengths)
         self._missing[key] -= count
-        buffer = self._pieces[key].buffer
+        buffer = self._shards[key].buffer
         buffer.waiting -= count
         if buffer.waiting == 0:
             self._send(buffer)
@@ -138,20 +138,20 @@ class Arrival:
             self._write()
 
     def _add(self, index: Sequence[slice], sizes: Sizes) -> _Buffer:
-        """Memory for what stands at `index`, which several devices may hold."""
+        """Memory for the block at `index`, which several devices may have."""
         start = chunk_at(index, self._shape)
         if start.offsets not in self._buffers:
             buffer = self._buffers[start.offsets] = _Buffer(tuple(start.sizes), [])
             for part in valid_slices(index, self._shape, sizes):
                 chunk = chunk_of(part)
-                self._pieces[chunk.offsets] = _ShardBuffer(chunk, part.inside, buffer)
+                self._shards[chunk.offsets] = _ShardBuffer(chunk, part.inside, buffer)
                 self._missing[chunk.offsets] = math.prod(chunk.sizes)
                 buffer.valid += math.prod(chunk.sizes)
             buffer.waiting = buffer.valid
         return self._buffers[start.offsets]
 
     def _send(self, buffer: _Buffer) -> None:
-        """Bring a complete buffer to the devices that hold it."""
+        """Copy a complete buffer to its devices."""
         if self._sharding is None:
             return
         array = to_numpy(buffer.memory(self._tensor.dtype))
@@ -178,7 +178,7 @@ class Arrival:
             )
             value = Value.of(array if self._blocks is None else self._blocks.wrap(array))
         self._buffers.clear()
-        self._pieces.clear()
+        self._shards.clear()
         self._arrays.clear()
         with torch.no_grad():
             self._tensor.copy_(lazy_tensor.fresh(Aval.contiguous(shape, dtype), value))

@@ -1,7 +1,7 @@
-"""What `torch.distributed.checkpoint` reads for tensors on meshes: for every piece what it needs.
+"""What `torch.distributed.checkpoint` reads for tensors on meshes: for every shard what it needs.
 
-The layouts of the checkpoint and of the tensors are independent: each piece asks for the parts of
-the saved pieces that it overlaps, and keeps nothing of the rest.
+The shardings of the checkpoint and of the tensors are independent: each shard reads its overlaps
+with the saved shards, and nothing of the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
 
     It serves `torch.distributed.checkpoint.load` and `load_state_dict`. Tensors are filled in place
     and keep mark, layout and dtype; other values are replaced in the state dict. Elements go from
-    the file to the piece of the device that wants them: no sharded tensor is whole on the host.
+    the file to the shard of the device that needs them: no sharded tensor is unsharded on the host.
 
     >>> import tempfile, torch, isoshard.torch_bridge as xs
     >>> from torch.distributed import checkpoint as dcp
@@ -51,7 +51,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
     tensor([0., 1., 2., 3., 4., 5., 6., 7.], device='jax:0', sharding=P('x',))
 
     Attributes:
-        sharded_state_dict: the tensors that lie on their mesh in pieces, by flat name.
+        sharded_state_dict: the tensors that are sharded on their mesh, by flat name.
         unsharded_state_dict: all other values, by flat name.
     """
 
@@ -95,7 +95,7 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         }
 
     def create_local_plan(self) -> LoadPlan:
-        """For every piece of a tensor, the parts of the saved pieces that it overlaps.
+        """For every shard of a tensor, its overlaps with the saved shards.
 
         Raises:
             RuntimeError: the checkpoint lacks values of the state dict, or has other shapes; all of
@@ -105,29 +105,29 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         try:
             plan = super().create_local_plan()
         except (RuntimeError, ValueError) as error:
-            faults = self._faults()
-            if not faults:
+            errors = self._mismatches()
+            if not errors:
                 raise
-            lines = "".join(f"\n  {fault}" for fault in faults)
+            lines = "".join(f"\n  {error}" for error in errors)
             raise RuntimeError(
                 f"the checkpoint does not fit the state dict, and nothing was loaded:{lines}"
             ) from error
-        known: dict[str, Any] = self._known()
+        saved: dict[str, Any] = self._saved()
         self._arrivals = {
             name: Arrival(name, value)
             for name, value in self.state_dict.items()
             if isinstance(value, lazy_tensor.LazyTensor)
-            and isinstance(known.get(name), TensorStorageMetadata)
+            and isinstance(saved.get(name), TensorStorageMetadata)
         }
         items = [item for item in plan.items if item.dest_index.fqn not in self._arrivals]
         for name, arrival in self._arrivals.items():
-            reads = create_read_items_for_chunk_list(name, known[name], arrival.chunks)
+            reads = create_read_items_for_chunk_list(name, saved[name], arrival.chunks)
             arrival.expect(reads)
             items += reads
         return dataclasses.replace(plan, items=items)
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        """Where to put what is read: for a piece of a `jax` tensor, host memory of its size.
+        """Where to put what is read: for a shard of a `jax` tensor, host memory of its size.
 
         Args:
             index: name and offsets.
@@ -158,24 +158,24 @@ class SPMDLoadPlanner(DefaultLoadPlanner):
         if waiting:
             raise CheckpointError(f"these tensors were not read completely: {', '.join(waiting)}")
 
-    def _known(self) -> dict[str, Any]:
+    def _saved(self) -> dict[str, Any]:
         return self.metadata.state_dict_metadata if self.metadata is not None else {}
 
-    def _faults(self) -> list[str]:
+    def _mismatches(self) -> list[str]:
         """Everything in the state dict that the checkpoint does not have so."""
-        known = self._known()
-        faults = []
+        saved = self._saved()
+        errors = []
         for name, value in self.state_dict.items():
-            saved = known.get(name)
-            if saved is None:
-                faults.append(f"{name}: not in the checkpoint")
-            elif isinstance(saved, TensorStorageMetadata):
+            entry = saved.get(name)
+            if entry is None:
+                errors.append(f"{name}: not in the checkpoint")
+            elif isinstance(entry, TensorStorageMetadata):
                 if not isinstance(value, torch.Tensor):
-                    faults.append(
+                    errors.append(
                         f"{name}: a tensor in the checkpoint, here {type(value).__name__}"
                     )
-                elif saved.size != value.size():
-                    faults.append(
-                        f"{name}: {tuple(saved.size)} in the checkpoint, here {tuple(value.shape)}"
+                elif entry.size != value.size():
+                    errors.append(
+                        f"{name}: {tuple(entry.size)} in the checkpoint, here {tuple(value.shape)}"
                     )
-        return faults
+        return errors

@@ -11,14 +11,14 @@ import threading
 from typing import Any
 
 from isoshard.core.checkpoint.steps import Steps
+from isoshard.core.checkpoint.store import FsspecStore, LocalStore, Store
 from isoshard.core.errors import CheckpointError
 from isoshard.torch_bridge._torch_internals.checkpoint_types import STATE_DICT_TYPE
 
 from . import protocol
 from .preemption import Watch
-from .ranks import Ranks, groups_of
-from .remote_storage import LocalStorage, storage_at
 from .save_planner import snapshot
+from .torch_transport import process_groups
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,15 +78,14 @@ class CheckpointManager:
         pending = _at_least(1, "max_pending_async", max_pending_async)
         self.chkpt_on_preemption = chkpt_on_preemption
         self._watch = Watch()
-        self._told = False
+        self._warned = False
         if chkpt_on_preemption:
             self._watch.start()
-        saving, training = groups_of(process_group)
-        self._saving, self._training = Ranks(saving), Ranks(training)
-        self._steps = Steps(storage_at(path))
-        self._training.first(self._prepare_folder)
+        self._saving, self._training = process_groups(process_group)
+        self._steps = Steps(store_at(path))
+        self._training.broadcast(self._prepare_folder)
         self._worker = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._room = threading.Semaphore(pending)
+        self._free = threading.Semaphore(pending)
         self._pending: dict[concurrent.futures.Future[None], int] = {}
 
     def should_save(self, step: int) -> bool:
@@ -98,9 +97,9 @@ class CheckpointManager:
         step = _at_least(0, "step", step)
         self._raise_failures()
         preempted = self.chkpt_on_preemption and self.reached_preemption(step)
-        if preempted and not self._told:
+        if preempted and not self._warned:
             _LOG.warning("SIGTERM arrived: a checkpoint of step %d is due", step)
-            self._told = True
+            self._warned = True
         return preempted or step % self.save_interval == 0
 
     def save(self, step: int, state_dict: STATE_DICT_TYPE, force: bool | None = False) -> bool:
@@ -148,16 +147,16 @@ class CheckpointManager:
         if not (self.should_save(step) or force):
             return False
         step = operator.index(step)
-        self._room.acquire()
+        self._free.acquire()
         try:
             self._raise_failures()
             copied = snapshot(protocol.expanded(state_dict))
             future = self._worker.submit(self._save, step, copied)
         except BaseException:
-            self._room.release()
+            self._free.release()
             raise
         self._pending[future] = step
-        future.add_done_callback(lambda _: self._room.release())
+        future.add_done_callback(lambda _: self._free.release())
         return True
 
     def restore(self, step: int, state_dict: STATE_DICT_TYPE) -> None:
@@ -178,9 +177,9 @@ class CheckpointManager:
         """
         self._wait()
         step = _at_least(0, "step", step)
-        folder = self._training.first(lambda: self._steps.folder(step))
+        folder = self._training.broadcast(lambda: self._steps.folder(step))
         self._check(step, folder)
-        protocol.read(self._steps.storage, folder, state_dict, self._training)
+        protocol.read(self._steps.store, folder, state_dict, self._training)
 
     def all_steps(self) -> list[int]:
         """Every step that has a complete checkpoint, in order, as the storage has them now.
@@ -231,7 +230,7 @@ class CheckpointManager:
             )
         self._raise_failures()
         self._watch.start()
-        return any(self._training.each(lambda: self._watch.reached))
+        return any(self._training.all_gather(lambda: self._watch.reached))
 
     def __enter__(self) -> CheckpointManager:
         """The manager itself."""
@@ -242,42 +241,44 @@ class CheckpointManager:
         self.close()
 
     def _prepare_folder(self) -> None:
-        self._steps.storage.make_folder("")
-        if isinstance(self._steps.storage, LocalStorage):
+        self._steps.store.make_folder("")
+        if isinstance(self._steps.store, LocalStore):
             self._steps.remove_leftovers(all_of_them=False)
 
     def _save(self, step: int, state_dict: STATE_DICT_TYPE) -> None:
         """Write and commit one checkpoint; all processes do this together, one save at a time."""
-        ranks, steps = self._saving, self._steps
+        group, steps = self._saving, self._steps
         with contextlib.ExitStack() as stack:
-            folder = ranks.first(lambda: stack.enter_context(steps.saving(step)))
-            name = steps.storage.where(str(step))
+            folder = group.broadcast(lambda: stack.enter_context(steps.saving(step)))
+            name = steps.store.full_path(str(step))
             files = protocol.write(
-                steps.storage, folder, state_dict, ranks, self.num_of_threads, name
+                steps.store, folder, state_dict, group, self.num_of_threads, name
             )
-            ranks.first(lambda: steps.commit(folder, step, files))
-        ranks.first(lambda: steps.prune(step, self.max_to_keep))
+            group.broadcast(lambda: steps.commit(folder, step, files))
+        group.broadcast(lambda: steps.prune(step, self.max_to_keep))
 
     def _check(self, step: int, folder: str) -> None:
         """Compare the files of a checkpoint with its manifest; the processes share them out."""
-        ranks, steps = self._training, self._steps
-        manifest = ranks.first(lambda: steps.manifest(folder))
+        group, steps = self._training, self._steps
+        manifest = group.broadcast(lambda: steps.manifest(folder))
         if manifest is None:
             return
         if manifest.step != step:
             raise CheckpointError(
-                f"{steps.storage.where(folder)} holds the checkpoint of step {manifest.step}: it "
+                f"{steps.store.full_path(folder)} holds the checkpoint of step {manifest.step}: it "
                 "was renamed or copied; give the folder the name of its step"
             )
-        mine = dict(sorted(manifest.files.items())[ranks.rank :: ranks.count])
-        found = [
-            fault for faults in ranks.each(lambda: steps.check(folder, mine)) for fault in faults
+        mine = dict(sorted(manifest.files.items())[group.rank :: group.size])
+        errors = [
+            error
+            for errors in group.all_gather(lambda: steps.check(folder, mine))
+            for error in errors
         ]
-        if found:
+        if errors:
             others = [other for other in steps.all() if other != step]
             raise CheckpointError(
                 f"the checkpoint of step {step} is damaged, and nothing was restored: "
-                f"{'; '.join(found)}. Restore another step: {others}."
+                f"{'; '.join(errors)}. Restore another step: {others}."
             )
 
     def _wait(self) -> None:
@@ -298,11 +299,32 @@ class CheckpointManager:
             ) from errors[0][1]
 
 
-def _at_least(least: int, name: str, given: Any) -> int:
+def store_at(path: str | os.PathLike[str]) -> Store:
+    """The store behind a path.
+
+    Args:
+        path: a folder of this machine, or a URL such as `"gs://bucket/run"` of a protocol whose
+            fsspec package is installed; `"file://"` is this machine.
+
+    Example:
+        >>> store_at("checkpoints").atomic, store_at("memory://checkpoints").atomic
+        (True, False)
+    """
+    text = os.fspath(path)
+    if "://" not in text and "::" not in text:
+        return LocalStore(text)
+    from fsspec.core import url_to_fs
+    from fsspec.implementations.local import LocalFileSystem
+
+    files, root = url_to_fs(text)
+    return LocalStore(root) if isinstance(files, LocalFileSystem) else FsspecStore(files, root)
+
+
+def _at_least(least: int, name: str, value: Any) -> int:
     try:
-        number = operator.index(given)
+        number = operator.index(value)
     except TypeError:
         number = least - 1
     if number < least:
-        raise ValueError(f"{name} is an integer of at least {least}, not {given!r}")
+        raise ValueError(f"{name} is an integer of at least {least}, not {value!r}")
     return number

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from torch.distributed.checkpoint.stateful import Stateful
 
-from isoshard.core.checkpoint.manifest import Sum
+from isoshard.core.checkpoint.store import Store, Sum
+from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.torch_bridge._torch_internals.checkpoint_types import STATE_DICT_TYPE
 
 from .load_planner import SPMDLoadPlanner
-from .ranks import Ranks
-from .remote_storage import Storage
 from .save_planner import SPMDSavePlanner
 from .torch_files import Files, Reader, Writer
 
@@ -27,60 +26,57 @@ def expanded(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
 
 
 def write(
-    storage: Storage,
+    store: Store,
     folder: str,
     state_dict: STATE_DICT_TYPE,
-    ranks: Ranks,
+    group: ProcessGroup,
     threads: int,
     name: str,
 ) -> dict[str, Sum]:
-    """Write a state dict.
+    """Write a state dict into a folder; the sums of all files, in the first process.
 
     Args:
-        storage: where.
-        folder: into which folder, of all processes.
+        store: of the checkpoints.
+        folder: one for all processes.
         state_dict: nested.
-        ranks: that write together.
+        group: that writes together.
         threads: of each process.
-        name: what the checkpoint calls itself.
-
-    Returns:
-        Every file that any process wrote.
+        name: what the checkpoint calls itself, as the folder is still a temporary one.
     """
-    files = Files(storage)
+    files = Files(store)
     writer = Writer(files, folder, threads, name)
     planner = SPMDSavePlanner()
-    first = ranks.rank == 0
+    first = group.rank == 0
 
     def plan_mine():
         planner.set_up_planner(state_dict, writer.storage_meta(), first)
-        writer.set_up_storage_writer(first, rank=ranks.rank)
+        writer.set_up_storage_writer(first, rank=group.rank)
         return writer.prepare_local_plan(planner.create_local_plan())
 
     def plan_all():
         planned, metadata = planner.create_global_plan(local)
         return writer.prepare_global_plan(planned), metadata
 
-    local = ranks.each(plan_mine)
-    plans, metadata = ranks.first(plan_all)
-    mine = planner.finish_plan(plans[ranks.rank])
-    results = ranks.each(lambda: writer.write_data(mine, planner).wait())
-    ranks.first(lambda: writer.finish(metadata, results))
-    return {name: found for sums in ranks.each(lambda: files.sums) for name, found in sums.items()}
+    local = group.gather(plan_mine)
+    plans, metadata = group.broadcast(plan_all)
+    mine = planner.finish_plan(plans[group.rank])
+    results = group.gather(lambda: writer.write_data(mine, planner).wait())
+    group.broadcast(lambda: writer.finish(metadata, results))
+    return {name: sum for sums in group.gather(lambda: files.sums) for name, sum in sums.items()}
 
 
-def read(storage: Storage, folder: str, state_dict: STATE_DICT_TYPE, ranks: Ranks) -> None:
+def read(store: Store, folder: str, state_dict: STATE_DICT_TYPE, group: ProcessGroup) -> None:
     """Fill a state dict from a checkpoint.
 
     Args:
-        storage: where.
+        store: of the checkpoints.
         folder: of the checkpoint.
         state_dict: nested; tensors are filled in place, other values replaced.
-        ranks: that read together.
+        group: that reads together.
     """
-    reader = Reader(Files(storage), folder)
+    reader = Reader(Files(store), folder)
     planner = SPMDLoadPlanner()
-    first = ranks.rank == 0
+    first = group.rank == 0
     inner = expanded(state_dict)
 
     def plan_mine():
@@ -89,9 +85,9 @@ def read(storage: Storage, folder: str, state_dict: STATE_DICT_TYPE, ranks: Rank
         reader.set_up_storage_reader(metadata, first)
         return reader.prepare_local_plan(planner.create_local_plan())
 
-    plans = reader.prepare_global_plan(planner.create_global_plan(ranks.each(plan_mine)))
-    mine = planner.finish_plan(plans[ranks.rank])
-    ranks.each(lambda: reader.read_data(mine, planner).wait())
+    plans = reader.prepare_global_plan(planner.create_global_plan(group.all_gather(plan_mine)))
+    mine = planner.finish_plan(plans[group.rank])
+    group.run(lambda: reader.read_data(mine, planner).wait())
     for key, value in list(state_dict.items()):
         if isinstance(value, Stateful):
             value.load_state_dict(inner[key])

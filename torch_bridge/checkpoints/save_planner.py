@@ -1,4 +1,4 @@
-"""What `torch.distributed.checkpoint` writes of tensors on meshes: every piece once.
+"""What `torch.distributed.checkpoint` writes of tensors on meshes: every shard once.
 
 >>> import torch, isoshard.torch_bridge as xs
 >>> mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
@@ -14,26 +14,31 @@ from __future__ import annotations
 import dataclasses
 import io
 import threading
-from typing import Any
-
 import torch
-from torch.distributed.checkpoint import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import StorageMeta, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
-
 from isoshard.core.layout.valid_elements import ShardElements
-from isoshard.torch_bridge._torch_internals.checkpoint_types import (
-    STATE_DICT_TYPE,
-    MetadataIndex,
-    WriteItemType,
-)
+from isoshard.torch_bridge._torch_internals.checkpoint_types import MetadataIndex
+from isoshard.torch_bridge._torch_internals.checkpoint_types import STATE_DICT_TYPE
+from isoshard.torch_bridge._torch_internals.checkpoint_types import WriteItemType
+from .flat_state_dicts import flatten
+from .flat_state_dicts import map_values
+from .tensor_shards import HostShards
+from .tensor_shards import StoredShard
+from .tensor_shards import host
+from .tensor_shards import is_sharded
+from .tensor_shards import on_host
+from .tensor_shards import shard_at
+from .tensor_shards import shards_of
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.execution import runtime
-
-from .flat_state_dicts import flatten, map_values
-from .tensor_shards import HostShards, StoredShard, host, is_sharded, on_host, piece_at, pieces_of
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.metadata import TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.planner import TensorWriteData
+from torch.distributed.checkpoint.planner import WriteItem
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +53,11 @@ class SPMDSavePlanner(DefaultSavePlanner):
 
     It takes nested state dicts of tensors on any device and of other values, which are pickled, and
     serves `torch.distributed.checkpoint.save` and `save_state_dict`. A sharded tensor is written as
-    its distinct pieces, which may be of unequal sizes, each from one device and without a gather.
+    its distinct shards, which may be of unequal sizes, each from one device and without a gather.
     The checkpoint is one that any planner reads, whatever the layout there.
 
     Attributes:
-        sharded_state_dict: the values that are written in pieces, by flat name.
+        sharded_state_dict: the values that are written as shards, by flat name.
         unsharded_state_dict: all other values, by flat name.
     """
 
@@ -97,7 +102,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
         self.is_coordinator = is_coordinator
 
     def create_local_plan(self) -> SavePlan:
-        """One item per distinct piece of a sharded tensor, and one per other value."""
+        """One item per distinct shard of a sharded tensor, and one per other value."""
         plan = super().create_local_plan()
         items = [
             item for name, value in self.sharded_state_dict.items() for item in _items(name, value)
@@ -106,7 +111,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """The value of a write item; of a tensor the piece, on the host.
+        """The value of a write item; of a sharded tensor the shard, on the host.
 
         Args:
             index: name and offsets.
@@ -132,25 +137,25 @@ class SPMDSavePlanner(DefaultSavePlanner):
         return super().transform_object(write_item, object)
 
     def _held(self, tensor: lazy_tensor.LazyTensor, index: MetadataIndex) -> ShardElements:
-        """The buffer with a piece. Its array is kept until the last piece was asked for.
+        """The buffer of a shard. Its array is cached until the last shard was read.
 
-        The array of a view is computed; one that is kept for longer could not be donated.
+        The array of a view is computed; one that is cached for longer could not be donated.
         """
         offsets = torch.Size(index.offset or [0] * tensor.dim())
         with self._lock:
-            found = self._reading.pop(index.fqn, None)
-            if found is None:
-                waiting = {piece.chunk.offsets for piece in pieces_of(tensor)}
-                found = (reading.stored_array(tensor), waiting)
-            array, waiting = found
+            cached = self._reading.pop(index.fqn, None)
+            if cached is None:
+                waiting = {shard.chunk.offsets for shard in shards_of(tensor)}
+                cached = (reading.stored_array(tensor), waiting)
+            array, waiting = cached
             waiting.discard(offsets)
             if waiting:
-                self._reading[index.fqn] = found
-        return piece_at(array, offsets)
+                self._reading[index.fqn] = cached
+        return shard_at(array, offsets)
 
 
 def snapshot(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
-    """Copy every value of a state dict to the host, sharded tensors in pieces.
+    """Copy every value of a state dict to the host, sharded tensors as shards.
 
     Later changes of the tensors, and donation of their buffers, are not seen. The result serves
     `SPMDSavePlanner` in place of the state dict.
@@ -166,7 +171,7 @@ def snapshot(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
 
 
 def sharded_cpu_state_dict(state_dict: STATE_DICT_TYPE) -> STATE_DICT_TYPE:
-    """Copy every tensor of a state dict to the host, sharded tensors in pieces.
+    """Copy every tensor of a state dict to the host, sharded tensors as shards.
 
     Args:
         state_dict: nested.
@@ -198,18 +203,18 @@ def _copied(value: Any) -> Any:
 
 def _items(name: str, value: Any) -> list[WriteItem]:
     if isinstance(value, HostShards):
-        pieces = [StoredShard(shard.chunk, shard.number) for shard in value.shards]
+        shards = [StoredShard(shard.chunk, shard.number) for shard in value.shards]
         properties = value.properties
     else:
-        pieces = pieces_of(value)
+        shards = shards_of(value)
         properties = TensorProperties(dtype=value.dtype, requires_grad=value.requires_grad)
     return [
         WriteItem(
-            index=MetadataIndex(name, piece.chunk.offsets, piece.number),
+            index=MetadataIndex(name, shard.chunk.offsets, shard.number),
             type=WriteItemType.SHARD,
             tensor_data=TensorWriteData(
-                chunk=piece.chunk, properties=properties, size=value.size()
+                chunk=shard.chunk, properties=properties, size=value.size()
             ),
         )
-        for piece in pieces
+        for shard in shards
     ]

@@ -1,10 +1,10 @@
-"""torch's checkpoint files, written to and read from a `Storage`.
+"""torch's checkpoint files, written to and read from a `Store`.
 
 The format is that of `torch.distributed.checkpoint`, whose `FileSystemReader` reads it as well.
 Beside it, checksums are taken of what is written; several threads write, and an error in any of
-them is raised; a saved piece is read once, for however many pieces that want parts of it.
+them is raised; a saved shard is read once, for however many shards that overlap with it.
 
-Of what `FileSystemReader` keeps for its subclasses `storage_data` is used: per saved piece the
+Of what `FileSystemReader` keeps for its subclasses `storage_data` is used: per saved shard the
 file, the offset and the length.
 """
 
@@ -35,11 +35,10 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.futures import Future
 
-from isoshard.core.checkpoint.manifest import Sum
+from isoshard.core.checkpoint.store import Store, Sum
 from isoshard.torch_bridge._torch_internals.checkpoint_types import LoadItemType, WriteResult
 
 from .load_planner import SPMDLoadPlanner
-from .remote_storage import Storage
 
 
 class _Summed(io.RawIOBase):
@@ -81,19 +80,19 @@ class Files(FileSystemBase):
         sums: of the files written through it, by name.
     """
 
-    def __init__(self, storage: Storage):
+    def __init__(self, store: Store):
         """Use `storage`."""
-        self._storage = storage
+        self._store = store
         self.sums: dict[str, Sum] = {}
 
     @contextlib.contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         """Open a file."""
         if mode == "rb":
-            with self._storage.reading(os.fspath(path)) as file:
+            with self._store.reading(os.fspath(path)) as file:
                 yield file
             return
-        with self._storage.writing(os.fspath(path)) as file:
+        with self._store.writing(os.fspath(path)) as file:
             summed = _Summed(file)
             try:
                 yield summed
@@ -113,12 +112,12 @@ class Files(FileSystemBase):
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         """Rename a file."""
-        self._storage.rename(os.fspath(path), os.fspath(new_path))
+        self._store.rename(os.fspath(path), os.fspath(new_path))
         self.sums[_name(new_path)] = self.sums.pop(_name(path))
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         """Make a folder."""
-        self._storage.make_folder(os.fspath(path))
+        self._store.make_folder(os.fspath(path))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -127,11 +126,11 @@ class Files(FileSystemBase):
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
         """Whether there is such a file."""
-        return self._storage.exists(os.fspath(path))
+        return self._store.exists(os.fspath(path))
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
         """Remove a file."""
-        self._storage.remove(os.fspath(path))
+        self._store.remove(os.fspath(path))
 
 
 class Writer(FileSystemWriter):
@@ -199,7 +198,7 @@ class Reader(FileSystemReader):
         self.path = folder
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read the saved pieces that a plan names, each once and in the order of the file.
+        """Read the saved shards that a plan names, each once and in the order of the file.
 
         Args:
             plan: of this process.
@@ -223,7 +222,7 @@ class Reader(FileSystemReader):
 
 
 def _deliver(data: bytes, items: Sequence[Any], planner: LoadPlanner) -> None:
-    """Give a saved piece to all that want a part of it."""
+    """Copy a saved shard to all that overlap with it."""
     if items[0].type == LoadItemType.BYTE_IO:
         for item in items:
             planner.load_bytes(item, io.BytesIO(data))

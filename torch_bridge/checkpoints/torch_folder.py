@@ -1,7 +1,7 @@
 """Folders of `torch.distributed.checkpoint` for `iso.save` and `iso.restore`.
 
-Of torch's storage `storage_data` is used, as in `files`: per saved piece the file, the offset and
-the length. A saved piece is read once, for however many blocks that want parts of it. torch keeps
+Of torch's storage `storage_data` is used, as in `files`: per saved shard the file, the offset and
+the length. A saved shard is read once, for however many blocks that overlap with it. torch keeps
 metadata as a pickle, which may run code: open only folders that you trust.
 
 >>> import isoshard as iso, tempfile
@@ -25,11 +25,11 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from isoshard.core.checkpoint.manifest import Sum
 from isoshard.core.checkpoint.source import Block, Entry
-from isoshard.core.checkpoint.storage import LocalStorage
+from isoshard.core.checkpoint.store import LocalStore, Sum
 from isoshard.core.errors import CheckpointError
 from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.torch_bridge._torch_internals.checkpoint_types import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -41,7 +41,6 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.values.value import Aval, Value
 
 from . import protocol
-from .ranks import Ranks
 
 _METADATA = ".metadata"
 
@@ -73,7 +72,7 @@ def write(root: str, folder: str, leaves: Mapping[str, Any]) -> dict[str, Sum]:
         The sums of its files.
     """
     state = {name: _tensor(value, dtype) for name, (value, dtype) in leaves.items()}
-    return protocol.write(LocalStorage(root), folder, state, Ranks(None), 1, folder)
+    return protocol.write(LocalStore(root), folder, state, ProcessGroup(), 1, folder)
 
 
 class TorchFolder:
@@ -95,13 +94,13 @@ class TorchFolder:
         """See the class."""
         self.where = path
         try:
-            found = FileSystemReader(path).read_metadata()
+            result = FileSystemReader(path).read_metadata()
         except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError) as error:
             raise CheckpointError(f"{path}/{_METADATA} cannot be read: {error}") from error
-        self._known: dict[str, Any] = found.state_dict_metadata
-        self._places: Mapping[Any, Any] = found.storage_data or {}
+        self._metadata_of: dict[str, Any] = result.state_dict_metadata
+        self._locations: Mapping[Any, Any] = result.storage_data or {}
         self.entries: Mapping[str, Entry] = {
-            name: self._entry(name, known) for name, known in self._known.items()
+            name: self._entry(name, metadata) for name, metadata in self._metadata_of.items()
         }
 
     def read(self, blocks: Sequence[Block]) -> None:
@@ -109,13 +108,13 @@ class TorchFolder:
         wanted: dict[tuple[str, int, int], list[tuple[Block, ChunkStorageMetadata]]] = {}
         filled = {id(block): 0 for block in blocks}
         for block in blocks:
-            for chunk in self._known[block.name].chunks:
+            for chunk in self._metadata_of[block.name].chunks:
                 if _overlap(block.index, chunk) is not None:
-                    wanted.setdefault(self._place(block.name, chunk.offsets), []).append(
+                    wanted.setdefault(self._location(block.name, chunk.offsets), []).append(
                         (block, chunk)
                     )
-        for place, users in sorted(wanted.items(), key=lambda item: item[0]):
-            saved = to_numpy(self._load(place))
+        for location, users in sorted(wanted.items(), key=lambda item: item[0]):
+            saved = to_numpy(self._load(location))
             for block, chunk in users:
                 inside = _overlap(block.index, chunk)
                 assert inside is not None
@@ -128,32 +127,32 @@ class TorchFolder:
                 f"{self.where} holds only a part of these tensors: {', '.join(short)}"
             )
 
-    def _entry(self, name: str, known: Any) -> Entry:
-        if isinstance(known, TensorStorageMetadata):
-            dtype = numpy_dtype(known.properties.dtype).name
-            return Entry(tuple(known.size), dtype, dtype)
-        assert isinstance(known, BytesStorageMetadata)
+    def _entry(self, name: str, metadata: Any) -> Entry:
+        if isinstance(metadata, TensorStorageMetadata):
+            dtype = numpy_dtype(metadata.properties.dtype).name
+            return Entry(tuple(metadata.size), dtype, dtype)
+        assert isinstance(metadata, BytesStorageMetadata)
         try:
-            return Entry.of_value(self._load(self._place(name, None)))
+            return Entry.of_value(self._load(self._location(name, None)))
         except pickle.UnpicklingError as error:
             first = str(error).partition("\n")[0]
             return Entry.of_value(
                 CheckpointError(f"a pickled object that is not loaded without asking: {first}")
             )
 
-    def _place(self, name: str, offsets: Any) -> tuple[str, int, int]:
-        found = self._places.get(MetadataIndex(name, offsets))
-        if found is None:
-            raise CheckpointError(f"{self.where} does not say where {name} stands")
-        if getattr(found, "transform_descriptors", None):
+    def _location(self, name: str, offsets: Any) -> tuple[str, int, int]:
+        info = self._locations.get(MetadataIndex(name, offsets))
+        if info is None:
+            raise CheckpointError(f"{self.where} has no location of {name}")
+        if getattr(info, "transform_descriptors", None):
             raise CheckpointError(
                 f"{name} in {self.where} was written through transforms (compression, ..); read "
                 "it with torch.distributed.checkpoint"
             )
-        return found.relative_path, found.offset, found.length
+        return info.relative_path, info.offset, info.length
 
-    def _load(self, place: tuple[str, int, int]) -> Any:
-        file, offset, length = place
+    def _load(self, location: tuple[str, int, int]) -> Any:
+        file, offset, length = location
         path = Path(self.where) / file
         try:
             with path.open("rb") as opened:
@@ -172,7 +171,7 @@ class TorchFolder:
 def _overlap(
     index: tuple[slice, ...], chunk: ChunkStorageMetadata
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
-    """Where a block and a saved piece overlap, as indices into the piece and into the block."""
+    """The overlap of a block and a saved shard, as indices into the shard and into the block."""
     there, here = [], []
     for one, offset, size in zip(index, chunk.offsets, chunk.sizes, strict=True):
         low, high = max(one.start, offset), min(one.stop, offset + size)

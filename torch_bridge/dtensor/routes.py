@@ -20,7 +20,7 @@ from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import ShardingError, UnrepresentableError, raise_collected
 from isoshard.core.layout.mesh import mesh_of
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.processes.agreement import agree, pass_by, tell_fault
+from isoshard.core.processes.agreement import assert_equal, log_call, report_error
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.caches import Bounded
 from isoshard.torch_bridge.common.argument_types import Opaque
@@ -129,7 +129,7 @@ def again(subject: str, said: Callable[[], str]) -> None:
     Raises:
         DistributedError: others have waited for this rank at an earlier exchange.
     """
-    pass_by(subject, said)
+    log_call(subject, said)
 
 
 def settle(subject: str, questions: Sequence[Question]) -> None:
@@ -158,7 +158,7 @@ def settle(subject: str, questions: Sequence[Question]) -> None:
         groups.setdefault(question.ranks, []).append(said)
     shared = [ranks for ranks in groups if len(ranks) > 1 and jax.process_index() in ranks]
     for ranks in shared:
-        agree(subject, groups[ranks], ranks=ranks)
+        assert_equal(subject, groups[ranks], ranks=ranks)
     if not shared:
         again(subject, partial("; ".join, [question.said for question in questions]))
     for fault in faults:
@@ -179,7 +179,7 @@ def tell(error: Exception, device_mesh: DeviceMesh | None) -> None:
     """
     if jax.process_count() > 1:
         ranks = None if device_mesh is None else device_mesh.mesh.flatten().tolist()
-        tell_fault(FROM_JAX, error, ranks)
+        report_error(FROM_JAX, error, ranks)
 
 
 def route_of(mesh: DeviceMesh, placements: Sequence[Any], shape: Sequence[int]) -> Route:

@@ -21,34 +21,41 @@ program is compiled they compare what they are about to run, and all raise if it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
 import jax
 import torch
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-
-from isoshard.core.errors import DistributedError, ShardingError
+from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from isoshard.core.errors import DistributedError
+from isoshard.core.errors import ShardingError
 from isoshard.core.layout.spec import SpecLike
-from isoshard.core.processes.agreement import pass_by, tell_fault
-from isoshard.core.runtime.caches import PROGRAMS, Bounded
+from isoshard.core.processes.agreement import log_call
+from isoshard.core.processes.agreement import report_error
+from isoshard.core.runtime.caches import Bounded
+from isoshard.core.runtime.caches import PROGRAMS
 from isoshard.torch_bridge.dtensor import dtensor_exchange
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
 from isoshard.torch_bridge.dtensor.routes import TO_JAX
-from isoshard.torch_bridge.modules import modules
-from isoshard.torch_bridge.placements import translation
-
 from . import fitting
 from .function_reads import Reads
-from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
-from .rank_program import RankProgram, subject_of
+from .jax_operands import TENSOR
+from .jax_operands import of_operands
+from .jax_operands import sorted_out
+from .jax_operands import surroundings
+from .rank_program import RankProgram
+from .rank_program import subject_of
+from isoshard.torch_bridge.modules import modules
+from isoshard.torch_bridge.placements import translation
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from typing import Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Placement
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Placement
 
 
 class DistributedFunction:
@@ -98,7 +105,7 @@ class DistributedFunction:
             fitting.check(self.name, mesh, leaves, (args, kwargs))
         except (ShardingError, TypeError) as error:
             if not self._known:  # the others compile, and compare what
-                tell_fault(f"the call of {self.name}", error, mesh.mesh.flatten().tolist())
+                report_error(f"the call of {self.name}", error, mesh.mesh.flatten().tolist())
             raise
         operands = [_Given.of(leaf, mesh) for leaf in leaves]
         fixed = tuple([operand.kind for operand in operands])
@@ -124,11 +131,11 @@ class DistributedFunction:
             except DistributedError:
                 raise  # they know
             except Exception as error:
-                tell_fault(subject_of(self.name), error, mesh.mesh.flatten().tolist())
+                report_error(subject_of(self.name), error, mesh.mesh.flatten().tolist())
                 raise
             self._known[key] = program
         else:
-            pass_by(subject_of(self.name), partial(_as_before, avals))
+            log_call(subject_of(self.name), partial(_as_before, avals))
         if any(wanted):
             results = _RankCall.apply(program, arrays, *tensors)
         else:
@@ -138,7 +145,7 @@ class DistributedFunction:
     def pass_by(self) -> None:
         """Say that a call has no DTensors, and so asks no rank, as one that has would."""
         for subject in (TO_JAX, subject_of(self.name)):
-            pass_by(subject, self._own)
+            log_call(subject, self._own)
 
 
 def _as_before(avals: Sequence[Any]) -> str:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from isoshard.core.errors import ShardingError, UnevenError, UnrepresentableError
 from isoshard.core.layout.spec import SpecLike, named_sharding
-from isoshard.core.processes.agreement import agree
+from isoshard.core.processes.agreement import assert_equal
 from isoshard.core.runtime import cpu_compiler, metrics
 from isoshard.torch_bridge.interop.flat_vjp import Pulled
 
@@ -197,7 +197,7 @@ class RankProgram:
             f"{', '.join(given)}; gradients of operands {self.pulled.wanted}; program "
             f"{hashlib.sha256(program.encode()).hexdigest()[:16]}"
         )
-        agree(subject_of(what), said, self.mesh.mesh.flatten().tolist())
+        assert_equal(subject_of(what), said, self.mesh.mesh.flatten().tolist())
 
     def _out_layouts(self, out_specs: Any) -> list[NamedSharding | None]:
         count = len(self.pulled.outs)

@@ -16,15 +16,17 @@ parameters go by name if the optimizer was made with `model.named_parameters()`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
+import itertools
 import jax
 import numpy as np
 import torch
-
+from collections.abc import Mapping
 from isoshard.core.blocks.block_layout import BlockLayout
-from isoshard.core.checkpoint.source import Entry, Memory, NamedState, Place, Wanted
+from isoshard.core.checkpoint.source import Entry
+from isoshard.core.checkpoint.source import Memory
+from isoshard.core.checkpoint.source import NamedState
+from isoshard.core.checkpoint.source import Place
+from isoshard.core.checkpoint.source import Wanted
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import Framework
 from isoshard.core.layout.uneven import UnevenArray
@@ -34,13 +36,16 @@ from isoshard.torch_bridge.common.exchange import to_numpy
 from isoshard.torch_bridge.dtensor import dtensor_exchange as dtensors
 from isoshard.torch_bridge.dtensor import dtensor_modules as dtensor_modules
 from isoshard.torch_bridge.dtensor import routes
-from isoshard.torch_bridge.dtensor.recognition import has_dtensors, is_dtensor
+from isoshard.torch_bridge.dtensor.recognition import has_dtensors
+from isoshard.torch_bridge.dtensor.recognition import is_dtensor
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.execution import runtime
+from typing import Any
+
 
 _SKIPPED = ("params", "param_names")
 
@@ -64,44 +69,30 @@ class StateVerbs(Framework):
 
 
 def parts_of(x: Any, saved: Mapping[str, Entry] | None) -> dict[str, NamedState] | None:
-    """List what a checkpoint keeps of a module or optimizer.
+    """The state of a module or optimizer, by name; None of a tensor.
 
     Args:
         x: a module, an optimizer, or a tensor.
         saved: what a checkpoint has of it: state that an optimizer makes at its first step is then
             listed too.
-
-    Returns:
-        The parts by name; None of a tensor.
     """
     if isinstance(x, torch.nn.Module):
-        if has_dtensors(x):
+        if not _is_on_jax(x) and has_dtensors(x):
             return {name: NamedState(array) for name, array in dtensor_modules.to_jax(x).items()}
         return {name: NamedState(value) for name, value in x.state_dict(keep_vars=True).items()}
     return _optimizer_parts(x, saved or {}) if isinstance(x, torch.optim.Optimizer) else None
 
 
 def wanted(x: torch.Tensor) -> Wanted:
-    """What comes in the place of a tensor: shape, logical dtype and place.
-
-    Args:
-        x: on any device.
-
-    Returns:
-        The description. A tensor that no layout was chosen for may come to JAX's default device.
-    """
+    """The array that a tensor is restored from; without a sharding, on JAX's default device."""
     return Wanted(tuple(x.shape), physical_dtype(x.dtype).name, _place(x), wide=True)
 
 
 def stored(x: torch.Tensor) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
     """The elements of a tensor, for reading, and its logical dtype; executes what is recorded.
 
-    Args:
-        x: on any device.
-
-    Returns:
-        The very array of a tensor on `jax`, and the very memory of one on the CPU. Of a tensor or
-        DTensor whose shards differ in size an `UnevenArray`. With it the name of the dtype.
+    They are not copied: the array of a tensor on `jax`, the memory of one on the CPU. A tensor or
+    DTensor whose shards differ in size is an `UnevenArray`.
 
     Raises:
         ShardingError: it is on the device "meta", and has no elements; or it is traced.
@@ -109,11 +100,9 @@ def stored(x: torch.Tensor) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
     """
     if x.is_meta:
         raise ShardingError(f'a tensor of shape {tuple(x.shape)} on "meta" has no elements to save')
-    if is_dtensor(x):
-        array = dtensors.to_jax(x.detach())
-        return array, physical_dtype(x.dtype).name
     if not isinstance(x, lazy_tensor.LazyTensor):
-        return to_numpy(x.detach().cpu()), physical_dtype(x.dtype).name
+        array = dtensors.to_jax(x.detach()) if is_dtensor(x) else to_numpy(x.detach().cpu())
+        return array, physical_dtype(x.dtype).name
     recorder().refuse("a checkpoint")
     value = lazy_tensor.read(x)
     if not isinstance(value.array, jax.Array | UnevenArray):
@@ -122,6 +111,11 @@ def stored(x: torch.Tensor) -> tuple[jax.Array | UnevenArray | np.ndarray, str]:
     if isinstance(array, Tracer):
         raise ShardingError("a traced tensor has no elements yet; save outside the function")
     return array, x._aval.physical.name
+
+
+def _is_on_jax(module: torch.nn.Module) -> bool:
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return all(isinstance(tensor, lazy_tensor.LazyTensor) for tensor in tensors)
 
 
 def _optimizer_parts(
@@ -133,29 +127,29 @@ def _optimizer_parts(
     if any(map(is_dtensor, params.values())):
         arrays = dtensor_modules.state_to_jax(optimizer)
         leaders = _on_one_mesh(params)
-    found: dict[str, NamedState] = {}
+    parts: dict[str, NamedState] = {}
     for name, param in params.items():
         for kind, value in optimizer.state.get(param, {}).items():
             value = arrays.get(kind, {}).get(name, value)
-            found[f"state.{name}.{kind}"] = NamedState(value, leaders[name])
-    for number, group in enumerate(optimizer.param_groups):
+            parts[f"state.{name}.{kind}"] = NamedState(value, leaders[name])
+    for index, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key not in _SKIPPED:
-                found[f"param_groups.{number}.{key}"] = NamedState(value)
+                parts[f"param_groups.{index}.{key}"] = NamedState(value)
     for name, entry in saved.items():  # made at the first step
         start, _, kind = name.rpartition(".")
         leader = leaders.get(start.removeprefix("state."))
-        if name not in found and start.startswith("state.") and leader is not None:
-            found[name] = NamedState(entry, leader)
-    return found
+        if name not in parts and start.startswith("state.") and leader is not None:
+            parts[name] = NamedState(entry, leader)
+    return parts
 
 
 def _on_one_mesh(params: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """What state is laid out like: parameters, also those on a slice, on the mesh of all."""
-    whole = dtensor_modules.largest_mesh(params.values(), "the optimizer")
+    """What state is sharded as: parameters, also those on a slice, on the mesh of all."""
+    mesh = dtensor_modules.largest_mesh(params.values(), "the optimizer")
     leaders: dict[str, Any] = {}
     for name, param in params.items():
-        layout = dtensor_modules.held_on(name, param, whole).route().layout
+        layout = dtensor_modules.held_on(name, param, mesh).route().layout
         dtype = physical_dtype(param.dtype).name
         leaders[name] = param
         if layout.is_even:
@@ -166,27 +160,20 @@ def _on_one_mesh(params: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 
 def _place(x: torch.Tensor) -> Place:
     if is_dtensor(x):
-        found = routes.route_of(x.device_mesh, x.placements, x.shape).layout
-        return found.sharding if found.is_even else found
+        layout = routes.route_of(x.device_mesh, x.placements, x.shape).layout
+        return layout.sharding if layout.is_even else layout
     if not isinstance(x, lazy_tensor.LazyTensor):
         return Memory.HOST
     return layout_of(x) or Memory.DEFAULT_DEVICE
 
 
 def layout_of(tensor: lazy_tensor.LazyTensor) -> layout_numbers.Layout | None:
-    """Where a tensor lies, or None if a program may still place it as it likes.
-
-    Args:
-        tensor: on the `jax` device.
-
-    Returns:
-        Its layout. One that was computed lies where its array does.
-    """
+    """The sharding of a tensor on `jax`; None if a program may still choose it."""
     if not tensor._chain.ops:
         blocks = layout_numbers.blocks(tensor._storage.value.layout)
-        found = tensor._storage.annotation if blocks is None else blocks
-        if found is not None:
-            return found
+        layout = tensor._storage.annotation if blocks is None else blocks
+        if layout is not None:
+            return layout
     array = reading.stored_array(tensor)
     if isinstance(array, UnevenArray):
         return BlockLayout.of(array)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import isoshard as iso
+import jax
 import json
 import os
 import sys
@@ -16,21 +18,27 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
-
-import jax
-from rich.console import Console
-
-import isoshard as iso
+from .cluster_facts import free_ports
+from .cluster_facts import interfaces
+from .cluster_facts import rates
+from .cluster_links import Door
+from .cluster_links import Link
+from .cluster_links import Listener
+from .cluster_links import call
+from .cluster_links import distances
+from .cluster_links import local_address
+from .cluster_tables import show
 from isoshard.core.errors import DistributedError
 from isoshard.core.processes import coordination
-from isoshard.core.processes.launchers import Launch, coordinator, launch_from
-from isoshard.core.processes.notes import note_of
-from isoshard.core.processes.roll_call import APART_ALL, split
+from isoshard.core.processes.handshake import CANNOT_RUN
+from isoshard.core.processes.handshake import env_report
+from isoshard.core.processes.handshake import split_address
+from isoshard.core.processes.launchers import Launch
+from isoshard.core.processes.launchers import coordinator
+from isoshard.core.processes.launchers import launch_from
+from rich.console import Console
+from typing import Any
 
-from .cluster_facts import free_ports, interfaces, rates
-from .cluster_links import Door, Link, Listener, call, distances, local_address
-from .cluster_tables import show
 
 APART = 1.0
 """Seconds that clocks may differ."""
@@ -60,7 +68,7 @@ def _examine(options: argparse.Namespace, stage: list[str]) -> int:
             each = 1 if launch and launch.local_rank is not None else None
             started = iso.init_distributed(timeout=options.timeout, local_devices=each)
     except DistributedError as error:
-        if not (launch and launch.rank and str(error).startswith(APART_ALL)):
+        if not (launch and launch.rank and str(error).startswith(CANNOT_RUN)):
             print(f"isoshard doctor --cluster: {error}", file=sys.stderr, flush=True)
         return 1
     launch = launch or Launch(started.launcher or "", started.rank, started.size)
@@ -101,9 +109,9 @@ def _facts(
     launch: Launch, address: str | None, warning_texts: list[str], limit: float, stage: list[str]
 ) -> dict[str, Any]:
     """The facts and measurements of this rank."""
-    host = split(address)[0] if address else "127.0.0.1"
+    host = split_address(address)[0] if address else "127.0.0.1"
     facts: dict[str, Any] = {
-        "note": dataclasses.asdict(note_of(launch)),
+        "note": dataclasses.asdict(env_report(launch)),
         "address": local_address(host),
         "interfaces": interfaces(),
         "free_ports": free_ports(),
@@ -133,7 +141,7 @@ def _facts(
 
 
 def _link(rank: int, other: int, limit: float) -> Link:
-    message = coordination.take(f"doctor/door/{other}", limit)
+    message = coordination.get(f"doctor/door/{other}", limit)
     if message is None:
         return Link(rank, other, fault=f"it did not publish its address within {limit:g} s")
     return call(rank, other, Door(**json.loads(message)), limit)
@@ -145,11 +153,11 @@ def _report(
     """Bring all to rank 0, which prints; every rank returns its status."""
     if launch.rank:
         coordination.put(f"doctor/facts/{launch.rank}", json.dumps(local_facts))
-        return 0 if coordination.take("doctor/verdict", 2 * options.timeout) == "well" else 1
+        return 0 if coordination.get("doctor/verdict", 2 * options.timeout) == "well" else 1
     facts, missing = [local_facts], []
     end = time.monotonic() + options.timeout
     for rank in range(1, launch.size):
-        message = coordination.take(f"doctor/facts/{rank}", max(0.0, end - time.monotonic()))
+        message = coordination.get(f"doctor/facts/{rank}", max(0.0, end - time.monotonic()))
         facts.append(json.loads(message)) if message else missing.append(rank)
     errors = [f"rank {rank} did not report within {options.timeout:g} s" for rank in missing]
     report = {

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isoshard.core.processes.notes import MUST_MATCH
+from isoshard.core.processes.handshake import MUST_MATCH
 
 from .cluster_links import Link
 

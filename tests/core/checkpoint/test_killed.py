@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import isoshard as iso
-from isoshard.core.checkpoint import zarr_arrays
-from isoshard.core.checkpoint.storage import LocalStorage
+from isoshard.core.checkpoint import zarr_format
+from isoshard.core.checkpoint.store import LocalStore
 from isoshard.core.errors import CheckpointError
 
-OPERATIONS = ("make_folder", "writing", "rename", "remove", "remove_folder", "keep_names")
+OPERATIONS = ("make_folder", "writing", "rename", "remove", "remove_folder", "sync_folder")
 
 
 class Killed(BaseException):
@@ -33,9 +33,9 @@ class Death:
         self.left = survived
         self.log = []
         for name in OPERATIONS:
-            monkeypatch.setattr(LocalStorage, name, self._mortal(name, getattr(LocalStorage, name)))
+            monkeypatch.setattr(LocalStore, name, self._mortal(name, getattr(LocalStore, name)))
         monkeypatch.setattr(
-            zarr_arrays, "write", self._mortal("zarr", zarr_arrays.write, half=True)
+            zarr_format, "write_arrays", self._mortal("zarr", zarr_format.write_arrays, half=True)
         )
 
     def _mortal(self, name, real, half=False):
@@ -108,7 +108,7 @@ def test_at_every_operation(tmp_path, monkeypatch, x64, laid, step):
         assert check(iso.restore(folder, tree(0))) == 3
         assert [path.name for path in folder.iterdir()] == [str(step)]
     assert results.count("killed") > 12
-    assert {"zarr", "writing", "rename", "keep_names"} <= set(death.log)
+    assert {"zarr", "writing", "rename", "sync_folder"} <= set(death.log)
     commit = death.log.index("rename")
     assert {"writing", "zarr"}.isdisjoint(death.log[commit:])  # all is written before the commit
 

@@ -181,7 +181,8 @@ def test_a_later_format_is_refused(saved):
     import json
     import zlib
 
-    from isoshard.core.checkpoint.manifest import Manifest, Sum
+    from isoshard.core.checkpoint.steps import Manifest
+    from isoshard.core.checkpoint.store import Sum
 
     path = saved / "0" / "tree.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))

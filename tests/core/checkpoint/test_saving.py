@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
-from isoshard.core.checkpoint import opened, zarr_arrays
-from isoshard.core.checkpoint.storage import LocalStorage
+from isoshard.core.checkpoint import opened, zarr_format
+from isoshard.core.checkpoint.store import LocalStore
 from isoshard.core.errors import CheckpointError, ShardingError
 from isoshard.core.installation import install_command
 from isoshard.core.layout.uneven import UnevenArray
@@ -137,13 +137,13 @@ class Gate:
 
     def __init__(self, monkeypatch):
         self._open = threading.Event()
-        real = zarr_arrays.write
+        real = zarr_format.write_arrays
 
         def held(*args, **kwargs):
             assert self._open.wait(60)
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(zarr_arrays, "write", held)
+        monkeypatch.setattr(zarr_format, "write_arrays", held)
 
     def open(self):
         self._open.set()
@@ -184,7 +184,7 @@ def test_a_failure_in_the_background_is_told(tmp_path, monkeypatch, caplog):
 
     iso.save(tmp_path, tree(1))
     with monkeypatch.context() as patched:
-        patched.setattr(zarr_arrays, "write", refuse)
+        patched.setattr(zarr_format, "write_arrays", refuse)
         saving = iso.save(tmp_path, tree(2), step=2, asynchronous=True)
         with pytest.raises(OSError, match="No space left"):
             saving.wait()
@@ -206,7 +206,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path, monkeypatch):
 
     iso.save(tmp_path, tree(1))
     with monkeypatch.context() as patched, pytest.raises(OSError, match="Input/output"):
-        patched.setattr(LocalStorage, "keep_names", refuse)
+        patched.setattr(LocalStore, "sync_folder", refuse)
         iso.save(tmp_path, tree(2))
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
     assert iso.restore(tmp_path, tree(0))["n"] == 1

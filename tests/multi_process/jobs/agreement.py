@@ -3,7 +3,7 @@
 import time
 
 import isoshard as iso
-from isoshard.core.processes.agreement import agree
+from isoshard.core.processes.agreement import assert_equal
 
 
 def start():
@@ -12,7 +12,7 @@ def start():
 
 def _refused(subject, value, ranks=None, timeout=30.0):
     try:
-        agree(subject, value, ranks, timeout=timeout)
+        assert_equal(subject, value, ranks, timeout=timeout)
     except iso.DistributedError as error:
         return str(error)
     raise AssertionError(f"{subject} was agreed upon")
@@ -20,7 +20,7 @@ def _refused(subject, value, ranks=None, timeout=30.0):
 
 def check_the_same_is_agreed(world):
     for step in range(3):
-        agree("the layout", ((8, 4), "float32", step))
+        assert_equal("the layout", ((8, 4), "float32", step))
 
 
 def check_another_mesh_is_named_in_every_rank(world):
@@ -34,7 +34,7 @@ def check_another_mesh_is_named_in_every_rank(world):
 def check_another_shape_is_named_and_the_next_round_works(world):
     told = _refused("the shape of w", (8, 4 + (world.rank == world.size - 1)))
     assert f"rank {world.size - 1}: the shape of w: (8, 5)" in told, told
-    agree("the shape of w", (8, 4))
+    assert_equal("the shape of w", (8, 4))
 
 
 def check_another_order_is_named(world):
@@ -45,7 +45,7 @@ def check_another_order_is_named(world):
 
 def check_long_values_are_compared_whole(world):
     value = list(range(5000))
-    agree("indices", value)
+    assert_equal("indices", value)
     value[-1] += world.rank == 0
     assert "sha256" in _refused("indices", value)
 
@@ -54,18 +54,18 @@ def check_disjoint_ranks_need_no_common_order(world):
     half = world.size // 2
     mine = range(half) if world.rank < half else range(half, world.size)
     for number in range(2 + 3 * (world.rank < half)):
-        agree("a sub-mesh", (number, world.rank < half), [*mine])
+        assert_equal("a sub-mesh", (number, world.rank < half), [*mine])
     told = _refused("a sub-mesh", world.rank, [*mine]) if half > 1 else "differ"
     assert "rank" in told or half == 1
-    agree("all again", 1)
+    assert_equal("all again", 1)
 
 
 def check_overlapping_sets_of_ranks(world):
     if world.rank < world.size - 1:
-        agree("without the last", world.size, range(world.size - 1))
+        assert_equal("without the last", world.size, range(world.size - 1))
     if world.rank:
-        agree("without the first", world.size, range(1, world.size))
-    agree("with all", world.size)
+        assert_equal("without the first", world.size, range(1, world.size))
+    assert_equal("with all", world.size)
 
 
 def check_ranks_that_do_not_take_part(world):
@@ -78,7 +78,7 @@ def check_a_silent_rank_is_named(world):
     silent = world.size - 1
     refused = [world.scratch / f"refused-{rank}" for rank in range(silent)]
     if world.rank != silent:
-        agree("they ask together", 1, range(silent))
+        assert_equal("they ask together", 1, range(silent))
         start = time.monotonic()
         told = _refused("the layout of b", 1, timeout=2.0)
         assert f"rank {silent} said nothing about the layout of b within 2 s" in told, told
@@ -88,12 +88,12 @@ def check_a_silent_rank_is_named(world):
         while not all(path.exists() for path in refused):
             time.sleep(0.01)
         assert f"rank {silent} said nothing" in _refused("the layout of b", 1)  # it is told, too
-    agree("the layout of b, again", 1)
+    assert_equal("the layout of b, again", 1)
 
 
 def check_a_silent_first_rank_is_named(world):
     if world.rank:
-        agree("they ask together", 1, range(1, world.size))
+        assert_equal("they ask together", 1, range(1, world.size))
         told = _refused("the layout of c", 1, timeout=2.0)
         assert "rank 0 said nothing about the layout of c within 2 s" in told, told
 
@@ -103,4 +103,4 @@ def check_the_others_go_on(world):
         return  # it did not come to the last round: no more agreements with it
     ranks = range(1, world.size)
     for number in range(20):
-        agree("the others", number, ranks)
+        assert_equal("the others", number, ranks)

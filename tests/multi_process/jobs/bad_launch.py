@@ -5,7 +5,7 @@ import os
 import warnings
 
 import isoshard as iso
-from isoshard.core.processes import notes, roll_call
+from isoshard.core.processes import handshake
 from isoshard.core.processes.launchers import launch_from
 
 
@@ -14,23 +14,25 @@ def start():
     timeout = float(os.environ["TEST_TIMEOUT"])
     warnings.simplefilter("always", iso.ClusterWarning)
     if kind == "version" and rank == "1":
-        found = notes._version
-        notes._version = lambda name: "0.0.7" if name == "isoshard" else found(name)
+        found = handshake._version
+        handshake._version = lambda name: "0.0.7" if name == "isoshard" else found(name)
     if kind in ("clock", "hosts"):
-        _call_the_roll(kind, rank, timeout)
+        _shake_hands(kind, rank, timeout)
     iso.init_distributed(timeout=timeout)
 
 
-def _call_the_roll(kind, rank, timeout):
+def _shake_hands(kind, rank, timeout):
     """The start's first step alone: what follows takes longer, and only warns are looked for."""
-    note = notes.note_of(launch_from(os.environ))
+    report = handshake.env_report(launch_from(os.environ))
     if kind == "clock" and rank == "1":
-        now = roll_call._now
-        roll_call._now = lambda: now() - 3600
+        now = handshake._now
+        handshake._now = lambda: now() - 3600
     if kind == "hosts":
-        note = dataclasses.replace(note, host="node", machine=f"boot {rank}", address="127.0.1.1")
+        report = dataclasses.replace(
+            report, host="node", machine=f"boot {rank}", address="127.0.1.1"
+        )
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    roll_call.call_by_port(note, address, timeout)
+    handshake.handshake_by_port(report, address, timeout)
     raise SystemExit(0)
 
 

@@ -199,7 +199,7 @@ def check_storage(world):
         iso.check_storage(folder, 10**12)
     with raises(
         iso.CheckpointError,
-        "process 1: CheckpointError"
+        "rank 1: CheckpointError"
         if world.rank != 1
         else "not the folder that the first process writes to",
     ):
@@ -210,25 +210,25 @@ def check_storage(world):
 def check_faults(world):
     import numpy as np
 
-    from isoshard.core.checkpoint import zarr_arrays
+    from isoshard.core.checkpoint import zarr_format
 
     folder = world.scratch / "faults"
     mesh = iso.make_mesh((world.size,), ("x",))
     w = iso.shard(np.ones((64, 64), np.float32), mesh, iso.P("x"))
     iso.save(folder, {"w": w, "n": 1})
-    real = zarr_arrays.write
+    real = zarr_format.write_arrays
 
     def refuse(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     if world.rank == 1:
-        zarr_arrays.write = refuse
+        zarr_format.write_arrays = refuse
     try:
         kind = OSError if world.rank == 1 else iso.CheckpointError
         with raises(kind, "No space left"):
             iso.save(folder, {"w": w, "n": 2})
     finally:
-        zarr_arrays.write = real
+        zarr_format.write_arrays = real
     assert iso.restore(folder, {"n": 0}, partial=True)["n"] == 1
     with raises(iso.DistributedError, "the ranks do not agree"):
         iso.save(folder, {"w": w, "n": 2, **({"more": 1} if world.rank else {})})

@@ -11,7 +11,7 @@ import pytest
 
 import isoshard as iso
 from isoshard import P
-from isoshard.core.processes.agreement import agree
+from isoshard.core.processes.agreement import assert_equal
 from tests.multi_process.exchanging import device_mesh
 from tests.multi_process.jobs.given import LIMIT, grid, host
 
@@ -158,11 +158,11 @@ def check_three_in_a_circle(world):
     first, second = [((0, 1), (0, 2)), ((1, 2), (0, 1)), ((0, 2), (1, 2))][world.rank]
     began = time.monotonic()
     with pytest.raises(iso.DistributedError) as error:
-        agree("a", 1, first)
-        agree("a", 1, second)
+        assert_equal("a", 1, first)
+        assert_equal("a", 1, second)
     assert time.monotonic() - began < LIMIT
     lines = [line for line in str(error.value).splitlines() if line.startswith("  rank")]
     assert len(lines) == 3, str(error.value)
     for ranks in ((0, 1), (1, 2), (0, 2), (0, 1, 2)):
         if world.rank in ranks:
-            agree("b", 1, ranks)
+            assert_equal("b", 1, ranks)

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
 from isoshard import weights
-from isoshard.core.processes import agree
+from isoshard.core.processes import assert_equal
 from isoshard.core.runtime import metrics
 
 SHAPE = (64, 16384)
@@ -31,7 +31,7 @@ def _folder(world):
     folder = world.scratch / "model"
     if world.rank == 0 and not folder.exists():
         iso.save_safetensors(folder, _weights(), max_file_bytes=6_000_000)
-    agree("the files are there", "yes")
+    assert_equal("the files are there", "yes")
     return folder
 
 

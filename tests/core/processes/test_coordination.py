@@ -9,9 +9,9 @@ import time
 import pytest
 
 from benchmarks.hosts.growth import fitted
-from isoshard.core.checkpoint.savers import Team
 from isoshard.core.errors import CheckpointError
-from isoshard.core.processes import agreement, coordination, rounds
+from isoshard.core.processes import agreement, coordination
+from isoshard.core.processes.coordination import ProcessGroup, ServiceTransport
 from tests.core.processes.counting_store import Store, run
 
 LINES = [f"w{number}: (4096, 4096) float32 by P('x')" for number in range(100)]
@@ -33,11 +33,15 @@ def agreed(size, number=0, said=lambda rank: LINES, late=None, timeout=60.0):
             time.sleep(late[1])
         one = agreement._Agreement("layouts", said(rank), team, number, rank, timeout)
         try:
-            return one.hold()
+            return one.wait()
         finally:
             one.leave()
 
     return run(size, work)
+
+
+def grouped(rank, size):
+    return ProcessGroup(rank, size, ServiceTransport(rank, range(size), "save"))
 
 
 def counted(store, size):
@@ -46,7 +50,7 @@ def counted(store, size):
 
 
 def test_a_comparison_costs_a_rank_the_same_whatever_their_number(monkeypatch):
-    monkeypatch.setattr(rounds, "PATIENCE", 60.0)  # threads start one after the other
+    monkeypatch.setattr(coordination, "PATIENCE", 60.0)  # threads start one after the other
     usual, most, every = [], [], []
     for size in SIZES:
         store = Store()
@@ -62,7 +66,7 @@ def test_a_comparison_costs_a_rank_the_same_whatever_their_number(monkeypatch):
 
 
 def test_a_rank_that_is_late_costs_the_others_one_request(store, monkeypatch):
-    monkeypatch.setattr(rounds, "PATIENCE", 0.05)
+    monkeypatch.setattr(coordination, "PATIENCE", 0.05)
     size = 128
     assert agreed(size, late=(7, 2.0)) == [""] * size
     usual, most, every = counted(store, size)
@@ -81,48 +85,48 @@ def test_all_are_told_who_said_what(store):
 
 
 def test_a_silent_rank_is_named_in_all_others(store, monkeypatch):
-    monkeypatch.setattr(rounds, "_SAYING_LATE", 0.3)
+    monkeypatch.setattr(coordination, "_SENDING_LATE", 0.3)
     team = (0, 1, 2, 3)
 
     def work(rank):
         if rank == 0:
             return "absent"
-        return agreement._Agreement("w", LINES, team, 0, rank, 0.5).hold()
+        return agreement._Agreement("w", LINES, team, 0, rank, 0.5).wait()
 
     assert run(4, work)[1:] == [agreement._silent([0], "w", 0.5)] * 3
-    late = agreement._Agreement("w", LINES, team, 0, 0, 0.5).hold()
+    late = agreement._Agreement("w", LINES, team, 0, 0, 0.5).wait()
     assert late == agreement._silent([0], "w", 0.5)
 
 
 def test_who_comes_as_the_time_is_over_agrees_still(store, monkeypatch):
     """One asks all for their lines, and meanwhile the last one comes with the same."""
-    monkeypatch.setattr(rounds, "_SAYING_LATE", 5.0)
+    monkeypatch.setattr(coordination, "_SENDING_LATE", 5.0)
 
     def work(rank):
         if rank == 2:
             time.sleep(1.0)
-        return agreement._Agreement("w", LINES, (0, 1, 2), 0, rank, 0.3).hold()
+        return agreement._Agreement("w", LINES, (0, 1, 2), 0, rank, 0.3).wait()
 
     assert run(3, work) == ["", "", ""]
 
 
 def test_a_rank_that_has_failed_leaves_its_words(store):
     fault = agreement._Agreement("w", ["ValueError: no rows"], (0, 1, 2), 0, 1, 0.1)
-    assert "not all came within 0.1 s" in fault.hold(stay=False)
+    assert "not all came within 0.1 s" in fault.wait(to_the_end=False)
     others = run(
-        3, lambda n: n != 1 and agreement._Agreement("w", LINES, (0, 1, 2), 0, n, 9).hold()
+        3, lambda n: n != 1 and agreement._Agreement("w", LINES, (0, 1, 2), 0, n, 9).wait()
     )
     assert others[0] == others[2] and "  rank 1: w: ValueError: no rows" in others[0]
 
 
 def test_rooms_that_wait_for_each_other_are_ended(store, monkeypatch):
-    monkeypatch.setattr(rounds, "PATIENCE", 0.1)
+    monkeypatch.setattr(coordination, "PATIENCE", 0.1)
     teams = {0: (0, 1, 2, 3), 1: (0, 1), 2: (0, 1, 2, 3), 3: (0, 1, 2, 3)}
 
     def work(rank):
         return agreement._Agreement(
             f"mesh of {len(teams[rank])}", [], teams[rank], 0, rank, 9
-        ).hold()
+        ).wait()
 
     found = run(4, work)
     told = {json.loads(one.removeprefix(agreement._ENDED))["told"] for one in found}
@@ -132,33 +136,33 @@ def test_rooms_that_wait_for_each_other_are_ended(store, monkeypatch):
 
 def test_rooms_that_only_wait_are_left(store, monkeypatch):
     """Rank 1 is late for the second room, since rank 2 is late for the first."""
-    monkeypatch.setattr(rounds, "PATIENCE", 0.05)
+    monkeypatch.setattr(coordination, "PATIENCE", 0.05)
 
     def work(rank):
         told = []
         if rank == 2:
             time.sleep(0.6)
         if rank:
-            told.append(agreement._Agreement("b", [], (1, 2), 0, rank, 9).hold())
+            told.append(agreement._Agreement("b", [], (1, 2), 0, rank, 9).wait())
         if rank < 2:
-            told.append(agreement._Agreement("a", [], (0, 1), 0, rank, 9).hold())
+            told.append(agreement._Agreement("a", [], (0, 1), 0, rank, 9).wait())
         return told
 
     assert run(3, work) == [[""], ["", ""], [""]]
 
 
 def test_processes_that_save_together(monkeypatch):
-    monkeypatch.setattr(rounds, "PATIENCE", 60.0)
+    monkeypatch.setattr(coordination, "PATIENCE", 60.0)
     usual, most = [], []
     for size in (2, 8, 32):
         store = Store()
         monkeypatch.setattr(coordination, "_client", lambda store=store: store)
 
         def work(rank, size=size):
-            team = Team(rank, size, "save")
-            made = team.first(lambda: "folder")
-            team.each(lambda: None)
-            return made, team.to_first(lambda: [rank])
+            group = grouped(rank, size)
+            made = group.broadcast(lambda: "folder")
+            group.run(lambda: None)
+            return made, group.gather(lambda: [rank])
 
         found = run(size, work)
         assert found[0] == ("folder", [[rank] for rank in range(size)])
@@ -176,21 +180,21 @@ def test_a_fault_of_one_is_raised_in_all(store):
             if rank == 3:
                 raise OSError("no space left")
 
-        Team(rank, 5, "save").each(part)
+        grouped(rank, 5).run(part)
 
     found = run(5, work)
     assert isinstance(found[3], OSError)
     for error in [*found[:3], found[4]]:
         assert isinstance(error, CheckpointError)
-        assert str(error) == "other processes failed: process 3: OSError: no space left"
+        assert str(error) == "other processes failed: rank 3: OSError: no space left"
 
 
 def test_a_fault_of_the_first_is_raised_in_all(store):
     def work(rank):
-        Team(rank, 3, "save").first(lambda: 1 / 0)
+        grouped(rank, 3).broadcast(lambda: 1 / 0)
 
     found = run(3, work)
     assert isinstance(found[0], ZeroDivisionError)
     assert {str(error) for error in found[1:]} == {
-        "other processes failed: process 0: ZeroDivisionError: division by zero"
+        "other processes failed: rank 0: ZeroDivisionError: division by zero"
     }

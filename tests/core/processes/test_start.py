@@ -2,14 +2,14 @@
 
 import resource
 
-from isoshard.core.processes.open_files import make_room
+from isoshard.core.processes.start import raise_file_limit
 from tests import fresh
 
 CASES = [(0, 200, 4096), (3, 200, 4096), (0, 8, 4096), (0, 1024, 2048)]
 """Rank, number of ranks, and the most that the machine allows."""
 CODE = f"""
 import os, resource, warnings
-from isoshard.core.processes.open_files import make_room
+from isoshard.core.processes.start import raise_file_limit
 for rank, size, most in {CASES}:
     if os.fork():
         os.wait()
@@ -17,7 +17,7 @@ for rank, size, most in {CASES}:
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, most))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        room = make_room(rank, size)
+        room = raise_file_limit(rank, size)
     words = [f"{{one.category.__name__}}: {{one.message}}" for one in told]
     print(room, resource.getrlimit(resource.RLIMIT_NOFILE), *words, flush=True)
     os._exit(0)
@@ -40,5 +40,5 @@ def test_a_run_of_many_raises_its_limit_or_says_what_the_machine_does_not_allow(
 
 def test_this_process_keeps_its_own():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert make_room(0, 2) == before[0]
+    assert raise_file_limit(0, 2) == before[0]
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from isoshard.core.errors import DistributedError
-from isoshard.core.processes.watch_connections import connect, has_died, say_goodbye
+from isoshard.core.processes.failure_monitor import connect, has_died, say_goodbye
 
 STRANGERS = (b"guess 1\n", b"GET / HTTP/1.1\r\n\r\n", b"\xff\n", b"x" * 100)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 
-from isoshard.torch_bridge.checkpoints.remote_storage import LocalStorage, RemoteStorage
+from isoshard.core.checkpoint.store import FsspecStore, LocalStore
 
 
 class Injected(OSError):
@@ -77,7 +77,7 @@ class _FaultyChanges:
         super().remove(path)
 
 
-class FaultyLocal(_FaultyChanges, LocalStorage):
+class FaultyLocal(_FaultyChanges, LocalStore):
     """A local folder with faults in every operation that changes it, and in opening files."""
 
     def __init__(self, root, faults):
@@ -104,8 +104,8 @@ class FaultyLocal(_FaultyChanges, LocalStorage):
             yield file
         self.faults.log.append(("written", path))
 
-    def keep_names(self, path):
-        super().keep_names(path)
+    def sync_folder(self, path):
+        super().sync_folder(path)
         self.faults.log.append(("kept", path))
 
     def _open(self, path):
@@ -117,7 +117,7 @@ class FaultyLocal(_FaultyChanges, LocalStorage):
         super()._sync(number)
 
 
-class FaultyRemote(_FaultyChanges, RemoteStorage):
+class FaultyRemote(_FaultyChanges, FsspecStore):
     """A folder of fsspec with faults in every operation that changes it."""
 
     def __init__(self, files, root, faults):

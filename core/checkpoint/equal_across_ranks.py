@@ -1,10 +1,10 @@
-"""What the processes that save or restore one checkpoint together must be given alike.
+"""What must be equal in the processes that save or restore a checkpoint together.
 
-Of an array that lies on several processes each writes its own part, and must lay it out alike. Of
-what each process has for itself, host memory, arrays on its own devices and numbers, the first one
-writes its own for all: were the others' not the same, they would be lost without a word.
+Of an array on several processes each writes its own shards, and must have the same sharding. Of
+what each process has in full, host memory, arrays on its own devices and numbers, the first one
+writes its own for all: other values of other processes would be lost without an error.
 
-A checkpoint is restored together where an array of it is laid out over several processes.
+A checkpoint is restored together where an array of it is sharded over several processes.
 """
 
 from __future__ import annotations
@@ -24,42 +24,32 @@ from isoshard.core.transfer.value_sums import value_sum
 
 from .slots import Slot
 
-GIVEN = "what iso.restore is given"
+RESTORE_SUBJECT = "what iso.restore is given"
 
 
-def given_lines(options: Mapping[str, Any], root: str, leaves: Any) -> list[str]:
-    """A line for a save, and one for each leaf.
+def save_lines(options: Mapping[str, Any], root: str, leaves: Any) -> list[str]:
+    """A line for a save, and one for each leaf; of what a process has in full, with a checksum.
 
     Args:
         options: of the call, by name.
         root: the folder.
         leaves: what is saved; see `saving`.
-
-    Returns:
-        The lines; of what a process has whole, with a sum over its values.
     """
     lines = [f"{root}, " + ", ".join(f"{key} {value!r}" for key, value in options.items())]
     for name, content in leaves.contents.items():
         entry, array = content.entry, content.array
-        told = f"{name}: {entry.shape} {entry.dtype} as {entry.stored}"
+        line = f"{name}: {entry.shape} {entry.dtype} as {entry.stored}"
         if isinstance(array, np.ndarray) or getattr(array, "is_fully_addressable", False):
-            told += f", values {value_sum(array)}"
+            line += f", values {value_sum(array)}"
         else:
-            told += f" by {entry.spec} in parts of {content.shard}"
-        lines.append(told)
+            line += f" by {entry.spec} in parts of {content.shard}"
+        lines.append(line)
     lines += [f"{name} = {entry.value!r}" for name, entry in leaves.values.items()]
     return lines + [f"{name} is {other}" for name, other in leaves.same.items()]
 
 
 def sharing_ranks(like: Any, mesh: Any) -> tuple[int, ...]:
-    """The processes over which a tree is to be laid out, as far as its arrays say so.
-
-    Args:
-        like: as for `iso.restore`.
-        mesh: likewise.
-
-    Returns:
-        Their numbers; none if there is only one.
+    """The processes over which a tree will be sharded, by its arrays; none if there is only one.
 
     Example:
         >>> sharing_ranks({"w": np.ones(3)}, None)
@@ -69,35 +59,22 @@ def sharing_ranks(like: Any, mesh: Any) -> tuple[int, ...]:
         return ()
     if isinstance(mesh, Mesh):
         return _several(owners_of(mesh))
-    found: list[Any] = []
+    arrays: list[Any] = []
     for leaf in jax.tree.leaves(like):
         framework = framework_of(leaf)
-        found += [leaf] if framework is None else framework.elements(leaf).values()
-    return _ranks([getattr(one, "sharding", None) for one in found])
+        arrays += [leaf] if framework is None else framework.elements(leaf).values()
+    return _ranks([getattr(array, "sharding", None) for array in arrays])
 
 
 def ranks_of_slots(slots: Sequence[Slot]) -> tuple[int, ...]:
-    """The processes over which slots are laid out; none if there is only one.
-
-    Args:
-        slots: each at its place.
-    """
+    """The processes over which slots are sharded; none if there is only one."""
     if rank_and_size()[1] == 1:
         return ()
     return _ranks([_layout(slot) for slot in slots])
 
 
-def slot_lines(where: str, slots: Sequence[Slot], saved: Mapping[str, Entry]) -> list[str]:
-    """A line for the checkpoint, and one for each leaf that is to be filled.
-
-    Args:
-        where: the checkpoint is.
-        slots: each at its place.
-        saved: what the checkpoint has.
-
-    Returns:
-        The lines.
-    """
+def restore_lines(where: str, slots: Sequence[Slot], saved: Mapping[str, Entry]) -> list[str]:
+    """A line for the checkpoint at `where`, and one for each leaf that will be filled."""
     lines = [f"the checkpoint {where}"]
     for slot in slots:
         if slot.wanted is None:
@@ -117,10 +94,10 @@ def _layout(slot: Slot) -> Sharding | None:
 
 
 def _ranks(layouts: Sequence[Any]) -> tuple[int, ...]:
-    laid = [one for one in layouts if isinstance(one, Sharding) and not _is_abstract(one)]
-    shared = [one for one in laid if not one.is_fully_addressable]
-    found = {device.process_index for one in shared for device in one.device_set}
-    return _several(tuple(sorted(found)))
+    shardings = [one for one in layouts if isinstance(one, Sharding) and not _is_abstract(one)]
+    shared = [one for one in shardings if not one.is_fully_addressable]
+    ranks = {device.process_index for one in shared for device in one.device_set}
+    return _several(tuple(sorted(ranks)))
 
 
 def _is_abstract(layout: Sharding) -> bool:
