@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
 import torch
-from collections.abc import Callable
-from collections.abc import Mapping
+from jax.sharding import Mesh
+
 from isoshard.core import extensions
 from isoshard.core.checkpoint.source import Source
 from isoshard.core.checkpoint.store import Sum
@@ -12,16 +15,13 @@ from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import register
 from isoshard.core.runtime._jax_internals import reject_values
 from isoshard.core.traced.traced_step import TracedStep
-from .dtensor import spelling
-from .dtensor import starting
+
+from .dtensor import spelling, starting
 from .engine.capture.step import CompiledStep
 from .framework.framework import Torch
 from .spmd import on_request as _on_request  # noqa: F401  (steps that are to be laid out)
 from .state.filling import Filler
 from .state.torch_state import StateVerbs
-from jax.sharding import Mesh
-from typing import Any
-from typing import NoReturn
 
 
 class RegisteredTorch(StateVerbs, Torch):

@@ -13,15 +13,14 @@ import os
 import shutil
 import time
 import uuid
-from .steps import Steps
-from .steps import TEMPORARY
-from .store import LocalStore
-from .store import local
+from pathlib import Path
+
 from isoshard.core.errors import CheckpointError
 from isoshard.core.processes.coordination import ProcessGroup
 from isoshard.core.runtime.formatting import human_bytes
-from pathlib import Path
 
+from .steps import TEMPORARY, Steps
+from .store import LocalStore, local
 
 _PROBE = 32 * 2**20
 _CHUNK = 2**20

@@ -15,20 +15,20 @@ valid elements of each block.
 from __future__ import annotations
 
 import dataclasses
-import jax
 import math
+from typing import Any
+
+import jax
 import numpy as np
-from .chunk_grid import Grid
-from .chunk_grid import file_size
-from .chunk_grid import grid_of
-from .source import Entry
+from jax.sharding import NamedSharding
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.layout.valid_elements import local_elements
 from isoshard.core.runtime import metrics
-from jax.sharding import NamedSharding
-from typing import Any
 
+from .chunk_grid import Grid, file_size, grid_of
+from .source import Entry
 
 SMALL = 256
 """Bytes up to which an array that one process has in full is stored among the names."""

@@ -15,35 +15,26 @@ program, where the order of messages is the same in all processes.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, cast
+
 import jax
 import numpy as np
-from collections.abc import Generator
-from collections.abc import Iterable
-from collections.abc import Iterator
-from .batch_rows import BatchRows
-from .batch_rows import assign_specs
-from .batch_rows import uneven_error
-from .ordered_queue import END
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import raise_collected
-from isoshard.core.frameworks import Framework
-from isoshard.core.frameworks import framework_of
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.errors import ShardingError, raise_collected
+from isoshard.core.frameworks import Framework, framework_of
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.processes import assert_equal
 from isoshard.core.runtime import metrics
-from isoshard.core.transfer.array_like import from_literal
-from isoshard.core.transfer.array_like import is_literal
+from isoshard.core.transfer.array_like import from_literal, is_literal
 from isoshard.core.transfer.device_dtypes import device_dtype
-from isoshard.core.transfer.leaf_specs import NamedArray
-from isoshard.core.transfer.leaf_specs import named_arrays
-from isoshard.core.transfer.process_local import from_local
-from isoshard.core.transfer.process_local import global_shape
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from typing import Any
-from typing import cast
+from isoshard.core.transfer.leaf_specs import NamedArray, named_arrays
+from isoshard.core.transfer.process_local import from_local, global_shape
 
+from .batch_rows import BatchRows, assign_specs, uneven_error
+from .ordered_queue import END
 
 _END_TIMEOUT = 600.0
 """Seconds to wait for another process at a comparison: a slow reader may be minutes late."""

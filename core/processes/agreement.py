@@ -30,20 +30,15 @@ import json
 import re
 import threading
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from isoshard.core.errors import DistributedError
-from . import call_log
-from . import coordination
-from .call_log import Call
-from .coordination import Barrier
-from .coordination import Lines
-from isoshard.core.runtime.formatting import listed
-from typing import Any
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from isoshard.core.errors import DistributedError
+from isoshard.core.runtime.formatting import listed
+
+from . import call_log, coordination
+from .call_log import Call
+from .coordination import Barrier, Lines
 
 T = TypeVar("T")
 

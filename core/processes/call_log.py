@@ -17,16 +17,15 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
 from isoshard.core.errors import DistributedError
-from . import coordination
 from isoshard.core.runtime.caches import Bounded
 from isoshard.core.runtime.metrics import user_frame
-from pathlib import Path
-from types import CodeType
-from types import FrameType
-from typing import Any
-from typing import NamedTuple
 
+from . import coordination
 
 _HOUR = 3600.0
 _CALLS = 1024  # that are logged

@@ -101,7 +101,7 @@ class ResizeReach:
     def _smooth(self, o: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
         corners, scale = self.align_corners, self.scale
         taps = smooth_taps(self.mode, o, rows, self.size, align_corners=corners, scale=scale)
-        return taps.places.T, taps.weights.T
+        return taps.indices.T, taps.weights.T
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,5 +82,7 @@ def test_a_missing_verb_says_so():
         *((verb,) for verb in ("full", "sharding_of", "local_shards", "to_jax", "from_jax")),
         ("shard_from_jax",),
     ):
-        with pytest.raises(TypeError, match=f"{verb} is not implemented for boxlib objects such as Box"):
+        with pytest.raises(
+            TypeError, match=f"{verb} is not implemented for boxlib objects such as Box"
+        ):
             getattr(Boxes(), verb)(Box(), *arguments)

@@ -79,5 +79,7 @@ def test_what_is_refused(mesh):
     with pytest.raises(TypeError, match="not a Linear; give modules of NNX"):
         linen_model(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), KEY)
     described = linen_model(Model(), KEY, INPUT)
-    with pytest.raises(TypeError, match="shard is not implemented for linen objects such as LinenModel"):
+    with pytest.raises(
+        TypeError, match="shard is not implemented for linen objects such as LinenModel"
+    ):
         iso.shard(described, mesh, PLAN)

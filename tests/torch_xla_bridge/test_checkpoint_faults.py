@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import fsspec
 import os
-import pytest
 import shutil
+from pathlib import Path
+
+import fsspec
+import pytest
 import torch
 import torch.distributed as dist
-from isoshard.core.checkpoint.store import FsspecStore
-from isoshard.core.checkpoint.store import LocalStore
+
+from isoshard.core.checkpoint.store import FsspecStore, LocalStore
 from isoshard.core.processes.coordination import ProcessGroup
-from isoshard.torch_bridge.checkpoints import CheckpointError
-from isoshard.torch_bridge.checkpoints import CheckpointManager
+from isoshard.torch_bridge.checkpoints import CheckpointError, CheckpointManager
 from isoshard.torch_bridge.checkpoints import manager as managers
 from isoshard.torch_bridge.checkpoints.manager import store_at
-from pathlib import Path
-from tests.torch_bridge.torch_xla.faulty_store import Faults
-from tests.torch_bridge.torch_xla.faulty_store import FaultyLocal
-from tests.torch_bridge.torch_xla.faulty_store import FaultyRemote
-from tests.torch_bridge.torch_xla.faulty_store import Injected
-from tests.torch_xla_bridge.checkpoint_states import plain_state
-from tests.torch_xla_bridge.checkpoint_states import plainly_restored
-from tests.torch_xla_bridge.checkpoint_states import restored
-from tests.torch_xla_bridge.checkpoint_states import same
-from tests.torch_xla_bridge.checkpoint_states import small_state
-
+from tests.torch_bridge.torch_xla.faulty_store import Faults, FaultyLocal, FaultyRemote, Injected
+from tests.torch_xla_bridge.checkpoint_states import (
+    plain_state,
+    plainly_restored,
+    restored,
+    same,
+    small_state,
+)
 
 OLD, NEW = 1, 2
 SCENES = {

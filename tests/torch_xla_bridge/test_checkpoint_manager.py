@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import isoshard.torch_bridge as xs
 import json
-import numpy as np
-import pytest
 import shutil
 import threading
-import torch
 import zlib
-from isoshard.core.checkpoint.steps import Steps
-from isoshard.core.checkpoint.store import LocalStore
-from isoshard.torch_bridge.checkpoints import CheckpointError
-from isoshard.torch_bridge.checkpoints import CheckpointManager
-from isoshard.torch_bridge.checkpoints import SPMDSavePlanner
-from tests.torch_xla_bridge.checkpoint_states import LAYOUTS
-from tests.torch_xla_bridge.checkpoint_states import empty_state
-from tests.torch_xla_bridge.checkpoint_states import numbers
-from tests.torch_xla_bridge.checkpoint_states import restored
-from tests.torch_xla_bridge.checkpoint_states import same
-from tests.torch_xla_bridge.checkpoint_states import small_state
+
+import numpy as np
+import pytest
+import torch
 from torch import nn
 from torch.distributed import checkpoint as dcp
+
+import isoshard.torch_bridge as xs
+from isoshard.core.checkpoint.steps import Steps
+from isoshard.core.checkpoint.store import LocalStore
+from isoshard.torch_bridge.checkpoints import CheckpointError, CheckpointManager, SPMDSavePlanner
+from tests.torch_xla_bridge.checkpoint_states import (
+    LAYOUTS,
+    empty_state,
+    numbers,
+    restored,
+    same,
+    small_state,
+)
 
 
 @pytest.fixture

@@ -14,31 +14,26 @@ from __future__ import annotations
 import dataclasses
 import io
 import threading
+from typing import Any
+
 import torch
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import StorageMeta, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
+
 from isoshard.core.layout.valid_elements import ShardElements
-from isoshard.torch_bridge._torch_internals.checkpoint_types import MetadataIndex
-from isoshard.torch_bridge._torch_internals.checkpoint_types import STATE_DICT_TYPE
-from isoshard.torch_bridge._torch_internals.checkpoint_types import WriteItemType
-from .flat_state_dicts import flatten
-from .flat_state_dicts import map_values
-from .tensor_shards import HostShards
-from .tensor_shards import StoredShard
-from .tensor_shards import host
-from .tensor_shards import is_sharded
-from .tensor_shards import on_host
-from .tensor_shards import shard_at
-from .tensor_shards import shards_of
+from isoshard.torch_bridge._torch_internals.checkpoint_types import (
+    STATE_DICT_TYPE,
+    MetadataIndex,
+    WriteItemType,
+)
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.execution import runtime
-from torch.distributed.checkpoint import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import StorageMeta
-from torch.distributed.checkpoint.metadata import TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.planner import TensorWriteData
-from torch.distributed.checkpoint.planner import WriteItem
-from typing import Any
+
+from .flat_state_dicts import flatten, map_values
+from .tensor_shards import HostShards, StoredShard, host, is_sharded, on_host, shard_at, shards_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,21 +15,20 @@ a copy. In blocks of unequal sizes a shard is what is valid in a buffer; empty b
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 import torch
-from collections.abc import Sequence
+from torch.distributed.checkpoint.metadata import TensorProperties
+
 from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.layout.valid_elements import ShardElements
-from isoshard.core.layout.valid_elements import ValidSlice
-from isoshard.core.layout.valid_elements import local_elements
+from isoshard.core.layout.valid_elements import ShardElements, ValidSlice, local_elements
 from isoshard.core.runtime import metrics
 from isoshard.torch_bridge._torch_internals.checkpoint_types import ChunkStorageMetadata
-from isoshard.torch_bridge.common.exchange import from_numpy
-from isoshard.torch_bridge.common.exchange import shard_to_torch
+from isoshard.torch_bridge.common.exchange import from_numpy, shard_to_torch
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
-from torch.distributed.checkpoint.metadata import TensorProperties
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,16 +17,15 @@ parameters go by name if the optimizer was made with `model.named_parameters()`,
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import numpy as np
 import torch
-from collections.abc import Mapping
+
 from isoshard.core.blocks.block_layout import BlockLayout
-from isoshard.core.checkpoint.source import Entry
-from isoshard.core.checkpoint.source import Memory
-from isoshard.core.checkpoint.source import NamedState
-from isoshard.core.checkpoint.source import Place
-from isoshard.core.checkpoint.source import Wanted
+from isoshard.core.checkpoint.source import Entry, Memory, NamedState, Place, Wanted
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import Framework
 from isoshard.core.layout.uneven import UnevenArray
@@ -36,16 +35,13 @@ from isoshard.torch_bridge.common.exchange import to_numpy
 from isoshard.torch_bridge.dtensor import dtensor_exchange as dtensors
 from isoshard.torch_bridge.dtensor import dtensor_modules as dtensor_modules
 from isoshard.torch_bridge.dtensor import routes
-from isoshard.torch_bridge.dtensor.recognition import has_dtensors
-from isoshard.torch_bridge.dtensor.recognition import is_dtensor
+from isoshard.torch_bridge.dtensor.recognition import has_dtensors, is_dtensor
 from isoshard.torch_bridge.engine.compiling import input_placement
 from isoshard.torch_bridge.engine.operators import reading
 from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording.recorder import recorder
 from isoshard.torch_bridge.engine.values import layout_numbers
 from isoshard.torch_bridge.execution import runtime
-from typing import Any
-
 
 _SKIPPED = ("params", "param_names")
 

@@ -116,7 +116,9 @@ def rolled_step(
         return None
     metrics.record_repeat(line, arrangement.text)
     stacks = {
-        group.inputs: StackedState([inputs[n] for n in group.inputs], group.placed, group.stack_layout)
+        group.inputs: StackedState(
+            [inputs[n] for n in group.inputs], group.placed, group.stack_layout
+        )
         for group in arrangement.inputs
         if isinstance(group, EqualMemory)
     }
