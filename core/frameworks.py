@@ -268,7 +268,7 @@ class Framework:
         host: str = "",
         device: int | None = None,
     ) -> None:
-        """Start the framework's process group; `iso.init_distributed` calls this in every rank."""
+        """Start the framework's process group; `init_distributed` calls this in every rank."""
 
     def tell_processes(self, word: str | None) -> str:
         """Send rank 0's word to all ranks of the framework's process group."""

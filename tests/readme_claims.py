@@ -245,7 +245,11 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "[planning](docs/planning.md) and [by example]": _LINKS,
     "[by example](docs/domain_example.md)": _LINKS,
     "- Trouble:": (*_LINKS, "tests/test_troubleshooting.py::test_each_class_has_a_section"),
-    "- Look up:": _LINKS,
+    "- Look up:": (
+        *_LINKS,
+        "tests/test_facade.py::test_the_page_on_stability_lists_the_public_names",
+    ),
+    "[torch_xla's names](docs/torch_xla.md), [operators]": _LINKS,
     "- Understand:": _LINKS,
     "[What changed]": (*_LINKS, "tests/test_packaging.py::test_the_version_is_in_the_changelog"),
 }

@@ -27,6 +27,7 @@ ROOMS = {
     "core": (
         *(
             "errors",
+            "deprecations",
             "installation",
             "frameworks",
             "runtime",

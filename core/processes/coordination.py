@@ -5,12 +5,12 @@ request to that service, which is on rank 0's machine and serves all; `metrics` 
 process has made ("store.requests") and what they carried ("store.bytes"). This module is the only
 place that touches JAX's client of it, which has no public name (`core/runtime/_jax_internals.py`).
 
-Without `iso.init_distributed`, or `jax.distributed.initialize`, there is nothing to talk to:
+Without `iso.distributed.init_distributed`, or `jax.distributed.initialize`, there is nothing to talk to:
 
 >>> put("a", "b")
 Traceback (most recent call last):
     ...
-isoshard.core.errors.DistributedError: the processes do not know of each other yet; call iso.init_distributed() first
+isoshard.core.errors.DistributedError: the processes do not know of each other yet; call iso.distributed.init_distributed() first
 """  # noqa: E501
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ def _client() -> Any:
     client = distributed_state.client
     if client is None:
         raise DistributedError(
-            "the processes do not know of each other yet; call iso.init_distributed() first"
+            "the processes do not know of each other yet; call "
+            "iso.distributed.init_distributed() first"
         )
     return client
 

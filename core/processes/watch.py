@@ -176,7 +176,7 @@ class Watch:
         reason = (
             f"it came to its end {self._patience:g} s ago, and others have not come to theirs. "
             "They may wait for it in a collective (did it leave a loop early, or by sys.exit?); "
-            "if they only need longer, give iso.init_distributed a longer patience"
+            "if they only need longer, give iso.distributed.init_distributed a longer patience"
         )
         _say(f"isoshard: rank {self.rank} failed: {reason}")
         self.fail(reason)

@@ -56,7 +56,7 @@ def connect(
                 late = min({*range(1, size)} - {*found})
                 raise DistributedError(
                     f"rank {late} did not come to the watch in {timeout:g} s; do all ranks call "
-                    "iso.init_distributed with the same watch_failures?"
+                    "iso.distributed.init_distributed with the same watch_failures?"
                 ) from None
             said, _, number = _introduction(peer).partition(" ")
             if said == word:
@@ -91,8 +91,8 @@ def _call(rank: int, post: Callable[[str | None], str], timeout: float) -> socke
         raise DistributedError(
             f"rank {rank} cannot reach rank 0 at {said['host']}:{said['port']} to watch for "
             f"failures ({error}); open the ports between the machines, or start with "
-            "iso.init_distributed(watch_failures=False): then failures are noticed by missing "
-            "heartbeats only"
+            "iso.distributed.init_distributed(watch_failures=False): then failures are noticed by "
+            "missing heartbeats only"
         ) from None
     peer.settimeout(None)
     peer.sendall(f"{said['word']} {rank}\n".encode())

@@ -10,8 +10,9 @@ P(None, 'y')
 
 Importing this loads neither torch nor flax nor onnx, and changes no configuration. The bridges
 `isoshard.torch_bridge`, `isoshard.jax_bridge` and `isoshard.onnx` load when they are named, or when
-a verb meets the first object of their framework; `data`, `domain`, `planner` and `weights` when
-they are named.
+a verb meets the first object of their framework; `checkpoint`, `data`, `domain`, `planner` and
+`weights` when they are named. `__all__` is the public list, which docs/api_stability.md explains;
+names that have moved to a namespace warn (`core/deprecations.py`).
 """
 
 from __future__ import annotations
@@ -26,34 +27,56 @@ from isoshard.core import frameworks
 from isoshard.core.plan import automatic
 from isoshard.core.transfer import unequal_blocks
 
-from . import _renamed, metrics
+from . import _renamed, distributed, errors, metrics, rules, sharding
 
 if TYPE_CHECKING:
-    from isoshard import data, jax_bridge, planner, torch_bridge, weights
+    from isoshard import checkpoint, data, planner, weights
+    from isoshard import jax_bridge as jax_bridge
     from isoshard import onnx_bridge as onnx
     from isoshard.core import domain
-    from isoshard.core.checkpoint import check_storage, latest, restore, save
+    from isoshard.core.checkpoint import latest, restore, save
     from isoshard.core.weights import load_safetensors, save_safetensors
     from isoshard.jax_bridge import create_sharded
     from isoshard.torch_bridge import jax_function, torch_function, torch_module
-    from isoshard.torch_bridge.dtensor.array_loading import load_arrays
     from isoshard.torch_bridge.dtensor.dtensor_exchange import to_dtensor
 
-__all__ = ["create_sharded", "data", "domain", "jax_bridge", "jax_function", "load_arrays"]
-__all__ += [
+__all__ = [
+    "CheckpointError",
+    "Mesh",
+    "NamedSharding",
+    "P",
+    "Plan",
+    "PlanError",
+    "RecompilationWarning",
+    "ShardingError",
+    "UnevenArray",
+    "checkpoint",
+    "compilation_cache",
+    "create_sharded",
+    "data",
+    "distributed",
+    "domain",
+    "errors",
+    "from_local",
+    "full",
+    "hybrid_mesh",
+    "jax_function",
+    "latest",
+    "load_safetensors",
+    "local_shards",
+    "make_mesh",
     "metrics",
     "onnx",
     "planner",
     "to_dtensor",
-    "torch_bridge",
+    "to_jax",
+    "to_torch",
     "torch_function",
     "torch_module",
 ]
-__all__ += ["check_storage", "latest", "restore", "save"]
-__all__ += ["load_safetensors", "save_safetensors", "weights"]
-__all__ += core.__all__
 
 _BRIDGES = {
+    from isoshard import torch_bridge as torch_bridge
     "torch": "isoshard.torch_bridge",
     "flax": "isoshard.jax_bridge",
     "equinox": "isoshard.jax_bridge",
@@ -69,29 +92,30 @@ _MODULES = {
     "weights": "isoshard.weights",
 }
 _LAZY = {
-    "check_storage": "isoshard.core.checkpoint",
     "create_sharded": "isoshard.jax_bridge",
     "jax_function": "isoshard.torch_bridge",
     "latest": "isoshard.core.checkpoint",
-    "load_arrays": "isoshard.torch_bridge.dtensor.array_loading",
     "load_safetensors": "isoshard.core.weights",
     "restore": "isoshard.core.checkpoint",
     "save": "isoshard.core.checkpoint",
     "save_safetensors": "isoshard.core.weights",
     "to_dtensor": "isoshard.torch_bridge.dtensor.dtensor_exchange",
     "torch_function": "isoshard.torch_bridge",
+    "visualize",
+    "weights",
     "torch_module": "isoshard.torch_bridge",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load a bridge, or another part, when it or something that needs it is first named."""
+    """A module or a name that loads on first use, or one that has moved."""
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name in _LAZY:
         found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
         return found
     near = difflib.get_close_matches(name, __all__, 1)
+    "checkpoint": "isoshard.checkpoint",
     hint = f"; did you mean isoshard.{near[0]}?" if near else ""
     raise AttributeError(f"module 'isoshard' has no attribute {name!r}{hint}")
 
@@ -112,3 +136,35 @@ def _install_loaders() -> None:
 
 _install_loaders()
 _renamed.install()
+_MOVED = {
+    "Activation": "isoshard.rules",
+    "ClusterWarning": "isoshard.errors",
+    "Conv": "isoshard.rules",
+    "CopyError": "isoshard.errors",
+    "DeviceError": "isoshard.errors",
+    "DistributedError": "isoshard.errors",
+    "Experts": "isoshard.rules",
+    "Heads": "isoshard.rules",
+    "Largest": "isoshard.rules",
+    "Linear": "isoshard.rules",
+    "Processes": "isoshard.distributed",
+    "ReplicationWarning": "isoshard.errors",
+    "Shard": "isoshard.sharding",
+    "SpecError": "isoshard.errors",
+    "Termination": "isoshard.distributed",
+    "Tiles": "isoshard.sharding",
+    "UnevenError": "isoshard.errors",
+    "UnrepresentableError": "isoshard.errors",
+    "UnusedRuleWarning": "isoshard.errors",
+    "check_storage": "isoshard.checkpoint",
+    "init_distributed": "isoshard.distributed",
+    "load_arrays": "isoshard.checkpoint",
+    "normalize_spec": "isoshard.sharding",
+    "parse_op_sharding": "isoshard.sharding",
+    "slice_axes": "isoshard.sharding",
+    "to_op_sharding": "isoshard.sharding",
+    "typeof": "isoshard.sharding",
+}
+"""Name that was here -> the namespace that has it now."""
+    if name in _MOVED:
+        return moved_attribute("isoshard", name, _MOVED[name])

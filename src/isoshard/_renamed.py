@@ -5,8 +5,8 @@
 ...     warnings.simplefilter("always")
 ...     from isoshard.core.mesh import make_mesh
 >>> print(told[0].message)
-isoshard.core.mesh is now isoshard.core.layout.mesh; what users need is in isoshard itself
-"""
+isoshard.core.mesh is now isoshard.core.layout.mesh; the old form will be removed in the next minor release
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-import warnings
 from collections.abc import Sequence
 from types import ModuleType
+
+from isoshard.core.deprecations import warn
 
 RENAMED = {
     "isoshard.core.devices": "isoshard.core.layout.virtual_devices",
@@ -46,11 +47,7 @@ class OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """A spec for an old name, after a warning; None for other names."""
         if fullname not in RENAMED:
             return None
-        warnings.warn(
-            f"{fullname} is now {RENAMED[fullname]}; what users need is in isoshard itself",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        warn(fullname, RENAMED[fullname], stacklevel=2)
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def exec_module(self, module: ModuleType) -> None:

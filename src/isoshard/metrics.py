@@ -6,34 +6,43 @@
 nothing was counted
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+from isoshard.core.deprecations import moved_attribute
 from isoshard.core.runtime.metrics import (
-    KNOWN,
     Compilation,
     Transfer,
     compilations,
     count,
     counters,
-    record_compilation,
-    record_peak,
-    record_transfer,
     report,
     reset,
     transfers,
-    user_location,
 )
 
 __all__ = [
-    "KNOWN",
     "Compilation",
     "Transfer",
     "compilations",
     "count",
     "counters",
-    "record_compilation",
-    "record_peak",
-    "record_transfer",
     "report",
     "reset",
     "transfers",
-    "user_location",
 ]
+
+_MOVED = ("KNOWN", "record_compilation", "record_peak", "record_transfer", "user_location")
+
+
+def __getattr__(name: str) -> Any:
+    """A name that is no longer public, with a warning."""
+    if name in _MOVED:
+        return moved_attribute(__name__, name, "isoshard.core.runtime.metrics")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -9,7 +9,8 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard import DeviceError, P, ShardingError, SpecError, UnevenError
+from isoshard import P, ShardingError
+from isoshard.errors import DeviceError, SpecError, UnevenError
 
 
 @pytest.fixture

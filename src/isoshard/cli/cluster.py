@@ -56,9 +56,9 @@ def _examine(options: argparse.Namespace, stage: list[str]) -> int:
         launch = launch_from(os.environ)
         address = coordinator(launch, options.timeout) if launch else None
         with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always", iso.ClusterWarning)
+            warnings.simplefilter("always", iso.errors.ClusterWarning)
             each = 1 if launch and launch.local_rank is not None else None
-            started = iso.init_distributed(timeout=options.timeout, local_devices=each)
+            started = iso.distributed.init_distributed(timeout=options.timeout, local_devices=each)
     except DistributedError as error:
         if not (launch and launch.rank and str(error).startswith(APART_ALL)):
             print(f"isoshard doctor --cluster: {error}", file=sys.stderr, flush=True)

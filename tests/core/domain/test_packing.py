@@ -7,8 +7,9 @@ import pytest
 from jax.sharding import NamedSharding
 
 import isoshard as iso
-from isoshard import CopyError, P, ShardingError, SpecError, UnevenArray, UnevenError
+from isoshard import P, ShardingError, UnevenArray
 from isoshard.core.layout.spec import same_layout
+from isoshard.errors import CopyError, SpecError, UnevenError
 
 from .blocks import out_of_blocks
 from .traffic import compiled, gathered

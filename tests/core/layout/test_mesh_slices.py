@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from isoshard import DeviceError, ShardingError, hybrid_mesh, make_mesh, slice_axes
+from isoshard import ShardingError, hybrid_mesh, make_mesh
 from isoshard.core.layout.mesh_slices import slice_numbers, slices_along
 from isoshard.core.planner.machine.topologies import topology
+from isoshard.errors import DeviceError
+from isoshard.sharding import slice_axes
 
 
 def test_virtual_devices_are_grouped_as_hybrid_mesh_groups_them():

@@ -162,14 +162,14 @@ class TestVerbs:
 
 def test_typeof(mesh):
     x = iso.shard(np.ones((8, 4), np.float32), mesh, P("x"))
-    assert iso.typeof(x) == jax.typeof(x)
+    assert iso.sharding.typeof(x) == jax.typeof(x)
     resting = iso.shard(x, mesh, P("x"), memory=HOST)
-    assert iso.typeof(iso.to_torch(resting)) == jax.typeof(resting)
+    assert iso.sharding.typeof(iso.to_torch(resting)) == jax.typeof(resting)
     explicit = jax.make_mesh((2, 4), ("x", "y"))
     t = iso.shard(torch.ones(8, 4), explicit, P("x", "y"))
-    assert str(iso.typeof(t)) == "float32[8@x,4@y]"
-    assert str(iso.typeof(t @ t.T)) == "float32[8@x,8]"
+    assert str(iso.sharding.typeof(t)) == "float32[8@x,4@y]"
+    assert str(iso.sharding.typeof(t @ t.T)) == "float32[8@x,8]"
     with pytest.raises(TypeError, match="torch objects have no typeof"):
-        iso.typeof(torch.nn.Linear(2, 2))
+        iso.sharding.typeof(torch.nn.Linear(2, 2))
     with pytest.raises(ShardingError, match="has no layout on a mesh"):
-        iso.typeof(torch.ones(3))
+        iso.sharding.typeof(torch.ones(3))

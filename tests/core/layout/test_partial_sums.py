@@ -94,7 +94,7 @@ def test_what_is_there_is_shared(product):
     assert _pointers(again) == _pointers(product)
     own = iso.shard(product, product.sharding.mesh, P(unreduced={"y"}), copy=True)
     assert not set(_pointers(own)) & set(_pointers(product))
-    with pytest.raises(iso.CopyError, match="must move"):
+    with pytest.raises(iso.errors.CopyError, match="must move"):
         iso.shard(product, product.sharding.mesh, P(), copy=False)
 
 

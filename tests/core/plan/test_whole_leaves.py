@@ -8,8 +8,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import isoshard as iso
-from isoshard import Largest, Linear, Plan
+from isoshard import Plan
 from isoshard.core.plan.whole_leaves import warn_whole, whole_by_chance
+from isoshard.rules import Largest, Linear
 
 GPT_OSS = {
     "model.embed_tokens.weight": (256, 64),
@@ -76,7 +77,7 @@ def test_what_no_axis_would_divide_and_small_models(mesh):
 def test_once_and_where_a_model_is_laid_out(mesh):
     plan = Plan.from_hf_tp_plan({"head": "colwise"}, "model")
     params = {"head": {"weight": np.ones((8, 4))}, "experts": np.ones((8, 256, 256), np.float32)}
-    with pytest.warns(iso.ReplicationWarning, match="experts: shape"):
+    with pytest.warns(iso.errors.ReplicationWarning, match="experts: shape"):
         iso.shard(params, mesh, plan)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -68,7 +68,7 @@ def test_the_other_options_go_the_long_way(typed, counted):
     x = iso.shard(HOST, typed, P("x"))
     iso.shard(x, typed, P("y"))
     assert remembered_moves._known
-    with pytest.raises(iso.CopyError, match="its data must move"):
+    with pytest.raises(iso.errors.CopyError, match="its data must move"):
         iso.shard(x, typed, P("y"), copy=False)
     own = iso.shard(x, typed, P("x"), copy=True)
     assert (

@@ -7,13 +7,13 @@ from isoshard.core.processes.agreement import agree
 
 
 def start():
-    iso.init_distributed(timeout=60)
+    iso.distributed.init_distributed(timeout=60)
 
 
 def _refused(subject, value, ranks=None, timeout=30.0):
     try:
         agree(subject, value, ranks, timeout=timeout)
-    except iso.DistributedError as error:
+    except iso.errors.DistributedError as error:
         return str(error)
     raise AssertionError(f"{subject} was agreed upon")
 

@@ -12,13 +12,13 @@ from isoshard.core.processes.launchers import launch_from
 def start():
     kind, rank = os.environ["TEST_KIND"], os.environ["RANK"]
     timeout = float(os.environ["TEST_TIMEOUT"])
-    warnings.simplefilter("always", iso.ClusterWarning)
+    warnings.simplefilter("always", iso.errors.ClusterWarning)
     if kind == "version" and rank == "1":
         found = notes._version
         notes._version = lambda name: "0.0.7" if name == "isoshard" else found(name)
     if kind in ("clock", "hosts"):
         _call_the_roll(kind, rank, timeout)
-    iso.init_distributed(timeout=timeout)
+    iso.distributed.init_distributed(timeout=timeout)
 
 
 def _call_the_roll(kind, rank, timeout):

@@ -10,7 +10,7 @@ from tests.multi_process.spreading import CLOSE, data, lies, mesh_of, refused, s
 
 
 def start():
-    iso.init_distributed(timeout=90)
+    iso.distributed.init_distributed(timeout=90)
 
 
 def check_results_and_gradients(world):

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import isoshard as iso
-from isoshard import UnrepresentableError, make_mesh
+from isoshard import make_mesh
+from isoshard.errors import UnrepresentableError
 from isoshard.torch_bridge.dtensor.translation import layout_of, placements_of, placements_on
 from tests.torch_bridge.dtensor.layouts import MESHES, all_placements, torch_mesh
 

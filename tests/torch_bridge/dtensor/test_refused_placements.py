@@ -12,8 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from isoshard import SpecError, UnrepresentableError, make_mesh
+from isoshard import make_mesh
 from isoshard.core.errors import DeviceError, ShardingError
+from isoshard.errors import SpecError, UnrepresentableError
 from isoshard.torch_bridge.dtensor import meshes
 from isoshard.torch_bridge.dtensor.translation import (
     check_count,
@@ -137,5 +138,7 @@ def test_a_mesh_of_several_processes_needs_their_group(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 8)
     devices = jax.devices()
     monkeypatch.setattr(meshes, "_devices_by_rank", lambda: devices)
-    with pytest.raises(DeviceError, match=r"needs torch's process group.*iso.init_distributed"):
+    with pytest.raises(
+        DeviceError, match=r"needs torch's process group.*iso.distributed.init_distributed"
+    ):
         device_mesh_of(mesh)

@@ -19,8 +19,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from isoshard import Tiles, UnrepresentableError
 from isoshard.core.layout.spec import same_layout
+from isoshard.errors import UnrepresentableError
+from isoshard.sharding import Tiles
 from isoshard.torch_bridge.dtensor.chunked_axes import pieces
 from isoshard.torch_bridge.dtensor.translation import (
     jax_mesh,

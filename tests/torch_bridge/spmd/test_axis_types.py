@@ -96,7 +96,7 @@ def test_open_sums_are_no_torch_tensor():
     mesh = jax.make_mesh((2, 4), ("x", "y"))
     x = iso.reshard(iso.shard(HOST.numpy(), mesh, P()), P(unreduced={"y"}))
     with pytest.raises(
-        iso.UnrepresentableError, match=r"'y' are still to be taken.*Take them first"
+        iso.errors.UnrepresentableError, match=r"'y' are still to be taken.*Take them first"
     ):
         iso.to_torch(x)
     kept = iso.to_torch(iso.reshard(x, P(reduced={"y"})))

@@ -158,5 +158,5 @@ def test_what_cannot_be_searched():
         radius_search(none, points, 1.0, 1)
     with pytest.raises(iso.ShardingError, match=r"tile=\(0, 4\) is not how many queries"):
         knn(points, points, 1, tile=(0, 4))
-    with pytest.raises(iso.SpecError, match=r"points: .*no mesh axis is called 'z'"):
+    with pytest.raises(iso.errors.SpecError, match=r"points: .*no mesh axis is called 'z'"):
         knn(points, points, 1, axes=("z", "x"))
