@@ -26,9 +26,9 @@ from .slots import Slot, compare, slots_of
 def restore(
     path: str | os.PathLike[str],
     like: Any,
-    *,
     mesh: Any = None,
     plan: Any = None,
+    *,
     step: int | None = None,
     weights: Any = None,
     partial: bool = False,

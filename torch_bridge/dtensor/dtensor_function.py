@@ -7,7 +7,7 @@
 The DTensors cross without a copy, as `isoshard.to_jax` does it. The function is jitted over their
 mesh, so it sees whole arrays and XLA places the collectives; while it is traced the mesh is JAX's
 current one, and `jax.lax.with_sharding_constraint(h, P("dp", "tp"))` and `jax.shard_map` find it.
-Results are DTensors with the placements that XLA chose, or those of `out_specs`.
+Results are DTensors with the placements that XLA chose, or those of `out_sharding`.
 
 Gradients follow torch's rules. What the VJP needs is kept, not computed again. A gradient has
 the placements of its tensor, so that of a replicated one is summed already. A gradient that
@@ -56,7 +56,7 @@ class DistributedFunction:
         self,
         function: Callable[..., Any],
         name: str,
-        out_specs: SpecLike = None,
+        out_sharding: SpecLike = None,
         reads: Reads | None = None,
     ):
         """See `isoshard.torch_function`.
@@ -64,11 +64,11 @@ class DistributedFunction:
         Args:
             function: pure, and traceable by `jax.jit`.
             name: for error messages and reports.
-            out_specs: layouts of the results, a prefix of their tree; None leaves them to XLA.
+            out_sharding: layouts of the results, a prefix of their tree; None leaves them to XLA.
             reads: what the function reads, if that may change.
         """
         self.name = name
-        self._function, self._out_specs, self._reads = function, out_specs, reads
+        self._function, self._out_sharding, self._reads = function, out_sharding, reads
         self._known: Bounded[Any, RankProgram] = Bounded(PROGRAMS)
         self._own = partial("{}: tensors of its own".format, name)
 
@@ -118,7 +118,7 @@ class DistributedFunction:
             flat = of_operands(self._function, structure, fixed)
             try:
                 with self._reads.tracing() if self._reads else nullcontext():
-                    program = RankProgram(flat, arrays, wanted, mesh, self.name, self._out_specs)
+                    program = RankProgram(flat, arrays, wanted, mesh, self.name, self._out_sharding)
             except DistributedError:
                 raise  # they know
             except Exception as error:

@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from isoshard.core.deprecations import accepts_old, keyword
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.spec import SpecLike
 from isoshard.core.runtime.bounded import PROGRAMS, Bounded
@@ -60,7 +61,7 @@ class TorchFunction:
     Args:
         function: takes arrays.
         name: for error messages and reports.
-        out_specs: as for `torch_function`.
+        out_sharding: as for `torch_function`.
         copy: likewise.
         types: of the operands; True reads them off their Explicit mesh, False traces under Auto.
         reads: whether what the function closes over may change, which traces it anew.
@@ -79,7 +80,7 @@ class TorchFunction:
         self,
         function: Callable[..., Any],
         name: str,
-        out_specs: SpecLike = None,
+        out_sharding: SpecLike = None,
         copy: bool | None = None,
         *,
         types: bool | Types = False,
@@ -88,10 +89,10 @@ class TorchFunction:
     ):
         """See the class."""
         self.name, self._types, self._wide = name, types, wide
-        self.__wrapped__, self._out_specs = function, out_specs
+        self.__wrapped__, self._out_sharding = function, out_sharding
         self._reads = Reads(function, name) if reads else None
         self._known: Bounded[Any, Any] = Bounded(PROGRAMS)
-        self._distributed = DistributedFunction(function, name, out_specs, self._reads)
+        self._distributed = DistributedFunction(function, name, out_sharding, self._reads)
         self._plain = PlainFunction(function, name, copy, _of_gradient, self._reads)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,10 +119,10 @@ class TorchFunction:
         if any(map(is_transformed, leaves)):
             return self._transformed(leaves, structure)
         self._distributed.pass_by()
-        if self._out_specs is not None:
+        if self._out_sharding is not None:
             raise TypeError(
-                f"{self.name} has out_specs, which are for DTensors; lay results on the jax device "
-                "out with isoshard.torch_bridge.mark_sharding"
+                f"{self.name} has out_sharding, which is for DTensors; lay results on the jax "
+                "device out with isoshard.torch_bridge.mark_sharding"
             )
         plain = [leaf for leaf in leaves if _is_plain(leaf)]
         if plain and not tapes.is_tracing():
@@ -221,11 +222,12 @@ class TorchFunction:
             )
 
 
+@accepts_old(keyword("out_specs", "out_sharding"))
 def torch_function(
     function: Callable[..., Any],
     *,
     name: str | None = None,
-    out_specs: SpecLike = None,
+    out_sharding: SpecLike = None,
     copy: bool | None = None,
 ) -> TorchFunction:
     """Make a JAX function callable on torch tensors.
@@ -233,7 +235,7 @@ def torch_function(
     Args:
         function: pure, and traceable by `jax.jit`.
         name: for error messages and reports; the function's own name if not given.
-        out_specs: of results that are DTensors, their layouts: a PartitionSpec, a list of
+        out_sharding: of results that are DTensors, their layouts: a PartitionSpec, a list of
             placements, or None for the compiler's choice; or a tree of those that begins as the
             tree of results does.
         copy: of arguments that are plain CPU or CUDA tensors: None shares their memory where it
@@ -257,7 +259,7 @@ def torch_function(
             "array becomes a tensor with iso.to_torch"
         )
     called = name or getattr(function, "__name__", None) or type(function).__name__
-    return TorchFunction(function, called, out_specs, copy, types=True, reads=True)
+    return TorchFunction(function, called, out_sharding, copy, types=True, reads=True)
 
 
 def _of_gradient(function: Callable[..., Any], name: str) -> TorchFunction:

@@ -57,7 +57,7 @@ def pack(
     sizes: SizesLike = None,
     *,
     copy: bool | None = None,
-    name: str = "array",
+    name: str | None = None,
 ) -> Any:
     """Lay a whole array out in blocks of given sizes.
 
@@ -88,7 +88,7 @@ def pack(
         isoshard.core.errors.UnevenError: rows: sizes do not fit shape (5,) by P('x',): axis 0 is given 3 sizes for its 4 blocks; axis 0 is given 6 elements, and has 5. Give one size per block, which together make the axis, as torch.chunk: (2, 2, 1, 0).
     """  # noqa: E501
     check_no_tensor(x, "pack")
-    mesh = as_mesh(mesh, abstract=True)
+    mesh, name = as_mesh(mesh, abstract=True), name or "array"
     shape = tuple(x.shape)
     sharding = named_sharding(spec, mesh, len(shape), name=name)
     splits = plan_splits(shape, sharding, sizes, name=name)

@@ -279,9 +279,9 @@ def check_torch_function(world):
             "float16",
             lambda: iso.torch_function(jnp.exp)(x(dtype=of(torch.float32, torch.half))),
         ),
-        "out_specs": (
+        "out_sharding": (
             "program",
-            lambda: iso.torch_function(jnp.cosh, out_specs=of(P("x"), P()))(x()),
+            lambda: iso.torch_function(jnp.cosh, out_sharding=of(P("x"), P()))(x()),
         ),
         "one more": (
             "program",
