@@ -98,8 +98,8 @@ class Framework:
     ) -> None:
         """Raise what `shard` would raise, and do nothing else. Called for each leaf of a tree."""
 
-    def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
-        """Change the layout of `x`; the mesh is its own unless given."""
+    def reshard(self, x: Any, mesh: Mesh | None, spec: Any) -> Any:
+        """Change the layout of `x`; without a mesh on its own."""
         self._lacks("reshard", x)
 
     def from_local(

@@ -41,9 +41,9 @@ class Equinox(Framework):
         """The module with every array laid out; `spec` is a Plan, one spec, or specs by name."""
         return _changed(x, lambda arrays: place.shard(arrays, mesh, spec, copy=copy, name=name))
 
-    def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
+    def reshard(self, x: Any, mesh: Mesh | None, spec: Any) -> Any:
         """The module with another layout, on the mesh it is on unless one is given."""
-        return _changed(x, lambda arrays: place.reshard(arrays, spec, mesh))
+        return _changed(x, lambda arrays: place.reshard(arrays, mesh, spec))
 
     def full(self, x: Any) -> Any:
         """The module with every array whole on every device."""

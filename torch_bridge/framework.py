@@ -168,10 +168,10 @@ class Torch(Framework):
         value = Value.of(array, shared=not copy)
         return annotated(x, value, array.sharding, array.shape)
 
-    def reshard(self, x: Any, spec: Any, mesh: Any = None) -> Any:
+    def reshard(self, x: Any, mesh: Any, spec: Any) -> Any:
         """A new tensor with another layout; for a module, its tensors are replaced."""
         if is_dtensor(x):
-            return resharding.reshard(x, spec, mesh)
+            return resharding.reshard(x, mesh, spec)
         if mesh is None:
             mesh = _mesh_of(x)
         if isinstance(x, XLAShardedTensor) and not isinstance(spec, NamedSharding | Plan):
@@ -377,7 +377,7 @@ def _mesh_of(x: Any) -> Any:
     for tensor in tensors:
         if isinstance(tensor, XLAShardedTensor) and tensor.mesh is not None:
             return tensor.mesh
-    return ambient_mesh("iso.reshard(x, spec, mesh)")
+    return ambient_mesh("iso.reshard(x, mesh, spec)")
 
 
 def _memory(x: torch.Tensor) -> Any:

@@ -115,7 +115,7 @@ def _without_padding(u: UnevenArray, framework: str) -> list[Shard]:
             raise ShardingError(
                 f"an UnevenArray of shape {u.shape} with sizes {u.sizes} lies in pieces of "
                 "several blocks with padding between them, which are no slices of it; lay it "
-                "out with one block per device: iso.reshard(u, spec, mesh)"
+                "out with one block per device: iso.reshard(u, mesh, spec)"
             )
         held = [inside for ((inside, _),) in axes]
         index = [

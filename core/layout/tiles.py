@@ -123,7 +123,7 @@ class Tiles:
             return cls.replicated(ndim, 1)
         raise UnrepresentableError(
             f"a {type(sharding).__name__} has no mesh to number its devices by; lay the array out "
-            "with iso.reshard(x, spec, mesh) first"
+            "with iso.reshard(x, mesh, spec) first"
         )
 
     @classmethod

@@ -9,7 +9,7 @@ True
 >>> one_mesh({"w": w, "b": b, "table": shard(jax.numpy.ones(8), rows, ("x",))})    # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-isoshard.core.errors.ShardingError: the arrays lie on 2 different meshes: b, w on 'x' (2), 'y' (4) (Explicit) of devices 0, 1, ...; table on 'x' (8) (Auto) of devices ... Say which one to lay them out on: iso.reshard(x, spec, mesh)
+isoshard.core.errors.ShardingError: the arrays lie on 2 different meshes: b, w on 'x' (2), 'y' (4) (Explicit) of devices 0, 1, ...; table on 'x' (8) (Auto) of devices ... Say which one to lay them out on: iso.reshard(x, mesh, spec)
 """  # noqa: E501
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def one_mesh(x: Any) -> Any:
         if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
             meshes.setdefault(sharding.mesh, []).append(path_name(path) or "the array")
     if not meshes:
-        return ambient_mesh("iso.reshard(x, spec, mesh)")
+        return ambient_mesh("iso.reshard(x, mesh, spec)")
     if len(meshes) > 1:
         told = "; ".join(f"{_some(names)} on {_typed(mesh)}" for mesh, names in meshes.items())
         raise ShardingError(
             f"the arrays lie on {len(meshes)} different meshes: {told}. Say which one to lay them "
-            "out on: iso.reshard(x, spec, mesh)"
+            "out on: iso.reshard(x, mesh, spec)"
         )
     return next(iter(meshes))
 

@@ -46,6 +46,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core.deprecations import accepts_old
 from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.leaf_paths import path_name
@@ -65,7 +66,13 @@ from .leaf_specs import NamedArray, assign, named_arrays
 from .memory_kinds import in_kind, kind_of
 from .relayout import lay_out
 from .remembered_moves import known_move
-from .shard_arguments import LEFT_OUT, check_uneven, mesh_and_spec
+from .shard_arguments import (
+    LEFT_OUT,
+    check_uneven,
+    mesh_and_spec,
+    mesh_last,
+    new_mesh_and_spec,
+)
 from .unequal_blocks import block_verbs
 
 _AS_IT_IS: Any = object()
@@ -231,19 +238,25 @@ def shard(
 
 
 @overload
-def reshard(x: _Array, spec: Any, mesh: Any = None, *, memory: str | None = None) -> jax.Array: ...
+def reshard(
+    x: _Array, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None
+) -> jax.Array: ...
 @overload
-def reshard(x: _Tree, spec: Any, mesh: Any = None, *, memory: str | None = None) -> Any: ...
+def reshard(x: _Tree, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None) -> Any: ...
 @overload
-def reshard(x: _Kept, spec: Any, mesh: Any = None, *, memory: str | None = None) -> _Kept: ...
-def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -> Any:
+def reshard(x: _Kept, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None) -> _Kept: ...
+@accepts_old(mesh_last)
+def reshard(
+    x: Any, mesh: Any = LEFT_OUT, spec: Any = LEFT_OUT, *, memory: str | None = None
+) -> Any:
     """Change the layout of `x`; data moves between devices as needed.
 
     Args:
         x: as for `shard`, laid out already unless `mesh` is given.
+        mesh: the new mesh. May be left out (`reshard(x, spec)`): by default the one `x` is on, else
+            the one that `jax.set_mesh` has set. A traced value on Auto axes does not always know
+            its own.
         spec: as for `shard`. A NamedSharding brings its mesh along.
-        mesh: the new mesh; by default the one `x` is on, else the one that `jax.set_mesh` has set.
-            A traced value on Auto axes does not always know its own.
         memory: as for `shard`; by default data stays in the memory it is in.
 
     Returns:
@@ -260,8 +273,7 @@ def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -
         >>> reshard(rows, P(None, "x")).sharding.shard_shape((8, 4))
         (8, 1)
     """
-    if mesh is None and isinstance(spec, NamedSharding):
-        mesh = spec.mesh
+    mesh, spec = new_mesh_and_spec(mesh, spec)
     if isinstance(x, UnevenArray):
         return block_verbs().reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
@@ -270,7 +282,7 @@ def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -
         if memory is not None:
             mesh = framework.sharding_of(x).mesh if mesh is None else mesh
             spec = in_kind(spec, mesh, getattr(x, "ndim", None), memory, framework.name)
-        return framework.reshard(x, spec, mesh)
+        return framework.reshard(x, mesh, spec)
     mesh = one_mesh(x) if mesh is None else mesh
     if memory is None and not isinstance(spec, NamedSharding | Plan):
         memory = kind_of(x) if isinstance(x, jax.Array) else _AS_IT_IS
@@ -399,5 +411,5 @@ def _sharding_of(x: Any) -> NamedSharding:
         )
     raise ShardingError(
         f"an array of shape {x.shape} lies on several devices by a {type(x.sharding).__name__}, "
-        "which has no mesh; lay it out with iso.reshard(x, spec, mesh)"
+        "which has no mesh; lay it out with iso.reshard(x, mesh, spec)"
     )

@@ -183,7 +183,7 @@ def _check_array(x: jax.Array, sharding: NamedSharding, name: str, copy: bool | 
     if not x.is_fully_addressable:
         raise ShardingError(
             f"{name}: an array of shape {x.shape} lies on devices of several processes already; "
-            "lay it out with iso.reshard(x, spec, mesh)"
+            "lay it out with iso.reshard(x, mesh, spec)"
         )
     if copy is False and x.sharding.device_set != sharding.addressable_devices:
         raise no_sharing(name, f"its data must move from {x.sharding} to {sharding}")

@@ -21,9 +21,32 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from isoshard import core
-from isoshard.core import *  # noqa: F403 (the one list is that of core)
-from isoshard.core import frameworks
+from isoshard.core import (
+    CheckpointError,
+    Mesh,
+    NamedSharding,
+    P,
+    Plan,
+    PlanError,
+    RecompilationWarning,
+    ShardingError,
+    UnevenArray,
+    compilation_cache,
+    frameworks,
+    from_local,
+    full,
+    hybrid_mesh,
+    local_shards,
+    make_mesh,
+    reshard,
+    shard,
+    sharding_of,
+    simulate_devices,
+    to_jax,
+    to_torch,
+    visualize,
+)
+from isoshard.core.deprecations import moved_attribute
 from isoshard.core.plan import automatic
 from isoshard.core.transfer import unequal_blocks
 
@@ -33,6 +56,7 @@ if TYPE_CHECKING:
     from isoshard import checkpoint, data, planner, weights
     from isoshard import jax_bridge as jax_bridge
     from isoshard import onnx_bridge as onnx
+    from isoshard import torch_bridge as torch_bridge
     from isoshard.core import domain
     from isoshard.core.checkpoint import latest, restore, save
     from isoshard.core.weights import load_safetensors, save_safetensors
@@ -68,21 +92,32 @@ __all__ = [
     "metrics",
     "onnx",
     "planner",
+    "reshard",
+    "restore",
+    "rules",
+    "save",
+    "save_safetensors",
+    "shard",
+    "sharding",
+    "sharding_of",
+    "simulate_devices",
     "to_dtensor",
     "to_jax",
     "to_torch",
     "torch_function",
     "torch_module",
+    "visualize",
+    "weights",
 ]
 
 _BRIDGES = {
-    from isoshard import torch_bridge as torch_bridge
     "torch": "isoshard.torch_bridge",
     "flax": "isoshard.jax_bridge",
     "equinox": "isoshard.jax_bridge",
     "onnx": "isoshard.onnx_bridge",
 }
 _MODULES = {
+    "checkpoint": "isoshard.checkpoint",
     "data": "isoshard.data",
     "domain": "isoshard.core.domain",
     "jax_bridge": "isoshard.jax_bridge",
@@ -101,41 +136,8 @@ _LAZY = {
     "save_safetensors": "isoshard.core.weights",
     "to_dtensor": "isoshard.torch_bridge.dtensor.dtensor_exchange",
     "torch_function": "isoshard.torch_bridge",
-    "visualize",
-    "weights",
     "torch_module": "isoshard.torch_bridge",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """A module or a name that loads on first use, or one that has moved."""
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name in _LAZY:
-        found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
-        return found
-    near = difflib.get_close_matches(name, __all__, 1)
-    "checkpoint": "isoshard.checkpoint",
-    hint = f"; did you mean isoshard.{near[0]}?" if near else ""
-    raise AttributeError(f"module 'isoshard' has no attribute {name!r}{hint}")
-
-
-def __dir__() -> list[str]:
-    """The public names, those not loaded yet included."""
-    return sorted(__all__)
-
-
-def _install_loaders() -> None:
-    blocks = "isoshard.core.domain.blocks.verbs_of_core"
-    unequal_blocks.wire(lambda: importlib.import_module(blocks))
-    planner = "isoshard.core.planner.plan_search.searching"
-    automatic.found_by(lambda: importlib.import_module(planner).plan_for)
-    for root, bridge in _BRIDGES.items():
-        frameworks.on_first(root, lambda bridge=bridge: importlib.import_module(bridge))
-
-
-_install_loaders()
-_renamed.install()
 _MOVED = {
     "Activation": "isoshard.rules",
     "ClusterWarning": "isoshard.errors",
@@ -166,5 +168,35 @@ _MOVED = {
     "typeof": "isoshard.sharding",
 }
 """Name that was here -> the namespace that has it now."""
+
+
+def __getattr__(name: str) -> Any:
+    """A module or a name that loads on first use, or one that has moved."""
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name in _LAZY:
+        found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+        return found
     if name in _MOVED:
         return moved_attribute("isoshard", name, _MOVED[name])
+    near = difflib.get_close_matches(name, __all__, 1)
+    hint = f"; did you mean isoshard.{near[0]}?" if near else ""
+    raise AttributeError(f"module 'isoshard' has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    """The public names, those not loaded yet included."""
+    return sorted(__all__)
+
+
+def _install_loaders() -> None:
+    blocks = "isoshard.core.domain.blocks.verbs_of_core"
+    unequal_blocks.wire(lambda: importlib.import_module(blocks))
+    planner = "isoshard.core.planner.plan_search.searching"
+    automatic.found_by(lambda: importlib.import_module(planner).plan_for)
+    for root, bridge in _BRIDGES.items():
+        frameworks.on_first(root, lambda bridge=bridge: importlib.import_module(bridge))
+
+
+_install_loaders()
+_renamed.install()

@@ -65,7 +65,7 @@ def read_layouts(
         lines = [f"{', '.join(own)} on {describe_mesh(mesh)}" for mesh, own in meshes.items()]
         raise ShardingError(
             f"{name}: the arguments lie on {len(meshes)} different meshes: {'; '.join(lines)}. Lay "
-            "them out on one: isoshard.reshard(x, spec, mesh)."
+            "them out on one: isoshard.reshard(x, mesh, spec)."
         )
     mesh = next(iter(meshes), None)
     pairs = zip(tensors, found, strict=True)

@@ -80,7 +80,7 @@ class BlockLayout:
         if not isinstance(u.layout, NamedSharding):
             raise ShardingError(
                 f"an UnevenArray of shape {u.shape} lies on no mesh that is known here; lay it "
-                "out: iso.reshard(u, spec, mesh)"
+                "out: iso.reshard(u, mesh, spec)"
             )
         return BlockLayout(u.layout, u.shape, tuple(u.array.shape), u.sizes)
 

@@ -313,7 +313,7 @@ def _layout_of(u: UnevenArray) -> NamedSharding:
         return u.sharding
     raise ShardingError(
         f"an UnevenArray of shape {u.shape} lies on no mesh that is known here; lay it out: "
-        "iso.reshard(u, spec, mesh)"
+        "iso.reshard(u, mesh, spec)"
     )
 
 

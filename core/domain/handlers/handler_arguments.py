@@ -217,7 +217,7 @@ def _one_mesh(paths: Sequence[Path], leaves: Sequence[Any], name: str) -> Any:
         lines = [f"{', '.join(own)} on {describe_mesh(mesh)}" for mesh, own in meshes.items()]
         raise ShardingError(
             f"{name}: the arguments lie on {len(meshes)} different meshes: {'; '.join(lines)}. Lay "
-            "them out on one: iso.reshard(x, spec, mesh)."
+            "them out on one: iso.reshard(x, mesh, spec)."
         )
     return next(iter(meshes), None)
 

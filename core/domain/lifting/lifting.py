@@ -176,5 +176,5 @@ def _check_meshes(leaves: Sequence[Any]) -> None:
         told = "; ".join(describe_mesh(mesh) for mesh in meshes)
         raise ShardingError(
             f"the arguments lie on {len(meshes)} different meshes: {told}. Lay them out on one: "
-            "iso.reshard(x, spec, mesh)."
+            "iso.reshard(x, mesh, spec)."
         )

@@ -150,7 +150,7 @@ def check_reshard(world):
         assert array.sharding.spec == spec
         assert_holds(array, host)
     for old, new in itertools.pairwise([*every, every[0]]):
-        array = iso.reshard(iso.shard(host, old, P("x", "y")), P("y"), new)
+        array = iso.reshard(iso.shard(host, old, P("x", "y")), new, P("y"))
         assert iso.sharding_of(array).mesh == new
         assert_holds(array, host)
 
@@ -334,7 +334,7 @@ def check_torch_tensors(world):
         assert bits(piece.data.numpy()) == bits(source.numpy()[piece.index])
     u = torch.relu(t * 2 + 1) - torch.ones(16, device="jax")
     want = torch.relu(source * 2 + 1) - 1
-    assert_holds(iso.to_jax(iso.reshard(u, P(None, "y"), mesh)), want.numpy())
+    assert_holds(iso.to_jax(iso.reshard(u, mesh, P(None, "y"))), want.numpy())
     u = torch.relu(iso.shard(source, mesh, P(("x", "y"))) * 2 + 1) - 1
     with raising(RuntimeError, r"(?s)other processes.*isoshard\.full.*full_tensor.*local_shards"):
         u.cpu()

@@ -130,7 +130,7 @@ def check_other_orders_and_shapes_of_the_mesh(world):
     rows = iso.to_jax(distribute_tensor(values, odd, (Shard(0), Shard(0)), src_data_rank=None))
     assert (whole(rows) == values.numpy()).all()
     if world.size == 4:
-        with raises(iso.UnrepresentableError, "reshard"):
+        with raises(iso.errors.UnrepresentableError, "reshard"):
             iso.to_dtensor(rows, flat)
     same = distribute_tensor(values, odd, (Replicate(), Replicate()), src_data_rank=None)
     anywhere = iso.to_dtensor(iso.to_jax(same), flat)

@@ -80,7 +80,7 @@ VERBS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "shard of a dictionary": lambda x: iso.shard({"a": x}, on_mesh(), P("a"))["a"],
         "shard of a module": lambda x: _made(x, lambda m: iso.shard(m, on_mesh(), P("a"))),
         "reshard": lambda x: iso.reshard(iso.shard(x, on_mesh(), P()), P("a")),
-        "reshard to a mesh": lambda x: iso.reshard(x, P("a"), on_mesh()),
+        "reshard to a mesh": lambda x: iso.reshard(x, on_mesh(), P("a")),
         "full": lambda x: iso.full(_sharded(x)),
         "full of itself": iso.full,
         "to_jax": iso.to_jax,

@@ -108,7 +108,7 @@ def test_inside_jit_the_layout_is_said_and_uneven_arrays_know_it():
         iso.ShardingError, match=r"inside jax.jit points and queries have no layout"
     ):
         hidden = [
-            iso.reshard(x, iso.P("x"), auto(mesh)) for x in (points, queries)
+            iso.reshard(x, auto(mesh), iso.P("x")) for x in (points, queries)
         ]  # no type tells
         jax.jit(lambda p, q: knn(p, q, 3))(*hidden)
 
