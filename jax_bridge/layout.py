@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.axis_types import AnyMesh, retyped, same_grid
 from isoshard.core.layout.leaf_paths import path_name
-from isoshard.core.layout.mesh import ambient_mesh, as_mesh
+from isoshard.core.layout.mesh import ambient_mesh, as_mesh, is_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import names_of
 from isoshard.core.plan.whole_leaves import warn_whole
@@ -48,7 +48,7 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
         ({'x': 8}, P('x',))
     """
     mesh, *rest = given
-    if mesh is not None and not _is_mesh(mesh):
+    if mesh is not None and not is_mesh(mesh):
         if isinstance(rest[0] if rest else None, Plan | P):
             as_mesh(mesh)  # which says what a mesh is
         mesh, rest = None, list(given)
@@ -59,10 +59,6 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
         mesh = rest[0].mesh
     mesh = ambient_mesh(call) if mesh is None else as_mesh(mesh, abstract=True)
     return mesh, *rest
-
-
-def _is_mesh(given: Any) -> bool:
-    return isinstance(given, Mesh | AbstractMesh) or hasattr(given, "get_jax_mesh")
 
 
 def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:
