@@ -21,6 +21,7 @@ from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.plan import Plan
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals import distributed_state, is_distributed
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.exchange import host_to_jax, lay_out
 from isoshard.core.transfer.host_memory import check_host
@@ -274,8 +275,6 @@ class Torch(Framework):
 
         64 bits are 32 in JAX, unless it has them on or `dtype` says otherwise: see `layout.widths`.
         """
-        if is_dtensor(x):
-            return dtensors.to_jax(x, sharding, copy=copy, reduce=reduce, name=name)
         if isinstance(x, torch.optim.Optimizer):
             return dtensor_modules.state_to_jax(x, copy=copy)
         if isinstance(x, torch.nn.Module):
@@ -283,8 +282,13 @@ class Torch(Framework):
                 return dtensor_modules.to_jax(x, sharding, copy=copy, reduce=reduce)
             named = modules.tensors(x)
             return {key: self.to_jax(t, sharding, copy=copy, name=key) for key, t in named}
-        routes.again(routes.TO_JAX, partial(_OWN.format, name, tuple(x.shape), x.dtype))
+        if not isinstance(x, XLAShardedTensor) and is_dtensor(x):
+            return dtensors.to_jax(x, sharding, copy=copy, reduce=reduce, name=name)
+        if is_distributed() and distributed_state.num_processes > 1:
+            routes.again(routes.TO_JAX, partial(_OWN.format, name, tuple(x.shape), x.dtype))
         array = self.array(x, sharding, copy=copy, name=name)
+        if dtype is None and array.dtype.itemsize < 8:
+            return array  # only 64 bits have another dtype in JAX
         return for_jax(array, dtype, copy=copy, name=name)
 
     def array(
@@ -298,7 +302,8 @@ class Torch(Framework):
             copy: likewise.
             name: likewise.
         """
-        if is_dtensor(x):
+        is_ours = isinstance(x, XLAShardedTensor)
+        if not is_ours and is_dtensor(x):
             return dtensors.to_jax(x, sharding, copy=copy, name=name)
         if x.grad_fn is not None:
             raise CopyError(
@@ -306,7 +311,7 @@ class Torch(Framework):
                 "graph; pass x.detach(), or differentiate through isoshard.jax_function"
             )
         with jax.enable_x64(True):
-            if isinstance(x, XLAShardedTensor):
+            if is_ours:
                 return array_behind(x, sharding, copy, name)
             if x.device.type == "cpu":
                 return host_to_jax(to_numpy(x.detach()), sharding, copy=copy, name=name)

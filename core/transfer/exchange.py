@@ -29,7 +29,7 @@ bits are refused.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -40,7 +40,16 @@ from isoshard.core.layout.in_shard_map import manual_axes, sharding_here
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
-from .array_like import from_literal, hidden_array, is_array, is_literal
+from .array_like import (
+    AnyArray,
+    ArrayT,
+    K,
+    NumberT,
+    from_literal,
+    hidden_array,
+    is_array,
+    is_literal,
+)
 from .device_dtypes import check_narrowing as check_narrowing
 from .device_dtypes import device_dtype as device_dtype
 from .host_memory import ALIGNMENT as ALIGNMENT
@@ -50,6 +59,37 @@ from .host_memory import host_to_jax as host_to_jax
 from .relayout import lay_out as lay_out
 
 
+@overload
+def to_jax(
+    x: AnyArray | list[NumberT],
+    sharding: NamedSharding | None = None,
+    *,
+    copy: bool | None = None,
+    reduce: bool = False,
+    dtype: Any = None,
+    name: str | None = None,
+) -> jax.Array: ...
+@overload
+def to_jax(
+    x: dict[K, ArrayT],
+    sharding: NamedSharding | None = None,
+    *,
+    copy: bool | None = None,
+    reduce: bool = False,
+    dtype: Any = None,
+    name: str | None = None,
+) -> dict[K, jax.Array]: ...
+@overload
+def to_jax(
+    x: list[ArrayT],
+    sharding: NamedSharding | None = None,
+    *,
+    copy: bool | None = None,
+    reduce: bool = False,
+    dtype: Any = None,
+    name: str | None = None,
+) -> list[jax.Array]: ...
+@overload
 def to_jax(
     x: Any,
     sharding: NamedSharding | None = None,
@@ -57,9 +97,24 @@ def to_jax(
     copy: bool | None = None,
     reduce: bool = False,
     dtype: Any = None,
-    name: str = "array",
+    name: str | None = None,
+) -> Any: ...
+def to_jax(
+    x: Any,
+    sharding: NamedSharding | None = None,
+    *,
+    copy: bool | None = None,
+    reduce: bool = False,
+    dtype: Any = None,
+    name: str | None = None,
 ) -> Any:
-    """Give the same values as a `jax.Array`.
+    """Give the same values as a `jax.Array`, sharing memory where it can.
+
+    Example:
+        >>> to_jax(np.arange(3)) + 1
+        Array([1, 2, 3], dtype=int32)
+        >>> to_jax({"rates": np.ones(2), "step": 3})
+        {'rates': Array([1., 1.], dtype=float32), 'step': 3}
 
     Args:
         x: a NumPy array, a jax.Array, an array or module of a framework with a bridge, or a
@@ -82,24 +137,19 @@ def to_jax(
     Raises:
         CopyError: memory cannot be shared under copy=False, or a value or dtype has no equal.
         TypeError: `x` is none of the above.
-
-    Example:
-        >>> to_jax(np.arange(3)) + 1
-        Array([1, 2, 3], dtype=int32)
-        >>> to_jax({"rates": np.ones(2), "step": 3})
-        {'rates': Array([1., 1.], dtype=float32), 'step': 3}
     """
-    if is_literal(x):
-        x, copy = from_literal(x, copy, name), None
+    label = name or "array"
     if isinstance(x, jax.Array):
-        return lay_out(x, sharding, copy=copy, name=name)
+        return lay_out(x, sharding, copy=copy, name=label)
     if isinstance(x, np.ndarray | np.generic):
-        return take_host(np.asarray(x), sharding, copy=copy, name=name)
+        return take_host(np.asarray(x), sharding, copy=copy, name=label)
     framework = framework_of(x)
     if framework is not None:
-        asked = {"reduce": reduce or None, "dtype": dtype}  # of which most frameworks know nothing
-        given = {option: value for option, value in asked.items() if value is not None}
-        return framework.to_jax(x, sharding, copy=copy, name=name, **given)
+        options = {"reduce": reduce or None, "dtype": dtype}  # most frameworks take neither
+        options = {option: value for option, value in options.items() if value is not None}
+        return framework.to_jax(x, sharding, copy=copy, name=label, **options)
+    if is_literal(x):
+        return to_jax(from_literal(x, copy, label), sharding, name=label)
 
     def convert(path: str, leaf: Any) -> Any:
         if not is_array(leaf) and framework_of(leaf) is None and not hidden_array(leaf):
