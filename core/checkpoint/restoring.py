@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, overload
 
+import jax
 import numpy as np
 
 from isoshard.core.checkpoint.source import Entry, Source
 from isoshard.core.layout.mesh import ambient_mesh, as_mesh
 from isoshard.core.processes.agreement import agree, fault_lines, pass_by
+from isoshard.core.transfer.array_like import AnyTree, K, Kept
 
 from .given_to_processes import GIVEN, ranks_of_slots, sharing_ranks, slot_lines
 from .leaf_groups import Group, named_groups
@@ -23,6 +25,39 @@ from .shard_reading import read_arrays
 from .slots import Slot, compare, slots_of
 
 
+@overload
+def restore(
+    path: str | os.PathLike[str],
+    like: dict[K, jax.Array] | dict[K, jax.ShapeDtypeStruct],
+    mesh: Any = None,
+    plan: Any = None,
+    *,
+    step: int | None = None,
+    weights: Any = None,
+    partial: bool = False,
+) -> dict[K, jax.Array]: ...
+@overload
+def restore(
+    path: str | os.PathLike[str],
+    like: AnyTree | np.ndarray[Any, Any] | jax.ShapeDtypeStruct,
+    mesh: Any = None,
+    plan: Any = None,
+    *,
+    step: int | None = None,
+    weights: Any = None,
+    partial: bool = False,
+) -> Any: ...
+@overload
+def restore(
+    path: str | os.PathLike[str],
+    like: Kept,
+    mesh: Any = None,
+    plan: Any = None,
+    *,
+    step: int | None = None,
+    weights: Any = None,
+    partial: bool = False,
+) -> Kept: ...
 def restore(
     path: str | os.PathLike[str],
     like: Any,
@@ -34,6 +69,16 @@ def restore(
     partial: bool = False,
 ) -> Any:
     """Restore a tree from a checkpoint.
+
+    Example:
+        >>> import tempfile, jax, isoshard as iso
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = iso.save(folder, {"w": np.ones((8, 4), np.float32), "epoch": 3})
+        ...     like = {"w": jax.ShapeDtypeStruct((8, 4), "float32"), "epoch": 0}
+        ...     mesh = iso.make_mesh((4, 2), ("x", "y"))
+        ...     tree = iso.restore(folder, like, mesh, iso.P("x", "y"))
+        >>> tree["w"].sharding.spec, tree["epoch"]
+        (P('x', 'y'), 3)
 
     Leaves go by name, so it does not matter which framework saved them, nor on which mesh. Each
     process reads what its own devices hold. Names, shapes, dtypes and files are checked before
@@ -68,16 +113,6 @@ def restore(
             compare where an array is laid out over several.
         ShardingError: a spec does not fit the mesh; every such leaf is named. Or there is a plan,
             and no mesh.
-
-    Example:
-        >>> import tempfile, jax, isoshard as iso
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = iso.save(folder, {"w": np.ones((8, 4), np.float32), "epoch": 3})
-        ...     like = {"w": jax.ShapeDtypeStruct((8, 4), "float32"), "epoch": 0}
-        ...     mesh = iso.make_mesh((4, 2), ("x", "y"))
-        ...     found = iso.restore(folder, like, mesh=mesh, plan=iso.P("x", "y"))
-        >>> found["w"].sharding.spec, found["epoch"]
-        (P('x', 'y'), 3)
     """
     ranks = sharing_ranks(like, mesh)
     try:

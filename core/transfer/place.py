@@ -37,9 +37,9 @@ Objects of a framework with a bridge (torch tensors, modules of torch and Flax) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 import jax
 import numpy as np
@@ -60,7 +60,18 @@ from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals import distributed_state, is_distributed
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 
-from .array_like import from_literal, hidden_array, is_array, is_literal
+from .array_like import (
+    AnyArray,
+    AnyTree,
+    ArrayT,
+    K,
+    Kept,
+    NumberT,
+    from_literal,
+    hidden_array,
+    is_array,
+    is_literal,
+)
 from .given_by_ranks import place_alike
 from .leaf_specs import NamedArray, assign, named_arrays
 from .memory_kinds import in_kind, kind_of
@@ -78,52 +89,98 @@ from .unequal_blocks import block_verbs
 _AS_IT_IS: Any = object()
 Check = Literal["values", "off"]
 
-_Array = jax.Array | np.ndarray[Any, Any] | np.generic | bool | int | float | complex
-_Tree = UnevenArray | Mapping[Any, Any] | tuple[Any, ...] | list[Any] | None
-"""Whose leaves may become others."""
-_Kept = TypeVar("_Kept")
-"""A tensor, a module, a struct, and what else stays of its class."""
-
 
 @overload
 def shard(
-    x: _Array,
+    x: AnyArray | list[NumberT],
     mesh: Any = None,
     spec: Any = ...,
     *,
     copy: bool | None = None,
     name: str | None = None,
     uneven: Literal["error"] = "error",
-    sizes: Any = None,
+    sizes: None = None,
     memory: str | None = None,
     check: Check = "values",
 ) -> jax.Array: ...
 @overload
 def shard(
-    x: _Tree,
-    mesh: Any = None,
-    spec: Any = ...,
-    *,
-    copy: bool | None = None,
-    name: str | None = None,
-    uneven: str = "error",
-    sizes: Any = None,
-    memory: str | None = None,
-    check: Check = "values",
-) -> Any: ...
-@overload
-def shard(
-    x: _Kept,
+    x: dict[K, ArrayT],
     mesh: Any = None,
     spec: Any = ...,
     *,
     copy: bool | None = None,
     name: str | None = None,
     uneven: Literal["error"] = "error",
+    sizes: None = None,
+    memory: str | None = None,
+    check: Check = "values",
+) -> dict[K, jax.Array]: ...
+@overload
+def shard(
+    x: list[ArrayT],
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: Literal["error"] = "error",
+    sizes: None = None,
+    memory: str | None = None,
+    check: Check = "values",
+) -> list[jax.Array]: ...
+@overload
+def shard(
+    x: UnevenArray,
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: Literal["error"] = "error",
+    sizes: None = None,
+    memory: str | None = None,
+    check: Check = "values",
+) -> jax.Array | UnevenArray: ...
+@overload
+def shard(
+    x: AnyTree,
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: Literal["error"] = "error",
+    sizes: None = None,
+    memory: str | None = None,
+    check: Check = "values",
+) -> Any: ...
+@overload
+def shard(
+    x: Kept,
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: Literal["error"] = "error",
+    sizes: None = None,
+    memory: str | None = None,
+    check: Check = "values",
+) -> Kept: ...
+@overload
+def shard(
+    x: AnyArray,
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: str,
     sizes: Any = None,
     memory: str | None = None,
     check: Check = "values",
-) -> _Kept: ...
+) -> jax.Array | UnevenArray: ...
 @overload
 def shard(
     x: Any,
@@ -149,7 +206,16 @@ def shard(
     memory: str | None = None,
     check: Check = "values",
 ) -> Any:
-    """Lay `x` out over a mesh.
+    """Lay `x` out over a mesh: an array, a tensor, a module or a tree of those.
+
+    Example:
+        >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
+        >>> shard(np.ones((8, 4), np.float32), mesh, P("data")).sharding.spec
+        P('data',)
+        >>> params = {"w": np.ones((8, 4), np.float32), "b": np.ones(4, np.float32)}
+        >>> placed = shard(params, mesh, Plan({"w": P(None, "model"), "*": P()}))
+        >>> placed["w"].sharding.spec, placed["b"].sharding.spec
+        (P(None, 'model'), P())
 
     Args:
         x: a NumPy or JAX array, a pytree of arrays, or an object of a framework with a bridge.
@@ -187,7 +253,7 @@ def shard(
         DistributedError: the processes were given different things, or one did not come.
         TypeError: `x` is no array, nor a tree.
 
-    Example:
+    Example with blocks of unequal sizes:
         >>> rows = np.ones(18, np.float32)
         >>> shard(rows, jax.make_mesh((4,), ("x",)), P("x"), uneven="pad", sizes=(5, 2, 7, 4))
         UnevenArray(float32[18] in float32[28], axis 0 in blocks of 7: 5, 2, 7, 4 valid; P('x',))
@@ -239,17 +305,34 @@ def shard(
 
 @overload
 def reshard(
-    x: _Array, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None
+    x: AnyArray | list[NumberT], mesh: Any = ..., spec: Any = ..., *, memory: str | None = None
 ) -> jax.Array: ...
 @overload
-def reshard(x: _Tree, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None) -> Any: ...
+def reshard(
+    x: dict[K, ArrayT], mesh: Any = ..., spec: Any = ..., *, memory: str | None = None
+) -> dict[K, jax.Array]: ...
 @overload
-def reshard(x: _Kept, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None) -> _Kept: ...
+def reshard(
+    x: list[ArrayT], mesh: Any = ..., spec: Any = ..., *, memory: str | None = None
+) -> list[jax.Array]: ...
+@overload
+def reshard(
+    x: UnevenArray, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None
+) -> jax.Array | UnevenArray: ...
+@overload
+def reshard(x: AnyTree, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None) -> Any: ...
+@overload
+def reshard(x: Kept, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None) -> Kept: ...
 @accepts_old(mesh_last)
 def reshard(
     x: Any, mesh: Any = LEFT_OUT, spec: Any = LEFT_OUT, *, memory: str | None = None
 ) -> Any:
     """Change the layout of `x`; data moves between devices as needed.
+
+    Example:
+        >>> rows = shard(np.ones((8, 4), np.float32), jax.make_mesh((4,), ("x",)), P("x"))
+        >>> reshard(rows, P(None, "x")).sharding.shard_shape((8, 4))
+        (8, 1)
 
     Args:
         x: as for `shard`, laid out already unless `mesh` is given.
@@ -267,11 +350,6 @@ def reshard(
     Raises:
         ShardingError: a spec does not fit, or there is no mesh to stay on, or several.
         TypeError: `x` is no array, nor a tree.
-
-    Example:
-        >>> rows = shard(np.ones((8, 4), np.float32), jax.make_mesh((4,), ("x",)), P("x"))
-        >>> reshard(rows, P(None, "x")).sharding.shard_shape((8, 4))
-        (8, 1)
     """
     mesh, spec = new_mesh_and_spec(mesh, spec)
     if isinstance(x, UnevenArray):
@@ -292,7 +370,7 @@ def reshard(
 @overload
 def full(x: jax.Array | UnevenArray) -> jax.Array: ...
 @overload
-def full(x: _Kept) -> _Kept: ...
+def full(x: Kept) -> Kept: ...
 def full(x: Any) -> Any:
     """Gather `x` whole to every device of its mesh; counted as "gathers" in `metrics`.
 

@@ -45,6 +45,10 @@ def mark(tensor: torch.Tensor) -> None:
     xs.clear_sharding(tensor)
 
 
+def namespaces() -> tuple[iso.rules.Linear, iso.sharding.Tiles]:
+    return iso.rules.Linear(out="x"), iso.sharding.parse_op_sharding("{devices=[2]0,1}")
+
+
 def errors() -> tuple[type[Exception], ...]:
     return (
         iso.ShardingError,
