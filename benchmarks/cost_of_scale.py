@@ -5,8 +5,8 @@
     python -m benchmarks.cost_of_scale --quick            # 1, 2 and 4 processes, nothing written
 
 Starts so many processes on this machine, one device each, as torchrun would. Each measures its
-imports, `iso.init_distributed`, the first and later exchanges, a comparison of what ranks are
-given, the first program over all, a save and a restore (`benchmarks.hosts.rank_work`).
+imports, `iso.distributed.init_distributed`, the first and later exchanges, a comparison of what
+ranks are given, the first program over all, a save and a restore (`benchmarks.hosts.rank_work`).
 
 Seconds grow here with the processes because they share the cores. So what is looked at is free of
 that: requests to the coordination service and their bytes, operations on the storage, files,

@@ -68,7 +68,7 @@ def work(rounds: int) -> dict[str, Any]:
 
     import isoshard as iso
 
-    iso.init_distributed()
+    iso.distributed.init_distributed()
     mesh = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("x",))
     found: dict[str, Any] = {}
     for direction, make in {"to JAX": to_jax, "to torch": to_dtensor}.items():

@@ -176,7 +176,12 @@ class DeviceError(CodedError, RuntimeError, code="ISO010"):
 
 
 class PrivateNameError(CodedError, RuntimeError, code="ISO012"):
-    """The installed torch or JAX lacks a private name that is needed for what was asked."""
+    """The installed torch or JAX lacks a private name that is needed for what was asked.
+
+    Example:
+        >>> PrivateNameError("jax 0.13.0 has no jax._src.clusters").code
+        'ISO012'
+    """
 
 
 class UntestedVersionWarning(CodedWarning, code="ISO015"):

@@ -31,27 +31,31 @@ first object whose class (or a base of it) is from the package `root`, or at `re
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
-
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-
+import sys
+import threading
+from collections.abc import Callable
+from collections.abc import Mapping
 from .errors import ShardingError
 from .installation import install_command
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from typing import Any
+from typing import NoReturn
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .checkpoint.source import Entry, NamedState, Source, Wanted
+    from .checkpoint.source import Entry
+    from .checkpoint.source import NamedState
+    from .checkpoint.source import Source
+    from .checkpoint.source import Wanted
     from .checkpoint.store import Sum
-    from .layout.uneven import Sizes, UnevenArray
+    from .layout.uneven import Sizes
+    from .layout.uneven import UnevenArray
     from .traced.traced_step import TracedStep
 
-Loader = Callable[[], object]
 
-_EXTRAS = ("torch", "flax", "onnx")
 """Frameworks that an extra of the same name installs."""
 
 
@@ -97,7 +101,7 @@ class Framework:
     ) -> None:
         """Raise what `shard` would raise, and do nothing else. Called for each leaf of a tree."""
 
-    def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
+    def reshard(self, x: Any, mesh: Mesh | None, spec: Any) -> Any:
         """Change the sharding of `x`; by default over its own mesh."""
         self._lacks("reshard", x)
 
@@ -267,7 +271,7 @@ class Framework:
         host: str = "",
         device: int | None = None,
     ) -> None:
-        """Start the framework's process group; `iso.init_distributed` calls this in every rank."""
+        """Start the framework's process group; `init_distributed` calls this in every rank."""
 
     def tell_processes(self, word: str | None) -> str:
         """Broadcast rank 0's message to all ranks of the framework's process group."""

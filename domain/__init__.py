@@ -87,3 +87,8 @@ __all__ = [
     "without_padding",
     "zigzag",
 ]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -13,7 +13,8 @@ from torch import nn
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard import Linear, P, Plan
+from isoshard import P, Plan
+from isoshard.rules import Linear
 
 # Eight virtual devices on the CPU. With accelerators, leave this line out.
 iso.simulate_devices(8)

@@ -25,7 +25,7 @@ def model(device: str = "cpu") -> torch.nn.Module:
 
 def main() -> None:
     """Six steps of SGD: two by torch, two by JAX, two by torch."""
-    processes = iso.init_distributed()
+    processes = iso.distributed.init_distributed()
     torch.manual_seed(0)  # the same model and batch in every rank
     net, batch = model(), torch.randn(64, 32)
     mesh = init_device_mesh("cpu", (processes.size,), mesh_dim_names=("data",))
@@ -66,7 +66,7 @@ def main() -> None:
     for _ in range(2):
         params, state, loss = by_jax(params, state, x)
         say("JAX", float(loss))
-    iso.load_arrays(net, params)
+    iso.checkpoint.load_arrays(net, params)
     copied = iso.metrics.counters()["copied_bytes"]
     for _ in range(2):
         say("torch", by_torch())

@@ -55,3 +55,8 @@ for _root, _module in _ADAPTERS.items():
         importlib.import_module(_module)
     else:
         on_first(_root, lambda module=_module: importlib.import_module(module))
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -11,19 +11,22 @@ Modules with such leaves inside of a container are refused: lay out each by itse
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax
-from jax.sharding import Mesh, NamedSharding
-
-from isoshard.core.checkpoint.source import Entry, NamedState
-from isoshard.core.frameworks import Framework, register
+from collections.abc import Mapping
+from isoshard.core.checkpoint.source import Entry
+from isoshard.core.checkpoint.source import NamedState
+from isoshard.core.frameworks import Framework
+from isoshard.core.frameworks import register
 from isoshard.core.layout.leaf_paths import named_leaves
-from isoshard.core.transfer import device_put, exchange
-
+from isoshard.core.transfer import device_put
+from isoshard.core.transfer import exchange
 from . import module_state
-from .graphs import is_equinox, join, split
+from .graphs import is_equinox
+from .graphs import join
+from .graphs import split
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from typing import Any
 
 
 class Equinox(Framework):
@@ -43,9 +46,9 @@ class Equinox(Framework):
             x, lambda arrays: device_put.shard(arrays, mesh, spec, copy=copy, name=name)
         )
 
-    def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
+    def reshard(self, x: Any, mesh: Mesh | None, spec: Any) -> Any:
         """The module with another layout, on the mesh it is on unless one is given."""
-        return _changed(x, lambda arrays: device_put.reshard(arrays, spec, mesh))
+        return _changed(x, lambda arrays: device_put.reshard(arrays, mesh, spec))
 
     def full(self, x: Any) -> Any:
         """The module with every array whole on every device."""

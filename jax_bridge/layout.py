@@ -9,20 +9,23 @@ P('data', 'model')
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-
-from isoshard.core.layout.axis_types import AnyMesh, retyped, same_grid
+from isoshard.core.layout.axis_types import AnyMesh
+from isoshard.core.layout.axis_types import retyped
+from isoshard.core.layout.axis_types import same_grid
 from isoshard.core.layout.leaf_paths import path_name
-from isoshard.core.layout.mesh import ambient_mesh, as_mesh
+from isoshard.core.layout.mesh import ambient_mesh
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.mesh import is_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import names_of
 from isoshard.core.plan.replication_warning import warn_replicated
+from .graphs import is_random_state
+from .graphs import is_variable
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from typing import Any
 
-from .graphs import is_random_state, is_variable
 
 LEFT_OUT: Any = object()
 
@@ -45,7 +48,7 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
         ({'x': 8}, P('x',))
     """
     mesh, *rest = given
-    if mesh is not None and not _is_mesh(mesh):
+    if mesh is not None and not is_mesh(mesh):
         if isinstance(rest[0] if rest else None, Plan | P):
             as_mesh(mesh)  # which says what a mesh is
         mesh, rest = None, list(given)
@@ -56,10 +59,6 @@ def mesh_first(call: str, *given: Any) -> tuple[Any, ...]:
         mesh = rest[0].mesh
     mesh = ambient_mesh(call) if mesh is None else as_mesh(mesh, abstract=True)
     return mesh, *rest
-
-
-def _is_mesh(args: Any) -> bool:
-    return isinstance(args, Mesh | AbstractMesh) or hasattr(args, "get_jax_mesh")
 
 
 def plan_state(state: Any, mesh: AnyMesh, plan: Any) -> Any:

@@ -162,7 +162,7 @@ class Flax(Framework):
         """See `shard`; leaves go by their own names, so `name` is not needed."""
         return shard(x, mesh, spec, copy=copy)
 
-    def reshard(self, x: Any, spec: Any, mesh: Mesh | None = None) -> Any:
+    def reshard(self, x: Any, mesh: Mesh | None, spec: Any) -> Any:
         """See `reshard`."""
         return reshard(x, spec) if mesh is None else shard(x, mesh, spec)
 
@@ -251,11 +251,11 @@ def _mesh_of(model: Any) -> AnyMesh:
     layouts = [value for value in told if isinstance(value, NamedSharding) and not value.mesh.empty]
     meshes = {layout.mesh for layout in layouts}
     if not meshes:
-        return ambient_mesh("iso.reshard(x, plan, mesh)")
+        return ambient_mesh("iso.reshard(x, mesh, plan)")
     if len(meshes) != 1:
         raise ShardingError(
             f"the arrays of the {type(model).__name__} lie on {len(meshes)} different meshes; say "
-            "which one to lay them out on: iso.reshard(x, plan, mesh)"
+            "which one to lay them out on: iso.reshard(x, mesh, plan)"
         )
     return meshes.pop()
 

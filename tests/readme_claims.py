@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-
 from tools.device_check import report
+
 
 _FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 _TABLE_HEAD = re.compile(r"^\|.*\|\n\|[-|]+\|$", re.M)
@@ -244,7 +244,11 @@ CLAIMS: dict[str, tuple[str, ...]] = {
     "[planning](docs/planning.md) and [by example]": _LINKS,
     "[by example](docs/domain_example.md)": _LINKS,
     "- Trouble:": (*_LINKS, "tests/test_troubleshooting.py::test_each_class_has_a_section"),
-    "- Look up:": _LINKS,
+    "- Look up:": (
+        *_LINKS,
+        "tests/test_facade.py::test_the_page_on_stability_lists_the_public_names",
+    ),
+    "[torch_xla's names](docs/torch_xla.md), [operators]": _LINKS,
     "- Contribute:": _LINKS,
     "[debug a recompilation]": _LINKS,
     "[release](docs/releasing.md)": _LINKS,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+import pytest
 import re
 from pathlib import Path
-
-import pytest
-
 from tests import fresh
 from tests.checkout import of_this_checkout
 from tools import hops
+
 
 MOST = {
     "x + y": 6,
     "xs.sync()": 21,
     "step(x)": 18,
     "iso.shard(module)": 17,
+    "iso.to_jax(t)": 9,
     "iso.save(module)": 14,
 }
 """Call -> the files of ours that it may pass through."""

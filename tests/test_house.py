@@ -5,14 +5,16 @@ from __future__ import annotations
 import ast
 import collections
 import functools
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-
 import pytest
-
-from isoshard.core.installation import ANNEXES, HEART
+import re
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from isoshard.core.installation import ANNEXES
+from isoshard.core.installation import HEART
+from pathlib import Path
 from tests.sources import parsed
+
 
 ROOT = Path(__file__).resolve().parents[1]
 HOUSES = HEART + ANNEXES
@@ -26,9 +28,9 @@ TWICE = {
 
 ROOMS = {
     "core": (
-        *("installation", "errors", "extensions", "runtime", "frameworks", "layout", "plan"),
-        *("processes", "transfer", "pictures", "nn", "blocks", "lifting", "weights"),
-        *("checkpoint", "data", "repeats", "traced"),
+        *("installation", "errors", "deprecations", "extensions", "runtime", "frameworks"),
+        *("layout", "plan", "processes", "transfer", "pictures", "nn", "blocks", "lifting"),
+        *("weights", "checkpoint", "data", "repeats", "traced"),
     ),
     "torch_bridge": (
         *("common", "_torch_internals", "placements", "lowerings", "engine", "execution"),

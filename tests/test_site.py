@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import isoshard
+from tools.site.public_names import BRIDGES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTED = [
@@ -74,9 +75,9 @@ def pages(site) -> dict[Path, Html]:
 
 
 def public_names() -> set[str]:
-    """What the facade exports, and what its modules do."""
+    """What the facade exports, and what its modules and the bridges do."""
     names = {f"isoshard.{name}" for name in isoshard.__all__}
-    for name in isoshard.__all__:
+    for name in (*isoshard.__all__, *BRIDGES):
         if inspect.ismodule(found := getattr(isoshard, name)):
             names |= {f"isoshard.{name}.{inner}" for inner in found.__all__}
     return names
@@ -112,7 +113,7 @@ def test_every_public_function_and_class_has_an_example():
 
 def test_every_public_member_of_a_class_is_there(pages):
     ids = set().union(*(page.ids for page in pages.values()))
-    for name in ("Plan", "Tiles", "UnevenArray", "onnx.Graph", "planner.Report"):
+    for name in ("Plan", "sharding.Tiles", "UnevenArray", "onnx.Graph", "planner.Report"):
         found = isoshard
         for part in name.split("."):
             found = getattr(found, part)

@@ -2,7 +2,7 @@
 
 Of each call: the files, the calls of our functions, and how often one file hands over to another;
 `-v` names the files. Each call is measured when one of its kind has been done before: the program
-of `xs.sync()` is known, `step` is captured, and `iso.shard` and `iso.save` have met another module.
+of `xs.sync()` is known, `step` is captured, and the verbs of `iso` have met another object.
 """
 
 from __future__ import annotations
@@ -89,6 +89,9 @@ def measured() -> dict[str, Passed]:
     sharded()
     fresh = model()
     found["iso.shard(module)"] = passed(lambda: iso.shard(fresh, mesh, plan))
+    tensor = iso.shard(torch.ones(8), mesh, iso.P("x"))
+    iso.to_jax(tensor)
+    found["iso.to_jax(t)"] = passed(lambda: iso.to_jax(tensor))
     with tempfile.TemporaryDirectory() as folder:
         iso.save(f"{folder}/a", {"model": sharded()})
         saved = sharded()

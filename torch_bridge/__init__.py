@@ -60,6 +60,12 @@ __all__ = [
     "xla_distribute_tensor",
 ]
 
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
+
+
 if TYPE_CHECKING or _old_torch.has_device():
     from isoshard.core.errors import CaptureError
     from isoshard.torch_bridge.engine.capture.step import CompiledStep

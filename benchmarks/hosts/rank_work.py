@@ -101,7 +101,9 @@ def measure(folder: str, repeats: int, patience: float | None = None) -> dict[st
     phases.run("imports", _imports)
     import isoshard as iso
 
-    here = phases.run("rendezvous", lambda: iso.init_distributed(timeout=400, heartbeat=400))
+    here = phases.run(
+        "rendezvous", lambda: iso.distributed.init_distributed(timeout=400, heartbeat=400)
+    )
     import numpy as np
     import torch.distributed as dist
 

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isoshard.core.layout.axis_types import (
@@ -39,7 +39,7 @@ from isoshard.core.layout.axis_types import (
     same_grid,
     under_auto,
 )
-from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.mesh import as_mesh, is_mesh
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.uneven import UnevenArray, is_uneven, padded_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
@@ -202,8 +202,7 @@ def _sharding_in_type(aval: Any) -> NamedSharding:
 def _mesh_argument(leaf: Any) -> AnyMesh | None:
     if isinstance(leaf, NamedSharding):
         return leaf.mesh
-    is_mesh = isinstance(leaf, Mesh | AbstractMesh) or hasattr(leaf, "get_jax_mesh")
-    return as_mesh(leaf, abstract=True) if is_mesh else None
+    return as_mesh(leaf, abstract=True) if is_mesh(leaf) else None
 
 
 def _traced_on(leaves: Sequence[Any]) -> Iterator[AnyMesh]:

@@ -24,7 +24,12 @@ from isoshard.core.transfer.device_put import shard
 
 
 def scatter_tensor(
-    tensor: Any, mesh: Mesh, placements: Any, sharding_shapes: Any = "chunk", *, name: str = "array"
+    tensor: Any,
+    mesh: Mesh,
+    placements: Any,
+    sharding_shapes: Any = "chunk",
+    *,
+    name: str | None = None,
 ) -> Any:
     """Shard a global array in shards of given shapes.
 
@@ -51,7 +56,7 @@ def scatter_tensor(
         >>> scatter_tensor(np.arange(4), mesh, ("x",), {"x": [(1,), (3,)]}).sizes
         ((1, 3),)
     """
-    mesh = as_mesh(mesh)
+    mesh, name = as_mesh(mesh), name or "array"
     spec = normalize_spec(placements, mesh, tensor.ndim, name=name)
     if isinstance(sharding_shapes, str):
         if sharding_shapes != "chunk":

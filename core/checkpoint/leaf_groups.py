@@ -145,7 +145,7 @@ def _unsupported_blocks(u: UnevenArray) -> str:
     if not isinstance(u.array, Tracer) and not isinstance(u.layout, NamedSharding):
         return (
             f"an UnevenArray of shape {u.shape} that lies on no mesh; lay it out: "
-            "iso.reshard(u, spec, mesh)"
+            "iso.reshard(u, mesh, spec)"
         )
     return _unsupported(NamedState(u.array))
 

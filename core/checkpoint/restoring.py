@@ -3,37 +3,95 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Mapping
-from typing import Any
-
+import jax
 import numpy as np
-
-from isoshard.core.checkpoint.source import Entry, Source
-from isoshard.core.layout.mesh import ambient_mesh, as_mesh
-from isoshard.core.processes.agreement import assert_equal, error_lines, log_call
-from isoshard.core.processes.coordination import ProcessGroup
-
-from .equal_across_ranks import RESTORE_SUBJECT, ranks_of_slots, restore_lines, sharing_ranks
-from .leaf_groups import Group, named_groups
-from .mapped_restore import function_of, mapped_entries, read_mapped
+import os
+from collections.abc import Callable
+from collections.abc import Mapping
+from .equal_across_ranks import RESTORE_SUBJECT
+from .equal_across_ranks import ranks_of_slots
+from .equal_across_ranks import restore_lines
+from .equal_across_ranks import sharing_ranks
+from .leaf_groups import Group
+from .leaf_groups import named_groups
+from .mapped_restore import function_of
+from .mapped_restore import mapped_entries
+from .mapped_restore import read_mapped
 from .opening import opened_in_parts
 from .restored_layouts import placed
 from .shard_reading import read_arrays
-from .slots import Slot, compare, slots_of
+from .slots import Slot
+from .slots import compare
+from .slots import slots_of
+from .source import Entry
+from .source import Source
+from isoshard.core.layout.mesh import ambient_mesh
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.processes.agreement import assert_equal
+from isoshard.core.processes.agreement import error_lines
+from isoshard.core.processes.agreement import log_call
+from isoshard.core.processes.coordination import ProcessGroup
+from isoshard.core.transfer.array_like import AnyTree
+from isoshard.core.transfer.array_like import K
+from isoshard.core.transfer.array_like import Kept
+from typing import Any
+from typing import overload
 
 
+@overload
+def restore(
+    path: str | os.PathLike[str],
+    like: dict[K, jax.Array] | dict[K, jax.ShapeDtypeStruct],
+    mesh: Any = None,
+    plan: Any = None,
+    *,
+    step: int | None = None,
+    weights: Any = None,
+    partial: bool = False,
+) -> dict[K, jax.Array]: ...
+@overload
+def restore(
+    path: str | os.PathLike[str],
+    like: AnyTree | np.ndarray[Any, Any] | jax.ShapeDtypeStruct,
+    mesh: Any = None,
+    plan: Any = None,
+    *,
+    step: int | None = None,
+    weights: Any = None,
+    partial: bool = False,
+) -> Any: ...
+@overload
+def restore(
+    path: str | os.PathLike[str],
+    like: Kept,
+    mesh: Any = None,
+    plan: Any = None,
+    *,
+    step: int | None = None,
+    weights: Any = None,
+    partial: bool = False,
+) -> Kept: ...
 def restore(
     path: str | os.PathLike[str],
     like: Any,
-    *,
     mesh: Any = None,
     plan: Any = None,
+    *,
     step: int | None = None,
     weights: Any = None,
     partial: bool = False,
 ) -> Any:
     """Restore a tree from a checkpoint.
+
+    Example:
+        >>> import tempfile, jax, isoshard as iso
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = iso.save(folder, {"w": np.ones((8, 4), np.float32), "epoch": 3})
+        ...     like = {"w": jax.ShapeDtypeStruct((8, 4), "float32"), "epoch": 0}
+        ...     mesh = iso.make_mesh((4, 2), ("x", "y"))
+        ...     tree = iso.restore(folder, like, mesh, iso.P("x", "y"))
+        >>> tree["w"].sharding.spec, tree["epoch"]
+        (P('x', 'y'), 3)
 
     Leaves go by name, so it does not matter which framework saved them, nor on which mesh. Each
     process reads what its own devices hold. Names, shapes, dtypes and files are checked before
@@ -68,16 +126,6 @@ def restore(
             compare where an array is laid out over several.
         ShardingError: a spec does not fit the mesh; every such leaf is named. Or there is a plan,
             and no mesh.
-
-    Example:
-        >>> import tempfile, jax, isoshard as iso
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     _ = iso.save(folder, {"w": np.ones((8, 4), np.float32), "epoch": 3})
-        ...     like = {"w": jax.ShapeDtypeStruct((8, 4), "float32"), "epoch": 0}
-        ...     mesh = iso.make_mesh((4, 2), ("x", "y"))
-        ...     found = iso.restore(folder, like, mesh=mesh, plan=iso.P("x", "y"))
-        >>> found["w"].sharding.spec, found["epoch"]
-        (P('x', 'y'), 3)
     """
     ranks = sharing_ranks(like, mesh)
     try:

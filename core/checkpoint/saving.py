@@ -78,6 +78,13 @@ def save(
 ) -> Saving:
     """Save a tree as a checkpoint.
 
+    Example:
+        >>> import tempfile, isoshard as iso
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = iso.save(folder, {"w": np.ones(4), "epoch": 3})
+        ...     iso.restore(folder, {"w": np.zeros(4), "epoch": 0})
+        {'epoch': 3, 'w': array([1., 1., 1., 1.])}
+
     It is written aside and becomes the checkpoint in one step once all is on the disk: whoever is
     killed at whatever moment leaves the older one whole. Each device's shard is read from its own
     buffer, and nothing is gathered. Where there are several processes, all call this with the same
@@ -106,8 +113,7 @@ def save(
         DistributedError: processes were given different things: who was given what.
         OSError: the storage refused something.
 
-    Example:
-        >>> import tempfile, isoshard as iso
+    Example of several steps, written in the background:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     for step in (10, 20, 30):
         ...         saving = iso.save(folder, {"w": np.ones(4)}, step=step, keep=2, asynchronous=True)

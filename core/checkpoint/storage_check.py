@@ -72,7 +72,7 @@ def check_storage(
         >>> import tempfile, isoshard as iso
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     try:
-        ...         iso.check_storage(folder, 10**18)
+        ...         iso.checkpoint.check_storage(folder, 10**18)
         ...     except iso.CheckpointError as error:
         ...         print("keep=2, and the one that is being written) need" in str(error))
         True

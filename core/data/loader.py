@@ -58,7 +58,7 @@ def loader(
     local: bool = False,
     framework: str = "jax",
     copy: bool | None = True,
-    name: str = "batch",
+    name: str | None = None,
 ) -> Loader:
     """Prefetch the batches of a source onto a mesh.
 
@@ -120,8 +120,8 @@ def loader(
         require(framework)
     if isinstance(spec, Plan) and any(factor.inputs is not UNSET for factor in spec.factors):
         spec = spec.for_inputs()
-    options = {"last": last, "mask": mask, "local": local, "copy": copy, "name": name}
-    options["exact"] = framework != "jax"
+    options = {"last": last, "mask": mask, "local": local, "copy": copy}
+    options |= {"name": name or "batch", "exact": framework != "jax"}
     return Loader(iterable, as_mesh(mesh), spec, prefetch, framework, options)
 
 

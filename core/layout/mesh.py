@@ -182,6 +182,16 @@ def as_mesh(obj: Any, *, abstract: bool = False) -> Any:
     )
 
 
+def is_mesh(obj: Any) -> bool:
+    """Whether `as_mesh` takes an object, with devices or without.
+
+    Example:
+        >>> is_mesh(make_mesh((8,), ("x",))), is_mesh(jax.P("x"))
+        (True, False)
+    """
+    return isinstance(obj, Mesh | AbstractMesh) or callable(getattr(obj, "get_jax_mesh", None))
+
+
 def ambient_mesh(call: str = "iso.shard(x, mesh, P('x'))") -> Mesh | AbstractMesh:
     """The mesh that `jax.set_mesh` has set; inside a JAX transformation an abstract one.
 

@@ -15,20 +15,19 @@ Array([[4, 5],
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
-
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
-
 from isoshard.core.errors import ShardingError
-from isoshard.core.frameworks import framework_of, require
-from isoshard.core.runtime._jax_internals.tracers import Tracer
-
+from isoshard.core.frameworks import framework_of
+from isoshard.core.frameworks import require
 from .mesh import mesh_of
 from .partial_sums import check_no_sums
-from .uneven import UnevenArray, runs_of
+from .uneven import UnevenArray
+from .uneven import runs_of
 from .virtual_devices import Device
+from isoshard.core.runtime._jax_internals.tracers import Tracer
+from jax.sharding import NamedSharding
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +114,7 @@ def _without_padding(u: UnevenArray, framework: str) -> list[Shard]:
             raise ShardingError(
                 f"an UnevenArray of shape {u.shape} with sizes {u.sizes} has shards of several "
                 "blocks with padding between them, which are no slices of it; shard it with one "
-                "block per device: iso.reshard(u, spec, mesh)"
+                "block per device: iso.reshard(u, mesh, spec)"
             )
         valid = [inside for ((inside, _),) in axes]
         index = [

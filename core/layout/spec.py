@@ -59,7 +59,7 @@ def normalize_spec(
     ndim: int,
     *,
     shape: Sequence[int] | None = None,
-    name: str = "tensor",
+    name: str | None = None,
 ) -> P:
     """Bring any spelling of a spec into the canonical form.
 
@@ -94,9 +94,9 @@ def normalize_spec(
     except TypeError:  # unhashable: a list somewhere
         canonical = None
     if canonical is None:
-        canonical = _translate(spec, mesh, ndim, name)
+        canonical = _translate(spec, mesh, ndim, name or "tensor")
     if shape is not None:
-        check_even(canonical, mesh, shape, name=name)
+        check_even(canonical, mesh, shape, name=name or "tensor")
     return canonical
 
 

@@ -9,22 +9,21 @@ True
 >>> common_mesh({"w": w, "b": b, "table": shard(jax.numpy.ones(8), rows, ("x",))})    # doctest: +ELLIPSIS
 Traceback (most recent call last):
     ...
-isoshard.core.errors.ShardingError: the arrays are on 2 different meshes: b, w on 'x' (2), 'y' (4) (Explicit) of devices 0, 1, ...; table on 'x' (8) (Auto) of devices ... Choose one: iso.reshard(x, spec, mesh)
+isoshard.core.errors.ShardingError: the arrays are on 2 different meshes: b, w on 'x' (2), 'y' (4) (Explicit) of devices 0, 1, ...; table on 'x' (8) (Auto) of devices ... Choose one: iso.reshard(x, mesh, spec)
 """  # noqa: E501
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
-from jax.sharding import AbstractMesh, NamedSharding
-
 from isoshard.core.errors import ShardingError
+from .leaf_paths import path_name
+from .mesh import ambient_mesh
+from .mesh import describe_mesh
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.formatting import listed
-
-from .leaf_paths import path_name
-from .mesh import ambient_mesh, describe_mesh
+from jax.sharding import AbstractMesh
+from jax.sharding import NamedSharding
+from typing import Any
 
 
 def common_mesh(x: Any) -> Any:
@@ -48,14 +47,14 @@ def common_mesh(x: Any) -> Any:
         if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
             meshes.setdefault(sharding.mesh, []).append(path_name(path) or "the array")
     if not meshes:
-        return ambient_mesh("iso.reshard(x, spec, mesh)")
+        return ambient_mesh("iso.reshard(x, mesh, spec)")
     if len(meshes) > 1:
         text = "; ".join(
             f"{listed(names, 4)} on {_mesh_text(mesh)}" for mesh, names in meshes.items()
         )
         raise ShardingError(
             f"the arrays are on {len(meshes)} different meshes: {text}. Choose one: "
-            "iso.reshard(x, spec, mesh)"
+            "iso.reshard(x, mesh, spec)"
         )
     return next(iter(meshes))
 

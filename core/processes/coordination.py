@@ -15,12 +15,12 @@ What ranks exchange costs each of them the same number of requests, however many
 >>> ProcessGroup().broadcast(lambda: "a group of one process")
 'a group of one process'
 
-Without `iso.init_distributed`, or `jax.distributed.initialize`, there is no service:
+Without `iso.distributed.init_distributed`, or `jax.distributed.initialize`, there is no service:
 
 >>> put("a", "b")
 Traceback (most recent call last):
     ...
-isoshard.core.errors.DistributedError: the processes do not know of each other yet; call iso.init_distributed() first
+isoshard.core.errors.DistributedError: the processes do not know of each other yet; call iso.distributed.init_distributed() first
 """  # noqa: E501
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ from __future__ import annotations
 import abc
 import hashlib
 import itertools
+import jax
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
-
-import jax
-
-from isoshard.core.errors import CheckpointError, DistributedError
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from isoshard.core.errors import CheckpointError
+from isoshard.core.errors import DistributedError
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime._jax_internals import (
-    devices_have_started,
-    distributed_state,
-    is_distributed,
-)
+from isoshard.core.runtime._jax_internals import devices_have_started
+from isoshard.core.runtime._jax_internals import distributed_state
+from isoshard.core.runtime._jax_internals import is_distributed
+from typing import Any
+from typing import Protocol
+from typing import TypeVar
+
 
 T = TypeVar("T")
 
@@ -196,7 +198,8 @@ def _client() -> Any:
     client = distributed_state.client
     if client is None:
         raise DistributedError(
-            "the processes do not know of each other yet; call iso.init_distributed() first"
+            "the processes do not know of each other yet; call "
+            "iso.distributed.init_distributed() first"
         )
     return client
 

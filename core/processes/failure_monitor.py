@@ -183,7 +183,7 @@ class FailureMonitor:
         reason = (
             f"it came to its end {self._patience:g} s ago, and others have not come to theirs. "
             "They may wait for it in a collective (did it leave a loop early, or by sys.exit?); "
-            "if they only need longer, give iso.init_distributed a longer patience"
+            "if they only need longer, give iso.distributed.init_distributed a longer patience"
         )
         _write(f"isoshard: rank {self.rank} failed: {reason}")
         self.fail(reason)
@@ -260,7 +260,7 @@ def connect(
                 late = min({*range(1, size)} - {*connections})
                 raise DistributedError(
                     f"rank {late} did not come to the watch in {timeout:g} s; do all ranks call "
-                    "iso.init_distributed with the same watch_failures?"
+                    "iso.distributed.init_distributed with the same watch_failures?"
                 ) from None
             secret, _, number = _introduction(peer).partition(" ")
             if secret == word:
@@ -295,7 +295,7 @@ def _call(rank: int, post: Callable[[str | None], str], timeout: float) -> socke
         raise DistributedError(
             f"rank {rank} cannot reach rank 0 at {hub['host']}:{hub['port']} to watch for "
             f"failures ({error}); open the ports between the machines, or start with "
-            "iso.init_distributed(watch_failures=False): then failures are noticed by missing "
+            "iso.distributed.init_distributed(watch_failures=False): then failures are noticed by missing "
             "heartbeats only"
         ) from None
     peer.settimeout(None)

@@ -4,7 +4,7 @@ Started by `torchrun --nproc-per-node 4 train.py`, or by `srun` or `mpirun`, a s
 
     import isoshard as iso
 
-    processes = iso.init_distributed()   # before any array is made
+    processes = iso.distributed.init_distributed()   # before any array is made
     print(processes.rank, "of", processes.size)
 
 From then on `jax.devices()` lists the devices of all processes, `torch.distributed` has its default
@@ -220,7 +220,7 @@ def _alone(launch: Launch | None, torch: Framework | None, timeout: float) -> Pr
         warnings.warn(
             f"this process runs alone, and {', '.join(signs)} looks like {cluster} with others: "
             f"{advice}. If it is meant to run alone: "
-            "warnings.simplefilter('ignore', isoshard.ClusterWarning)",
+            "warnings.simplefilter('ignore', isoshard.errors.ClusterWarning)",
             ClusterWarning,
             stacklevel=3,
         )
@@ -250,8 +250,8 @@ def _prepare(local_devices: int | None, preemption: bool) -> None:
     if coordination.backend_runs():
         raise DistributedError(
             "JAX has started its devices already, and this process cannot join the others any "
-            "more; call iso.init_distributed() before the first array is made and before "
-            "jax.devices() is asked"
+            "more; call iso.distributed.init_distributed() before the first array is made and "
+            "before jax.devices() is asked"
         )
     if local_devices is not None and local_devices != 1:
         jax.config.update("jax_num_cpu_devices", local_devices)

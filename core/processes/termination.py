@@ -4,7 +4,7 @@ Schedulers take machines away by SIGTERM, and kill what is still there some time
 may hear of it, or all. `Termination` notes the signal, has the processes agree on a step that none
 of them has begun, and ends a process that has not ended within its grace:
 
-    with iso.Termination(grace=20) as termination:
+    with iso.distributed.Termination(grace=20) as termination:
         for step in range(start, steps):
             ..
             if termination.reached():        # in every process after the same step
@@ -89,7 +89,8 @@ class Termination:
         if foreign := [sig.name for sig in signals if signal.getsignal(sig) is None]:
             raise RuntimeError(
                 f"{', '.join(foreign)} has a handler that Python cannot put back. Is it that of "
-                "JAX's preemption service? iso.init_distributed(preemption=False) leaves it out"
+                "JAX's preemption service? "
+                "iso.distributed.init_distributed(preemption=False) leaves it out"
             )
         self._grace = grace
         self._count = 0
@@ -183,7 +184,7 @@ class Termination:
         text = (
             f"isoshard: rank {self._rank} was asked to end {self._grace:g} s ago and has not; it "
             "ends now. Checkpoints that were committed are whole. A step and a checkpoint have to "
-            "fit into the grace of iso.Termination\n"
+            "fit into the grace of iso.distributed.Termination\n"
         )
         os.write(2, text.encode())  # not sys.stderr, whose lock a hung thread may hold
         os._exit(128 + signal.SIGTERM)

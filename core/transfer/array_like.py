@@ -15,7 +15,8 @@ array([[1. , 2. ],
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,17 @@ import numpy as np
 
 from isoshard.core.errors import CopyError, no_sharing
 from isoshard.core.runtime import metrics
+
+Number = bool | int | float | complex
+AnyArray = jax.Array | np.ndarray[Any, Any] | np.generic | Number
+"""What is one array by itself."""
+AnyTree = Mapping[Any, Any] | tuple[Any, ...] | list[Any] | None
+"""A tree whose leaves may become others."""
+K = TypeVar("K")
+NumberT = TypeVar("NumberT", bound=Number)
+ArrayT = TypeVar("ArrayT", bound=jax.Array | np.ndarray[Any, Any])
+Kept = TypeVar("Kept")
+"""A tensor, a module, a struct, and what else comes out as the type that went in."""
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 _ARRAYS = (np.ndarray, np.generic, jax.Array, jax.ShapeDtypeStruct)

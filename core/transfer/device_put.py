@@ -37,86 +37,154 @@ Objects of a framework with a bridge (torch tensors, modules of torch and Flax) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Literal, TypeVar, overload
-
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
-from jax.sharding import PartitionSpec as P
-
-from isoshard.core.errors import ShardingError, raise_collected
+from collections.abc import Callable
+from functools import partial
+from isoshard.core.deprecations import accepts_old
+from isoshard.core.errors import ShardingError
+from isoshard.core.errors import raise_collected
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.partial_sums import unreduced
 from isoshard.core.layout.spec import is_spec
 from isoshard.core.layout.tree_mesh import common_mesh
-from isoshard.core.layout.uneven import UnevenArray, is_uneven
+from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.layout.uneven import is_uneven
 from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime._jax_internals import distributed_state, is_distributed
+from isoshard.core.runtime._jax_internals import distributed_state
+from isoshard.core.runtime._jax_internals import is_distributed
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-
-from .array_like import from_literal, hidden_array, is_array, is_literal
-from .leaf_specs import NamedArray, named_arrays, set_specs
-from .memory_kinds import in_kind, kind_of
+from .array_like import AnyArray
+from .array_like import AnyTree
+from .array_like import ArrayT
+from .array_like import K
+from .array_like import Kept
+from .array_like import NumberT
+from .array_like import from_literal
+from .array_like import hidden_array
+from .array_like import is_array
+from .array_like import is_literal
+from .leaf_specs import NamedArray
+from .leaf_specs import named_arrays
+from .leaf_specs import set_specs
+from .memory_kinds import in_kind
+from .memory_kinds import kind_of
 from .multihost_check import checked_across_hosts
 from .reshard import reshard_array
 from .reshard_cache import cached_sharding
-from .shard_arguments import MISSING, check_uneven, mesh_and_spec
+from .shard_arguments import MISSING
+from .shard_arguments import check_uneven
+from .shard_arguments import mesh_and_spec
+from .shard_arguments import mesh_last
+from .shard_arguments import new_mesh_and_spec
 from .unequal_blocks import block_verbs
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.sharding import SingleDeviceSharding
+from typing import Any
+from typing import Literal
+from typing import overload
+
 
 _KEEP_MEMORY: Any = object()
 Check = Literal["values", "off"]
 
-_Array = jax.Array | np.ndarray[Any, Any] | np.generic | bool | int | float | complex
-_Tree = UnevenArray | Mapping[Any, Any] | tuple[Any, ...] | list[Any] | None
-"""Containers whose leaves may change their class."""
-_Same = TypeVar("_Same")
-"""A tensor, a module, a struct, and what else keeps its class."""
-
 
 @overload
 def shard(
-    x: _Array,
+    x: AnyArray | list[NumberT],
     mesh: Any = None,
     spec: Any = ...,
     *,
     copy: bool | None = None,
     name: str | None = None,
     uneven: Literal["error"] = "error",
-    sizes: Any = None,
+    sizes: None = None,
     memory: str | None = None,
     check: Check = "values",
 ) -> jax.Array: ...
 @overload
 def shard(
-    x: _Tree,
-    mesh: Any = None,
-    spec: Any = ...,
-    *,
-    copy: bool | None = None,
-    name: str | None = None,
-    uneven: str = "error",
-    sizes: Any = None,
-    memory: str | None = None,
-    check: Check = "values",
-) -> Any: ...
-@overload
-def shard(
-    x: _Same,
+    x: dict[K, ArrayT],
     mesh: Any = None,
     spec: Any = ...,
     *,
     copy: bool | None = None,
     name: str | None = None,
     uneven: Literal["error"] = "error",
+    sizes: None = None,
+    memory: str | None = None,
+    check: Check = "values",
+) -> dict[K, jax.Array]: ...
+@overload
+def shard(
+    x: list[ArrayT],
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: Literal["error"] = "error",
+    sizes: None = None,
+    memory: str | None = None,
+    check: Check = "values",
+) -> list[jax.Array]: ...
+@overload
+def shard(
+    x: UnevenArray,
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: Literal["error"] = "error",
+    sizes: None = None,
+    memory: str | None = None,
+    check: Check = "values",
+) -> jax.Array | UnevenArray: ...
+@overload
+def shard(
+    x: AnyTree,
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: Literal["error"] = "error",
+    sizes: None = None,
+    memory: str | None = None,
+    check: Check = "values",
+) -> Any: ...
+@overload
+def shard(
+    x: Kept,
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: Literal["error"] = "error",
+    sizes: None = None,
+    memory: str | None = None,
+    check: Check = "values",
+) -> Kept: ...
+@overload
+def shard(
+    x: AnyArray,
+    mesh: Any = None,
+    spec: Any = ...,
+    *,
+    copy: bool | None = None,
+    name: str | None = None,
+    uneven: str,
     sizes: Any = None,
     memory: str | None = None,
     check: Check = "values",
-) -> _Same: ...
+) -> jax.Array | UnevenArray: ...
 @overload
 def shard(
     x: Any,
@@ -142,7 +210,16 @@ def shard(
     memory: str | None = None,
     check: Check = "values",
 ) -> Any:
-    """Shard `x` over a mesh.
+    """Shard `x` over a mesh: an array, a tensor, a module or a tree of those.
+
+    Example:
+        >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
+        >>> shard(np.ones((8, 4), np.float32), mesh, P("data")).sharding.spec
+        P('data',)
+        >>> params = {"w": np.ones((8, 4), np.float32), "b": np.ones(4, np.float32)}
+        >>> placed = shard(params, mesh, Plan({"w": P(None, "model"), "*": P()}))
+        >>> placed["w"].sharding.spec, placed["b"].sharding.spec
+        (P(None, 'model'), P())
 
     Args:
         x: a NumPy or JAX array, a pytree of arrays, or an object of a framework with a bridge.
@@ -180,7 +257,7 @@ def shard(
         DistributedError: the processes passed different arguments, or one did not call this.
         TypeError: `x` is no array, nor a tree.
 
-    Example:
+    Example with blocks of unequal sizes:
         >>> rows = np.ones(18, np.float32)
         >>> shard(rows, jax.make_mesh((4,), ("x",)), P("x"), uneven="pad", sizes=(5, 2, 7, 4))
         UnevenArray(float32[18] in float32[28], axis 0 in blocks of 7: 5, 2, 7, 4 valid; P('x',))
@@ -231,19 +308,42 @@ def shard(
 
 
 @overload
-def reshard(x: _Array, spec: Any, mesh: Any = None, *, memory: str | None = None) -> jax.Array: ...
+def reshard(
+    x: AnyArray | list[NumberT], mesh: Any = ..., spec: Any = ..., *, memory: str | None = None
+) -> jax.Array: ...
 @overload
-def reshard(x: _Tree, spec: Any, mesh: Any = None, *, memory: str | None = None) -> Any: ...
+def reshard(
+    x: dict[K, ArrayT], mesh: Any = ..., spec: Any = ..., *, memory: str | None = None
+) -> dict[K, jax.Array]: ...
 @overload
-def reshard(x: _Same, spec: Any, mesh: Any = None, *, memory: str | None = None) -> _Same: ...
-def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -> Any:
+def reshard(
+    x: list[ArrayT], mesh: Any = ..., spec: Any = ..., *, memory: str | None = None
+) -> list[jax.Array]: ...
+@overload
+def reshard(
+    x: UnevenArray, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None
+) -> jax.Array | UnevenArray: ...
+@overload
+def reshard(x: AnyTree, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None) -> Any: ...
+@overload
+def reshard(x: Kept, mesh: Any = ..., spec: Any = ..., *, memory: str | None = None) -> Kept: ...
+@accepts_old(mesh_last)
+def reshard(
+    x: Any, mesh: Any = LEFT_OUT, spec: Any = LEFT_OUT, *, memory: str | None = None
+) -> Any:
     """Change the sharding of `x`; data moves between devices as needed.
+
+    Example:
+        >>> rows = shard(np.ones((8, 4), np.float32), jax.make_mesh((4,), ("x",)), P("x"))
+        >>> reshard(rows, P(None, "x")).sharding.shard_shape((8, 4))
+        (8, 1)
 
     Args:
         x: as for `shard`, sharded already unless `mesh` is given.
+        mesh: the new mesh. May be left out (`reshard(x, spec)`): by default the one `x` is on, else
+            the one that `jax.set_mesh` has set. The mesh of a traced value on Auto axes is not
+            always available.
         spec: as for `shard`. A NamedSharding includes its mesh.
-        mesh: the new mesh; by default the one `x` is on, else the one that `jax.set_mesh` has set.
-            The mesh of a traced value on Auto axes is not always available.
         memory: as for `shard`; by default the memory kind is kept.
 
     Returns:
@@ -254,14 +354,8 @@ def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -
     Raises:
         ShardingError: a spec does not fit, or `x` has no mesh, or several.
         TypeError: `x` is no array, nor a tree.
-
-    Example:
-        >>> rows = shard(np.ones((8, 4), np.float32), jax.make_mesh((4,), ("x",)), P("x"))
-        >>> reshard(rows, P(None, "x")).sharding.shard_shape((8, 4))
-        (8, 1)
     """
-    if mesh is None and isinstance(spec, NamedSharding):
-        mesh = spec.mesh
+    mesh, spec = new_mesh_and_spec(mesh, spec)
     if isinstance(x, UnevenArray):
         return block_verbs().reshard_uneven(x, spec, mesh)
     framework = framework_of(x)
@@ -270,7 +364,7 @@ def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -
         if memory is not None:
             mesh = framework.sharding_of(x).mesh if mesh is None else mesh
             spec = in_kind(spec, mesh, getattr(x, "ndim", None), memory, framework.name)
-        return framework.reshard(x, spec, mesh)
+        return framework.reshard(x, mesh, spec)
     mesh = common_mesh(x) if mesh is None else mesh
     if memory is None and not isinstance(spec, NamedSharding | Plan):
         memory = kind_of(x) if isinstance(x, jax.Array) else _KEEP_MEMORY
@@ -280,7 +374,7 @@ def reshard(x: Any, spec: Any, mesh: Any = None, *, memory: str | None = None) -
 @overload
 def full(x: jax.Array | UnevenArray) -> jax.Array: ...
 @overload
-def full(x: _Same) -> _Same: ...
+def full(x: Kept) -> Kept: ...
 def full(x: Any) -> Any:
     """Replicate `x` on every device of its mesh; counted as "gathers" in `metrics`.
 
@@ -400,5 +494,5 @@ def _sharding_of(x: Any) -> NamedSharding:
         )
     raise ShardingError(
         f"an array of shape {x.shape} is on several devices by a {type(x.sharding).__name__}, "
-        "which has no mesh; shard it with iso.reshard(x, spec, mesh)"
+        "which has no mesh; shard it with iso.reshard(x, mesh, spec)"
     )

@@ -28,27 +28,68 @@ integers that do not fit, which it would wrap, raise. Conversions to torch raise
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, Sharding
-
-from isoshard.core.frameworks import framework_of, require
-from isoshard.core.layout.in_shard_map import manual_axes, manual_sharding
+from isoshard.core.frameworks import framework_of
+from isoshard.core.frameworks import require
+from isoshard.core.layout.in_shard_map import manual_axes
+from isoshard.core.layout.in_shard_map import manual_sharding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-
-from .array_like import from_literal, hidden_array, is_array, is_literal
+from .array_like import AnyArray
+from .array_like import ArrayT
+from .array_like import K
+from .array_like import NumberT
+from .array_like import from_literal
+from .array_like import hidden_array
+from .array_like import is_array
+from .array_like import is_literal
 from .device_dtypes import check_narrowing as check_narrowing
 from .device_dtypes import device_dtype as device_dtype
 from .host_memory import ALIGNMENT as ALIGNMENT
 from .host_memory import aligned_empty as aligned_empty
-from .host_memory import check_host, check_narrowed, narrowed_to_jax
+from .host_memory import check_host
+from .host_memory import check_narrowed
 from .host_memory import host_to_jax as host_to_jax
+from .host_memory import narrowed_to_jax
 from .reshard import reshard_array as reshard_array
+from jax.sharding import NamedSharding
+from jax.sharding import Sharding
+from typing import Any
+from typing import overload
 
 
+@overload
+def to_jax(
+    x: AnyArray | list[NumberT],
+    sharding: NamedSharding | None = None,
+    *,
+    copy: bool | None = None,
+    reduce: bool = False,
+    dtype: Any = None,
+    name: str | None = None,
+) -> jax.Array: ...
+@overload
+def to_jax(
+    x: dict[K, ArrayT],
+    sharding: NamedSharding | None = None,
+    *,
+    copy: bool | None = None,
+    reduce: bool = False,
+    dtype: Any = None,
+    name: str | None = None,
+) -> dict[K, jax.Array]: ...
+@overload
+def to_jax(
+    x: list[ArrayT],
+    sharding: NamedSharding | None = None,
+    *,
+    copy: bool | None = None,
+    reduce: bool = False,
+    dtype: Any = None,
+    name: str | None = None,
+) -> list[jax.Array]: ...
+@overload
 def to_jax(
     x: Any,
     sharding: NamedSharding | None = None,
@@ -56,9 +97,24 @@ def to_jax(
     copy: bool | None = None,
     reduce: bool = False,
     dtype: Any = None,
-    name: str = "array",
+    name: str | None = None,
+) -> Any: ...
+def to_jax(
+    x: Any,
+    sharding: NamedSharding | None = None,
+    *,
+    copy: bool | None = None,
+    reduce: bool = False,
+    dtype: Any = None,
+    name: str | None = None,
 ) -> Any:
-    """Convert to a `jax.Array` with the same values.
+    """Convert to a `jax.Array` with the same values, sharing memory where possible.
+
+    Example:
+        >>> to_jax(np.arange(3)) + 1
+        Array([1, 2, 3], dtype=int32)
+        >>> to_jax({"rates": np.ones(2), "step": 3})
+        {'rates': Array([1., 1.], dtype=float32), 'step': 3}
 
     Args:
         x: a NumPy array, a jax.Array, an array or module of a framework with a bridge, or a
@@ -83,27 +139,19 @@ def to_jax(
         CopyError: memory cannot be shared under copy=False, or a value or dtype is not
             representable.
         TypeError: `x` is none of the above.
-
-    Example:
-        >>> to_jax(np.arange(3)) + 1
-        Array([1, 2, 3], dtype=int32)
-        >>> to_jax({"rates": np.ones(2), "step": 3})
-        {'rates': Array([1., 1.], dtype=float32), 'step': 3}
     """
-    if is_literal(x):
-        x, copy = from_literal(x, copy, name), None
+    label = name or "array"
     if isinstance(x, jax.Array):
-        return reshard_array(x, sharding, copy=copy, name=name)
+        return reshard_array(x, sharding, copy=copy, name=label)
     if isinstance(x, np.ndarray | np.generic):
-        return narrowed_to_jax(np.asarray(x), sharding, copy=copy, name=name)
+        return narrowed_to_jax(np.asarray(x), sharding, copy=copy, name=label)
     framework = framework_of(x)
     if framework is not None:
-        options = {
-            "reduce": reduce or None,
-            "dtype": dtype,
-        }  # which most frameworks do not take
-        set_options = {option: value for option, value in options.items() if value is not None}
-        return framework.to_jax(x, sharding, copy=copy, name=name, **set_options)
+        options = {"reduce": reduce or None, "dtype": dtype}  # most frameworks take neither
+        options = {option: value for option, value in options.items() if value is not None}
+        return framework.to_jax(x, sharding, copy=copy, name=label, **options)
+    if is_literal(x):
+        return to_jax(from_literal(x, copy, label), sharding, name=label)
 
     def convert(path: str, leaf: Any) -> Any:
         if not is_array(leaf) and framework_of(leaf) is None and not hidden_array(leaf):

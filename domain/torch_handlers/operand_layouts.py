@@ -55,7 +55,7 @@ def read_layouts(
         ]
         raise ShardingError(
             f"{name}: the arguments are on {len(meshes)} different meshes: {'; '.join(lines)}. "
-            "Move them to one: isoshard.reshard(x, spec, mesh)."
+            "Move them to one: isoshard.reshard(x, mesh, spec)."
         )
     mesh = next(iter(meshes), None)
     pairs = zip(tensors, layouts, strict=True)

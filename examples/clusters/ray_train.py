@@ -3,7 +3,7 @@
     python examples/clusters/ray_train.py --workers 4 -- --out /shared/run
     python examples/clusters/ray_train.py --workers 4 --tpu 4x4:TPU-V6E -- --out /shared/run --by jax
 
-`TorchTrainer` has torch's process group ready, `JaxTrainer` JAX's runtime; `iso.init_distributed`
+`TorchTrainer` has torch's process group ready, `JaxTrainer` JAX's runtime; `iso.distributed.init_distributed`
 starts the other one beside it, with the same ranks. Arguments behind `--` are those of `train.py`.
 """  # noqa: E501
 

@@ -176,8 +176,8 @@ class InRanks:
         if self.compiled is None:
             self.compiled = compiled(adamw_step(self.forward), params, held, batch.sharding.mesh)
         params, held, loss = self.compiled(params, held, buffers, batch)
-        iso.load_arrays(self.model, params)
-        iso.load_arrays(self.optimizer, held)
+        iso.checkpoint.load_arrays(self.model, params)
+        iso.checkpoint.load_arrays(self.optimizer, held)
         return float(loss)
 
 
@@ -249,10 +249,14 @@ def main(arguments: Sequence[str] | None = None, *, signals: bool = True) -> Non
     args = parsed(arguments)
     in_jax = args.by == "jax"
     local_devices = None if in_jax else 1
-    processes = iso.init_distributed(heartbeat=args.heartbeat, local_devices=local_devices)
+    processes = iso.distributed.init_distributed(
+        heartbeat=args.heartbeat, local_devices=local_devices
+    )
     trainer = InJax(args.tp) if in_jax else InRanks(processes.size, args.tp)
     order = iso.data.BatchOrder(SAMPLES, args.batch, seed=args.seed)
-    iso.check_storage(args.out, ADAM * trainer.nbytes, keep=args.keep, seconds=args.grace)
+    iso.checkpoint.check_storage(
+        args.out, ADAM * trainer.nbytes, keep=args.keep, seconds=args.grace
+    )
 
     def state(step: int) -> dict[str, Any]:
         return {**trainer.tree(), "data": order.state_dict(step), "step": step}
@@ -265,7 +269,7 @@ def main(arguments: Sequence[str] | None = None, *, signals: bool = True) -> Non
     log = Log(args.out, processes, start)
     batches = order.after(start, *trainer.part)
     asking = (signal.SIGTERM,) if signals else ()
-    with iso.Termination(grace=args.grace, signals=asking) as termination:
+    with iso.distributed.Termination(grace=args.grace, signals=asking) as termination:
         for step, numbers in zip(range(start, args.steps), batches, strict=False):
             in_torch = not in_jax and step // args.turn % 2 == 0
             loss = trainer.step(tokens[torch.from_numpy(numbers)], in_torch)
@@ -288,7 +292,7 @@ class Log:
         start: the first step.
     """
 
-    def __init__(self, out: Path, processes: iso.Processes, start: int) -> None:
+    def __init__(self, out: Path, processes: iso.distributed.Processes, start: int) -> None:
         """Says who runs."""
         self.file = (out / "losses.jsonl").open("a") if processes.rank == 0 else None
         self.line(start=start, ranks=processes.size, launcher=processes.launcher)

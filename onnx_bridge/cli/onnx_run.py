@@ -42,7 +42,7 @@ def run(given: argparse.Namespace) -> int:
         inputs = _read(given.inputs)
         compiled = onnx.compile(model, config=given.config)
         outputs = compiled(**inputs)
-    except (ValueError, iso.DeviceError) as error:
+    except (ValueError, iso.errors.DeviceError) as error:
         print(f"isoshard onnx run: {_told(error)}", file=sys.stderr)
         return 2
     names = compiled.layout.graph.outputs

@@ -10,8 +10,9 @@ P(None, 'y')
 
 Importing this loads neither torch nor flax nor onnx, and changes no configuration. The bridges
 `isoshard.torch_bridge`, `isoshard.jax_bridge` and `isoshard.onnx` load when they are named, or when
-a verb meets the first object of their framework; `data`, `domain`, `planner` and `weights` when
-they are named.
+a verb meets the first object of their framework; `checkpoint`, `data`, `domain`, `planner` and
+`weights` when they are named. `__all__` is the public list, which docs/api_stability.md explains;
+names that have moved to a namespace warn (`core/deprecations.py`).
 """
 
 from __future__ import annotations
@@ -20,35 +21,93 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from isoshard import _annexes, _renamed, core, metrics
-from isoshard.core import *  # noqa: F403 (the one list is that of core)
-from isoshard.core import frameworks
+from isoshard.core import (
+    CheckpointError,
+    Mesh,
+    NamedSharding,
+    P,
+    Plan,
+    PlanError,
+    RecompilationWarning,
+    ShardingError,
+    UnevenArray,
+    compilation_cache,
+    frameworks,
+    from_local,
+    full,
+    hybrid_mesh,
+    local_shards,
+    make_mesh,
+    reshard,
+    shard,
+    sharding_of,
+    simulate_devices,
+    to_jax,
+    to_torch,
+    visualize,
+)
+from isoshard.core.deprecations import moved_attribute
 from isoshard.core.plan import automatic
 from isoshard.core.transfer import unequal_blocks
 
+from . import _annexes, _renamed, distributed, errors, metrics, rules, sharding
+
 if TYPE_CHECKING:
-    from isoshard import data, domain, jax_bridge, planner, torch_bridge, weights
+    from isoshard import checkpoint, data, domain, planner, weights
+    from isoshard import jax_bridge as jax_bridge
     from isoshard import onnx_bridge as onnx
-    from isoshard.core.checkpoint import check_storage, latest, restore, save
+    from isoshard import torch_bridge as torch_bridge
+    from isoshard.core.checkpoint import latest, restore, save
     from isoshard.core.weights import load_safetensors, save_safetensors
     from isoshard.jax_bridge import create_sharded
     from isoshard.torch_bridge import jax_function, torch_function, torch_module
-    from isoshard.torch_bridge.dtensor.array_loading import load_arrays
     from isoshard.torch_bridge.dtensor.dtensor_exchange import to_dtensor
 
-__all__ = ["create_sharded", "data", "domain", "jax_bridge", "jax_function", "load_arrays"]
-__all__ += [
+__all__ = [
+    "CheckpointError",
+    "Mesh",
+    "NamedSharding",
+    "P",
+    "Plan",
+    "PlanError",
+    "RecompilationWarning",
+    "ShardingError",
+    "UnevenArray",
+    "checkpoint",
+    "compilation_cache",
+    "create_sharded",
+    "data",
+    "distributed",
+    "domain",
+    "errors",
+    "from_local",
+    "full",
+    "hybrid_mesh",
+    "jax_function",
+    "latest",
+    "load_safetensors",
+    "local_shards",
+    "make_mesh",
     "metrics",
     "onnx",
     "planner",
+    "reshard",
+    "restore",
+    "rules",
+    "save",
+    "save_safetensors",
+    "shard",
+    "sharding",
+    "sharding_of",
+    "simulate_devices",
     "to_dtensor",
-    "torch_bridge",
+    "to_jax",
+    "to_torch",
     "torch_function",
     "torch_module",
+    "visualize",
+    "weights",
 ]
-__all__ += ["check_storage", "latest", "restore", "save"]
-__all__ += ["load_safetensors", "save_safetensors", "weights"]
-__all__ += core.__all__
 
 _BRIDGES = {
     "torch": "isoshard.torch_bridge",
@@ -57,6 +116,7 @@ _BRIDGES = {
     "onnx": "isoshard.onnx_bridge",
 }
 _MODULES = {
+    "checkpoint": "isoshard.checkpoint",
     "data": "isoshard.data",
     "domain": "isoshard.domain",
     "jax_bridge": "isoshard.jax_bridge",
@@ -66,11 +126,9 @@ _MODULES = {
     "weights": "isoshard.weights",
 }
 _LAZY = {
-    "check_storage": "isoshard.core.checkpoint",
     "create_sharded": "isoshard.jax_bridge",
     "jax_function": "isoshard.torch_bridge",
     "latest": "isoshard.core.checkpoint",
-    "load_arrays": "isoshard.torch_bridge.dtensor.array_loading",
     "load_safetensors": "isoshard.core.weights",
     "restore": "isoshard.core.checkpoint",
     "save": "isoshard.core.checkpoint",
@@ -79,15 +137,47 @@ _LAZY = {
     "torch_function": "isoshard.torch_bridge",
     "torch_module": "isoshard.torch_bridge",
 }
+_MOVED = {
+    "Activation": "isoshard.rules",
+    "ClusterWarning": "isoshard.errors",
+    "Conv": "isoshard.rules",
+    "CopyError": "isoshard.errors",
+    "DeviceError": "isoshard.errors",
+    "DistributedError": "isoshard.errors",
+    "Experts": "isoshard.rules",
+    "Heads": "isoshard.rules",
+    "Largest": "isoshard.rules",
+    "Linear": "isoshard.rules",
+    "Processes": "isoshard.distributed",
+    "ReplicationWarning": "isoshard.errors",
+    "Shard": "isoshard.sharding",
+    "SpecError": "isoshard.errors",
+    "Termination": "isoshard.distributed",
+    "Tiles": "isoshard.sharding",
+    "UnevenError": "isoshard.errors",
+    "UnrepresentableError": "isoshard.errors",
+    "UnusedRuleWarning": "isoshard.errors",
+    "check_storage": "isoshard.checkpoint",
+    "init_distributed": "isoshard.distributed",
+    "load_arrays": "isoshard.checkpoint",
+    "normalize_spec": "isoshard.sharding",
+    "parse_op_sharding": "isoshard.sharding",
+    "slice_axes": "isoshard.sharding",
+    "to_op_sharding": "isoshard.sharding",
+    "typeof": "isoshard.sharding",
+}
+"""Name that was here -> the namespace that has it now."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load a bridge or another lazy module at the first use of its name."""
+    """A module or a name that loads on first use, or one that has moved."""
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name in _LAZY:
-        value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
-        return value
+        found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+        return found
+    if name in _MOVED:
+        return moved_attribute("isoshard", name, _MOVED[name])
     near = difflib.get_close_matches(name, __all__, 1)
     hint = f"; did you mean isoshard.{near[0]}?" if near else ""
     raise AttributeError(f"module 'isoshard' has no attribute {name!r}{hint}")

@@ -7,8 +7,8 @@ Renamed ones warn; what users import goes on under its name wherever its folder 
 ...     warnings.simplefilter("always")
 ...     from isoshard.core.mesh import make_mesh
 >>> print(told[0].message)
-isoshard.core.mesh is now isoshard.core.layout.mesh; what users need is in isoshard itself
-"""
+isoshard.core.mesh is now isoshard.core.layout.mesh; the old form will be removed in the next minor release
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-import warnings
 from collections.abc import Sequence
 from types import ModuleType
+
+from isoshard.core.deprecations import warn
 
 RENAMED = {
     "isoshard.core.devices": "isoshard.core.layout.virtual_devices",
@@ -71,11 +72,7 @@ class OldNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return importlib.machinery.ModuleSpec(fullname, self)
         if fullname not in RENAMED:
             return None
-        warnings.warn(
-            f"{fullname} is now {RENAMED[fullname]}; what users need is in isoshard itself",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        warn(fullname, RENAMED[fullname], stacklevel=2)
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def exec_module(self, module: ModuleType) -> None:

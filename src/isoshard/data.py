@@ -11,3 +11,8 @@
 from isoshard.core.data import Batches, BatchOrder, Loader, loader
 
 __all__ = ["BatchOrder", "Batches", "Loader", "loader"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -13,3 +13,8 @@ from isoshard.core.weights import *  # noqa: F403 (the one list is that of core)
 
 __all__: list[str] = []
 __all__ += _weights.__all__
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

@@ -88,7 +88,7 @@ def test_sigterm_of_one_rank_saves_and_others_go_on_with_it(undisturbed, tmp_pat
         run.until(lambda lines: bool(lines) and lines[-1].get("step", 0) >= 5, 120)
         os.kill(run.started[3].pid, signal.SIGTERM)
         codes = run.wait(GRACE)
-    assert codes == [iso.Termination.STATUS] * 4, run.log.read_text()[-6000:]
+    assert codes == [iso.distributed.Termination.STATUS] * 4, run.log.read_text()[-6000:]
     *_, last, end = run.lines()
     assert (end["saved"], end["status"]) == (last["step"] + 1, 75)
     assert iso.latest(out) == end["saved"]

@@ -78,7 +78,7 @@ def test_a_broken_bridge_is_not_hidden():
 def test_a_missing_verb_says_so():
     for verb, *arguments in (
         ("shard", None, None),
-        ("reshard", None),
+        ("reshard", None, None),
         *((verb,) for verb in ("full", "sharding_of", "local_shards", "to_jax", "from_jax")),
         ("shard_from_jax",),
     ):

@@ -75,7 +75,7 @@ def test_64_bits_become_32_and_are_counted(mesh, rows, layout, blocks):
     before = iso.metrics.counters().get("narrowed", 0)
     laid = lay_out_in_blocks(rows.astype(np.float64), wanted)
     assert laid.dtype == np.float32 and iso.metrics.counters()["narrowed"] == before + 1
-    with pytest.raises(iso.CopyError, match=r"int64"):
+    with pytest.raises(iso.errors.CopyError, match=r"int64"):
         lay_out_in_blocks(np.full(rows.shape, 2**40), wanted)
 
 

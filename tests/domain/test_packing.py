@@ -1,16 +1,23 @@
 """Packing global arrays into blocks, out of them and into others; what is refused."""
 
+import isoshard as iso
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-
-import isoshard as iso
-from isoshard import CopyError, P, ShardingError, SpecError, UnevenArray, UnevenError
+from isoshard import P
+from isoshard import ShardingError
+from isoshard import UnevenArray
 from isoshard.core.layout.spec import same_layout
+from isoshard.errors import CopyError
+from isoshard.errors import SpecError
+from isoshard.errors import UnevenError
+from jax.sharding import NamedSharding
 from tests.domain.blocks import out_of_blocks
-from tests.domain.traffic import compiled, gathered
+from tests.domain.traffic import compiled
+from tests.domain.traffic import gathered
+
+
 
 X = np.arange(54, dtype=np.float32).reshape(18, 3)
 
@@ -74,7 +81,7 @@ def test_repack_and_reshard(line, mesh):
     text = compiled(lambda u: iso.domain.repack(u, {0: (0, 3, 9, 6)}), u)
     assert gathered(text) == 0 and "collective-permute" in text
     assert iso.reshard(u, P("x")).array is u.array
-    over = iso.reshard(u, P("y"), mesh)  # four blocks again, on other devices
+    over = iso.reshard(u, mesh, P("y"))  # four blocks again, on other devices
     assert over.sizes == u.sizes and over.sharding.spec == P("y")
     np.testing.assert_array_equal(out_of_blocks(over), X)
     assert iso.reshard(over, P(("x", "y"))).sizes == ((3,) * 6 + (0, 0), None)
@@ -82,7 +89,7 @@ def test_repack_and_reshard(line, mesh):
     assert isinstance(even, jax.Array) and even.sharding.spec == P("x")
     np.testing.assert_array_equal(even, X)
     assert iso.shard(u, line, P()).shape == (18, 3)
-    traced = jax.jit(lambda u: iso.reshard(u, P("x"), line))(u)
+    traced = jax.jit(lambda u: iso.reshard(u, line, P("x")))(u)
     assert traced.sizes == u.sizes
 
 

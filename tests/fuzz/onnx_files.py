@@ -100,7 +100,7 @@ def _fault(folder: Path, data: bytes) -> str:
     """What is wrong with how a file is met; empty if nothing."""
     import isoshard as iso
 
-    allowed = (iso.onnx.ModelError, iso.ShardingError, iso.DeviceError)
+    allowed = (iso.onnx.ModelError, iso.ShardingError, iso.errors.DeviceError)
     signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(SECONDS)
     try:

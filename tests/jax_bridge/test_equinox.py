@@ -74,7 +74,7 @@ def test_reshard_and_full(model, mesh):
 
 
 def test_copy_false_and_faults(model, mesh):
-    with pytest.raises(iso.CopyError, match=r"(?s)mlp\.layers\.0\.weight: .*must move"):
+    with pytest.raises(iso.errors.CopyError, match=r"(?s)mlp\.layers\.0\.weight: .*must move"):
         iso.shard(model, mesh, PLAN, copy=False)
     with pytest.raises(iso.PlanError, match=r"(?s)mlp\.layers\.0\.bias.*norm\.weight.*'z'"):
         iso.shard(model, mesh, iso.Plan({"*": P("z")}))

@@ -169,7 +169,7 @@ def test_reshard_and_full(model, mesh):
     assert iso.reshard(model, Plan({"tok.*": P("data")})) is model
     assert _specs(model)["tok.embedding"] == P("data")
     other = make_mesh((8,), ("x",))
-    assert iso.reshard(model, Plan({"tok.*": P("x")}), other) is model
+    assert iso.reshard(model, other, Plan({"tok.*": P("x")})) is model
     assert iso.sharding_of(model)["tok.embedding"] == NamedSharding(other, P("x"))
     gathered = iso.full(model)
     assert isinstance(gathered, Model)

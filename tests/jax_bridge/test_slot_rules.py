@@ -94,7 +94,7 @@ def test_state_plans_and_the_planner(mesh):
 @pytest.mark.parametrize("name", ["*.momentum.*", "opt_state.*", "*.up"])
 def test_rules_that_name_no_slot_are_told(mesh, name):
     step = train_step(loss, optax.adam(0.1), mesh, iso.Plan({name: P("data"), "*": None}))
-    with pytest.warns(iso.UnusedRuleWarning, match=f"'{name[:4]}.*no leaf is called so"):
+    with pytest.warns(iso.errors.UnusedRuleWarning, match=f"'{name[:4]}.*no leaf is called so"):
         step.init(make)
 
 

@@ -140,11 +140,11 @@ def test_rows_that_do_not_divide(mesh):
         r"Choose a batch size that does.*multiple.*uneven=\"pad\""
         r".*iso.data.loader\(.., last=\"pad\", mask=\"real\"\)"
     )
-    with pytest.raises(iso.UnevenError, match=message):
+    with pytest.raises(iso.errors.UnevenError, match=message):
         step(state, {"x": x, "y": np.ones(8, np.float32)})
-    with pytest.raises(iso.UnevenError, match=r"batch\.1 has 7 rows for 2 parts"):
+    with pytest.raises(iso.errors.UnevenError, match=r"batch\.1 has 7 rows for 2 parts"):
         step(state, np.ones((8, 4), np.float32), x)
-    with pytest.raises(iso.UnevenError, match="batch has 7 rows"):
+    with pytest.raises(iso.errors.UnevenError, match="batch has 7 rows"):
         step(state, jnp.asarray(x))
     columns = iso.Plan({"*": None}, inputs=P(None, "model"))
     step, state = step_of(Seen(), mesh, columns)
@@ -177,7 +177,7 @@ def test_options_that_cannot_be(mesh):
 def test_rules_for_inputs_that_no_array_has(mesh):
     plan = iso.Plan({"*": None}, inputs={"tokns": P("data"), "*": None})
     step, state = step_of(Seen(), mesh, plan)
-    with pytest.warns(iso.UnusedRuleWarning, match=r"'tokns'.*nearest is 'tokens'"):
+    with pytest.warns(iso.errors.UnusedRuleWarning, match=r"'tokns'.*nearest is 'tokens'"):
         step(state, {"tokens": np.ones((8, 4), np.float32)})
 
 

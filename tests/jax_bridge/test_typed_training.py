@@ -174,7 +174,7 @@ class TestBuffers:
         mesh = mesh_of(EXPLICIT, EXPLICIT)
         step = train_step(of_tree, TX, mesh, SILENT, donate=False)
         state = step.init(tree)
-        other = jax.tree.map(lambda x: iso.reshard(x, x.sharding.spec, auto(mesh)), state)
+        other = jax.tree.map(lambda x: iso.reshard(x, auto(mesh), x.sharding.spec), state)
         want, one = step(state, batches(mesh)[0])
         got, two = step(other, batches(auto(mesh))[0])
         assert one.item() == two.item()

@@ -70,7 +70,7 @@ class TestArraysOverAMesh:
             JAX: [lambda x: jax.reshard(x, P("all", None))],
             OURS: [
                 lambda x: iso.shard(x, P("all", None)),  # over the mesh that is set
-                lambda x: iso.reshard(x, P("all", None), flat),  # else it stays on its own
+                lambda x: iso.reshard(x, flat, P("all", None)),  # else it stays on its own
             ],
         }
 
@@ -110,7 +110,7 @@ class TestArraysOverAMesh:
         got = block(OURS)
         alike(got, block(JAX))
         x, z = got
-        alike(iso.reshard(x, P("all"), other), z)
+        alike(iso.reshard(x, other, P("all")), z)
         of_tensors = TENSORS.function(jnp.tanh, torch.tanh)  # whatever mesh is set
         assert [of_tensors(one).sharding.mesh for one in (x, z)] == [typed, other]
         with jax.set_mesh(other):

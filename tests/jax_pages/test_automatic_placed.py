@@ -77,7 +77,7 @@ def test_arrays_on_meshes_that_disagree(name, kind):
         iso.jax_function(torch.add)(x, y)
     with pytest.raises(ValueError, match="devices"):
         iso.to_jax(iso.to_torch(x) + iso.to_torch(y))
-    alike(iso.jax_function(torch.add)(x, iso.reshard(y, P("u", "v"), one)), x + x)
+    alike(iso.jax_function(torch.add)(x, iso.reshard(y, one, P("u", "v"))), x + x)
 
 
 @pytest.mark.parametrize(("by", "kind"), [(TENSORS, AxisType.Auto), (OURS, AxisType.Explicit)])

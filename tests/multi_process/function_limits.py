@@ -155,8 +155,8 @@ def check_what_does_not_fit_is_refused(world):
     y = iso.torch_function(broken)(x)
     refused(ZeroDivisionError, "division by zero", lambda: y.sum().backward())
     refused(TypeError, "takes a function of JAX arrays, not int", iso.torch_function, 3)
-    on_jax = iso.torch_function(jnp.sin, out_specs=[Replicate()])
-    refused(TypeError, "out_specs, which are for DTensors", on_jax, there)
+    on_jax = iso.torch_function(jnp.sin, out_sharding=[Replicate()])
+    refused(TypeError, "out_sharding, which is for DTensors", on_jax, there)
     assert torch.equal(f(x).full_tensor(), data(8, 4) + 1)
 
 

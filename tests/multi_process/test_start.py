@@ -1,4 +1,4 @@
-"""`iso.init_distributed`: every way to be started, and every way that cannot work."""
+"""`iso.distributed.init_distributed`: every way to be started, and every way that cannot work."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _said(outcome, agents=""):
 REFUSED = {
     "late": (
         lambda: ranks.as_torchrun(1)(0),
-        r"JAX has started its devices already.*call iso\.init_distributed\(\) before",
+        r"JAX has started its devices already.*call iso\.distributed\.init_distributed\(\) before",
     ),
     "several": (
         lambda: {

@@ -124,9 +124,10 @@ def jit_of_a_net_with_a_branch(at):
 
 # The class of the error or warning, the mistake, and parts of the message: what, where, how to fix.
 MISTAKES = [
-    (iso.DeviceError, lambda at: torch.ones(4).to("jax:9"), "jax:9", "one device", "iso.shard"),
-    (iso.DeviceError, a_default_device_that_is_not_there, "jax:2", "one device"),
-    (iso.DeviceError, lambda at: torch.jax.set_device(7), "jax:7", "one device"),
+    (iso.errors.DeviceError, lambda at: torch.ones(4).to("jax:9"),
+     "jax:9", "one device", "iso.shard"),
+    (iso.errors.DeviceError, a_default_device_that_is_not_there, "jax:2", "one device"),
+    (iso.errors.DeviceError, lambda at: torch.jax.set_device(7), "jax:7", "one device"),
     (RuntimeError, an_optimizer_whose_state_stayed_on_the_cpu,
      "the optimizer's state is on cpu", "optimizer.load_state_dict(optimizer.state_dict())"),
     (TypeError, lambda at: xs.mark_sharding(at.mesh, ones(8, 4), P("x")),

@@ -74,7 +74,7 @@ def test_inside_jit_and_grad(typed):
     x = iso.shard(X, typed, P("a"))
 
     def loss(parameters, x):
-        return (iso.reshard(run.apply(parameters, x)["y"], P(), typed) ** 2).sum()
+        return (iso.reshard(run.apply(parameters, x)["y"], typed, P()) ** 2).sum()
 
     types = []
     y = jax.jit(lambda x: types.append(jax.typeof(got := run(x)["y"])) or got)(x)

@@ -91,7 +91,10 @@ class TestEveryVerb:
             torch.testing.assert_close(one.cpu(), want[:5], rtol=0, atol=0)
         pieces = [piece.data for piece in iso.local_shards(laid, framework="torch")]
         torch.testing.assert_close(torch.cat(pieces), want, rtol=0, atol=0)
-        assert str(jnp.dtype(str(dtype).removeprefix("torch."))) in str(iso.typeof(laid)).lower()
+        assert (
+            str(jnp.dtype(str(dtype).removeprefix("torch.")))
+            in str(iso.sharding.typeof(laid)).lower()
+        )
 
     def test_as_it_is_in_jax_by_its_name(self, dtype):
         name = str(dtype).removeprefix("torch.")
@@ -137,15 +140,17 @@ class TestForJax:
 
     @pytest.mark.parametrize("device", ["cpu", "jax"])
     def test_integers_that_do_not(self, device):
-        with pytest.raises(iso.CopyError, match=rf"int64 .*{LARGE}.* int32.*dtype='int64'"):
+        with pytest.raises(iso.errors.CopyError, match=rf"int64 .*{LARGE}.* int32.*dtype='int64'"):
             iso.to_jax(torch.tensor([1, LARGE], device=device))
-        with pytest.raises(iso.CopyError, match=rf"ids: int64 .*-{LARGE}.* int32"):
+        with pytest.raises(iso.errors.CopyError, match=rf"ids: int64 .*-{LARGE}.* int32"):
             iso.to_jax({"ids": torch.tensor([-LARGE], device=device)})
 
     @pytest.mark.parametrize("device", ["cpu", "jax"])
     def test_floats(self, device):
         x = torch.ones(2, dtype=torch.float64, device=device) / 3
-        with pytest.raises(iso.CopyError, match=r"float64 would lose .*jax_enable_x64.*'float32'"):
+        with pytest.raises(
+            iso.errors.CopyError, match=r"float64 would lose .*jax_enable_x64.*'float32'"
+        ):
             iso.to_jax(x)
         assert iso.to_jax(x, dtype="float32").dtype == jnp.float32
         assert iso.to_jax(x, dtype="float64").dtype == np.float64
@@ -154,7 +159,7 @@ class TestForJax:
 
     def test_memory_is_shared_where_the_dtype_stays(self):
         x = torch.arange(4, device="jax")
-        with pytest.raises(iso.CopyError, match=r"int64 is int32 in JAX"):
+        with pytest.raises(iso.errors.CopyError, match=r"int64 is int32 in JAX"):
             iso.to_jax(x, copy=False)
         with jax.enable_x64(True):
             first, again = iso.to_jax(x, copy=False), iso.to_jax(x, copy=False)
@@ -183,7 +188,7 @@ class TestForJax:
         assert found[0].tolist() == [0, 1, 2]
 
     def test_results_of_64_bits_say_what_to_do(self):
-        with pytest.raises(iso.CopyError, match=r"float64 would lose precision"):
+        with pytest.raises(iso.errors.CopyError, match=r"float64 would lose precision"):
             jax.jit(iso.jax_function(lambda x: x.double()))(jnp.ones(3))
 
     def test_buffers_of_64_bits_go_through_a_scan(self):

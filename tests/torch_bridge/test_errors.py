@@ -9,7 +9,8 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard import DeviceError, P, ShardingError, SpecError, UnevenError
+from isoshard import P, ShardingError
+from isoshard.errors import DeviceError, SpecError, UnevenError
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def test_two_meshes_that_number_the_devices_differently(grid):
         xs.sync()
     assert torch.equal(a.cpu(), data) and torch.equal(b.cpu(), data)
     assert torch.equal(good.cpu(), data * 3)
-    assert torch.equal((a + iso.reshard(b, P("x", None), grid)).cpu(), 2 * data)
+    assert torch.equal((a + iso.reshard(b, grid, P("x", None))).cpu(), 2 * data)
     assert torch.equal((b * 2).cpu(), 2 * data)
 
 

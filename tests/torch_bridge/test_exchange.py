@@ -12,8 +12,9 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard import CopyError, P, make_mesh
+from isoshard import P, make_mesh
 from isoshard.core.transfer.exchange import aligned_empty
+from isoshard.errors import CopyError
 
 MB = 1 << 20
 
@@ -271,7 +272,9 @@ def test_to_torch_on_the_cpu(line, counted):
     assert iso.to_torch(half, device="cpu").dtype == torch.bfloat16
     uneven = iso.shard(np.arange(10.0, dtype=np.float32), line, P("x"), uneven="pad")
     assert iso.to_torch(uneven, device="cpu").tolist() == list(range(10))
-    with pytest.raises(iso.CopyError, match=r"does not lie on one CPU device .*; pass copy=None"):
+    with pytest.raises(
+        iso.errors.CopyError, match=r"does not lie on one CPU device .*; pass copy=None"
+    ):
         iso.to_torch(a, device="cpu", copy=False)
     with pytest.raises(ValueError, match="on 'jax' or on 'cpu', not on 'cuda:0'"):
         iso.to_torch(one, device="cuda:0")

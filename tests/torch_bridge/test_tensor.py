@@ -189,7 +189,7 @@ def test_float64_of_the_cpu_is_converted_where_torch_converts():
 
 def test_a_module_goes_by_a_plan_to_a_mesh_in_any_form():
     mesh = xs.Mesh(range(8), (2, 4), ("x", "y"))
-    model = iso.reshard(torch.nn.Linear(8, 8), iso.Plan({"weight": ("x",)}), mesh)
+    model = iso.reshard(torch.nn.Linear(8, 8), mesh, iso.Plan({"weight": ("x",)}))
     assert model.weight.named_sharding.mesh == mesh.get_jax_mesh()
     assert model.weight.partition_spec == iso.P("x")
 

@@ -21,7 +21,7 @@ from isoshard.torch_bridge.weights import load_weights, on_arrays
 VOCAB, WIDTH, HEADS, LAYERS = 128, 16, 4, 2
 
 
-pytestmark = pytest.mark.filterwarnings("ignore::isoshard.UnusedRuleWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::isoshard.errors.UnusedRuleWarning")
 """One plan is for several models, and for both frameworks."""
 
 

@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from isoshard import DeviceError, P, ShardingError, SpecError, make_mesh
+from isoshard import P, ShardingError, make_mesh
+from isoshard.errors import DeviceError, SpecError
 from isoshard.torch_bridge.spmd import OpSharding
 from isoshard.torch_bridge.spmd import hybrid as hybrid_module
 from isoshard.torch_bridge.spmd.auto import auto_mesh, auto_spec

@@ -13,7 +13,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import isoshard as iso
 import isoshard.torch_bridge as bridge
-from isoshard import P, ShardingError, UnrepresentableError, make_mesh
+from isoshard import P, ShardingError, make_mesh
+from isoshard.errors import UnrepresentableError
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.spmd import optimization_barrier_
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor

@@ -7,7 +7,8 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as bridge
-from isoshard import P, ShardingError, SpecError, UnevenError
+from isoshard import P, ShardingError
+from isoshard.errors import SpecError, UnevenError
 from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_xla_bridge.torch_xla.distributed import spmd as xs
 

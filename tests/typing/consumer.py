@@ -22,7 +22,7 @@ def lay_out(rows: np.ndarray) -> None:
     assert_type(mesh, Mesh)
     array: jax.Array = iso.shard(rows, mesh, P("x", None))
     assert_type(iso.full(iso.reshard(array, P())), jax.Array)
-    assert_type(iso.local_shards(array), list[iso.Shard])
+    assert_type(iso.local_shards(array), list[iso.sharding.Shard])
     sharding: NamedSharding = iso.sharding_of(array)
     picture: str = iso.visualize(array)
     print(sharding.spec, picture, iso.full(iso.reshard(array, P(None, "y"))))
@@ -45,8 +45,18 @@ def mark(tensor: torch.Tensor) -> None:
     xs.clear_sharding(tensor)
 
 
+def namespaces() -> tuple[iso.rules.Linear, iso.sharding.Tiles]:
+    return iso.rules.Linear(out="x"), iso.sharding.parse_op_sharding("{devices=[2]0,1}")
+
+
 def errors() -> tuple[type[Exception], ...]:
-    return iso.ShardingError, iso.SpecError, iso.UnevenError, iso.CopyError, iso.DeviceError
+    return (
+        iso.ShardingError,
+        iso.errors.SpecError,
+        iso.errors.UnevenError,
+        iso.errors.CopyError,
+        iso.errors.DeviceError,
+    )
 
 
 def place(model: torch.nn.Module, mesh: Mesh) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""The public names: what the facade exports, and what the modules do that it exports.
+"""The public names: those of the facade, of the modules it exports, and of the two bridges.
 
 griffe reads them from the sources: nothing is imported.
 """
@@ -19,6 +19,8 @@ KINDS = {
     "elsewhere": "Of other packages",
 }
 """Kind of a name -> the heading over it."""
+BRIDGES = ("jax_bridge", "torch_bridge")
+"""Public modules that are imported by name: the facade does not list them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +62,12 @@ class PublicModule:
 
 
 def public_modules(package: griffe.Object) -> list[PublicModule]:
-    """The facade, and the modules that it exports."""
+    """The facade, the modules that it exports, and the bridges."""
     facade = _module(PACKAGE, package)
-    inside = (name for name in facade.names if name.kind == "modules" and name.read)
+    bridges = [
+        _named(f"{PACKAGE}.{name}", package[name]) for name in BRIDGES if name in package.members
+    ]
+    inside = (name for name in [*facade.names, *bridges] if name.kind == "modules" and name.read)
     return [facade, *(_module(name.path, name.read) for name in inside)]
 
 

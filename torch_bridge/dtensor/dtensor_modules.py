@@ -5,8 +5,8 @@ For modules under FSDP2 (`fully_shard`), under `parallelize_module`, or both:
     params = iso.to_jax(model)                            # {"layers.0.weight": jax.Array, ..}
     momentum = iso.to_jax(optimizer)["momentum_buffer"]   # {"layers.0.weight": jax.Array, ..}
     ..                                                    # some steps of JAX
-    iso.load_arrays(model, params)
-    iso.load_arrays(optimizer, {"momentum_buffer": momentum})
+    iso.checkpoint.load_arrays(model, params)
+    iso.checkpoint.load_arrays(optimizer, {"momentum_buffer": momentum})
 
 Both ways share each rank's memory. An optimizer's state is called by the names of its parameters
 if it was made with `model.named_parameters()`, and by their positions otherwise.

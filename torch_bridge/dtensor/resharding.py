@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-def reshard(x: DTensor, spec: SpecLike, mesh: Mesh | None = None) -> DTensor:
+def reshard(x: DTensor, mesh: Mesh | None, spec: SpecLike) -> DTensor:
     """Change the layout of a DTensor on its mesh.
 
     Args:
         x: any DTensor.
-        spec: any spelling of a spec, by the names of the DTensor's mesh.
-        mesh: the mesh of `spec`; another order or shape of the DTensor's devices.
+        mesh: the mesh of `spec`, another order or shape of the DTensor's devices; or None.
+        spec: any spelling of a spec, by the names of the mesh.
 
     Returns:
         A new DTensor on the same DeviceMesh; gradients go through it.

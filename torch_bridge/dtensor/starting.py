@@ -1,6 +1,6 @@
 """torch's process group beside JAX's distributed runtime: the same ranks in both.
 
-Core calls this through its registry of frameworks, when `iso.init_distributed` runs.
+Core calls this through its registry of frameworks, when `iso.distributed.init_distributed` runs.
 """
 
 from __future__ import annotations

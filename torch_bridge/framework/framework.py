@@ -21,6 +21,7 @@ from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.plan import Plan
 from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals import distributed_state, is_distributed
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.transfer.device_put import sharding_of
 from isoshard.core.transfer.exchange import host_to_jax, reshard_array
@@ -169,10 +170,10 @@ class Torch(Framework):
         value = Value.of(array, shared=not copy)
         return annotated(x, value, array.sharding, array.shape)
 
-    def reshard(self, x: Any, spec: Any, mesh: Any = None) -> Any:
+    def reshard(self, x: Any, mesh: Any, spec: Any) -> Any:
         """A new tensor with another layout; for a module, its tensors are replaced."""
         if is_dtensor(x):
-            return resharding.reshard(x, spec, mesh)
+            return resharding.reshard(x, mesh, spec)
         if mesh is None:
             mesh = _mesh_of(x)
         if isinstance(x, XLAShardedTensor) and not isinstance(spec, NamedSharding | Plan):
@@ -275,8 +276,6 @@ class Torch(Framework):
 
         64 bits are 32 in JAX, unless it has them on or `dtype` says otherwise: see `layout.widths`.
         """
-        if is_dtensor(x):
-            return dtensors.to_jax(x, sharding, copy=copy, reduce=reduce, name=name)
         if isinstance(x, torch.optim.Optimizer):
             return dtensor_modules.state_to_jax(x, copy=copy)
         if isinstance(x, torch.nn.Module):
@@ -284,8 +283,13 @@ class Torch(Framework):
                 return dtensor_modules.to_jax(x, sharding, copy=copy, reduce=reduce)
             named = modules.tensors(x)
             return {key: self.to_jax(t, sharding, copy=copy, name=key) for key, t in named}
-        routes.again(routes.TO_JAX, partial(_OWN.format, name, tuple(x.shape), x.dtype))
+        if not isinstance(x, XLAShardedTensor) and is_dtensor(x):
+            return dtensors.to_jax(x, sharding, copy=copy, reduce=reduce, name=name)
+        if is_distributed() and distributed_state.num_processes > 1:
+            routes.again(routes.TO_JAX, partial(_OWN.format, name, tuple(x.shape), x.dtype))
         array = self.array(x, sharding, copy=copy, name=name)
+        if dtype is None and array.dtype.itemsize < 8:
+            return array  # only 64 bits have another dtype in JAX
         return for_jax(array, dtype, copy=copy, name=name)
 
     def array(
@@ -299,7 +303,8 @@ class Torch(Framework):
             copy: likewise.
             name: likewise.
         """
-        if is_dtensor(x):
+        is_ours = isinstance(x, XLAShardedTensor)
+        if not is_ours and is_dtensor(x):
             return dtensors.to_jax(x, sharding, copy=copy, name=name)
         if x.grad_fn is not None:
             raise CopyError(
@@ -307,7 +312,7 @@ class Torch(Framework):
                 "graph; pass x.detach(), or differentiate through isoshard.jax_function"
             )
         with jax.enable_x64(True):
-            if isinstance(x, XLAShardedTensor):
+            if is_ours:
                 return array_behind(x, sharding, copy, name)
             if x.device.type == "cpu":
                 return host_to_jax(to_numpy(x.detach()), sharding, copy=copy, name=name)
@@ -378,7 +383,7 @@ def _mesh_of(x: Any) -> Any:
     for tensor in tensors:
         if isinstance(tensor, XLAShardedTensor) and tensor.mesh is not None:
             return tensor.mesh
-    return ambient_mesh("iso.reshard(x, spec, mesh)")
+    return ambient_mesh("iso.reshard(x, mesh, spec)")
 
 
 def _memory(x: torch.Tensor) -> Any:

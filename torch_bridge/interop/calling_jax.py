@@ -24,17 +24,18 @@ All tensors of a call are on one device.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import torch
-
+from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import nullcontext
+from isoshard.core.deprecations import accepts_old
+from isoshard.core.deprecations import keyword
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.spec import SpecLike
-from isoshard.core.runtime.caches import PROGRAMS, Bounded
+from isoshard.core.runtime.caches import Bounded
+from isoshard.core.runtime.caches import PROGRAMS
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
@@ -43,15 +44,22 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.memory_log import note_constant
 from isoshard.torch_bridge.engine.subprograms import subtrace
-from isoshard.torch_bridge.engine.values.value import Aval, Value
-
+from isoshard.torch_bridge.engine.values.value import Aval
+from isoshard.torch_bridge.engine.values.value import Value
 from .dtensor_function import DistributedFunction
 from .function_reads import Reads
-from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
-from .operand_types import Types, explained, types_of
+from .jax_operands import TENSOR
+from .jax_operands import of_operands
+from .jax_operands import sorted_out
+from .jax_operands import surroundings
+from .operand_types import Types
+from .operand_types import explained
+from .operand_types import types_of
 from .plain_tensors import PlainFunction
 from .traced_call import TracedCall
-from .transformed_call import TransformedCall, is_transformed
+from .transformed_call import TransformedCall
+from .transformed_call import is_transformed
+from typing import Any
 
 
 class TorchFunction:
@@ -60,7 +68,7 @@ class TorchFunction:
     Args:
         function: takes arrays.
         name: for error messages and reports.
-        out_specs: as for `torch_function`.
+        out_sharding: as for `torch_function`.
         copy: likewise.
         types: of the operands; True reads them off their Explicit mesh, False traces under Auto.
         reads: whether what the function closes over may change, which traces it anew.
@@ -79,7 +87,7 @@ class TorchFunction:
         self,
         function: Callable[..., Any],
         name: str,
-        out_specs: SpecLike = None,
+        out_sharding: SpecLike = None,
         copy: bool | None = None,
         *,
         types: bool | Types = False,
@@ -88,10 +96,10 @@ class TorchFunction:
     ):
         """See the class."""
         self.name, self._types, self._wide = name, types, wide
-        self.__wrapped__, self._out_specs = function, out_specs
+        self.__wrapped__, self._out_sharding = function, out_sharding
         self._reads = Reads(function, name) if reads else None
         self._known: Bounded[Any, Any] = Bounded(PROGRAMS, "jax_function: recorded calls")
-        self._distributed = DistributedFunction(function, name, out_specs, self._reads)
+        self._distributed = DistributedFunction(function, name, out_sharding, self._reads)
         self._plain = PlainFunction(function, name, copy, _of_gradient, self._reads)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,10 +126,10 @@ class TorchFunction:
         if any(map(is_transformed, leaves)):
             return self._transformed(leaves, structure)
         self._distributed.pass_by()
-        if self._out_specs is not None:
+        if self._out_sharding is not None:
             raise TypeError(
-                f"{self.name} has out_specs, which are for DTensors; lay results on the jax device "
-                "out with isoshard.torch_bridge.mark_sharding"
+                f"{self.name} has out_sharding, which is for DTensors; lay results on the jax "
+                "device out with isoshard.torch_bridge.mark_sharding"
             )
         plain = [leaf for leaf in leaves if _is_plain(leaf)]
         if plain and not tapes.is_tracing():
@@ -221,11 +229,12 @@ class TorchFunction:
             )
 
 
+@accepts_old(keyword("out_specs", "out_sharding"))
 def torch_function(
     function: Callable[..., Any],
     *,
     name: str | None = None,
-    out_specs: SpecLike = None,
+    out_sharding: SpecLike = None,
     copy: bool | None = None,
 ) -> TorchFunction:
     """Make a JAX function callable on torch tensors.
@@ -233,7 +242,7 @@ def torch_function(
     Args:
         function: pure, and traceable by `jax.jit`.
         name: for error messages and reports; the function's own name if not given.
-        out_specs: of results that are DTensors, their layouts: a PartitionSpec, a list of
+        out_sharding: of results that are DTensors, their layouts: a PartitionSpec, a list of
             placements, or None for the compiler's choice; or a tree of those that begins as the
             tree of results does.
         copy: of arguments that are plain CPU or CUDA tensors: None shares their memory where it
@@ -257,7 +266,7 @@ def torch_function(
             "array becomes a tensor with iso.to_torch"
         )
     called = name or getattr(function, "__name__", None) or type(function).__name__
-    return TorchFunction(function, called, out_specs, copy, types=True, reads=True)
+    return TorchFunction(function, called, out_sharding, copy, types=True, reads=True)
 
 
 def _of_gradient(function: Callable[..., Any], name: str) -> TorchFunction:

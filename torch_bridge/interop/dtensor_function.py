@@ -7,7 +7,7 @@
 The DTensors cross without a copy, as `isoshard.to_jax` does it. The function is jitted over their
 mesh, so it sees whole arrays and XLA places the collectives; while it is traced the mesh is JAX's
 current one, and `jax.lax.with_sharding_constraint(h, P("dp", "tp"))` and `jax.shard_map` find it.
-Results are DTensors with the placements that XLA chose, or those of `out_specs`.
+Results are DTensors with the placements that XLA chose, or those of `out_sharding`.
 
 Gradients follow torch's rules. What the VJP needs is kept, not computed again. A gradient has
 the placements of its tensor, so that of a replicated one is summed already. A gradient that
@@ -21,34 +21,41 @@ program is compiled they compare what they are about to run, and all raise if it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
 import jax
 import torch
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-
-from isoshard.core.errors import DistributedError, ShardingError
+from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from isoshard.core.errors import DistributedError
+from isoshard.core.errors import ShardingError
 from isoshard.core.layout.spec import SpecLike
-from isoshard.core.processes.agreement import log_call, report_error
-from isoshard.core.runtime.caches import PROGRAMS, Bounded
+from isoshard.core.processes.agreement import log_call
+from isoshard.core.processes.agreement import report_error
+from isoshard.core.runtime.caches import Bounded
+from isoshard.core.runtime.caches import PROGRAMS
 from isoshard.torch_bridge.dtensor import dtensor_exchange
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
 from isoshard.torch_bridge.dtensor.routes import TO_JAX
-from isoshard.torch_bridge.modules import modules
-from isoshard.torch_bridge.placements import translation
-
 from . import fitting
 from .function_reads import Reads
-from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
-from .rank_program import RankProgram, subject_of
+from .jax_operands import TENSOR
+from .jax_operands import of_operands
+from .jax_operands import sorted_out
+from .jax_operands import surroundings
+from .rank_program import RankProgram
+from .rank_program import subject_of
+from isoshard.torch_bridge.modules import modules
+from isoshard.torch_bridge.placements import translation
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from typing import Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Placement
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Placement
 
 
 class DistributedFunction:
@@ -58,7 +65,7 @@ class DistributedFunction:
         self,
         function: Callable[..., Any],
         name: str,
-        out_specs: SpecLike = None,
+        out_sharding: SpecLike = None,
         reads: Reads | None = None,
     ):
         """See `isoshard.torch_function`.
@@ -66,11 +73,11 @@ class DistributedFunction:
         Args:
             function: pure, and traceable by `jax.jit`.
             name: for error messages and reports.
-            out_specs: layouts of the results, a prefix of their tree; None leaves them to XLA.
+            out_sharding: layouts of the results, a prefix of their tree; None leaves them to XLA.
             reads: what the function reads, if that may change.
         """
         self.name = name
-        self._function, self._out_specs, self._reads = function, out_specs, reads
+        self._function, self._out_sharding, self._reads = function, out_sharding, reads
         self._known: Bounded[Any, RankProgram] = Bounded(PROGRAMS, "jax_function: DTensors")
         self._own = partial("{}: tensors of its own".format, name)
 
@@ -120,7 +127,7 @@ class DistributedFunction:
             flat = of_operands(self._function, structure, fixed)
             try:
                 with self._reads.tracing() if self._reads else nullcontext():
-                    program = RankProgram(flat, arrays, wanted, mesh, self.name, self._out_specs)
+                    program = RankProgram(flat, arrays, wanted, mesh, self.name, self._out_sharding)
             except DistributedError:
                 raise  # they know
             except Exception as error:

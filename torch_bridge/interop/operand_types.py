@@ -92,7 +92,7 @@ def types_of(
         lie = "; ".join(f"{name} on {described(one.mesh)}" for name, one in pairs if one)
         raise ShardingError(
             f"{what}: the tensors lie on different meshes: {lie}. Lay them out on one: "
-            "iso.reshard(tensor, spec, mesh)"
+            "iso.reshard(tensor, mesh, spec)"
         )
     shardings, untold = [], []
     for number, (tensor, one) in enumerate(zip(tensors, layouts, strict=True)):

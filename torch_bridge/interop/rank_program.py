@@ -58,7 +58,7 @@ class RankProgram:
         wanted: Sequence[bool],
         mesh: DeviceMesh,
         name: str,
-        out_specs: SpecLike,
+        out_sharding: SpecLike,
     ):
         """Trace and compile.
 
@@ -68,11 +68,11 @@ class RankProgram:
             wanted: for each operand, whether its gradient is.
             mesh: of the DTensors.
             name: of the function, for messages and reports.
-            out_specs: see `isoshard.torch_function`.
+            out_sharding: see `isoshard.torch_function`.
 
         Raises:
             DistributedError: the ranks are about to run different programs.
-            ShardingError: `out_specs` do not fit the results.
+            ShardingError: `out_sharding` does not fit the results.
             TypeError: the function uses values of a JAX transformation around it.
         """
         self.name, self.mesh = name, mesh
@@ -86,7 +86,7 @@ class RankProgram:
                 "computed at once; pass those values as arguments, outside of the transformation"
             )
         self.layouts = [arrays[number].sharding for number in self.pulled.wanted]
-        outs = [*self._out_layouts(out_specs), *([None] * len(self.pulled.rest))]
+        outs = [*self._out_layouts(out_sharding), *([None] * len(self.pulled.rest))]
         self._forward = self._compile(self.pulled.forward, arrays, outs, name)
         self._rest = self._forward.output_shardings[len(self.pulled.outs) :]
         inside = range(len(arrays), len(arrays) + len(self.pulled.outs))
@@ -199,19 +199,19 @@ class RankProgram:
         )
         assert_equal(subject_of(what), said, self.mesh.mesh.flatten().tolist())
 
-    def _out_layouts(self, out_specs: Any) -> list[NamedSharding | None]:
+    def _out_layouts(self, out_sharding: Any) -> list[NamedSharding | None]:
         count = len(self.pulled.outs)
-        if out_specs is None:
+        if out_sharding is None:
             return [None] * count
         tree = jax.tree.unflatten(self.pulled.structure, range(count))
         try:
             specs = jax.tree.leaves(
-                jax.tree.broadcast(out_specs, tree, is_leaf=_is_spec), is_leaf=_is_spec
+                jax.tree.broadcast(out_sharding, tree, is_leaf=_is_spec), is_leaf=_is_spec
             )
         except ValueError as error:
             raise ShardingError(
-                f"out_specs of {self.name} must be one spec or a tree of them that begins as the "
-                f"tree of its results, {self.pulled.structure}, does: {error}"
+                f"out_sharding of {self.name} must be one spec or a tree of them that begins as "
+                f"the tree of its results, {self.pulled.structure}, does: {error}"
             ) from None
         return [self._layout(spec, number) for number, spec in enumerate(specs)]
 

@@ -145,7 +145,7 @@ def _several(arguments: Any, what: str) -> ShardingError:
     where = "; ".join(f"{listed(names, _SHOWN)} on {mesh}" for mesh, names in lies.items())
     return ShardingError(
         f"{what}: the arguments lie on different meshes: {where}. Lay them out on one: "
-        "iso.reshard(x, spec, mesh)"
+        "iso.reshard(x, mesh, spec)"
     )
 
 

@@ -59,9 +59,9 @@ def jax_mesh(device_mesh: MeshLike) -> Mesh:
     if missing := [rank for rank in ranks.ravel().tolist() if rank >= len(devices)]:
         raise DeviceError(
             f"the mesh {device_mesh} has ranks {missing}, and JAX knows {len(devices)} devices in "
-            f"{jax.process_count()} processes. Call iso.init_distributed() first, in every "
-            f"process; or in one process iso.simulate_devices({max(missing) + 1}), before anything "
-            "else."
+            f"{jax.process_count()} processes. Call iso.distributed.init_distributed() first, in "
+            f"every process; or in one process iso.simulate_devices({max(missing) + 1}), before "
+            "anything else."
         )
     names = device_mesh.mesh_dim_names or tuple(map(str, range(ranks.ndim)))
     _check_ascending(ranks, names)
@@ -127,13 +127,13 @@ def rank_mesh_of(mesh: Mesh) -> Any:
     if _world() is None:
         raise DeviceError(
             "a DTensor needs torch's process group, and there is none: call "
-            "iso.init_distributed() first"
+            "iso.distributed.init_distributed() first"
         )
     ranks, (device,) = dist.get_world_size(), mesh.devices.flat
     if ranks > 1:
         raise DeviceError(
             f"torch's process group has {ranks} ranks, and JAX knows one process: call "
-            "iso.init_distributed() first, in every process"
+            "iso.distributed.init_distributed() first, in every process"
         )
     if device != jax.devices()[0]:
         raise DeviceError(
@@ -184,7 +184,7 @@ def _new_device_mesh(mesh: Mesh, device_type: str | None) -> Any:
     elif _world() is None:
         raise DeviceError(
             "a DeviceMesh over several processes needs torch's process group, and there is none: "
-            "call iso.init_distributed() first, in every process"
+            "call iso.distributed.init_distributed() first, in every process"
         )
     _check_ascending(ranks.numpy(), mesh.axis_names)
     return DeviceMesh(device_type or _device_type(mesh), ranks, mesh_dim_names=names)
@@ -223,6 +223,7 @@ def _devices_by_rank() -> list[Any]:
     if several := sorted({owner for owner in owners if owners.count(owner) > 1}):
         raise DeviceError(
             f"processes {several} have several JAX devices, and a rank of torch is one device: "
-            "start one process per device, and give each one only (iso.init_distributed() does)"
+            "start one process per device, and give each one only "
+            "(iso.distributed.init_distributed() does)"
         )
     return [device for _, device in sorted(zip(owners, devices, strict=True), key=lambda p: p[0])]

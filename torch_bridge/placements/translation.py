@@ -164,7 +164,7 @@ def placements_on(sharding: NamedSharding, device_mesh: MeshLike, ndim: int) -> 
         raise UnrepresentableError(
             f"the layout {sharding.spec} lies on devices {_ids(ours)}, and the mesh asked for has "
             f"{_ids(theirs)}: placements move nothing. Reshard onto that mesh first: "
-            "iso.reshard(x, spec, mesh)."
+            "iso.reshard(x, mesh, spec)."
         )
     number = {device: at for at, device in enumerate(theirs.devices.flat)}
     renamed = np.array([number[device] for device in ours.devices.flat])
@@ -244,7 +244,7 @@ def _check_named(sharding: Any) -> None:
     if not isinstance(sharding, NamedSharding):
         raise UnrepresentableError(
             f"a {type(sharding).__name__} names no mesh axes, and placements say something of "
-            "each; lay the array out with iso.reshard(x, spec, mesh) first"
+            "each; lay the array out with iso.reshard(x, mesh, spec) first"
         )
 
 

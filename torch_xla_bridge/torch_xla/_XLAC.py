@@ -167,7 +167,8 @@ def _ensure_xla_coordinator_initialized(
     if world_size > _jax.process_count():
         raise _DistributedError(
             f"process {global_rank} is one of {world_size}, and JAX knows of "
-            f"{_jax.process_count()}; call isoshard.init_distributed() before any tensor is made"
+            f"{_jax.process_count()}; call isoshard.distributed.init_distributed() before any "
+            "tensor is made"
         )
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 devices_have_started: Callable[[], bool] = NAMES.bind(
     "jax._src.xla_bridge.backends_are_initialized",
     why="tells whether JAX has started its devices, without starting them",
-    without="`iso.init_distributed` raises",
+    without="`iso.distributed.init_distributed` raises",
 )
 
 
@@ -110,7 +110,10 @@ CLUSTERS: dict[str, Any] = {
         f"jax._src.clusters.{name}",
         otherwise=None,
         why=f"tells the number of a process and the coordinator {where}",
-        without="as where JAX is not at home: `iso.init_distributed` warns, or says what to set",
+        without=(
+            "as where JAX is not at home: `iso.distributed.init_distributed` warns, or says what "
+            "to set"
+        ),
     )
     for name, where in (
         ("OmpiCluster", "below Open MPI's mpirun"),

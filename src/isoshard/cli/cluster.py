@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import isoshard as iso
+import jax
 import json
 import os
 import sys
@@ -16,20 +18,27 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
-
-import jax
-from rich.console import Console
-
-import isoshard as iso
+from .cluster_facts import free_ports
+from .cluster_facts import interfaces
+from .cluster_facts import rates
+from .cluster_links import Door
+from .cluster_links import Link
+from .cluster_links import Listener
+from .cluster_links import call
+from .cluster_links import distances
+from .cluster_links import local_address
+from .cluster_tables import show
 from isoshard.core.errors import DistributedError
 from isoshard.core.processes import coordination
-from isoshard.core.processes.handshake import CANNOT_RUN, env_report, split_address
-from isoshard.core.processes.launchers import Launch, coordinator, launch_from
+from isoshard.core.processes.handshake import CANNOT_RUN
+from isoshard.core.processes.handshake import env_report
+from isoshard.core.processes.handshake import split_address
+from isoshard.core.processes.launchers import Launch
+from isoshard.core.processes.launchers import coordinator
+from isoshard.core.processes.launchers import launch_from
+from rich.console import Console
+from typing import Any
 
-from .cluster_facts import free_ports, interfaces, rates
-from .cluster_links import Door, Link, Listener, call, distances, local_address
-from .cluster_tables import show
 
 APART = 1.0
 """Seconds that clocks may differ."""
@@ -55,9 +64,9 @@ def _examine(options: argparse.Namespace, stage: list[str]) -> int:
         launch = launch_from(os.environ)
         address = coordinator(launch, options.timeout) if launch else None
         with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", iso.ClusterWarning)
+            warnings.simplefilter("always", iso.errors.ClusterWarning)
             each = 1 if launch and launch.local_rank is not None else None
-            started = iso.init_distributed(timeout=options.timeout, local_devices=each)
+            started = iso.distributed.init_distributed(timeout=options.timeout, local_devices=each)
     except DistributedError as error:
         if not (launch and launch.rank and str(error).startswith(CANNOT_RUN)):
             print(f"isoshard doctor --cluster: {error}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from tests import fresh
 
 
 def test_what_is_needed_and_free(tmp_path):
-    found = iso.check_storage(tmp_path / "run", 10**6, keep=3)
+    found = iso.checkpoint.check_storage(tmp_path / "run", 10**6, keep=3)
     assert found.needed == 4 * 10**6
     assert found.free == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.2)
     assert found.rate > 0
@@ -22,9 +22,9 @@ def test_checkpoints_that_are_there_count(tmp_path):
     content = {"w": np.random.default_rng(0).standard_normal(250_000, np.float32)}  # 1 MB
     for step in (1, 2):
         iso.save(tmp_path, content, step=step, keep=2)
-    there = iso.check_storage(tmp_path, 10**6, keep=2).needed
+    there = iso.checkpoint.check_storage(tmp_path, 10**6, keep=2).needed
     assert 10**6 <= there < 1.2 * 10**6  # one more, and not three
-    assert iso.check_storage(tmp_path, 10**7, keep=2).needed > 2.7 * 10**7
+    assert iso.checkpoint.check_storage(tmp_path, 10**7, keep=2).needed > 2.7 * 10**7
 
 
 def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
@@ -35,14 +35,14 @@ def test_a_disk_that_is_too_small(tmp_path, monkeypatch):
         "free there. Free some, or give another folder or a smaller keep"
     )
     with pytest.raises(iso.CheckpointError, match=told):
-        iso.check_storage(tmp_path, 10**6)
-    assert iso.check_storage(tmp_path, 10**6, keep=1).needed == 2 * 10**6
+        iso.checkpoint.check_storage(tmp_path, 10**6)
+    assert iso.checkpoint.check_storage(tmp_path, 10**6, keep=1).needed == 2 * 10**6
 
 
 def test_a_disk_that_is_too_slow(tmp_path):
     with pytest.raises(iso.CheckpointError, match=r"would take .* s from one process, .*seconds="):
-        iso.check_storage(tmp_path, 10**6, seconds=1e-9)
-    assert iso.check_storage(tmp_path, 10**6, seconds=600).rate
+        iso.checkpoint.check_storage(tmp_path, 10**6, seconds=1e-9)
+    assert iso.checkpoint.check_storage(tmp_path, 10**6, seconds=600).rate
 
 
 KILLED = """
@@ -64,4 +64,4 @@ def test_what_a_killed_check_leaves_goes_with_the_next_save(tmp_path):
 
 def test_keeping_all_is_no_size(tmp_path):
     with pytest.raises(ValueError, match="keep=0 keeps every checkpoint"):
-        iso.check_storage(Path(tmp_path), 10, keep=0)
+        iso.checkpoint.check_storage(Path(tmp_path), 10, keep=0)

@@ -124,7 +124,7 @@ class TestBatches:
         [batch] = iso.data.loader([memory], mesh, P("x"), copy=False)
         assert batch.addressable_shards[0].data.unsafe_buffer_pointer() == memory.ctypes.data
         assert counted("copies") == 0
-        with pytest.raises(iso.CopyError, match=r"batch: .*not contiguous"):
+        with pytest.raises(iso.errors.CopyError, match=r"batch: .*not contiguous"):
             next(iter(iso.data.loader([memory], mesh, P(None, "x"), copy=False)))
 
     def test_a_thread_sees_the_settings_of_its_maker(self, mesh):
@@ -138,7 +138,8 @@ class TestUnevenRows:
         found = iter(iso.data.loader(batches(8, 6), mesh, P("y")))
         next(found)
         with pytest.raises(
-            iso.UnevenError, match=r"batch\.x has 6 rows for 4 parts; batch\.y has 6.*last='drop'"
+            iso.errors.UnevenError,
+            match=r"batch\.x has 6 rows for 4 parts; batch\.y has 6.*last='drop'",
         ):
             next(found)
         with pytest.raises(StopIteration):
@@ -148,7 +149,9 @@ class TestUnevenRows:
         assert len(list(iso.data.loader(batches(8, 8, 6), mesh, P("y"), last="drop"))) == 2
         assert counted("data.dropped_rows") == 6
         assert len(list(iso.data.loader(batches(8, 4), mesh, P("y"), last="drop"))) == 2
-        with pytest.raises(iso.UnevenError, match=r"6 rows for 4 parts.*It is not the last one"):
+        with pytest.raises(
+            iso.errors.UnevenError, match=r"6 rows for 4 parts.*It is not the last one"
+        ):
             list(iso.data.loader(batches(8, 6, 8), mesh, P("y"), last="drop"))
 
     def test_pad_fills_up_to_the_first_batch(self, mesh, counted):
@@ -177,13 +180,15 @@ class TestUnevenRows:
             list(iso.data.loader(uneven, mesh, P("x"), last="pad"))
         with pytest.raises(iso.ShardingError, match="no array of the batch is split there"):
             list(iso.data.loader(uneven, mesh, None, last="pad"))
-        with pytest.raises(iso.UnevenError, match="a batch of no rows cannot be padded to 8"):
+        with pytest.raises(
+            iso.errors.UnevenError, match="a batch of no rows cannot be padded to 8"
+        ):
             list(iso.data.loader(batches(8, 0), mesh, P("x"), last="pad"))
         with pytest.raises(iso.ShardingError, match=r"batch\.x: a .* on devices cannot be padded"):
             list(iso.data.loader([{"x": jax.numpy.ones(3)}], mesh, P("x"), last="pad"))
 
     def test_other_axes_are_an_error_whatever_happens_to_rows(self, mesh):
-        with pytest.raises(iso.UnevenError, match=r"batch\.x: shape \(8, 6\).*axis 1"):
+        with pytest.raises(iso.errors.UnevenError, match=r"batch\.x: shape \(8, 6\).*axis 1"):
             list(iso.data.loader([{"x": np.ones((8, 6))}], mesh, P("x", "y"), last="pad"))
 
 
@@ -201,9 +206,9 @@ class TestErrors:
 
     def test_all_faults_of_a_batch_at_once(self, mesh):
         source = [{"a": np.ones((8, 2), np.float32), "b": np.ones(8, np.float32)}]
-        with pytest.raises(iso.SpecError, match=r"(?s)batch\.b: spec.*2 entries"):
+        with pytest.raises(iso.errors.SpecError, match=r"(?s)batch\.b: spec.*2 entries"):
             list(iso.data.loader(source, mesh, P("x", None), name="batch"))
-        with pytest.raises(iso.CopyError, match=r"(?s)2 leaves.*in\.a: .*in\.b: "):
+        with pytest.raises(iso.errors.CopyError, match=r"(?s)2 leaves.*in\.a: .*in\.b: "):
             source = [{"a": np.full((8, 2), 1 << 40), "b": np.full(8, 1 << 40)}]
             list(iso.data.loader(source, mesh, P("x"), name="in"))
 

@@ -101,7 +101,7 @@ def test_shard_keeps_the_users_mesh(typed):
 
 def test_reshard_in_jit(typed):
     x = iso.shard(HOST, typed, P("x", "y"))
-    got = jax.jit(lambda x: iso.reshard(x * 2, P("y"), typed))(x)
+    got = jax.jit(lambda x: iso.reshard(x * 2, typed, P("y")))(x)
     assert got.sharding.is_equivalent_to(NamedSharding(typed, P("y")), 2)
     if typed.are_all_axes_explicit:  # the type tells the mesh
         got = jax.jit(lambda x: iso.full(iso.reshard(x * 2, P("y"))))(x)

@@ -26,7 +26,7 @@ def run(function, mesh, axes=("x", "y"), jit=False):
 
 VERBS = {
     "shard": lambda x, mesh, spec: iso.shard(x, mesh, spec),
-    "reshard": lambda x, mesh, spec: iso.reshard(x, spec, mesh),
+    "reshard": lambda x, mesh, spec: iso.reshard(x, mesh, spec),
     "to_jax": lambda x, mesh, spec: iso.to_jax(x, NamedSharding(mesh, spec)),
     "a tree": lambda x, mesh, spec: iso.shard({"array": x}, mesh, spec)["array"],
     "ambient": lambda x, mesh, spec: iso.shard(x, spec),

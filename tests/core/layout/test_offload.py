@@ -1,26 +1,27 @@
 """Layouts in the memory of the host: plans say them, tables show them, programs bring them in."""
 
+import isoshard as iso
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jax.sharding import AbstractMesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-
-import isoshard as iso
 from isoshard.core.errors import ShardingError
-from isoshard.core.layout.offload import (
-    in_memory,
-    is_offloaded,
-    on_device,
-    to_device,
-    to_device_after,
-    to_memory_of,
-)
-from isoshard.core.plan import Plan, PlanError
+from isoshard.core.layout.offload import in_memory
+from isoshard.core.layout.offload import is_offloaded
+from isoshard.core.layout.offload import on_device
+from isoshard.core.layout.offload import to_device
+from isoshard.core.layout.offload import to_device_after
+from isoshard.core.layout.offload import to_memory_of
+from isoshard.core.plan import Plan
+from isoshard.core.plan import PlanError
 from isoshard.core.plan.resolved import ResolvedPlan
+from jax.sharding import AbstractMesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from tests.jax_faults import host_memory_of_the_cpu
+
+
 
 HOST = "pinned_host"
 
@@ -162,14 +163,14 @@ class TestVerbs:
 
 def test_typeof(mesh):
     x = iso.shard(np.ones((8, 4), np.float32), mesh, P("x"))
-    assert iso.typeof(x) == jax.typeof(x)
+    assert iso.sharding.typeof(x) == jax.typeof(x)
     resting = iso.shard(x, mesh, P("x"), memory=HOST)
-    assert iso.typeof(iso.to_torch(resting)) == jax.typeof(resting)
+    assert iso.sharding.typeof(iso.to_torch(resting)) == jax.typeof(resting)
     explicit = jax.make_mesh((2, 4), ("x", "y"))
     t = iso.shard(torch.ones(8, 4), explicit, P("x", "y"))
-    assert str(iso.typeof(t)) == "float32[8@x,4@y]"
-    assert str(iso.typeof(t @ t.T)) == "float32[8@x,8]"
+    assert str(iso.sharding.typeof(t)) == "float32[8@x,4@y]"
+    assert str(iso.sharding.typeof(t @ t.T)) == "float32[8@x,8]"
     with pytest.raises(TypeError, match="typeof is not implemented for torch objects"):
-        iso.typeof(torch.nn.Linear(2, 2))
+        iso.sharding.typeof(torch.nn.Linear(2, 2))
     with pytest.raises(ShardingError, match="has no layout on a mesh"):
-        iso.typeof(torch.ones(3))
+        iso.sharding.typeof(torch.ones(3))

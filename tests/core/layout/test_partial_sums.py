@@ -94,7 +94,7 @@ def test_what_is_there_is_shared(product):
     assert _pointers(again) == _pointers(product)
     own = iso.shard(product, product.sharding.mesh, P(unreduced={"y"}), copy=True)
     assert not set(_pointers(own)) & set(_pointers(product))
-    with pytest.raises(iso.CopyError, match="must move"):
+    with pytest.raises(iso.errors.CopyError, match="must move"):
         iso.shard(product, product.sharding.mesh, P(), copy=False)
 
 
@@ -105,7 +105,7 @@ def _pointers(x):
 def test_onto_an_auto_mesh_and_another_grid(product, explicit):
     for mesh in (auto(explicit), iso.make_mesh((8,), ("z",))):
         for spec in (P(), P(mesh.axis_names[0])):
-            got = iso.reshard(product, spec, mesh)
+            got = iso.reshard(product, mesh, spec)
             assert got.sharding == NamedSharding(mesh, spec)
             np.testing.assert_allclose(got, HOST @ HOST)
 
@@ -114,11 +114,11 @@ def test_onto_an_auto_mesh_and_another_grid(product, explicit):
 def test_terms_of_what_is_whole(explicit, source):
     x = jnp.asarray(HOST) if source == "one device" else iso.shard(HOST, auto(explicit), P())
     wanted = P("x", unreduced={"y"})
-    got = iso.reshard(x, wanted, explicit)
+    got = iso.reshard(x, explicit, wanted)
     said = {"unreduced": {"y"}}  # JAX writes trailing None or not
     assert got.sharding.spec in (P("x", **said), P("x", None, **said))
     np.testing.assert_array_equal(_terms(got, explicit), HOST)
-    inside = jax.jit(lambda x: iso.reshard(x * 2, wanted, explicit))(x)
+    inside = jax.jit(lambda x: iso.reshard(x * 2, explicit, wanted))(x)
     assert unreduced(inside.sharding) == ("y",)
     np.testing.assert_array_equal(_terms(inside, explicit), HOST * 2)
 

@@ -46,7 +46,7 @@ def test_the_order_of_the_rules_decides_as_in_flax(mesh, names):
     plan = Plan.from_logical_axis_rules(MAXTEXT)
     expected = nn.logical_to_mesh_axes(names, MAXTEXT)
     found = Plan({"w": names}, axes=MAXTEXT).spec_for("w", (8,) * len(names), mesh)
-    canonical = iso.normalize_spec(expected, mesh, len(names))
+    canonical = iso.sharding.normalize_spec(expected, mesh, len(names))
     assert found == canonical
     assert plan.axes == AxisTable(MAXTEXT)
 

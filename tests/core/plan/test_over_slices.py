@@ -65,7 +65,7 @@ def run_torch(mesh, plan):
 def test_only_sums_of_gradients_go_from_slice_to_slice(reference, tmp_path):
     ici, dcn, axes, plan = (4, 1), (1, 2), ("data", "replica"), HSDP  # the minor axis
     mesh = iso.hybrid_mesh(ici, dcn, axes)
-    assert iso.slice_axes(mesh, slices=2) == {"replica": 2}
+    assert iso.sharding.slice_axes(mesh, slices=2) == {"replica": 2}
     plan = plan * Plan(dcn={"replica": "all-reduce"})
     losses, program, model = run_torch(mesh, plan)
     np.testing.assert_allclose(losses, reference[0], rtol=2e-6)

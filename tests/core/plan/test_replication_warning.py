@@ -1,15 +1,18 @@
 """Plans that leave most bytes whole by chance say so once; those that mean it do not."""
 
-import warnings
-
+import isoshard as iso
 import jax
 import numpy as np
 import pytest
+import warnings
+from isoshard import Plan
+from isoshard.core.plan.replication_warning import replication_message
+from isoshard.core.plan.replication_warning import warn_replicated
+from isoshard.rules import Largest
+from isoshard.rules import Linear
 from jax.sharding import PartitionSpec as P
 
-import isoshard as iso
-from isoshard import Largest, Linear, Plan
-from isoshard.core.plan.replication_warning import replication_message, warn_replicated
+
 
 GPT_OSS = {
     "model.embed_tokens.weight": (256, 64),
@@ -76,7 +79,7 @@ def test_what_no_axis_would_divide_and_small_models(mesh):
 def test_once_and_where_a_model_is_laid_out(mesh):
     plan = Plan.from_hf_tp_plan({"head": "colwise"}, "model")
     params = {"head": {"weight": np.ones((8, 4))}, "experts": np.ones((8, 256, 256), np.float32)}
-    with pytest.warns(iso.ReplicationWarning, match="experts: shape"):
+    with pytest.warns(iso.errors.ReplicationWarning, match="experts: shape"):
         iso.shard(params, mesh, plan)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

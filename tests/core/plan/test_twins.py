@@ -99,8 +99,8 @@ PLANS = {
         {
             "wte.*": ("vocab", "embed"),
             "wpe.*": (None, "embed"),
-            "re:.*c_(attn|fc)[.].*": iso.Linear(out="mlp", into="embed"),
-            "*.c_proj.*": iso.Linear(out="embed", into="mlp"),
+            "re:.*c_(attn|fc)[.].*": iso.rules.Linear(out="mlp", into="embed"),
+            "*.c_proj.*": iso.rules.Linear(out="embed", into="mlp"),
             "*ln_*": None,
         },
         axes={"vocab": "tp", "mlp": "tp", "embed": "fsdp"},

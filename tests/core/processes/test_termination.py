@@ -20,7 +20,7 @@ def test_a_signal_is_noted_and_handlers_are_put_back():
     before = signal.signal(signal.SIGTERM, lambda *given: calls.append(given[0]))
     try:
         mine = signal.getsignal(signal.SIGTERM)
-        with iso.Termination() as termination:
+        with iso.distributed.Termination() as termination:
             assert not termination.reached()
             os.kill(os.getpid(), signal.SIGTERM)
             assert termination.reached() and termination.reached()
@@ -37,7 +37,7 @@ def test_whoever_waits_for_the_byte_of_a_signal_still_gets_it():
     ring.setblocking(False)
     before = signal.set_wakeup_fd(ring.fileno())
     try:
-        with iso.Termination(signals=(signal.SIGUSR1, signal.SIGUSR2)) as termination:
+        with iso.distributed.Termination(signals=(signal.SIGUSR1, signal.SIGUSR2)) as termination:
             os.kill(os.getpid(), signal.SIGUSR1)
             assert termination.reached()
             hear.settimeout(5)
@@ -51,10 +51,13 @@ def test_whoever_waits_for_the_byte_of_a_signal_still_gets_it():
 
 def test_leave_ends_with_its_status():
     with pytest.raises(ValueError, match="above 0, not 0"):
-        iso.Termination(grace=0)
-    with pytest.raises(SystemExit) as raised, iso.Termination(signals=()) as termination:
+        iso.distributed.Termination(grace=0)
+    with (
+        pytest.raises(SystemExit) as raised,
+        iso.distributed.Termination(signals=()) as termination,
+    ):
         termination.leave()
-    assert raised.value.code == iso.Termination.STATUS == 75
+    assert raised.value.code == iso.distributed.Termination.STATUS == 75
 
 
 def test_in_a_thread_only_request_asks():
@@ -62,8 +65,8 @@ def test_in_a_thread_only_request_asks():
 
     def run():
         with pytest.raises(RuntimeError, match=r"only the main thread .*signals=\(\)"):
-            iso.Termination()
-        termination = iso.Termination(signals=())
+            iso.distributed.Termination()
+        termination = iso.distributed.Termination(signals=())
         termination.request()
         faults.append(termination.reached())
         termination.close()
@@ -77,7 +80,7 @@ def test_in_a_thread_only_request_asks():
 def test_no_thread_stays():
     before = threading.active_count()
     for _ in range(3):
-        with iso.Termination() as termination:
+        with iso.distributed.Termination() as termination:
             termination.request()
     time.sleep(0.2)
     assert threading.active_count() <= before
@@ -85,7 +88,7 @@ def test_no_thread_stays():
 
 HANGS = """
 import ctypes, isoshard as iso
-iso.Termination(grace=1.0)
+iso.distributed.Termination(grace=1.0)
 print("ready", flush=True)
 ctypes.CDLL(None).system(b"sleep 60")      # C code, which no Python handler interrupts
 """
@@ -119,7 +122,7 @@ def test_all_processes_stop_after_the_same_step(monkeypatch):
 
     def steps(rank):
         mine.rank = rank
-        with iso.Termination(signals=()) as one:
+        with iso.distributed.Termination(signals=()) as one:
             for step in itertools.count(1):
                 time.sleep(0.001 * (rank % 5))
                 if rank == 3 and step == 10:

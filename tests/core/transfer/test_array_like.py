@@ -45,7 +45,7 @@ class TestAlone:
             assert got.sharding == NamedSharding(mesh, P())
             like_jax(got, value)
             like_jax(iso.to_jax(value), value)
-            like_jax(iso.reshard(value, P(), mesh), value)
+            like_jax(iso.reshard(value, mesh, P()), value)
         for value in LISTS:
             like_jax(iso.from_local(value, mesh, P()), value)
         assert iso.from_local(3, mesh, P()).dtype == np.int32

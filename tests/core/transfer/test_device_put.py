@@ -1,17 +1,25 @@
 import dataclasses
-
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding
+from isoshard.core import frameworks
+from isoshard.core.errors import CopyError
+from isoshard.core.errors import ShardingError
+from isoshard.core.errors import SpecError
+from isoshard.core.errors import UnevenError
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.plan import Plan
+from isoshard.core.plan import PlanError
+from isoshard.core.transfer import leaf_specs
+from isoshard.core.transfer.device_put import full
+from isoshard.core.transfer.device_put import reshard
+from isoshard.core.transfer.device_put import shard
+from isoshard.core.transfer.device_put import sharding_of
+from jax.sharding import AxisType
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from isoshard.core import frameworks
-from isoshard.core.errors import CopyError, ShardingError, SpecError, UnevenError
-from isoshard.core.layout.mesh import make_mesh
-from isoshard.core.plan import Plan, PlanError
-from isoshard.core.transfer import leaf_specs
-from isoshard.core.transfer.device_put import full, reshard, shard, sharding_of
 
 
 def ones(*shape):
@@ -144,9 +152,9 @@ class TestReshard:
         assert specs(reshard(tree, {"a": P(), "b": P("y")})) == {"a": P(), "b": P("y")}
 
     def test_from_one_device(self, mesh):
-        with pytest.raises(ShardingError, match=r"no mesh.*iso\.reshard\(x, spec, mesh\)"):
+        with pytest.raises(ShardingError, match=r"no mesh.*iso\.reshard\(x, mesh, spec\)"):
             reshard(jax.numpy.ones(8), P("x"))
-        assert reshard(jax.numpy.ones(8), P("x"), mesh).sharding.spec == P("x")
+        assert reshard(jax.numpy.ones(8), mesh, P("x")).sharding.spec == P("x")
 
     def test_two_meshes(self, mesh):
         flat = make_mesh((8,), ("x",), axis_types=AxisType.Auto)
@@ -155,10 +163,44 @@ class TestReshard:
         with pytest.raises(
             ShardingError,
             match=rf"2 different meshes: a\.0 on 'x' \(2\), 'y' \(4\) \({kind}\) of devices 0, .*; "
-            r"b on 'x' \(8\) \(Auto\) of devices .*\. Choose one.*iso\.reshard\(x, spec, mesh\)",
+            r"b on 'x' \(8\) \(Auto\) of devices .*\. Choose one.*iso\.reshard\(x, mesh, spec\)",
         ):
             reshard(tree, P("x"))
-        assert specs(reshard({**tree, "step": ones(8)}, P("x"), mesh))["b"] == P("x")
+        assert specs(reshard({**tree, "step": ones(8)}, mesh, P("x")))["b"] == P("x")
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda x, mesh: reshard(x, P("y"), mesh),
+            lambda x, mesh: reshard(x, P("y"), mesh=mesh),
+            lambda x, mesh: reshard(x, P("y"), None),
+            lambda x, mesh: reshard(x, NamedSharding(mesh, P("y")), mesh),
+        ],
+    )
+    def test_the_old_order_warns(self, mesh, call):
+        x = shard(ones(8), mesh, P("x"))
+        said = r"^reshard\(x, spec, mesh\) is now reshard\(x, mesh, spec\); "
+        with pytest.warns(DeprecationWarning, match=said) as caught:
+            moved = call(x, mesh)
+        assert moved.sharding == NamedSharding(mesh, P("y"))
+        assert caught[0].filename == __file__
+
+    def test_the_mesh_may_be_left_out(self, mesh):
+        x = shard(ones(8), mesh, P("x"))
+        for moved in (
+            *(reshard(x, P("y")), reshard(x, spec=P("y")), reshard(x, None, P("y"))),
+            *(reshard(x, mesh, P("y")), reshard(x, mesh=mesh, spec=P("y"))),
+        ):
+            assert moved.sharding == NamedSharding(mesh, P("y"))
+        assert reshard(x, None).sharding.spec == P() == reshard(x, mesh, None).sharding.spec
+
+    def test_a_spec_is_needed(self, mesh):
+        with pytest.raises(
+            TypeError, match=r"iso\.reshard needs a spec: iso\.reshard\(x, P\('x'\)\)"
+        ):
+            reshard(ones(8))
+        with pytest.raises(TypeError, match=r"how is it to lie over the mesh 'x' \(2\)"):
+            reshard(ones(8), mesh)
 
 
 class TestFull:
@@ -217,7 +259,7 @@ class Cubes(frameworks.Framework):
     def shard(self, x, mesh, spec, *, copy=None, name=None):
         return Cube(x.data, (name, spec, copy))
 
-    def reshard(self, x, spec, mesh=None):
+    def reshard(self, x, mesh, spec):
         return Cube(x.data, spec)
 
     def full(self, x):

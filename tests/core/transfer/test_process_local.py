@@ -100,9 +100,11 @@ class TestRefusals:
             iso.from_local(ones(4, 4), mesh, P("x"), shape=(8, 4), name="w")
 
     def test_an_axis_that_does_not_divide(self, mesh):
-        with pytest.raises(iso.UnevenError, match=r"axis 0 has local size 6.*4 blocks.*size: 8 in"):
+        with pytest.raises(
+            iso.errors.UnevenError, match=r"axis 0 has local size 6.*4 blocks.*size: 8 in"
+        ):
             iso.from_local(ones(6, 4), mesh, P("y"))
-        with pytest.raises(iso.UnevenError, match=r"shape \(6, 4\) does not split evenly"):
+        with pytest.raises(iso.errors.UnevenError, match=r"shape \(6, 4\) does not split evenly"):
             iso.from_local(ones(6, 4), mesh, P("y"), shape=(6, 4))
 
     def test_a_traced_value(self, mesh):
@@ -110,9 +112,9 @@ class TestRefusals:
             jax.jit(lambda a: iso.from_local(a, mesh, P("x"), name="w"))(ones(8))
 
     def test_memory_that_cannot_be_shared(self, mesh):
-        with pytest.raises(iso.CopyError, match="not contiguous"):
+        with pytest.raises(iso.errors.CopyError, match="not contiguous"):
             iso.from_local(ones(8, 16), mesh, P(None, "x"), copy=False)
-        with pytest.raises(iso.CopyError, match="its data must move"):
+        with pytest.raises(iso.errors.CopyError, match="its data must move"):
             iso.from_local(iso.to_jax(ones(8)), mesh, P("x"), copy=False)
 
 

@@ -1,15 +1,20 @@
 """Moves that are noted: the same results as without, for every way an array may lie."""
 
+import isoshard as iso
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
-from jax.sharding import PartitionSpec as P
-
-import isoshard as iso
-from isoshard.core.errors import SpecError, UnevenError
+from isoshard.core.errors import SpecError
+from isoshard.core.errors import UnevenError
 from isoshard.core.runtime.caches import Bounded
 from isoshard.core.transfer import reshard_cache
+from jax.sharding import AxisType
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.sharding import SingleDeviceSharding
+
+
 
 HOST = np.arange(32, dtype=np.float32).reshape(8, 4)
 
@@ -68,7 +73,7 @@ def test_the_other_options_go_the_long_way(typed, counted):
     x = iso.shard(HOST, typed, P("x"))
     iso.shard(x, typed, P("y"))
     assert reshard_cache._cache
-    with pytest.raises(iso.CopyError, match="its data must move"):
+    with pytest.raises(iso.errors.CopyError, match="its data must move"):
         iso.shard(x, typed, P("y"), copy=False)
     own = iso.shard(x, typed, P("x"), copy=True)
     assert (

@@ -54,7 +54,7 @@ def test_results_that_do_not_fit(returned, kind, message, line):
 def test_layouts_that_jit_hides(line):
     routed = double(lambda shards, x: (x * 2, shards.like(x, 0)))
     x = iso.shard(X, line, P("x"))
-    hidden = iso.reshard(x, P("x"), auto(line))  # a type would tell
+    hidden = iso.reshard(x, auto(line), P("x"))  # a type would tell
     with pytest.raises(ShardingError, match=r"argument 0 is traced, .* <lambda>.over"):
         jax.jit(routed)(hidden)
     np.testing.assert_array_equal(jax.jit(routed.over(line, ("x",)))(x), X * 2)

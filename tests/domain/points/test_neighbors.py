@@ -109,7 +109,7 @@ def test_inside_jit_the_layout_is_said_and_uneven_arrays_know_it():
         iso.ShardingError, match=r"inside jax.jit points and queries have no sharding"
     ):
         hidden = [
-            iso.reshard(x, iso.P("x"), auto(mesh)) for x in (points, queries)
+            iso.reshard(x, auto(mesh), iso.P("x")) for x in (points, queries)
         ]  # no type tells
         jax.jit(lambda p, q: knn(p, q, 3))(*hidden)
 
@@ -159,7 +159,7 @@ def test_what_cannot_be_searched():
         radius_search(none, points, 1.0, 1)
     with pytest.raises(iso.ShardingError, match=r"tile=\(0, 4\) is not the numbers of queries"):
         knn(points, points, 1, tile=(0, 4))
-    with pytest.raises(iso.SpecError, match=r"points: .*no mesh axis is called 'z'"):
+    with pytest.raises(iso.errors.SpecError, match=r"points: .*no mesh axis is called 'z'"):
         knn(points, points, 1, axes=("z", "x"))
 
 

@@ -1,19 +1,19 @@
 """Ranks that agree, that differ, and that say nothing; every error is caught where it is raised."""
 
-import time
-
 import isoshard as iso
+import time
 from isoshard.core.processes.agreement import assert_equal
 
 
+
 def start():
-    iso.init_distributed(timeout=60)
+    iso.distributed.init_distributed(timeout=60)
 
 
 def _refused(subject, value, ranks=None, timeout=30.0):
     try:
         assert_equal(subject, value, ranks, timeout=timeout)
-    except iso.DistributedError as error:
+    except iso.errors.DistributedError as error:
         return str(error)
     raise AssertionError(f"{subject} was agreed upon")
 

@@ -4,9 +4,9 @@ import isoshard as iso
 
 
 def start():
-    found = iso.init_distributed()
-    assert found == iso.Processes(0, 1, 0, None)
-    assert iso.init_distributed() is found
+    found = iso.distributed.init_distributed()
+    assert found == iso.distributed.Processes(0, 1, 0, None)
+    assert iso.distributed.init_distributed() is found
 
 
 def check_dtensors_work(world):

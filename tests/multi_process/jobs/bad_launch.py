@@ -1,24 +1,24 @@
 """Launches that cannot work, or look odd; TEST_KIND says which. No check is reached."""
 
 import dataclasses
+import isoshard as iso
 import os
 import warnings
-
-import isoshard as iso
 from isoshard.core.processes import handshake
 from isoshard.core.processes.launchers import launch_from
+
 
 
 def start():
     kind, rank = os.environ["TEST_KIND"], os.environ["RANK"]
     timeout = float(os.environ["TEST_TIMEOUT"])
-    warnings.simplefilter("always", iso.ClusterWarning)
+    warnings.simplefilter("always", iso.errors.ClusterWarning)
     if kind == "version" and rank == "1":
         found = handshake._version
         handshake._version = lambda name: "0.0.7" if name == "isoshard" else found(name)
     if kind in ("clock", "hosts"):
         _shake_hands(kind, rank, timeout)
-    iso.init_distributed(timeout=timeout)
+    iso.distributed.init_distributed(timeout=timeout)
 
 
 def _shake_hands(kind, rank, timeout):

@@ -193,17 +193,17 @@ def check_fsdp_over_tensor_parallelism(world):
 
 def check_storage(world):
     folder = world.scratch / "storage"
-    found = iso.check_storage(folder, 10**6)
+    found = iso.checkpoint.check_storage(folder, 10**6)
     assert found.needed == 3 * 10**6 and found.rate > 0
     with raises(iso.CheckpointError, "of 931.3 GiB (keep=2", "free there"):
-        iso.check_storage(folder, 10**12)
+        iso.checkpoint.check_storage(folder, 10**12)
     with raises(
         iso.CheckpointError,
         "rank 1: CheckpointError"
         if world.rank != 1
         else "not the folder that the first process writes to",
     ):
-        iso.check_storage(folder.with_name(f"own{world.rank == 1}"), 10**6)
+        iso.checkpoint.check_storage(folder.with_name(f"own{world.rank == 1}"), 10**6)
     assert [*folder.iterdir()] == []
 
 
@@ -230,7 +230,7 @@ def check_faults(world):
     finally:
         zarr_format.write_arrays = real
     assert iso.restore(folder, {"n": 0}, partial=True)["n"] == 1
-    with raises(iso.DistributedError, "the ranks do not agree"):
+    with raises(iso.errors.DistributedError, "the ranks do not agree"):
         iso.save(folder, {"w": w, "n": 2, **({"more": 1} if world.rank else {})})
     iso.save(folder, {"w": w, "n": 3})
     assert iso.restore(folder, {"n": 0}, partial=True)["n"] == 3

@@ -22,7 +22,7 @@ from tests.multi_process.bitwise import (
 
 
 def start():
-    iso.init_distributed(local_devices=int(sys.argv[3]))
+    iso.distributed.init_distributed(local_devices=int(sys.argv[3]))
 
 
 def check_ids_are_no_positions(world):
@@ -38,7 +38,7 @@ def check_ids_are_no_positions(world):
 def check_shard(world):
     for mesh, spec, dtype in itertools.product(meshes(), SPECS, DTYPES):
         host = values((64, 256), dtype)
-        blocks = 4 // iso.Tiles.from_spec(spec, mesh, 2).replicas
+        blocks = 4 // iso.sharding.Tiles.from_spec(spec, mesh, 2).replicas
         iso.metrics.reset()
         array = iso.shard(host, mesh, spec)
         assert_holds(array, host)
@@ -81,15 +81,15 @@ def check_copy(world):
         p.data.unsafe_buffer_pointer() == host[p.index].ctypes.data for p in iso.local_shards(rows)
     )
     number = [d.process_index for d in mesh.devices.flat].index(world.rank)
-    with raising(iso.CopyError, rf"w: .*device {number} is not contiguous"):
+    with raising(iso.errors.CopyError, rf"w: .*device {number} is not contiguous"):
         iso.shard(host, mesh, P(None, "y"), copy=False, name="w")
-    with raising(iso.CopyError, r"w: .*starts 4 bytes past a 64-byte boundary"):
+    with raising(iso.errors.CopyError, r"w: .*starts 4 bytes past a 64-byte boundary"):
         iso.shard(host.reshape(-1)[1:65], mesh, P(("x", "y")), copy=False, name="w")
     moved = iso.to_jax(rows, copy=True)
     assert_holds(moved, host)
     for old, new in zip(iso.local_shards(rows), iso.local_shards(moved), strict=True):
         assert old.data.unsafe_buffer_pointer() != new.data.unsafe_buffer_pointer()
-    with raising(iso.CopyError, r"its data must move"):
+    with raising(iso.errors.CopyError, r"its data must move"):
         iso.to_jax(rows, iso.core.named_sharding(P("y"), mesh, 2), copy=False)
 
 
@@ -100,7 +100,7 @@ def check_narrow_integers(world):
     array = iso.shard(host, mesh, P("x"))
     assert_holds(array, host.astype(np.int32))
     assert (counted("narrowed"), counted("narrowed_bytes")) == (1, 8 * 8 * 4)
-    with raising(iso.CopyError, "do not fit"):
+    with raising(iso.errors.CopyError, "do not fit"):
         iso.shard(host << 40, mesh, P("x"))
 
 
@@ -116,7 +116,7 @@ def check_trees_and_plans(world):
     assert_holds(placed["a"]["kernel"], params["a"]["kernel"])
     assert_holds(placed["norm"], params["norm"])
     assert plan.resolve(placed, mesh).specs == resolved.specs
-    with raising(iso.SpecError, r"(?s)2 leaves.*net\.a\.kernel: .*'z'.*net\.norm: .*'z'"):
+    with raising(iso.errors.SpecError, r"(?s)2 leaves.*net\.a\.kernel: .*'z'.*net\.norm: .*'z'"):
         iso.shard(params, mesh, P("z"), name="net")
 
 
@@ -150,7 +150,7 @@ def check_reshard(world):
         assert array.sharding.spec == spec
         assert_holds(array, host)
     for old, new in itertools.pairwise([*every, every[0]]):
-        array = iso.reshard(iso.shard(host, old, P("x", "y")), P("y"), new)
+        array = iso.reshard(iso.shard(host, old, P("x", "y")), new, P("y"))
         assert iso.sharding_of(array).mesh == new
         assert_holds(array, host)
 
@@ -174,7 +174,7 @@ def check_local_shards(world):
     array = iso.shard(host, mesh, P("y"))
     pieces = iso.local_shards(array)
     at = {device: number for number, device in enumerate(mesh.devices.flat)}
-    slices = iso.Tiles.from_sharding(array.sharding, 2).slices(host.shape)
+    slices = iso.sharding.Tiles.from_sharding(array.sharding, 2).slices(host.shape)
     for piece in pieces:
         number = at[piece.device]
         found = tuple(slice(*part.indices(n)) for part, n in zip(piece.index, (8, 4), strict=True))
@@ -236,7 +236,7 @@ def part_of(host, mesh, spec):
     """What NumPy says this process gives: its rows and columns, each once, in order."""
     import jax
 
-    slices = iso.Tiles.from_spec(spec, mesh, host.ndim).slices(host.shape)
+    slices = iso.sharding.Tiles.from_spec(spec, mesh, host.ndim).slices(host.shape)
     mine = [
         slices[number]
         for number, device in enumerate(mesh.devices.flat)
@@ -287,7 +287,7 @@ def check_from_local_trees(world):
     plan = iso.Plan({"a": P("x"), "b.*": P("y")})
     shapes = {"a": (8, 16), "b": [(16,)]}
     assert_holds(iso.from_local(part, mesh, plan, shape=shapes)["b"][0], host["b"][0])
-    with raising(iso.SpecError, "a Plan goes by global shapes"):
+    with raising(iso.errors.SpecError, "a Plan goes by global shapes"):
         iso.from_local(part, mesh, plan)
     mixed = {"a": torch.from_numpy(part["a"]), "b": part["b"]}
     tree = iso.from_local(mixed, mesh, specs)
@@ -298,11 +298,13 @@ def check_from_local_trees(world):
 def check_from_local_refuses(world):
     mesh = meshes()[0]
     host = values((8, 16), np.float32)
-    with raising(iso.UnevenError, r"w: local shape \(3, 16\).*axis 0 has local size 3.*4 in"):
+    with raising(
+        iso.errors.UnevenError, r"w: local shape \(3, 16\).*axis 0 has local size 3.*4 in"
+    ):
         iso.from_local(host[:3], mesh, P(("x", "y")), name="w")
     with raising(iso.ShardingError, rf"process {world.rank} holds .*, which is \[.*iso\.shard"):
         iso.from_local(host, mesh, P(("x", "y")), shape=(8, 16))
-    with raising(iso.UnevenError, "no multiple of its 4 shards"):
+    with raising(iso.errors.UnevenError, "no multiple of its 4 shards"):
         iso.from_local(host, mesh, P(("x", "y")), shape=(6, 16))
     with raising(iso.ShardingError, "of another rank"):
         iso.from_local(host, mesh, P("x"), shape=(8, 16, 1))
@@ -313,7 +315,7 @@ def check_from_local_refuses(world):
     with raising(TypeError, "only arrays"):
         iso.from_local("text", mesh, P("x"))
     rows = 8 if world.rank else 16
-    with raising(iso.DistributedError, r"(?s)rank 0: .*\(64, 16\)|\(32, 16\).*ranks? 1"):
+    with raising(iso.errors.DistributedError, r"(?s)rank 0: .*\(64, 16\)|\(32, 16\).*ranks? 1"):
         iso.from_local(values((rows, 16), np.float32), mesh, P("x"), name="batch")
 
 
@@ -332,7 +334,7 @@ def check_torch_tensors(world):
         assert bits(piece.data.numpy()) == bits(source.numpy()[piece.index])
     u = torch.relu(t * 2 + 1) - torch.ones(16, device="jax")
     want = torch.relu(source * 2 + 1) - 1
-    assert_holds(iso.to_jax(iso.reshard(u, P(None, "y"), mesh)), want.numpy())
+    assert_holds(iso.to_jax(iso.reshard(u, mesh, P(None, "y"))), want.numpy())
     u = torch.relu(iso.shard(source, mesh, P(("x", "y"))) * 2 + 1) - 1
     with raising(RuntimeError, r"(?s)other processes.*isoshard\.full.*full_tensor.*local_shards"):
         u.cpu()

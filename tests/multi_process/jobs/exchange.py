@@ -10,7 +10,7 @@ from tests.multi_process.jobs import exchange_layouts as layouts
 
 
 def start():
-    iso.init_distributed(timeout=60)
+    iso.distributed.init_distributed(timeout=60)
 
 
 check_a_storage_of_the_padded_size_is_shared = layouts.check_a_storage_of_the_padded_size_is_shared
@@ -99,11 +99,11 @@ def check_wide_integers(world):
     with copies(1):
         array = iso.to_jax(x)
     assert array.dtype == "int32" and (whole(array) == x.full_tensor().numpy()).all()
-    with raises(iso.CopyError, "int64", "int32", "jax_enable_x64"):
+    with raises(iso.errors.CopyError, "int64", "int32", "jax_enable_x64"):
         iso.to_jax(x, copy=False)
-    with raises(iso.CopyError, "do not fit"):
+    with raises(iso.errors.CopyError, "do not fit"):
         iso.to_jax(DTensor.from_local(torch.full((2,), 2**40), mesh, (Shard(0),)))
-    with raises(iso.CopyError, "float64", "precision"):
+    with raises(iso.errors.CopyError, "float64", "precision"):
         iso.to_jax(DTensor.from_local(torch.ones(8, dtype=torch.float64), mesh, (Shard(0),)))
     with jax.enable_x64(True), copies(0):
         for local in (torch.arange(8), torch.ones(8, dtype=torch.float64)):
@@ -126,7 +126,7 @@ def check_what_must_be_copied(world):
         (conjugated, "conjugated"),
     ):
         x = DTensor.from_local(local, mesh, (Shard(0),))
-        with raises(iso.CopyError, why, "copy=None"):
+        with raises(iso.errors.CopyError, why, "copy=None"):
             iso.to_jax(x, copy=False)
         with copies(1):
             array = iso.to_jax(x)
@@ -149,7 +149,7 @@ def check_the_graph_is_not_cut(world):
     mesh = device_mesh(world.size)
     leaf = torch.nn.Parameter(DTensor.from_local(torch.ones(16), mesh, (Shard(0),)))
     assert pointer(iso.to_jax(leaf, copy=False)) == leaf.to_local().data_ptr()
-    with raises(iso.CopyError, "torch_function", "detach"):
+    with raises(iso.errors.CopyError, "torch_function", "detach"):
         iso.to_jax(leaf * 2)
     iso.to_jax((leaf * 2).detach())
 
@@ -253,7 +253,7 @@ def check_a_wrong_local_tensor_is_refused(world):
         shape=torch.Size((2 * world.size, 4)),
         stride=(4, 1),
     )
-    with raises((iso.ShardingError, iso.DistributedError), "torch.chunk"):
+    with raises((iso.ShardingError, iso.errors.DistributedError), "torch.chunk"):
         iso.to_jax(x)
 
 
@@ -263,7 +263,9 @@ def check_ranks_that_differ(world):
 
     mesh = device_mesh(world.size)
     odd = torch.ones(16, 3 + (world.rank == 1))
-    with raises(iso.DistributedError, "rank 1", "(16" if world.size == 1 else "do not agree"):
+    with raises(
+        iso.errors.DistributedError, "rank 1", "(16" if world.size == 1 else "do not agree"
+    ):
         iso.to_jax(DTensor.from_local(odd, mesh, (Shard(0),)))
     iso.to_jax(DTensor.from_local(torch.ones(16, 5), mesh, (Shard(0),)))  # life goes on
 

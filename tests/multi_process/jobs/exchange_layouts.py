@@ -1,7 +1,13 @@
 """Exchange, where shards are uneven, sums, or on meshes of another order: part of `exchange`."""
 
 import isoshard as iso
-from tests.multi_process.exchanging import copies, device_mesh, meshes, pointer, raises, whole
+from tests.multi_process.exchanging import copies
+from tests.multi_process.exchanging import device_mesh
+from tests.multi_process.exchanging import meshes
+from tests.multi_process.exchanging import pointer
+from tests.multi_process.exchanging import raises
+from tests.multi_process.exchanging import whole
+
 
 
 def check_uneven_shards(world):
@@ -29,7 +35,7 @@ def check_uneven_shards(world):
                 local.clone(), mesh, placements, shape=x.shape, stride=x.stride()
             )
             if short:
-                with raises(iso.CopyError, "must be padded"):
+                with raises(iso.errors.CopyError, "must be padded"):
                     iso.to_jax(own, copy=False)
             else:
                 iso.to_jax(own, copy=False)
@@ -100,14 +106,14 @@ def check_sums_to_be_taken(world):
         np.testing.assert_array_equal(summed.addressable_data(0), expected)
         np.testing.assert_array_equal(iso.full(array).addressable_data(0), expected)
         for holder in (x, array):
-            with raises(iso.UnrepresentableError, "is unreduced over", "has a term"):
+            with raises(iso.errors.UnrepresentableError, "is unreduced over", "has a term"):
                 iso.local_shards(holder)
         reduced = iso.to_jax(x, reduce=True)
         assert not getattr(reduced.sharding.spec, "unreduced", None)
         np.testing.assert_array_equal(whole(reduced), expected)
     for op in ("avg", "min", "max", "product"):
         x = DTensor.from_local(torch.ones(4), device_mesh(world.size), (Partial(op),))
-        with raises(iso.UnrepresentableError, op, "reduce"):
+        with raises(iso.errors.UnrepresentableError, op, "reduce"):
             iso.to_jax(x)
         if op != "product":  # gloo's DTensor has no product
             same = whole(iso.to_jax(x, reduce=True))
@@ -130,7 +136,7 @@ def check_other_orders_and_shapes_of_the_mesh(world):
     rows = iso.to_jax(distribute_tensor(values, odd, (Shard(0), Shard(0)), src_data_rank=None))
     assert (whole(rows) == values.numpy()).all()
     if world.size == 4:
-        with raises(iso.UnrepresentableError, "reshard"):
+        with raises(iso.errors.UnrepresentableError, "reshard"):
             iso.to_dtensor(rows, flat)
     same = distribute_tensor(values, odd, (Replicate(), Replicate()), src_data_rank=None)
     anywhere = iso.to_dtensor(iso.to_jax(same), flat)
@@ -149,21 +155,21 @@ def check_meshes_whose_ranks_do_not_ascend(world):
     x = distribute_tensor(values, odd, (Shard(0),), src_data_rank=None)
     assert not torch.equal(x.full_tensor(), values)
     told = "do not ascend", "along its dimension 'x'", f"as {list(range(world.size))}"
-    with raises(iso.UnrepresentableError, *told):
+    with raises(iso.errors.UnrepresentableError, *told):
         iso.to_jax(x)
-    with raises(iso.UnrepresentableError, *told):
+    with raises(iso.errors.UnrepresentableError, *told):
         iso.torch_function(jax.numpy.cumsum)(x)
     mesh = jax.sharding.Mesh(np.array(jax.devices())[::-1], ("x",))
     array = iso.shard(values.numpy(), mesh, iso.P("x"))
     assert (whole(array) == values.numpy()).all()  # JAX goes by the place alone
     for given in (None, odd):
-        with raises(iso.UnrepresentableError, *told):
+        with raises(iso.errors.UnrepresentableError, *told):
             iso.to_dtensor(array, given)
     if world.size == 4:
         square = device_mesh(2, 2, ranks=[3, 0, 2, 1], names=("a", "b"))
         y = DTensor.from_local(torch.ones(2), square, (Shard(0), Shard(0)))
         with raises(
-            iso.UnrepresentableError, "[3, 2] along its dimension 'a'", "as [[0, 2], [1, 3]]"
+            iso.errors.UnrepresentableError, "[3, 2] along its dimension 'a'", "as [[0, 2], [1, 3]]"
         ):
             iso.to_jax(y)
 

@@ -14,7 +14,7 @@ FROZEN = 16
 
 
 def start():
-    iso.init_distributed(timeout=60, heartbeat=HEARTBEAT, patience=PATIENCE)
+    iso.distributed.init_distributed(timeout=60, heartbeat=HEARTBEAT, patience=PATIENCE)
 
 
 def check_fault(world):

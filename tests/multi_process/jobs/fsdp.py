@@ -8,7 +8,7 @@ RATE = 0.1
 
 
 def start():
-    iso.init_distributed(timeout=60)
+    iso.distributed.init_distributed(timeout=60)
 
 
 def plain(bias=True):
@@ -131,7 +131,7 @@ def check_five_by_torch_five_by_jax_five_by_torch(world):
     arrays, _, more = run(arrays, transform.init(arrays), given[STEPS : 2 * STEPS])
     losses += more
     with copies(0):
-        iso.load_arrays(model, arrays, copy=False)
+        iso.checkpoint.load_arrays(model, arrays, copy=False)
         assert {n: pointer(a) for n, a in arrays.items()} == own_pointers(model)
     assert all(a is b for a, b in zip(params, model.parameters(), strict=True))
     del arrays
@@ -175,8 +175,8 @@ def check_with_momentum_handed_over(world):
         losses += more
         momentum = state[0].trace
         with copies(0):
-            iso.load_arrays(model, arrays, copy=False)
-            iso.load_arrays(optimizer, {"momentum_buffer": momentum}, copy=False)
+            iso.checkpoint.load_arrays(model, arrays, copy=False)
+            iso.checkpoint.load_arrays(optimizer, {"momentum_buffer": momentum}, copy=False)
         for name, param in model.named_parameters():
             buffer = optimizer.state[param]["momentum_buffer"]
             assert buffer.to_local().data_ptr() == pointer(momentum[name])
@@ -205,9 +205,9 @@ def check_adam_handed_over(world):
     losses += more
     adam = state[0]
     steps = {name: adam.count.astype("float32") for name in arrays}
-    iso.load_arrays(model, arrays)
+    iso.checkpoint.load_arrays(model, arrays)
     tree = {"exp_avg": adam.mu, "exp_avg_sq": adam.nu, "step": steps}
-    iso.load_arrays(optimizer, tree)
+    iso.checkpoint.load_arrays(optimizer, tree)
     losses += torch_steps(model, optimizer, given[2 * STEPS :], world)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
@@ -221,12 +221,12 @@ def check_copy_into_the_memory_there_is(world):
     arrays = iso.to_jax(model, copy=True)
     doubled = jax.jit(lambda tree: jax.tree.map(lambda a: a * 2, tree))(arrays)
     with copies(len(doubled)):
-        iso.load_arrays(model, doubled, copy=True)
+        iso.checkpoint.load_arrays(model, doubled, copy=True)
     assert own_pointers(model) == before
     for name, param in model.named_parameters():
         assert torch.equal(param.full_tensor(), 2 * plain().get_parameter(name)), name
     with copies(0):  # what is there already is left alone
-        iso.load_arrays(model, iso.to_jax(model), copy=False)
+        iso.checkpoint.load_arrays(model, iso.to_jax(model), copy=False)
 
 
 def check_uneven_parameters(world):
@@ -248,9 +248,9 @@ def check_uneven_parameters(world):
     np.testing.assert_array_equal(whole(arrays["weight"]), reference.weight.detach())
     before = own_pointers(model)
     doubled = jax.jit(lambda tree: jax.tree.map(lambda a: a * 2, tree))(arrays)
-    with raises(iso.CopyError, "weight", "bias", "FSDP2"):
-        iso.load_arrays(model, doubled, copy=False)
-    iso.load_arrays(model, doubled)
+    with raises(iso.errors.CopyError, "weight", "bias", "FSDP2"):
+        iso.checkpoint.load_arrays(model, doubled, copy=False)
+    iso.checkpoint.load_arrays(model, doubled)
     assert own_pointers(model) == before
     np.testing.assert_allclose(model(x).detach(), 2 * reference(x).detach(), rtol=1e-5)
 
@@ -270,7 +270,7 @@ def check_parallelize_module_with_fsdp(world):
     model.append(torch.nn.BatchNorm1d(8))
     reference.append(torch.nn.BatchNorm1d(8))
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    with raises(iso.CopyError, "5.num_batches_tracked", "int64"):
+    with raises(iso.errors.CopyError, "5.num_batches_tracked", "int64"):
         iso.to_jax(model, copy=False)
     arrays = iso.to_jax(model)  # tensor parallel alone
     assert arrays["0.weight"].sharding.spec == iso.P("tp")
@@ -296,7 +296,7 @@ def check_parallelize_module_with_fsdp(world):
         lambda tree: jax.tree.map(lambda a: a + 1 if a.dtype == "float32" else a, tree),
         out_shardings=kept,
     )(arrays)
-    iso.load_arrays(model, moved)
+    iso.checkpoint.load_arrays(model, moved)
     for tensor in reference.state_dict().values():
         tensor += tensor.is_floating_point()
     np.testing.assert_allclose(model(x).detach(), reference(x).detach(), rtol=2e-4, atol=1e-4)
@@ -333,20 +333,20 @@ def check_all_faults_in_one_error(world):
         "4.weight is",
         "4.bias is given int",
     ):
-        iso.load_arrays(model, wrong)
+        iso.checkpoint.load_arrays(model, wrong)
     assert own_pointers(model) == before
     with raises(iso.ShardingError, "nothing called 9.weight", "0.weight"):
-        iso.load_arrays(model, {"9.weight": arrays["0.weight"]})
-    with raises(iso.CopyError, "same memory"):
+        iso.checkpoint.load_arrays(model, {"9.weight": arrays["0.weight"]})
+    with raises(iso.errors.CopyError, "same memory"):
         one = jax.jit(lambda a: a + 1)(arrays["0.bias"])
-        iso.load_arrays(model, {"0.bias": one, "2.bias": one}, copy=False)
+        iso.checkpoint.load_arrays(model, {"0.bias": one, "2.bias": one}, copy=False)
     with raises(iso.ShardingError, "no DTensor", "fully_shard"):
-        iso.load_arrays(torch.nn.Linear(2, 2), {})
+        iso.checkpoint.load_arrays(torch.nn.Linear(2, 2), {})
     with raises(TypeError, "module or optimizer"):
-        iso.load_arrays(3, {})
+        iso.checkpoint.load_arrays(3, {})
     optimizer = torch.optim.SGD(model.parameters(), RATE)
     with raises(iso.ShardingError, "kind"):
-        iso.load_arrays(optimizer, arrays)
+        iso.checkpoint.load_arrays(optimizer, arrays)
     with raises(iso.ShardingError, "by torch", "iso.to_jax"):
         iso.shard(model, whole_mesh.mesh, iso.P())
     with raises(TypeError, "SGD"):

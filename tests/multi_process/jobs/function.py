@@ -10,7 +10,7 @@ from tests.multi_process.spreading import CLOSE, data, lies, mesh_of, refused, s
 
 
 def start():
-    iso.init_distributed(timeout=90)
+    iso.distributed.init_distributed(timeout=90)
 
 
 def check_results_and_gradients(world):
@@ -204,7 +204,7 @@ def check_custom_vjp_shard_map_and_constraints(world):
 
     def function(x):  # both find the mesh of the DTensors
         x = jax.lax.with_sharding_constraint(x, P("tp", "dp"))
-        return jax.shard_map(local, in_specs=P("tp", "dp"), out_specs=P("tp", "dp"))(x)
+        return jax.shard_map(local, in_specs=P("tp", "dp"), out_sharding=P("tp", "dp"))(x)
 
     x.grad = None
     y = iso.torch_function(function)(x)
@@ -225,18 +225,20 @@ def check_placements_of_results_can_be_asked_for(world):
     mesh = mesh_of(world)
     x = spread(data(8, 4), mesh, Shard(0), Replicate())
     asked = {"a": P("tp", "dp"), "b": [Replicate(), Shard(1)]}
-    f = iso.torch_function(lambda x: {"a": x + 1, "b": jnp.sin(x)}, out_specs=asked)
+    f = iso.torch_function(lambda x: {"a": x + 1, "b": jnp.sin(x)}, out_sharding=asked)
     found = f(x)
     lies(found["a"], Shard(1), Shard(0))
     lies(found["b"], Replicate(), Shard(1))
     same(found["b"], data(8, 4).sin(), **CLOSE)
     (found["a"] + found["b"]).sum().backward()
     same(x.grad, 1 + data(8, 4).cos(), **CLOSE)
-    whole = iso.torch_function(lambda x: (x, x * 2), out_specs=P())(x)
+    whole = iso.torch_function(lambda x: (x, x * 2), out_sharding=P())(x)
     for y in whole:
         lies(y, Replicate(), Replicate())
-    refused(ValueError, "result 0 of", iso.torch_function(jnp.sin, out_specs=P("z")), x)
-    refused(ValueError, "one spec or a tree", iso.torch_function(jnp.sin, out_specs={"a": P()}), x)
+    refused(ValueError, "result 0 of", iso.torch_function(jnp.sin, out_sharding=P("z")), x)
+    refused(
+        ValueError, "one spec or a tree", iso.torch_function(jnp.sin, out_sharding={"a": P()}), x
+    )
 
 
 def check_exchange_is_the_same_work_for_any_size(world):

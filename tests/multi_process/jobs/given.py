@@ -16,7 +16,7 @@ LIMIT = 2.0
 
 
 def start():
-    iso.init_distributed(timeout=60)
+    iso.distributed.init_distributed(timeout=60)
 
 
 def refused(world, culprit, told, function, own=None):
@@ -27,7 +27,7 @@ def refused(world, culprit, told, function, own=None):
     start = time.monotonic()
     try:
         function()
-    except iso.DistributedError as error:
+    except iso.errors.DistributedError as error:
         assert own is None or world.rank != culprit, error
         text = str(error)
     except Exception as error:
@@ -168,7 +168,7 @@ def check_what_is_alike_though_it_is_written_otherwise(world):
     with_errors = {"a": w, "b": w}
     try:
         iso.shard(with_errors, mesh, P("z"))  # all of them alike: each has its own error
-    except iso.SpecError as error:
+    except iso.errors.SpecError as error:
         assert "2 leaves" in str(error)
     else:
         raise AssertionError("P('z') was taken")
@@ -279,9 +279,9 @@ def check_torch_function(world):
             "float16",
             lambda: iso.torch_function(jnp.exp)(x(dtype=of(torch.float32, torch.half))),
         ),
-        "out_specs": (
+        "out_sharding": (
             "program",
-            lambda: iso.torch_function(jnp.cosh, out_specs=of(P("x"), P()))(x()),
+            lambda: iso.torch_function(jnp.cosh, out_sharding=of(P("x"), P()))(x()),
         ),
         "one more": (
             "program",

@@ -13,7 +13,7 @@ from tests.multi_process.bitwise import assert_holds, raising
 
 
 def start():
-    iso.init_distributed(local_devices=int(sys.argv[3]))
+    iso.distributed.init_distributed(local_devices=int(sys.argv[3]))
 
 
 def rows(number, count=8):
@@ -57,7 +57,7 @@ def check_another_number_of_batches(world):
     part = 8 // world.size
     source = [rows(0)[:part]] * (2 + world.rank % 2)
     loader = iso.data.loader(source, mesh, P("x"), local=True)
-    with raising(iso.DistributedError, "the number of batches"):
+    with raising(iso.errors.DistributedError, "the number of batches"):
         list(loader)
 
 
@@ -65,5 +65,5 @@ def check_another_number_of_rows(world):
     mesh = iso.make_mesh((4,), ("x",))
     part = 8 // world.size * (1 + world.rank % 2)
     loader = iso.data.loader([np.ones((part, 3), np.float32)], mesh, P("x"), local=True)
-    with raising(iso.DistributedError, "the arrays of a batch"):
+    with raising(iso.errors.DistributedError, "the arrays of a batch"):
         list(loader)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import isoshard as iso
 import itertools
-import re
-import time
-
 import numpy as np
 import pytest
-
-import isoshard as iso
+import re
+import time
 from isoshard import P
 from isoshard.core.processes.agreement import assert_equal
 from tests.multi_process.exchanging import device_mesh
-from tests.multi_process.jobs.given import LIMIT, grid, host
+from tests.multi_process.jobs.given import LIMIT
+from tests.multi_process.jobs.given import grid
+from tests.multi_process.jobs.given import host
+
 
 AFTER = 1.8
 """Seconds after which it comes to its next exchange."""
 
 
 def start():
-    iso.init_distributed(timeout=60)
+    iso.distributed.init_distributed(timeout=60)
 
 
 def left_behind(world, culprit, told, call):
@@ -29,14 +30,14 @@ def left_behind(world, culprit, told, call):
     mesh = grid(*range(world.size))
     try:
         call()
-    except iso.DistributedError as error:
+    except iso.errors.DistributedError as error:
         assert world.rank != culprit, error
         took, text = time.monotonic() - began, str(error)
         assert took < LIMIT, f"{took:.2f} s: {text}"
     else:
         assert world.rank == culprit, "nobody noticed"
         time.sleep(AFTER)
-        with pytest.raises(iso.DistributedError) as told_later:
+        with pytest.raises(iso.errors.DistributedError) as told_later:
             iso.shard(host(2, 2), mesh, P())
         text = str(told_later.value)
     lines = [line for line in text.splitlines() if line.startswith("  rank")]
@@ -157,7 +158,7 @@ def check_three_in_a_circle(world):
     """0 and 1 wait for each other's neighbour, and 2 for the first: none of two sees it."""
     first, second = [((0, 1), (0, 2)), ((1, 2), (0, 1)), ((0, 2), (1, 2))][world.rank]
     began = time.monotonic()
-    with pytest.raises(iso.DistributedError) as error:
+    with pytest.raises(iso.errors.DistributedError) as error:
         assert_equal("a", 1, first)
         assert_equal("a", 1, second)
     assert time.monotonic() - began < LIMIT

@@ -16,7 +16,7 @@ def start():
         timeout = 3.0
     if kind == "half-environment":
         del os.environ["MASTER_PORT"]
-    iso.init_distributed(timeout=timeout)
+    iso.distributed.init_distributed(timeout=timeout)
 
 
 def check_not_reached(world):

@@ -10,7 +10,7 @@ import isoshard as iso
 
 
 def start():
-    iso.init_distributed(timeout=90)
+    iso.distributed.init_distributed(timeout=90)
 
 
 def handed_over(dtensor):

@@ -31,8 +31,8 @@ def start():
         dist.init_process_group("gloo")
     elif how == "two-devices":
         devices = 2
-    found = iso.init_distributed(timeout=60, local_devices=devices)
-    assert iso.init_distributed() is found  # a second call does nothing
+    found = iso.distributed.init_distributed(timeout=60, local_devices=devices)
+    assert iso.distributed.init_distributed() is found  # a second call does nothing
     assert found.launcher == LAUNCHERS.get(how, os.environ.get("TEST_LAUNCHER", "torchrun")), found
 
 

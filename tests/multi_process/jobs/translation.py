@@ -4,7 +4,7 @@ import isoshard as iso
 
 
 def start():
-    iso.init_distributed(timeout=60)
+    iso.distributed.init_distributed(timeout=60)
 
 
 def mine(sharding, padded):

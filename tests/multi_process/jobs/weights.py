@@ -18,7 +18,7 @@ KERNEL = weights.WeightMap(
 
 
 def start():
-    iso.init_distributed(local_devices=int(sys.argv[3]))
+    iso.distributed.init_distributed(local_devices=int(sys.argv[3]))
 
 
 def _weights():

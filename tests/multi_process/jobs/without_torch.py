@@ -8,7 +8,7 @@ import isoshard as iso  # noqa: E402
 
 
 def start():
-    found = iso.init_distributed(timeout=60)
+    found = iso.distributed.init_distributed(timeout=60)
     assert found.launcher == "torchrun"
 
 

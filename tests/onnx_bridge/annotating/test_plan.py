@@ -89,7 +89,7 @@ def test_core_verbs(mesh):
     assert specs == torch_specs(mesh)
     assert "P('model',)" in iso.visualize(annotated)
     assert iso.onnx.layout(annotated).inputs["x"].spec == P("data")
-    with pytest.raises(iso.CopyError, match="an annotated model is a copy"):
+    with pytest.raises(iso.errors.CopyError, match="an annotated model is a copy"):
         iso.shard(exported(), mesh, PLAN, copy=False)
 
 

@@ -153,7 +153,7 @@ def test_what_is_refused(line):
     with pytest.raises(ValueError, match="argument 1 of local_map is a int and has no placements"):
         local_map(torch.cumsum, ROW, (ROW, ROW))(ours, 1)
     uneven = local_map(torch.neg, COL, (COL,), device_mesh=line, redistribute_inputs=True)
-    with pytest.raises(iso.UnevenError, match="axis 1 has size 6"):
+    with pytest.raises(iso.errors.UnevenError, match="axis 1 has size 6"):
         uneven(torch.ones(8, 6).to("jax"))
     # As in DTensor, None is for a tensor on no mesh, which is whole on every device.
     wrong = local_map(torch.mm, ROW, (ROW, None))

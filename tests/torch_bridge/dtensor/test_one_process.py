@@ -52,7 +52,9 @@ def test_a_mesh_without_ranks_is_refused():
 
 
 def test_without_a_process_group_it_is_asked_for():
-    with pytest.raises(DeviceError, match=r"needs torch's process group.*iso.init_distributed"):
+    with pytest.raises(
+        DeviceError, match=r"needs torch's process group.*iso.distributed.init_distributed"
+    ):
         iso.to_dtensor(on_device(0))
 
 

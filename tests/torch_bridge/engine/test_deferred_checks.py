@@ -35,7 +35,9 @@ def test_integers_that_do_not_fit_are_refused(way, on_mesh):
 
     for factor in (1, 2, LARGE, 3):
         if factor == LARGE:
-            with pytest.raises(iso.CopyError, match="rest was given int64 values that do not fit"):
+            with pytest.raises(
+                iso.errors.CopyError, match="rest was given int64 values that do not fit"
+            ):
                 WAYS[way](given(factor)).tolist()
         else:
             assert WAYS[way](given(factor)).tolist() == [factor * i % 1009 for i in range(8)]

@@ -13,7 +13,8 @@ import torch
 
 import isoshard as iso
 import isoshard.torch_bridge as xs
-from isoshard import CopyError, P
+from isoshard import P
+from isoshard.errors import CopyError
 
 
 def same(got: torch.Tensor, want: torch.Tensor) -> None:

@@ -87,7 +87,7 @@ def test_values_cross_as_they_are(way):
         value = awkward(dtype)
         try:
             found = OVER[way](value.clone()).cpu()
-        except (iso.CopyError, TypeError) as error:
+        except (iso.errors.CopyError, TypeError) as error:
             assert dtype in WIDE and "jax_enable_x64" in str(error)  # refused by name
         except AttributeError as error:
             wrong[dtype] = type(error)

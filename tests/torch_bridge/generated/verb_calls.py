@@ -80,7 +80,7 @@ VERBS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "shard of a dictionary": lambda x: iso.shard({"a": x}, on_mesh(), P("a"))["a"],
         "shard of a module": lambda x: _made(x, lambda m: iso.shard(m, on_mesh(), P("a"))),
         "reshard": lambda x: iso.reshard(iso.shard(x, on_mesh(), P()), P("a")),
-        "reshard to a mesh": lambda x: iso.reshard(x, P("a"), on_mesh()),
+        "reshard to a mesh": lambda x: iso.reshard(x, on_mesh(), P("a")),
         "full": lambda x: iso.full(_sharded(x)),
         "full of itself": iso.full,
         "to_jax": iso.to_jax,
@@ -96,7 +96,6 @@ VERBS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "local_shards": iso.local_shards,
         "local_shards in torch": lambda x: iso.local_shards(x, framework="torch"),
         "sharding_of": lambda x: repr(iso.sharding_of(_sharded(x)).spec),
-        "typeof": lambda x: repr(iso.typeof(_sharded(x))),
         "visualize": lambda x: str(iso.visualize(_sharded(x))),
         "jax_function": lambda x: DOUBLE(iso.to_jax(x)),
         "jax_function of a tensor": lambda x: DOUBLE(x),
@@ -115,6 +114,9 @@ VERBS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "save_safetensors": lambda x: _in_folder(
             lambda path: iso.save_safetensors(path / "a", {"a": x})
         ),
+    },
+    "isoshard.sharding": {
+        "typeof": lambda x: repr(iso.sharding.typeof(_sharded(x))),
     },
     "isoshard.torch_bridge": {
         "mark_sharding": lambda x: xs.mark_sharding(x * 1, on_mesh(), ("a",)),
@@ -347,29 +349,31 @@ OF_PROCESSES = "of several processes"
 LEFT_OUT: dict[str, dict[str, tuple[str, ...]]] = {
     "isoshard": {
         NO_TENSOR: (
-            *("Activation", "CheckpointError", "ClusterWarning", "Conv", "CopyError"),
-            *("DeviceError", "DistributedError", "Experts", "Heads", "Largest", "Linear", "Mesh"),
-            *(
-                "NamedSharding",
-                "P",
-                "Plan",
-                "PlanError",
-                "Processes",
-                "RecompilationWarning",
-                "ReplicationWarning",
-            ),
-            *("ShardingError", "SpecError", "Termination", "Tiles", "UnevenError"),
-            *("UnrepresentableError", "UnusedRuleWarning", "check_storage", "compilation_cache"),
-            *("hybrid_mesh", "init_distributed", "latest", "make_mesh", "normalize_spec"),
-            *("parse_op_sharding", "simulate_devices", "slice_axes", "to_op_sharding"),
+            *("CheckpointError", "Mesh", "NamedSharding", "P", "Plan", "PlanError"),
+            *("RecompilationWarning", "ShardingError", "compilation_cache", "hybrid_mesh"),
+            *("latest", "make_mesh", "simulate_devices"),
         ),
-        OTHERWISE: ("Shard", "UnevenArray", "torch_module"),
+        OTHERWISE: ("UnevenArray", "torch_module"),
         "a module": (
-            *("data", "domain", "jax_bridge", "metrics", "onnx", "planner", "torch_bridge"),
-            "weights",
+            *("checkpoint", "data", "distributed", "domain", "errors", "metrics", "onnx"),
+            *("planner", "rules", "sharding", "weights"),
         ),
-        OF_FILES: ("load_arrays", "load_safetensors", "restore"),
+        OF_FILES: ("load_safetensors", "restore"),
         OF_JAX: ("create_sharded", "to_dtensor"),
+    },
+    "isoshard.checkpoint": {
+        NO_TENSOR: ("check_storage", "latest"),
+        OF_FILES: ("load_arrays", "restore"),
+        "of isoshard, under another name": ("save",),
+    },
+    "isoshard.distributed": {NO_TENSOR: tuple(iso.distributed.__all__)},
+    "isoshard.errors": {NO_TENSOR: tuple(iso.errors.__all__)},
+    "isoshard.rules": {NO_TENSOR: tuple(iso.rules.__all__)},
+    "isoshard.sharding": {
+        NO_TENSOR: (
+            *("Tiles", "normalize_spec", "parse_op_sharding", "slice_axes", "to_op_sharding"),
+        ),
+        OTHERWISE: ("Shard",),
     },
     "isoshard.torch_bridge": {
         NO_TENSOR: (

@@ -28,7 +28,7 @@ def moves():
     return {
         "to": lambda module: module.to("jax"),
         "shard": lambda module: iso.shard(module, mesh, P()),
-        "reshard": lambda module: iso.reshard(iso.shard(module, mesh, P()), P(), mesh),
+        "reshard": lambda module: iso.reshard(iso.shard(module, mesh, P()), mesh, P()),
         "there and back": lambda module: module.to("jax").cpu(),
         "dtype": lambda module: module.to("jax").to(torch.bfloat16).float(),
     }

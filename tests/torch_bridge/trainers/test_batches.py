@@ -44,7 +44,7 @@ def test_axes_of_batches_are_checked_where_they_are_named(mesh):
     assert batch_axes(mesh, "data") == ("data",) and batch_axes(mesh, None) == ()
     assert batch_axes(mesh, ("data", "model")) == ("data", "model")
     assert batch_axes(iso.make_mesh((8,), ("model",)), "data") == ()
-    with pytest.raises(iso.SpecError, match="no mesh axis is called 'dta'"):
+    with pytest.raises(iso.errors.SpecError, match="no mesh axis is called 'dta'"):
         batch_axes(mesh, "dta")
 
 

@@ -65,7 +65,9 @@ def test_one_slot_and_a_product(mesh):
 
 
 def test_a_rule_that_names_no_slot_is_told(mesh):
-    with pytest.warns(iso.UnusedRuleWarning, match=r"no rule for the state of AdamW.*exp_avg"):
+    with pytest.warns(
+        iso.errors.UnusedRuleWarning, match=r"no rule for the state of AdamW.*exp_avg"
+    ):
         trained(mesh, Plan({"*.mu.*": P("x"), "*": None}), compiled=False)
 
 

@@ -153,7 +153,7 @@ def _home(values: Sequence[Value | Taken]) -> int | None:
                 "one program cannot use meshes that number the devices differently: one tensor is "
                 f"laid out over devices {[d.id for d in want]}, another over "
                 f"{[d.id for d in have]}; mark both with the same mesh, or move one with "
-                "isoshard.reshard(tensor, spec, mesh)"
+                "isoshard.reshard(tensor, mesh, spec)"
             )
     return best
 

@@ -100,7 +100,7 @@ def _refine(layout_ids: frozenset[int]) -> dict[int, int]:
         raise ShardingError(
             f"one program cannot use meshes of shapes {' and '.join(map(str, shapes))}: the axes "
             "of one are not made of axes of the other. Mark the tensors with one mesh, or move "
-            "some with isoshard.reshard(tensor, spec, mesh)."
+            "some with isoshard.reshard(tensor, mesh, spec)."
         )
     flat = next(iter(meshes)).devices.reshape(-1)
     names = tuple(f"axis{index}" for index in range(len(shape)))

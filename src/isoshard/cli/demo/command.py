@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = dataclasses.replace(settings, steps=options.steps)
     try:
         return _Demo(settings, config, make_mesh(options.mesh), data.load()).run(options.out)
-    except (iso.ShardingError, iso.DeviceError, FileNotFoundError) as error:
+    except (iso.ShardingError, iso.errors.DeviceError, FileNotFoundError) as error:
         print(f"isoshard demo: {error}", file=sys.stderr)
         return 2
 

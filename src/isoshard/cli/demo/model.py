@@ -22,7 +22,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import isoshard as iso
-from isoshard import Linear, P, Plan
+from isoshard import P, Plan
+from isoshard.rules import Linear
 
 PLAN = Plan(
     {

@@ -1,0 +1,17 @@
+"""Several processes: started by what the cluster says, and ended together.
+
+```python
+processes = iso.distributed.init_distributed()  # before any array is made
+with iso.distributed.Termination(grace=20) as termination:
+    ...  # SIGTERM ends all after one step
+```
+"""
+
+from isoshard.core.processes import Processes, Termination, init_distributed
+
+__all__ = ["Processes", "Termination", "init_distributed"]
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)

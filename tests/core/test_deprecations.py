@@ -1,0 +1,41 @@
+"""Old forms work, warn at the line of the caller, and name the new form."""
+
+import inspect
+
+import pytest
+
+from isoshard.core import deprecations
+
+
+@deprecations.accepts_old(deprecations.keyword("old", "new"))
+def doubled(x: int, *, new: int = 1) -> int:
+    """The product."""
+    return x * new * 2
+
+
+def test_an_old_keyword_warns_at_the_line_of_the_caller():
+    with pytest.warns(
+        DeprecationWarning, match=r"^doubled\(old=\.\.\) is now doubled\(new=\.\.\); "
+    ):
+        assert doubled(3, old=2) == 12
+    with pytest.warns(DeprecationWarning) as caught:
+        doubled(3, old=2)
+    assert caught[0].filename == __file__
+
+
+def test_the_new_form_does_not_warn_and_keeps_its_signature():
+    assert doubled(3, new=2) == 12 and doubled(3) == 6
+    assert list(inspect.signature(doubled).parameters) == ["x", "new"]
+
+
+def test_both_forms_at_once_are_an_error():
+    with pytest.raises(TypeError, match=r"doubled\(\) got 'new' and 'old', which is its old name"):
+        doubled(3, new=2, old=2)
+
+
+def test_a_name_that_moved_is_that_of_the_new_module():
+    with pytest.warns(
+        DeprecationWarning, match=r"^there\.Plan is now isoshard\.core\.plan\.Plan; "
+    ):
+        found = deprecations.moved_attribute("there", "Plan", "isoshard.core.plan")
+    assert found.__name__ == "Plan"
