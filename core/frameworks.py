@@ -31,31 +31,27 @@ first object whose class (or a base of it) is from the package `root`, or at `re
 
 from __future__ import annotations
 
-import jax
-import numpy as np
 import sys
 import threading
-from collections.abc import Callable
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
 from .errors import ShardingError
 from .installation import install_command
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from typing import Any
-from typing import NoReturn
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .checkpoint.source import Entry
-    from .checkpoint.source import NamedState
-    from .checkpoint.source import Source
-    from .checkpoint.source import Wanted
+    from .checkpoint.source import Entry, NamedState, Source, Wanted
     from .checkpoint.store import Sum
-    from .layout.uneven import Sizes
-    from .layout.uneven import UnevenArray
+    from .layout.uneven import Sizes, UnevenArray
     from .traced.traced_step import TracedStep
 
+Loader = Callable[[], object]
 
+_EXTRAS = ("torch", "flax", "onnx")
 """Frameworks that an extra of the same name installs."""
 
 

@@ -11,22 +11,19 @@ Modules with such leaves inside of a container are refused: lay out each by itse
 
 from __future__ import annotations
 
-import jax
 from collections.abc import Mapping
-from isoshard.core.checkpoint.source import Entry
-from isoshard.core.checkpoint.source import NamedState
-from isoshard.core.frameworks import Framework
-from isoshard.core.frameworks import register
-from isoshard.core.layout.leaf_paths import named_leaves
-from isoshard.core.transfer import device_put
-from isoshard.core.transfer import exchange
-from . import module_state
-from .graphs import is_equinox
-from .graphs import join
-from .graphs import split
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
 from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.checkpoint.source import Entry, NamedState
+from isoshard.core.frameworks import Framework, register
+from isoshard.core.layout.leaf_paths import named_leaves
+from isoshard.core.transfer import device_put, exchange
+
+from . import module_state
+from .graphs import is_equinox, join, split
 
 
 class Equinox(Framework):

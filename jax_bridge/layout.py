@@ -9,23 +9,20 @@ P('data', 'model')
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
-from isoshard.core.layout.axis_types import AnyMesh
-from isoshard.core.layout.axis_types import retyped
-from isoshard.core.layout.axis_types import same_grid
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.layout.axis_types import AnyMesh, retyped, same_grid
 from isoshard.core.layout.leaf_paths import path_name
-from isoshard.core.layout.mesh import ambient_mesh
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.mesh import is_mesh
+from isoshard.core.layout.mesh import ambient_mesh, as_mesh, is_mesh
 from isoshard.core.plan import Plan
 from isoshard.core.plan.model_leaves import names_of
 from isoshard.core.plan.replication_warning import warn_replicated
-from .graphs import is_random_state
-from .graphs import is_variable
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
 
+from .graphs import is_random_state, is_variable
 
 LEFT_OUT: Any = object()
 

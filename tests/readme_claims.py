@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from tools.device_check import report
 
+from tools.device_check import report
 
 _FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 _TABLE_HEAD = re.compile(r"^\|.*\|\n\|[-|]+\|$", re.M)

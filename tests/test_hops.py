@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import pytest
 import re
 from pathlib import Path
+
+import pytest
+
 from tests import fresh
 from tests.checkout import of_this_checkout
 from tools import hops
-
 
 MOST = {
     "x + y": 6,

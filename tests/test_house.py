@@ -5,16 +5,14 @@ from __future__ import annotations
 import ast
 import collections
 import functools
-import pytest
 import re
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from isoshard.core.installation import ANNEXES
-from isoshard.core.installation import HEART
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from tests.sources import parsed
 
+import pytest
+
+from isoshard.core.installation import ANNEXES, HEART
+from tests.sources import parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 HOUSES = HEART + ANNEXES

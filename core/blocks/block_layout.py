@@ -21,43 +21,32 @@ lifted, `lay_in_blocks` does nothing: an array of the true shape has no padding.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import numpy as np
-from collections.abc import Sequence
-from .block_values import Splits
-from .block_values import Value
-from .chunk_sizes import SizesLike
-from .chunk_sizes import plan_splits
-from .hints import hints_of
-from .interpreting import bind
-from .interpreting import rule
-from .packing import kept_sizes
-from .packing import packed
-from .packing import relaid
-from .packing import unpack
-from .splits import AxisSplit
-from .uneven_values import splits_over
+from jax.sharding import NamedSharding, Sharding
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.errors import ShardingError
 from isoshard.core.frameworks import check_no_tensor
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.layout.axis_types import constrain
-from isoshard.core.layout.axis_types import is_typed
-from isoshard.core.layout.axis_types import on_mesh
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.layout.spec import same_layout
-from isoshard.core.layout.uneven import Sizes
-from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.layout.axis_types import auto, constrain, is_typed, on_mesh
+from isoshard.core.layout.mesh import as_mesh, mesh_of
+from isoshard.core.layout.spec import named_sharding, same_layout
+from isoshard.core.layout.uneven import Sizes, UnevenArray
 from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
 from isoshard.core.runtime.primitives import new_primitive
-from isoshard.core.transfer.host_memory import host_to_jax
-from isoshard.core.transfer.host_memory import narrowed
+from isoshard.core.transfer.host_memory import host_to_jax, narrowed
 from isoshard.core.transfer.reshard import reshard_array
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from jax.sharding import Sharding
-from typing import Any
+
+from .block_values import Splits, Value
+from .chunk_sizes import SizesLike, plan_splits
+from .hints import hints_of
+from .interpreting import bind, rule
+from .packing import kept_sizes, packed, relaid, unpack
+from .splits import AxisSplit
+from .uneven_values import splits_over
 
 
 @dataclasses.dataclass(frozen=True)

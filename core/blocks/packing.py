@@ -20,39 +20,33 @@ An array in equal blocks is a plain `jax.Array`: it needs no padding.
 from __future__ import annotations
 
 import dataclasses
-import jax
 import math
+from typing import Any
+
+import jax
 import numpy as np
-from .any_mesh import any_mesh
-from .axis_moves import movable
-from .axis_moves import move_axis
-from .block_values import Splits
-from .chunk_sizes import SizesLike
-from .chunk_sizes import plan_splits
-from .known_shardings import record_sharding
-from .splits import pack_axis
-from .splits import unpack_axis
-from .uneven_values import splits_of
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import no_sharing
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import ShardingError, no_sharing
 from isoshard.core.frameworks import check_no_tensor
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.spec import axis_names
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.layout.spec import same_layout
+from isoshard.core.layout.mesh import as_mesh, mesh_of
+from isoshard.core.layout.spec import axis_names, named_sharding, same_layout
 from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.layout.uneven import Sizes
-from isoshard.core.layout.uneven import UnevenArray
+from isoshard.core.layout.uneven import Sizes, UnevenArray
 from isoshard.core.runtime import metrics
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.caches import cached
 from isoshard.core.transfer.host_memory import host_to_jax
 from isoshard.core.transfer.reshard import reshard_array
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
+
+from .any_mesh import any_mesh
+from .axis_moves import movable, move_axis
+from .block_values import Splits
+from .chunk_sizes import SizesLike, plan_splits
+from .known_shardings import record_sharding
+from .splits import pack_axis, unpack_axis
+from .uneven_values import splits_of
 
 
 @any_mesh

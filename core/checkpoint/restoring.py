@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, overload
+
 import jax
 import numpy as np
-import os
-from collections.abc import Callable
-from collections.abc import Mapping
-from .equal_across_ranks import RESTORE_SUBJECT
-from .equal_across_ranks import ranks_of_slots
-from .equal_across_ranks import restore_lines
-from .equal_across_ranks import sharing_ranks
-from .leaf_groups import Group
-from .leaf_groups import named_groups
-from .mapped_restore import function_of
-from .mapped_restore import mapped_entries
-from .mapped_restore import read_mapped
+
+from isoshard.core.layout.mesh import ambient_mesh, as_mesh
+from isoshard.core.processes.agreement import assert_equal, error_lines, log_call
+from isoshard.core.processes.coordination import ProcessGroup
+from isoshard.core.transfer.array_like import AnyTree, K, Kept
+
+from .equal_across_ranks import RESTORE_SUBJECT, ranks_of_slots, restore_lines, sharing_ranks
+from .leaf_groups import Group, named_groups
+from .mapped_restore import function_of, mapped_entries, read_mapped
 from .opening import opened_in_parts
 from .restored_layouts import placed
 from .shard_reading import read_arrays
-from .slots import Slot
-from .slots import compare
-from .slots import slots_of
-from .source import Entry
-from .source import Source
-from isoshard.core.layout.mesh import ambient_mesh
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.processes.agreement import assert_equal
-from isoshard.core.processes.agreement import error_lines
-from isoshard.core.processes.agreement import log_call
-from isoshard.core.processes.coordination import ProcessGroup
-from isoshard.core.transfer.array_like import AnyTree
-from isoshard.core.transfer.array_like import K
-from isoshard.core.transfer.array_like import Kept
-from typing import Any
-from typing import overload
+from .slots import Slot, compare, slots_of
+from .source import Entry, Source
 
 
 @overload

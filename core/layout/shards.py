@@ -15,19 +15,20 @@ Array([[4, 5],
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
+
 from isoshard.core.errors import ShardingError
-from isoshard.core.frameworks import framework_of
-from isoshard.core.frameworks import require
+from isoshard.core.frameworks import framework_of, require
+from isoshard.core.runtime._jax_internals.tracers import Tracer
+
 from .mesh import mesh_of
 from .partial_sums import check_no_sums
-from .uneven import UnevenArray
-from .uneven import runs_of
+from .uneven import UnevenArray, runs_of
 from .virtual_devices import Device
-from isoshard.core.runtime._jax_internals.tracers import Tracer
-from jax.sharding import NamedSharding
-from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -26,23 +26,19 @@ Source: GSPMD, arXiv 2105.04663, section 3.1 (tiled, replicated, partially tiled
 from __future__ import annotations
 
 import math
-import numpy as np
 from collections.abc import Sequence
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import UnrepresentableError
-from .mesh import as_mesh
-from .mesh import describe_mesh
-from .partial_sums import check_no_sums
-from .spec import axis_names
-from .spec import normalize_spec
-from .spec import register_spelling
-from .spec_entries import entries_of
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from jax.sharding import Sharding
-from jax.sharding import SingleDeviceSharding
 from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import ShardingError, UnrepresentableError
+
+from .mesh import as_mesh, describe_mesh
+from .partial_sums import check_no_sums
+from .spec import axis_names, normalize_spec, register_spelling
+from .spec_entries import entries_of
 
 
 class Tiles:

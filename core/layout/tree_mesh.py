@@ -14,16 +14,17 @@ isoshard.core.errors.ShardingError: the arrays are on 2 different meshes: b, w o
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+from jax.sharding import AbstractMesh, NamedSharding
+
 from isoshard.core.errors import ShardingError
-from .leaf_paths import path_name
-from .mesh import ambient_mesh
-from .mesh import describe_mesh
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.formatting import listed
-from jax.sharding import AbstractMesh
-from jax.sharding import NamedSharding
-from typing import Any
+
+from .leaf_paths import path_name
+from .mesh import ambient_mesh, describe_mesh
 
 
 def common_mesh(x: Any) -> Any:

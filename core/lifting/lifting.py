@@ -31,34 +31,28 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax
 import numpy as np
-from collections.abc import Callable
-from collections.abc import Sequence
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.blocks.any_mesh import any_mesh
-from isoshard.core.blocks.block_values import Frame
-from isoshard.core.blocks.block_values import Value
-from isoshard.core.blocks.block_values import as_value
-from isoshard.core.blocks.hints import hints_of
-from isoshard.core.blocks.hints import sharding_from
-from isoshard.core.blocks.interpreting import interpret_program
-from isoshard.core.blocks.interpreting import trace
-from isoshard.core.blocks.known_shardings import WithLayout
-from isoshard.core.blocks.known_shardings import inside
-from isoshard.core.blocks.known_shardings import record_shardings
-from isoshard.core.blocks.known_shardings import sharding_of
+from isoshard.core.blocks.block_values import Frame, Value, as_value
+from isoshard.core.blocks.hints import hints_of, sharding_from
+from isoshard.core.blocks.interpreting import interpret_program, trace
+from isoshard.core.blocks.known_shardings import WithLayout, inside, record_shardings, sharding_of
 from isoshard.core.blocks.uneven_values import frame_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.mesh import describe_mesh
 from isoshard.core.layout.spec import named_sharding
-from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.layout.uneven import is_uneven
-from . import rules as rules
+from isoshard.core.layout.uneven import UnevenArray, is_uneven
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.exact_keys import exact
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
+
+from . import rules as rules
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,22 +28,20 @@ from __future__ import annotations
 import abc
 import hashlib
 import itertools
-import jax
 import json
 import time
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from isoshard.core.errors import CheckpointError
-from isoshard.core.errors import DistributedError
-from isoshard.core.runtime import metrics
-from isoshard.core.runtime._jax_internals import devices_have_started
-from isoshard.core.runtime._jax_internals import distributed_state
-from isoshard.core.runtime._jax_internals import is_distributed
-from typing import Any
-from typing import Protocol
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
+import jax
+
+from isoshard.core.errors import CheckpointError, DistributedError
+from isoshard.core.runtime import metrics
+from isoshard.core.runtime._jax_internals import (
+    devices_have_started,
+    distributed_state,
+    is_distributed,
+)
 
 T = TypeVar("T")
 

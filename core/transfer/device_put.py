@@ -37,58 +37,48 @@ Objects of a framework with a bridge (torch tensors, modules of torch and Flax) 
 
 from __future__ import annotations
 
-import jax
-import numpy as np
 from collections.abc import Callable
 from functools import partial
+from typing import Any, Literal, overload
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.deprecations import accepts_old
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import raise_collected
+from isoshard.core.errors import ShardingError, raise_collected
 from isoshard.core.frameworks import framework_of
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.partial_sums import unreduced
 from isoshard.core.layout.spec import is_spec
 from isoshard.core.layout.tree_mesh import common_mesh
-from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.layout.uneven import is_uneven
+from isoshard.core.layout.uneven import UnevenArray, is_uneven
 from isoshard.core.plan import Plan
 from isoshard.core.plan.unused_rules import warn_unused
 from isoshard.core.runtime import metrics
-from isoshard.core.runtime._jax_internals import distributed_state
-from isoshard.core.runtime._jax_internals import is_distributed
+from isoshard.core.runtime._jax_internals import distributed_state, is_distributed
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from .array_like import AnyArray
-from .array_like import AnyTree
-from .array_like import ArrayT
-from .array_like import K
-from .array_like import Kept
-from .array_like import NumberT
-from .array_like import from_literal
-from .array_like import hidden_array
-from .array_like import is_array
-from .array_like import is_literal
-from .leaf_specs import NamedArray
-from .leaf_specs import named_arrays
-from .leaf_specs import set_specs
-from .memory_kinds import in_kind
-from .memory_kinds import kind_of
+
+from .array_like import (
+    AnyArray,
+    AnyTree,
+    ArrayT,
+    K,
+    Kept,
+    NumberT,
+    from_literal,
+    hidden_array,
+    is_array,
+    is_literal,
+)
+from .leaf_specs import NamedArray, named_arrays, set_specs
+from .memory_kinds import in_kind, kind_of
 from .multihost_check import checked_across_hosts
 from .reshard import reshard_array
 from .reshard_cache import cached_sharding
-from .shard_arguments import MISSING
-from .shard_arguments import check_uneven
-from .shard_arguments import mesh_and_spec
-from .shard_arguments import mesh_last
-from .shard_arguments import new_mesh_and_spec
+from .shard_arguments import LEFT_OUT, check_uneven, mesh_and_spec, mesh_last, new_mesh_and_spec
 from .unequal_blocks import block_verbs
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from jax.sharding import SingleDeviceSharding
-from typing import Any
-from typing import Literal
-from typing import overload
-
 
 _KEEP_MEMORY: Any = object()
 Check = Literal["values", "off"]
@@ -201,7 +191,7 @@ def shard(
 def shard(
     x: Any,
     mesh: Any = None,
-    spec: Any = MISSING,
+    spec: Any = LEFT_OUT,
     *,
     copy: bool | None = None,
     name: str | None = None,
@@ -273,7 +263,7 @@ def shard(
         options = {"uneven": uneven, "sizes": sizes, "memory": memory, "check": check}
         put = partial(shard, x, mesh, spec, **{**options, "check": "off"}, copy=copy, name=name)
         return checked_across_hosts(x, mesh, spec, options, copy, name, put)
-    if spec is MISSING or not isinstance(mesh, Mesh):
+    if spec is LEFT_OUT or not isinstance(mesh, Mesh):
         mesh, spec = mesh_and_spec(mesh, spec)
     if uneven != "error" or sizes is not None:
         check_uneven(uneven, sizes, memory)

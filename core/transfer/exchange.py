@@ -28,35 +28,34 @@ integers that do not fit, which it would wrap, raise. Conversions to torch raise
 
 from __future__ import annotations
 
+from typing import Any, overload
+
 import jax
 import numpy as np
-from isoshard.core.frameworks import framework_of
-from isoshard.core.frameworks import require
-from isoshard.core.layout.in_shard_map import manual_axes
-from isoshard.core.layout.in_shard_map import manual_sharding
+from jax.sharding import NamedSharding, Sharding
+
+from isoshard.core.frameworks import framework_of, require
+from isoshard.core.layout.in_shard_map import manual_axes, manual_sharding
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from .array_like import AnyArray
-from .array_like import ArrayT
-from .array_like import K
-from .array_like import NumberT
-from .array_like import from_literal
-from .array_like import hidden_array
-from .array_like import is_array
-from .array_like import is_literal
+
+from .array_like import (
+    AnyArray,
+    ArrayT,
+    K,
+    NumberT,
+    from_literal,
+    hidden_array,
+    is_array,
+    is_literal,
+)
 from .device_dtypes import check_narrowing as check_narrowing
 from .device_dtypes import device_dtype as device_dtype
 from .host_memory import ALIGNMENT as ALIGNMENT
 from .host_memory import aligned_empty as aligned_empty
-from .host_memory import check_host
-from .host_memory import check_narrowed
+from .host_memory import check_host, check_narrowed, narrowed_to_jax
 from .host_memory import host_to_jax as host_to_jax
-from .host_memory import narrowed_to_jax
 from .reshard import reshard_array as reshard_array
-from jax.sharding import NamedSharding
-from jax.sharding import Sharding
-from typing import Any
-from typing import overload
 
 
 @overload

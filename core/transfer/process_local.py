@@ -22,40 +22,28 @@ sharding, by a short message and not by a collective of the devices. With `shape
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import numpy as np
-from collections.abc import Sequence
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import SpecError
-from isoshard.core.errors import UnevenError
-from isoshard.core.errors import no_sharing
-from isoshard.core.errors import raise_collected
+from jax.sharding import Mesh, NamedSharding
+
+from isoshard.core.errors import ShardingError, SpecError, UnevenError, no_sharing, raise_collected
 from isoshard.core.frameworks import framework_of
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.mesh import describe_mesh
-from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.mesh import as_mesh, describe_mesh, mesh_of
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.plan import Plan
 from isoshard.core.processes import assert_equal
 from isoshard.core.runtime._jax_internals.tracers import Tracer
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import cached
-from .array_like import from_literal
-from .array_like import is_literal
-from .host_memory import check_narrowed
-from .host_memory import check_slices
-from .host_memory import narrowed
-from .host_memory import slices_to_jax
-from .host_slices import HostSlice
-from .host_slices import positions
-from .leaf_specs import NamedArray
-from .leaf_specs import named_arrays
-from .leaf_specs import set_specs
+from isoshard.core.runtime.caches import Bounded, cached
+
+from .array_like import from_literal, is_literal
+from .host_memory import check_narrowed, check_slices, narrowed, slices_to_jax
+from .host_slices import HostSlice, positions
+from .leaf_specs import NamedArray, named_arrays, set_specs
 from .reshard import put_slices
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from typing import Any
 
 
 def from_local(

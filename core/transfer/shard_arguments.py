@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from isoshard.core.deprecations import NewCall
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.mesh import ambient_mesh
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.mesh import describe_mesh
-from isoshard.core.layout.mesh import is_mesh
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
 from typing import Any
 
+from jax.sharding import Mesh, NamedSharding
 
-MISSING: Any = object()
+from isoshard.core.deprecations import NewCall
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.mesh import ambient_mesh, as_mesh, describe_mesh, is_mesh
+
+LEFT_OUT: Any = object()
 
 
 def mesh_and_spec(mesh: Any, spec: Any) -> tuple[Any, Any]:

@@ -8,31 +8,26 @@ JAX array, is replicated. A value that `jax.jit` traces has none, so the caller 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from collections.abc import Sequence
-from isoshard.core.blocks.array_layout import ArrayLayout
-from isoshard.core.blocks.array_layout import layout_of
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.blocks.array_layout import ArrayLayout, layout_of
 from isoshard.core.blocks.known_shardings import known_sharding_of
 from isoshard.core.errors import ShardingError
 from isoshard.core.layout.axis_types import same_grid
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.mesh import describe_mesh
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.layout.spec import same_layout
+from isoshard.core.layout.mesh import as_mesh, describe_mesh
+from isoshard.core.layout.spec import named_sharding, same_layout
 from isoshard.core.layout.spec_entries import entries_of
-from isoshard.core.layout.uneven import UnevenArray
-from isoshard.core.layout.uneven import is_uneven
-from isoshard.core.layout.uneven import padded_of
+from isoshard.core.layout.uneven import UnevenArray, is_uneven, padded_of
 from isoshard.core.runtime._jax_internals.tracers import Tracer
 from isoshard.core.runtime.caches import cached
 from isoshard.core.runtime.exact_keys import exact
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
-
 
 Path = tuple[Any, ...]
 

@@ -8,20 +8,20 @@ nothing was counted
 
 from __future__ import annotations
 
-from .core.deprecations import moved_attribute
-from .core.runtime.caches import CacheSize
-from .core.runtime.caches import cache_sizes
-from .core.runtime.caches import clear_caches
-from .core.runtime.metrics import Compilation
-from .core.runtime.metrics import Transfer
-from .core.runtime.metrics import compilations
-from .core.runtime.metrics import count
-from .core.runtime.metrics import counters
-from .core.runtime.metrics import report
-from .core.runtime.metrics import reset
-from .core.runtime.metrics import transfers
 from typing import Any
 
+from .core.deprecations import moved_attribute
+from .core.runtime.caches import CacheSize, cache_sizes, clear_caches
+from .core.runtime.metrics import (
+    Compilation,
+    Transfer,
+    compilations,
+    count,
+    counters,
+    report,
+    reset,
+    transfers,
+)
 
 __all__ = [
     "CacheSize",

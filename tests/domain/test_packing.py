@@ -1,23 +1,17 @@
 """Packing global arrays into blocks, out of them and into others; what is refused."""
 
-import isoshard as iso
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from isoshard import P
-from isoshard import ShardingError
-from isoshard import UnevenArray
-from isoshard.core.layout.spec import same_layout
-from isoshard.errors import CopyError
-from isoshard.errors import SpecError
-from isoshard.errors import UnevenError
 from jax.sharding import NamedSharding
+
+import isoshard as iso
+from isoshard import P, ShardingError, UnevenArray
+from isoshard.core.layout.spec import same_layout
+from isoshard.errors import CopyError, SpecError, UnevenError
 from tests.domain.blocks import out_of_blocks
-from tests.domain.traffic import compiled
-from tests.domain.traffic import gathered
-
-
+from tests.domain.traffic import compiled, gathered
 
 X = np.arange(54, dtype=np.float32).reshape(18, 3)
 

@@ -24,18 +24,18 @@ All tensors of a call are on one device.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import torch
-from collections.abc import Callable
-from collections.abc import Sequence
-from contextlib import nullcontext
-from isoshard.core.deprecations import accepts_old
-from isoshard.core.deprecations import keyword
+
+from isoshard.core.deprecations import accepts_old, keyword
 from isoshard.core.layout.leaf_paths import path_name
 from isoshard.core.layout.spec import SpecLike
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import PROGRAMS
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.common.dtypes import logical_dtype
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
@@ -44,22 +44,15 @@ from isoshard.torch_bridge.engine.recording import lazy_tensor
 from isoshard.torch_bridge.engine.recording import tape as tapes
 from isoshard.torch_bridge.engine.recording.memory_log import note_constant
 from isoshard.torch_bridge.engine.subprograms import subtrace
-from isoshard.torch_bridge.engine.values.value import Aval
-from isoshard.torch_bridge.engine.values.value import Value
+from isoshard.torch_bridge.engine.values.value import Aval, Value
+
 from .dtensor_function import DistributedFunction
 from .function_reads import Reads
-from .jax_operands import TENSOR
-from .jax_operands import of_operands
-from .jax_operands import sorted_out
-from .jax_operands import surroundings
-from .operand_types import Types
-from .operand_types import explained
-from .operand_types import types_of
+from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
+from .operand_types import Types, explained, types_of
 from .plain_tensors import PlainFunction
 from .traced_call import TracedCall
-from .transformed_call import TransformedCall
-from .transformed_call import is_transformed
-from typing import Any
+from .transformed_call import TransformedCall, is_transformed
 
 
 class TorchFunction:

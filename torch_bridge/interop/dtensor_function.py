@@ -21,41 +21,34 @@ program is compiled they compare what they are about to run, and all raise if it
 
 from __future__ import annotations
 
-import jax
-import torch
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from isoshard.core.errors import DistributedError
-from isoshard.core.errors import ShardingError
+from typing import TYPE_CHECKING, Any
+
+import jax
+import torch
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from isoshard.core.errors import DistributedError, ShardingError
 from isoshard.core.layout.spec import SpecLike
-from isoshard.core.processes.agreement import log_call
-from isoshard.core.processes.agreement import report_error
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import PROGRAMS
+from isoshard.core.processes.agreement import log_call, report_error
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
 from isoshard.torch_bridge.dtensor import dtensor_exchange
 from isoshard.torch_bridge.dtensor.dtensor_exchange import is_dtensor
 from isoshard.torch_bridge.dtensor.routes import TO_JAX
-from . import fitting
-from .function_reads import Reads
-from .jax_operands import TENSOR
-from .jax_operands import of_operands
-from .jax_operands import sorted_out
-from .jax_operands import surroundings
-from .rank_program import RankProgram
-from .rank_program import subject_of
 from isoshard.torch_bridge.modules import modules
 from isoshard.torch_bridge.placements import translation
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
-from typing import TYPE_CHECKING
+
+from . import fitting
+from .function_reads import Reads
+from .jax_operands import TENSOR, of_operands, sorted_out, surroundings
+from .rank_program import RankProgram, subject_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor import Placement
+    from torch.distributed.tensor import DTensor, Placement
 
 
 class DistributedFunction:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import isoshard as iso
-import jax
 import json
 import os
 import sys
@@ -18,27 +16,20 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from .cluster_facts import free_ports
-from .cluster_facts import interfaces
-from .cluster_facts import rates
-from .cluster_links import Door
-from .cluster_links import Link
-from .cluster_links import Listener
-from .cluster_links import call
-from .cluster_links import distances
-from .cluster_links import local_address
-from .cluster_tables import show
-from isoshard.core.errors import DistributedError
-from isoshard.core.processes import coordination
-from isoshard.core.processes.handshake import CANNOT_RUN
-from isoshard.core.processes.handshake import env_report
-from isoshard.core.processes.handshake import split_address
-from isoshard.core.processes.launchers import Launch
-from isoshard.core.processes.launchers import coordinator
-from isoshard.core.processes.launchers import launch_from
-from rich.console import Console
 from typing import Any
 
+import jax
+from rich.console import Console
+
+import isoshard as iso
+from isoshard.core.errors import DistributedError
+from isoshard.core.processes import coordination
+from isoshard.core.processes.handshake import CANNOT_RUN, env_report, split_address
+from isoshard.core.processes.launchers import Launch, coordinator, launch_from
+
+from .cluster_facts import free_ports, interfaces, rates
+from .cluster_links import Door, Link, Listener, call, distances, local_address
+from .cluster_tables import show
 
 APART = 1.0
 """Seconds that clocks may differ."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import types
+
 import jax
 import numpy as np
 import pytest
-import types
-from isoshard import ShardingError
-from isoshard import hybrid_mesh
-from isoshard import make_mesh
-from isoshard.core.layout.mesh_slices import slice_ids
-from isoshard.core.layout.mesh_slices import slices_over
+from jax.sharding import Mesh
+
+from isoshard import ShardingError, hybrid_mesh, make_mesh
+from isoshard.core.layout.mesh_slices import slice_ids, slices_over
 from isoshard.errors import DeviceError
 from isoshard.planner.machine.topologies import topology
 from isoshard.sharding import slice_axes
-from jax.sharding import Mesh
 
 
 def test_virtual_devices_are_grouped_as_hybrid_mesh_groups_them():

@@ -1,27 +1,26 @@
 """Layouts in the memory of the host: plans say them, tables show them, programs bring them in."""
 
-import isoshard as iso
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from isoshard.core.errors import ShardingError
-from isoshard.core.layout.offload import in_memory
-from isoshard.core.layout.offload import is_offloaded
-from isoshard.core.layout.offload import on_device
-from isoshard.core.layout.offload import to_device
-from isoshard.core.layout.offload import to_device_after
-from isoshard.core.layout.offload import to_memory_of
-from isoshard.core.plan import Plan
-from isoshard.core.plan import PlanError
-from isoshard.core.plan.resolved import ResolvedPlan
-from jax.sharding import AbstractMesh
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+
+import isoshard as iso
+from isoshard.core.errors import ShardingError
+from isoshard.core.layout.offload import (
+    in_memory,
+    is_offloaded,
+    on_device,
+    to_device,
+    to_device_after,
+    to_memory_of,
+)
+from isoshard.core.plan import Plan, PlanError
+from isoshard.core.plan.resolved import ResolvedPlan
 from tests.jax_faults import host_memory_of_the_cpu
-
-
 
 HOST = "pinned_host"
 

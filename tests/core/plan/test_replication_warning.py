@@ -1,18 +1,16 @@
 """Plans that leave most bytes whole by chance say so once; those that mean it do not."""
 
-import isoshard as iso
+import warnings
+
 import jax
 import numpy as np
 import pytest
-import warnings
-from isoshard import Plan
-from isoshard.core.plan.replication_warning import replication_message
-from isoshard.core.plan.replication_warning import warn_replicated
-from isoshard.rules import Largest
-from isoshard.rules import Linear
 from jax.sharding import PartitionSpec as P
 
-
+import isoshard as iso
+from isoshard import Plan
+from isoshard.core.plan.replication_warning import replication_message, warn_replicated
+from isoshard.rules import Largest, Linear
 
 GPT_OSS = {
     "model.embed_tokens.weight": (256, 64),

@@ -1,25 +1,17 @@
 import dataclasses
+
 import jax
 import numpy as np
 import pytest
-from isoshard.core import frameworks
-from isoshard.core.errors import CopyError
-from isoshard.core.errors import ShardingError
-from isoshard.core.errors import SpecError
-from isoshard.core.errors import UnevenError
-from isoshard.core.layout.mesh import make_mesh
-from isoshard.core.plan import Plan
-from isoshard.core.plan import PlanError
-from isoshard.core.transfer import leaf_specs
-from isoshard.core.transfer.device_put import full
-from isoshard.core.transfer.device_put import reshard
-from isoshard.core.transfer.device_put import shard
-from isoshard.core.transfer.device_put import sharding_of
-from jax.sharding import AxisType
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from isoshard.core import frameworks
+from isoshard.core.errors import CopyError, ShardingError, SpecError, UnevenError
+from isoshard.core.layout.mesh import make_mesh
+from isoshard.core.plan import Plan, PlanError
+from isoshard.core.transfer import leaf_specs
+from isoshard.core.transfer.device_put import full, reshard, shard, sharding_of
 
 
 def ones(*shape):

@@ -1,20 +1,15 @@
 """Moves that are noted: the same results as without, for every way an array may lie."""
 
-import isoshard as iso
 import jax
 import numpy as np
 import pytest
-from isoshard.core.errors import SpecError
-from isoshard.core.errors import UnevenError
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+import isoshard as iso
+from isoshard.core.errors import SpecError, UnevenError
 from isoshard.core.runtime.caches import Bounded
 from isoshard.core.transfer import reshard_cache
-from jax.sharding import AxisType
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from jax.sharding import SingleDeviceSharding
-
-
 
 HOST = np.arange(32, dtype=np.float32).reshape(8, 4)
 

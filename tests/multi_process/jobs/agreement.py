@@ -1,9 +1,9 @@
 """Ranks that agree, that differ, and that say nothing; every error is caught where it is raised."""
 
-import isoshard as iso
 import time
-from isoshard.core.processes.agreement import assert_equal
 
+import isoshard as iso
+from isoshard.core.processes.agreement import assert_equal
 
 
 def start():

@@ -1,12 +1,12 @@
 """Launches that cannot work, or look odd; TEST_KIND says which. No check is reached."""
 
 import dataclasses
-import isoshard as iso
 import os
 import warnings
+
+import isoshard as iso
 from isoshard.core.processes import handshake
 from isoshard.core.processes.launchers import launch_from
-
 
 
 def start():

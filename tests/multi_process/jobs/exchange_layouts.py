@@ -1,13 +1,7 @@
 """Exchange, where shards are uneven, sums, or on meshes of another order: part of `exchange`."""
 
 import isoshard as iso
-from tests.multi_process.exchanging import copies
-from tests.multi_process.exchanging import device_mesh
-from tests.multi_process.exchanging import meshes
-from tests.multi_process.exchanging import pointer
-from tests.multi_process.exchanging import raises
-from tests.multi_process.exchanging import whole
-
+from tests.multi_process.exchanging import copies, device_mesh, meshes, pointer, raises, whole
 
 
 def check_uneven_shards(world):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import isoshard as iso
 import itertools
-import numpy as np
-import pytest
 import re
 import time
+
+import numpy as np
+import pytest
+
+import isoshard as iso
 from isoshard import P
 from isoshard.core.processes.agreement import assert_equal
 from tests.multi_process.exchanging import device_mesh
-from tests.multi_process.jobs.given import LIMIT
-from tests.multi_process.jobs.given import grid
-from tests.multi_process.jobs.given import host
-
+from tests.multi_process.jobs.given import LIMIT, grid, host
 
 AFTER = 1.8
 """Seconds after which it comes to its next exchange."""

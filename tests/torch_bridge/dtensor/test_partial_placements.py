@@ -1,27 +1,20 @@
 """Sums still to be taken, and layouts said on another mesh of the same devices."""
 
-import isoshard as iso
 import itertools
-import jax
 import math
+
+import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import isoshard as iso
 from isoshard import make_mesh
 from isoshard.errors import UnrepresentableError
-from isoshard.torch_bridge.placements.translation import layout_of
-from isoshard.torch_bridge.placements.translation import placements_of
-from isoshard.torch_bridge.placements.translation import placements_on
-from jax.sharding import AxisType
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from tests.torch_bridge.dtensor.layouts import MESHES
-from tests.torch_bridge.dtensor.layouts import all_placements
-from tests.torch_bridge.dtensor.layouts import torch_mesh
-from torch.distributed.tensor import Partial
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor import Shard
-
+from isoshard.torch_bridge.placements.translation import layout_of, placements_of, placements_on
+from tests.torch_bridge.dtensor.layouts import MESHES, all_placements, torch_mesh
 
 
 def test_partial_is_an_unreduced_axis_and_jax_takes_the_sum():

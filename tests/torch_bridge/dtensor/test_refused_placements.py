@@ -1,35 +1,31 @@
 """Placements that no sharding says, and meshes in both languages."""
 
-import jax
 import math
+
+import jax
 import numpy as np
 import pytest
 import torch
-from isoshard import make_mesh
-from isoshard.core.errors import DeviceError
-from isoshard.core.errors import ShardingError
-from isoshard.errors import SpecError
-from isoshard.errors import UnrepresentableError
-from isoshard.torch_bridge.placements import meshes
-from isoshard.torch_bridge.placements.translation import check_count
-from isoshard.torch_bridge.placements.translation import device_mesh_of
-from isoshard.torch_bridge.placements.translation import jax_mesh
-from isoshard.torch_bridge.placements.translation import layout_of
-from isoshard.torch_bridge.placements.translation import placements_of
-from isoshard.torch_bridge.placements.translation import placements_on
-from isoshard.torch_bridge.placements.translation import spec_of
-from jax.sharding import AxisType
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tests.torch_bridge.dtensor.layouts import MESHES
-from tests.torch_bridge.dtensor.layouts import torch_mesh
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from isoshard import make_mesh
+from isoshard.core.errors import DeviceError, ShardingError
+from isoshard.errors import SpecError, UnrepresentableError
+from isoshard.torch_bridge.placements import meshes
+from isoshard.torch_bridge.placements.translation import (
+    check_count,
+    device_mesh_of,
+    jax_mesh,
+    layout_of,
+    placements_of,
+    placements_on,
+    spec_of,
+)
+from tests.torch_bridge.dtensor.layouts import MESHES, torch_mesh
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,23 @@
 """JAX's meshes where torch_xla's and DTensor's are taken: the mesh comes back as it was given."""
 
-import isoshard as iso
-import isoshard.torch_bridge as xs
 import jax
 import numpy as np
 import pytest
 import torch
-from isoshard.core.layout.axis_types import auto
-from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
-from isoshard.torch_bridge.distributed.tensor import DTensor
-from isoshard.torch_bridge.distributed.tensor import Replicate
-from isoshard.torch_bridge.distributed.tensor import Shard
-from isoshard.torch_bridge.distributed.tensor import distribute_tensor
-from isoshard.torch_bridge.distributed.tensor.parallel import ColwiseParallel
-from isoshard.torch_bridge.distributed.tensor.parallel import RowwiseParallel
-from isoshard.torch_bridge.distributed.tensor.parallel import parallelize_module
-from isoshard.torch_bridge.spmd.mesh import mesh_from
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-
+import isoshard as iso
+import isoshard.torch_bridge as xs
+from isoshard.core.layout.axis_types import auto
+from isoshard.torch_bridge.distributed.device_mesh import device_mesh_of
+from isoshard.torch_bridge.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from isoshard.torch_bridge.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from isoshard.torch_bridge.spmd.mesh import mesh_from
 
 KINDS = {"explicit": (AxisType.Explicit,) * 2, "mixed": (AxisType.Explicit, AxisType.Auto)}
 HOST = torch.arange(64.0).reshape(8, 8)
