@@ -295,8 +295,8 @@ def _call(rank: int, post: Callable[[str | None], str], timeout: float) -> socke
         raise DistributedError(
             f"rank {rank} cannot reach rank 0 at {hub['host']}:{hub['port']} to watch for "
             f"failures ({error}); open the ports between the machines, or start with "
-            "iso.distributed.init_distributed(watch_failures=False): then failures are noticed by missing "
-            "heartbeats only"
+            "iso.distributed.init_distributed(watch_failures=False): then failures are noticed by "
+            "missing heartbeats only"
         ) from None
     peer.settimeout(None)
     peer.sendall(f"{hub['word']} {rank}\n".encode())
