@@ -31,24 +31,24 @@ def draw(
 ) -> str:
     """Draw the layout of a model, stage by stage."""
     write = colored if color else plain
-    parts = []
+    blocks = []
     for stage in holdings(model, config, sizes):
-        parts.append(_title(stage))
-        parts.append(write(_totals(stage, width)))
+        blocks.append(_title(stage))
+        blocks.append(write(_totals(stage, width)))
         largest = _largest(stage)
         if largest:
-            parts.append(write(_blocks(largest, stage.devices, width)))
-        parts.append("\n".join(table([_HEADER, *map(_row, stage.tensors)], right=6)))
-    return "\n\n".join(parts)
+            blocks.append(write(_blocks(largest, stage.devices, width)))
+        blocks.append("\n".join(table([_HEADER, *map(_row, stage.tensors)], right=6)))
+    return "\n\n".join(blocks)
 
 
 def _title(stage: StageHoldings) -> str:
     counts = Counter(stage.operators).most_common(6)
-    words = ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts)
+    devices_text = ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts)
     more = ", .." if len(set(stage.operators)) > len(counts) else ""
     count = len(stage.operators)
     return (
-        f"stage {stage.number}: {count} node{'' if count == 1 else 's'} ({words}{more}) on "
+        f"stage {stage.stage}: {count} node{'' if count == 1 else 's'} ({devices_text}{more}) on "
         f"{len(stage.devices)} device{'' if len(stage.devices) == 1 else 's'}"
     )
 
@@ -67,38 +67,38 @@ def _totals(stage: StageHoldings, width: int) -> list[Line]:
 
 
 def _has(stage: StageHoldings, kind: str) -> bool:
-    return any(one.kind == kind for one in stage.tensors)
+    return any(tensor.kind == kind for tensor in stage.tensors)
 
 
 def _largest(stage: StageHoldings) -> list[DeviceTensor]:
     """The tensors that are split or take most, in the order of the table."""
-    placed = [one for one in stage.tensors if one.placement is not None and one.shape]
-    ranked = sorted(placed, key=lambda one: -_all_bytes(one))
-    chosen = {one.name for one in ranked[:LARGEST]}
-    return [one for one in placed if one.name in chosen]
+    placed = [tensor for tensor in stage.tensors if tensor.placement is not None and tensor.shape]
+    ranked = sorted(placed, key=lambda tensor: -_all_bytes(tensor))
+    chosen = {tensor.name for tensor in ranked[:LARGEST]}
+    return [tensor for tensor in placed if tensor.name in chosen]
 
 
-def _all_bytes(one: DeviceTensor) -> int:
-    counts = one.placement.counts if one.placement else ()
-    return (one.block_bytes or 0) * math.prod(counts)
+def _all_bytes(tensor: DeviceTensor) -> int:
+    counts = tensor.placement.counts if tensor.placement else ()
+    return (tensor.block_bytes or 0) * math.prod(counts)
 
 
 def _blocks(tensors: Sequence[DeviceTensor], devices: Sequence[int], width: int) -> list[Line]:
     cells = []
-    for one in tensors:
+    for tensor in tensors:
         row = []
         for device in devices:
-            held = one.placement.holds.get(device) if one.placement else None
-            if one.placement is None or held is None:
+            block = tensor.placement.holds.get(device) if tensor.placement else None
+            if tensor.placement is None or block is None:
                 row.append(("", -1))
                 continue
-            number = 0
-            for at, count in zip(held, one.placement.counts, strict=True):
-                number = number * count + at
-            row.append((_slice(held, one.placement.counts), number))
+            count_so_far = 0
+            for at, count in zip(block, tensor.placement.counts, strict=True):
+                count_so_far = count_so_far * count + at
+            row.append((_slice(block, tensor.placement.counts), count_so_far))
         cells.append(row)
     return grid_lines(
-        cells, [_short(one.name) for one in tensors], [str(d) for d in devices], width
+        cells, [_short(tensor.name) for tensor in tensors], [str(d) for d in devices], width
     )
 
 
@@ -111,16 +111,29 @@ def _slice(block: tuple[int, ...], counts: tuple[int, ...]) -> str:
     )
 
 
-def _row(one: DeviceTensor) -> tuple[str, ...]:
-    shape = "?" if one.shape is None else "x".join("?" if s is None else str(s) for s in one.shape)
+def _row(tensor: DeviceTensor) -> tuple[str, ...]:
+    shape = (
+        "?"
+        if tensor.shape is None
+        else "x".join("?" if s is None else str(s) for s in tensor.shape)
+    )
     blocks = copies = "?"
-    if one.placement is not None:
-        count = math.prod(one.placement.counts)
-        blocks = "x".join(map(str, one.placement.counts)) if count > 1 else "whole"
-        copies = f"{len(one.placement.holds) / count:g}"
-    size = "?" if one.block_bytes is None else human_bytes(one.block_bytes)
-    source = "spec" if one.said else "inferred" if one.kind == "value" else "no spec"
-    return (_short(one.name), one.kind, shape or "()", one.dtype, blocks, copies, size, source)
+    if tensor.placement is not None:
+        count = math.prod(tensor.placement.counts)
+        blocks = "x".join(map(str, tensor.placement.counts)) if count > 1 else "whole"
+        copies = f"{len(tensor.placement.holds) / count:g}"
+    size = "?" if tensor.block_bytes is None else human_bytes(tensor.block_bytes)
+    source = "spec" if tensor.annotated else "inferred" if tensor.kind == "value" else "no spec"
+    return (
+        _short(tensor.name),
+        tensor.kind,
+        shape or "()",
+        tensor.dtype,
+        blocks,
+        copies,
+        size,
+        source,
+    )
 
 
 def _short(name: str) -> str:

@@ -18,7 +18,7 @@ from isoshard.core.nn.convolution import (
 
 from ...errors import ModelError
 from .registry import operator
-from .unsharded_axes import whole
+from .unsharded_axes import unsharded
 from .windows import windows_of
 
 
@@ -108,8 +108,8 @@ def conv_transpose(
         axes = zip(x.shape[2:], w.shape[2:], windows.stride, windows.dilation, more, strict=True)
         full = [step * (n - 1) + extra + d * (k - 1) + 1 for n, k, step, d, extra in axes]
         padding = [
-            halves(reached - wanted, more_before=auto_pad != "SAME_UPPER")
-            for reached, wanted in zip(full, output_shape, strict=True)
+            halves(reached - size, more_before=auto_pad != "SAME_UPPER")
+            for reached, size in zip(full, output_shape, strict=True)
         ]
     return _convolve(
         x,
@@ -130,5 +130,7 @@ def _check_kernel(w, kernel_shape):
 
 def _convolve(x, w, b, **how) -> jax.Array:
     spatial = range(2, x.ndim)
-    y = whole(lax.conv_general_dilated(whole(x, spatial), whole(w, spatial), **how), spatial)
+    y = unsharded(
+        lax.conv_general_dilated(unsharded(x, spatial), unsharded(w, spatial), **how), spatial
+    )
     return y if b is None else y + along_channels(b, len(spatial))
