@@ -58,8 +58,8 @@ def traced_onnx_step(
     )
     if len(model_layout.stages) != 1:
         raise ModelError(
-            f"the model has {len(model_layout.stages)} pipeline stages, each on devices of its own, "
-            "and one step is planned on one mesh: plan a model of one stage"
+            f"the model has {len(model_layout.stages)} pipeline stages, each on devices of its "
+            "own, and one step is planned on one mesh: plan a model of one stage"
         )
     graph = model_layout.graph
     require_operators(graph.nodes, graph.opsets, graph.model.functions)

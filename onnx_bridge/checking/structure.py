@@ -90,7 +90,7 @@ def _node(
     entries = Counter(entry.configuration_id for entry in node.device_configurations)
     for config, count in entries.items():
         if not config:
-            message = f"an annotation does not say for which configuration; there is {known_configurations}"
+            message = f"an annotation names no configuration; there is {known_configurations}"
             yield Finding("structure.configuration-id", message, name)
         elif config not in devices:
             message = f"it is annotated for {shown(config)}; the model has {known_configurations}"

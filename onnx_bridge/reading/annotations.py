@@ -77,8 +77,8 @@ def configurations(model: onnx.ModelProto) -> dict[str, Configuration]:
         if configuration.devices and len(configuration.devices) != configuration.num_devices:
             errors.append(
                 AnnotationError(
-                    f"configuration {configuration.name!r} has {configuration.num_devices} devices and "
-                    f"names {len(configuration.devices)}; name all or none"
+                    f"configuration {configuration.name!r} has {configuration.num_devices} devices "
+                    f"and names {len(configuration.devices)}; name all or none"
                 )
             )
         by_name[configuration.name] = configuration

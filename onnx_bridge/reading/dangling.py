@@ -48,5 +48,6 @@ def _dangling(model: onnx.ModelProto, config_names: list[str]) -> Iterator[str]:
                     if spec.tensor_name not in names:
                         yield (
                             f"{describe_node(node)} has a spec for {shown(spec.tensor_name)}, "
-                            f"which it neither reads nor makes: it has {', '.join(map(shown, names))}"
+                            f"which it neither reads nor makes: it has "
+                            f"{', '.join(map(shown, names))}"
                         )
