@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         for stage, text in zip(compiled.layout.stages, compiled.hlo(**inputs), strict=True):
             counts = Counter(match[1] for match in _COLLECTIVE.finditer(text))
             collectives = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-            print(f"stage {stage.stage}: {collectives or 'no collectives'}")
+            print(f"stage {stage.number}: {collectives or 'no collectives'}")
     if args.out is not None:
         arrays: dict[str, Any] = {name: np.asarray(array) for name, array in results.items()}
         np.savez(args.out, **arrays)

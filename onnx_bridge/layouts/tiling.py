@@ -178,8 +178,8 @@ def _shard_count(
         sizes_text = " x ".join("?" if size is None else str(size) for size in sizes)
         raise AnnotationError(
             f"the axis is {sizes_text} fused, split {' x '.join(map(str, counts))}: its shards "
-            "are not contiguous, and a NamedSharding splits an axis into contiguous blocks; annotate "
-            "the tensor before the Reshape that fuses it",
+            "are not contiguous, and a NamedSharding splits an axis into contiguous blocks; "
+            "annotate the tensor before the Reshape that fuses it",
             axis=axis,
         )
     return math.prod(counts)
