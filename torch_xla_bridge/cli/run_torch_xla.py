@@ -34,14 +34,14 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         0; 2 for a wrong command line. A `SystemExit` of the script passes through.
     """
-    words = list(argv)
-    if not words or words[0] in ("-h", "--help"):
+    args = list(argv)
+    if not args or args[0] in ("-h", "--help"):
         print(_USAGE, end="")
-        return 0 if words else 2
-    as_module = words[0] == "-m"
-    rest = words[1:] if as_module else words
-    if not rest or (not as_module and words[0].startswith("-")):
-        print(f"isoshard run-torch-xla: no script in {words}\n{_USAGE}", end="", file=sys.stderr)
+        return 0 if args else 2
+    as_module = args[0] == "-m"
+    rest = args[1:] if as_module else args
+    if not rest or (not as_module and args[0].startswith("-")):
+        print(f"isoshard run-torch-xla: no script in {args}\n{_USAGE}", end="", file=sys.stderr)
         return 2
     target = rest[0]
     if not as_module and not Path(target).is_file():

@@ -82,18 +82,18 @@ def call_jax(
         )
     try:
         key = identity(jax_func) if override_hash is None else ("hash", override_hash)
-        found = _KNOWN.pop((key, name), None)
+        cached = _KNOWN.pop((key, name), None)
     except TypeError as error:
         raise TypeError(
             f"call_jax remembers a function by its hash, and {jax_func!r} has none ({error}); pass "
             "override_hash=.."
         ) from None
-    if found is None:
-        found = torch_function(jax_func, name=name)
-    _KNOWN[key, name] = found  # last again: the first is the one not used for longest
+    if cached is None:
+        cached = torch_function(jax_func, name=name)
+    _KNOWN[key, name] = cached  # last again: the first is the one not used for longest
     if len(_KNOWN) > _KEPT:
         del _KNOWN[next(iter(_KNOWN))]
-    return found(*args, **(kwargs or {}))
+    return cached(*args, **(kwargs or {}))
 
 
 class Type:
