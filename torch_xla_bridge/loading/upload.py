@@ -29,7 +29,7 @@ from isoshard.torch_xla_bridge.session.nested import rewrite, with_items
 from .splitting import Split
 
 _UNEVEN = (
-    "Its buffers stay unsplit along what does not divide; for the last batch of an epoch, see "
+    "Its buffers stay whole along what does not divide; for the last batch of an epoch, see "
     "last_batch='drop' and 'pad'."
 )
 LAST_BATCH = ("keep", "drop", "pad")
