@@ -30,7 +30,7 @@ def x():
         (lambda s, x: (x.double().int(), P("x")), ShardingError, "a wrong local shape or dtype"),
         (lambda s, x: (x, P("z")), SpecError, "no mesh axis is called 'z'"),
         (lambda s, x: (s.all_reduce(x, "z"), P("x")), ShardingError, "no mesh axis is called 'z'"),
-        (lambda s, x: (s.all_reduce(1.0, "x"), P()), ShardingError, "was given a float; make it a"),
+        (lambda s, x: (s.all_reduce(1.0, "x"), P()), ShardingError, "got a float; make it a"),
         (lambda s, x: (x, s.like(x * 1, 0)), ShardingError, "got an array computed from others"),
         (lambda s, x: (x, s.uneven(P("x"), [(2, 2, 2, 1)])), ShardingError, r"float32\[7\] in all"),
         (lambda s, x: (torch.rand(2), P("x")), RuntimeError, "draws random numbers"),
