@@ -1,7 +1,7 @@
 """Weights that a model keeps in other files: read, and never from outside the model's folder.
 
 A file names them by a path, and whoever wrote the file chose that path. So the path has to be
-relative, without `..`, and what it leads to after following links has to are in the folder. It is
+relative, without `..`, and what it leads to after following links has to be in the folder. It is
 then opened one folder at a time, without following links, so that nothing can be put in its place
 between the look and the opening. Offsets and lengths are compared with the file and the tensor's
 shape before memory is taken.
