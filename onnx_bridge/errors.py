@@ -21,7 +21,7 @@ class AnnotationError(ShardingError, code="ISO007"):
         reason: what is wrong, what is possible, the way out.
         node: name of the node that carries it, if it is known.
         tensor: name of the tensor.
-        axis: of the tensor, if the fault lies with one.
+        axis: of the tensor, if the error lies with one.
 
     Example:
         >>> import jax
@@ -44,12 +44,12 @@ class AnnotationError(ShardingError, code="ISO007"):
     ) -> None:
         """Write the place before the reason."""
         self.reason, self.node, self.tensor, self.axis = reason, node, tensor, axis
-        place = [
+        location = [
             f"node {node!r}" if node is not None else "",
             f"tensor {tensor!r}" if tensor is not None else "",
             f"axis {axis}" if axis is not None else "",
         ]
-        where = ", ".join(part for part in place if part)
+        where = ", ".join(item for item in location if item)
         super().__init__(f"{where}: {reason}" if where else reason)
 
     def at(self, node: str | None = None, tensor: str | None = None) -> AnnotationError:
@@ -98,7 +98,7 @@ class ModelError(CodedError, ValueError, code="ISO009"):
     """  # noqa: E501
 
 
-def raise_annotations(faults: Sequence[AnnotationError]) -> None:
+def raise_annotations(errors: Sequence[AnnotationError]) -> None:
     """Raise what was collected over many tensors as one error.
 
     Example:
@@ -109,8 +109,8 @@ def raise_annotations(faults: Sequence[AnnotationError]) -> None:
           tensor 'x': a
           tensor 'y': b
     """
-    if len(faults) == 1:
-        raise faults[0] from None
-    if faults:
-        lines = "".join(f"\n  {fault}" for fault in faults)
-        raise AnnotationError(f"{len(faults)} annotations do not fit:{lines}") from None
+    if len(errors) == 1:
+        raise errors[0] from None
+    if errors:
+        lines = "".join(f"\n  {error}" for error in errors)
+        raise AnnotationError(f"{len(errors)} annotations do not fit:{lines}") from None

@@ -71,11 +71,11 @@ class OnnxModels(Framework):
     def sharding_of(self, x: Any) -> dict[str, NamedSharding]:
         """The layout of each parameter by the name that plans know, in the first stage it is in."""
         read = layout(x)
-        found: dict[str, NamedSharding] = {}
-        for tensor, one in parameters(read.graph).items():
+        shardings: dict[str, NamedSharding] = {}
+        for tensor, parameter in parameters(read.graph).items():
             for sharding in read.parameters.get(tensor, {}).values():
-                found.setdefault(one.name, _of_weight(sharding, one.origin.axes))
-        return found
+                shardings.setdefault(parameter.name, _of_weight(sharding, parameter.origin.axes))
+        return shardings
 
 
 def _of_weight(sharding: NamedSharding, axes: tuple[int | None, ...]) -> NamedSharding:

@@ -53,29 +53,31 @@ def traced_onnx_step(
         AnnotationError: the annotations do not fit the mesh.
     """
     mesh = auto(mesh)
-    found = layout(
+    model_layout = layout(
         load(model if plan is None else annotate(model, mesh, plan)), mesh, None, "error"
     )
-    if len(found.stages) != 1:
+    if len(model_layout.stages) != 1:
         raise ModelError(
-            f"the model has {len(found.stages)} pipeline stages, each on devices of its own, and "
-            "one step is planned on one mesh: plan a model of one stage"
+            f"the model has {len(model_layout.stages)} pipeline stages, each on devices of its "
+            "own, and one step is planned on one mesh: plan a model of one stage"
         )
-    graph = found.graph
+    graph = model_layout.graph
     require_operators(graph.nodes, graph.opsets, graph.model.functions)
     tensors, inputs = sort(graph), Inputs(graph)
-    program = Program(found, found.stages[0], tensors.constants, MAX_BYTES)
+    program = Program(model_layout, model_layout.stages[0], tensors.constants, MAX_BYTES)
     parameters, tables = stage_tensors(program, tensors)
-    given = inputs.known if not args and not kwargs and inputs.known else inputs.bind(args, kwargs)
-    laid_out = {
-        name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=found.inputs.get(name))
-        for name, one in given.items()
+    bound = inputs.known if not args and not kwargs and inputs.known else inputs.bind(args, kwargs)
+    structs = {
+        name: jax.ShapeDtypeStruct(
+            struct.shape, struct.dtype, sharding=model_layout.inputs.get(name)
+        )
+        for name, struct in bound.items()
     }
 
     def model_pass(parameters: Any, tables: Any, **inputs: Any) -> Any:
         return program(parameters, tables, inputs)
 
     return traced_jax_step(
-        model_pass, (parameters, tables), laid_out, mesh, batch=tuple(laid_out),
+        model_pass, (parameters, tables), structs, mesh, batch=tuple(structs),
         name=graph.model.graph.name or "model", framework="onnx",
     )  # fmt: skip

@@ -67,12 +67,14 @@ def install() -> None:
 
 
 def _simulate_devices() -> None:
-    asked = os.environ.get("CPU_NUM_DEVICES")
-    if asked is None or os.environ.get("PJRT_DEVICE", "CPU") != "CPU":
+    requested = os.environ.get("CPU_NUM_DEVICES")
+    if requested is None or os.environ.get("PJRT_DEVICE", "CPU") != "CPU":
         return
-    if not asked.isdecimal() or int(asked) < 1:
-        raise ValueError(f"CPU_NUM_DEVICES is a positive number of devices, and it is {asked!r}")
-    simulate_devices(int(asked))
+    if not requested.isdecimal() or int(requested) < 1:
+        raise ValueError(
+            f"CPU_NUM_DEVICES is a positive number of devices, and it is {requested!r}"
+        )
+    simulate_devices(int(requested))
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder):

@@ -151,7 +151,7 @@ def _rename_backend() -> None:
 
 
 def _take_float_classes() -> None:
-    """`nll_loss` and `cross_entropy` take whole numbers of any dtype for classes."""
+    """`nll_loss` and `cross_entropy` take integers of any dtype for classes."""
     aten = torch.ops.aten
     for func, position in (
         (aten.nll_loss_forward.default, 1),

@@ -43,7 +43,7 @@ from ..reading.mesh_record import MeshRecord, write_mesh
 from ..reading.parameters import named_leaves
 from ..reading.stages import stages_of
 from .choosing import Specs, specs_of
-from .staging import Stages, said_stages, stage_parts
+from .staging import Stages, declared_stages, stage_submeshes
 
 _FIRST_IR = 11  # that has annotations
 _LAST_IR = 13  # that ONNX Runtime 1.31 reads
@@ -61,8 +61,8 @@ def annotate(
     """Write a layout onto a copy of a model.
 
     Args:
-        model: stays as it is. Its weights are copied.
-        mesh: the devices. With stages it is the mesh of one stage, and stage after stage lies on
+        model: is unchanged. Its weights are copied.
+        mesh: the devices. With stages it is the mesh of one stage, and stage after stage is on
             the next `mesh.size` devices of the file; or, if it has an axis called `stage_axis`, it
             is the mesh of all, and stages lie along that axis.
         specs: a mapping of names and specs, or a Plan. A name is that of a value, of a parameter
@@ -81,7 +81,7 @@ def annotate(
 
     Raises:
         AnnotationError: a spec does not fit its tensor, a name fits nothing, no node touches a
-            tensor, or stages run backwards; all faults of one kind in one message.
+            tensor, or stages run backwards; all errors of one kind in one message.
         PlanError: the plan does not fit.
         ModelError: the graph cannot be read.
 
@@ -98,19 +98,19 @@ def annotate(
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     graph = Graph(copied)
-    named = said_stages(graph, stages)
+    named = declared_stages(graph, stages)
     stage_of = stages_of(graph, named)
-    parts, record = stage_parts(mesh, sorted(set(stage_of)) or [0], stage_axis)
-    chosen = specs_of(graph, specs, next(iter(parts.values())).mesh)
-    protos = _write(graph, chosen, stage_of, parts)
+    stage_mesh, record = stage_submeshes(mesh, sorted(set(stage_of)) or [0], stage_axis)
+    chosen = specs_of(graph, specs, next(iter(stage_mesh.values())).mesh)
+    protos = _write(graph, chosen, stage_of, stage_mesh)
     warn_unused(specs, named_leaves(graph))
     _clear(copied, config)
     _configure(copied, config, mesh, record)
     for node in graph.nodes:
-        own = protos.get(node.index, [])
-        if own or named:
+        node_protos = protos.get(node.index, [])
+        if node_protos or named:
             entry = node.proto.device_configurations.add(configuration_id=config)
-            entry.sharding_spec.extend(own)
+            entry.sharding_spec.extend(node_protos)
             if named:
                 entry.pipeline_stage = stage_of[node.index]
     return copied
@@ -120,23 +120,23 @@ def _write(
     graph: Graph,
     chosen: Specs,
     stage_of: tuple[int, ...],
-    parts: Mapping[int, NumberedMesh],
+    stage_mesh: Mapping[int, NumberedMesh],
 ) -> dict[int, list[onnx.ShardingSpecProto]]:
     """The messages of each node, in the order of its inputs and outputs."""
-    found: dict[int, list[onnx.ShardingSpecProto]] = {}
-    faults = []
+    protos: dict[int, list[onnx.ShardingSpecProto]] = {}
+    errors = []
     for node in graph.nodes:
-        over = parts[stage_of[node.index]]
+        over = stage_mesh[stage_of[node.index]]
         for tensor in dict.fromkeys(filter(None, (*node.inputs, *node.outputs))):
-            if not chosen.speaks(graph, node, tensor):
+            if not chosen.has_spec(graph, node, tensor):
                 continue
             try:
                 proto = _proto(graph, tensor, chosen.spec(node, tensor), over)
-                found.setdefault(node.index, []).append(proto)
+                protos.setdefault(node.index, []).append(proto)
             except AnnotationError as error:
-                faults.append(error.at(node=node.name))
-    raise_annotations(faults)
-    return found
+                errors.append(error.at(node=node.name))
+    raise_annotations(errors)
+    return protos
 
 
 def _proto(graph: Graph, tensor: str, spec: Any, over: NumberedMesh) -> onnx.ShardingSpecProto:
@@ -146,7 +146,7 @@ def _proto(graph: Graph, tensor: str, spec: Any, over: NumberedMesh) -> onnx.Sha
         sharding = named_sharding(spec, over.mesh, ndim, name="the layout")
     except (ShardingError, TypeError) as error:
         raise AnnotationError(str(error), tensor=tensor) from None
-    return to_sharding_spec(sharding, tensor, shape, devices=over.numbers)
+    return to_sharding_spec(sharding, tensor, shape, devices=over.device_ids)
 
 
 def _entries(spec: Any, tensor: str) -> int:
@@ -164,18 +164,18 @@ def _entries(spec: Any, tensor: str) -> int:
 
 def _clear(model: onnx.ModelProto, config: str) -> None:
     """Drop what an earlier annotation of this name said."""
-    for held in [one for one in model.configuration if one.name == config]:
-        model.configuration.remove(held)
+    for configuration in [proto for proto in model.configuration if proto.name == config]:
+        model.configuration.remove(configuration)
     for node in model.graph.node:
         entries = node.device_configurations
-        for entry in [one for one in entries if one.configuration_id == config]:
+        for entry in [proto for proto in entries if proto.configuration_id == config]:
             entries.remove(entry)
 
 
 def _configure(model: onnx.ModelProto, config: str, mesh: Mesh, record: MeshRecord) -> None:
     names = [f"{device.platform}:{device.id}" for device in np.ravel(mesh.devices)]
-    known = names if len(names) == record.size else []
-    model.configuration.add(name=config, num_devices=record.size, device=known)
+    device_names = names if len(names) == record.size else []
+    model.configuration.add(name=config, num_devices=record.size, device=device_names)
     write_mesh(model, config, record)
     model.ir_version = max(_FIRST_IR, model.ir_version)
     if model.ir_version > _LAST_IR:

@@ -41,7 +41,7 @@ class Specs:
     values: dict[str, Any]
     at_nodes: dict[tuple[str, str], Any]
 
-    def speaks(self, graph: Graph, node: Node, tensor: str) -> bool:
+    def has_spec(self, graph: Graph, node: Node, tensor: str) -> bool:
         """Whether a tensor is annotated at a node."""
         if (node.name, tensor) in self.at_nodes:
             return True
@@ -73,17 +73,17 @@ def specs_of(graph: Graph, specs: Mapping[Any, Any] | Plan, mesh: Mesh) -> Specs
 
 
 def _of_parameters(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, P]:
-    found: dict[str, P] = {}
+    specs: dict[str, P] = {}
     waiting = parameters(graph)
     while waiting:  # several tensors made of one weight may have several shapes: one at a time
-        now = {one.name: tensor for tensor, one in reversed(waiting.items())}
+        now = {parameter.name: tensor for tensor, parameter in reversed(waiting.items())}
         leaves = {name: waiting[tensor].leaf for name, tensor in now.items()}
         for leaf in plan.resolve(leaves, mesh).leaves:
             tensor = now[leaf.name]
             origin = waiting.pop(tensor).origin
-            if weight_layouts.is_spoken(leaf):
-                found[tensor] = P(*origin.spec(tuple(leaf.sharding.spec)))
-    return found
+            if weight_layouts.has_rule(leaf):
+                specs[tensor] = P(*origin.spec(tuple(leaf.sharding.spec)))
+    return specs
 
 
 def _touched(graph: Graph) -> Iterator[str]:
@@ -97,7 +97,7 @@ def _by_name(graph: Graph, specs: Mapping[Any, Any]) -> Specs:
     check_patterns(names)
     values: dict[str, Any] = {}
     used = set()
-    weights = {tensor: one.origin for tensor, one in parameters(graph).items()}
+    weights = {tensor: parameter.origin for tensor, parameter in parameters(graph).items()}
     for value in dict.fromkeys(_touched(graph)):
         origin = weights.get(value)
         for pattern, spec in names.items():
@@ -107,12 +107,12 @@ def _by_name(graph: Graph, specs: Mapping[Any, Any]) -> Specs:
             elif origin is not None and matches(pattern, origin.parameter):
                 values.setdefault(value, _turned(spec, origin))
                 used.add(pattern)
-    there = {(node.name, t) for node in graph.nodes for t in (*node.inputs, *node.outputs)}
+    uses = {(node.name, t) for node in graph.nodes for t in (*node.inputs, *node.outputs)}
     wrong = [_unknown(graph, name) for name in names if name not in used]
     wrong += [
         f"{pair!r} is no pair of a node and a value that it reads or makes"
         for pair in pairs
-        if pair not in there
+        if pair not in uses
     ]
     if wrong:
         raise AnnotationError("; ".join(wrong))
@@ -122,8 +122,8 @@ def _by_name(graph: Graph, specs: Mapping[Any, Any]) -> Specs:
 def _unknown(graph: Graph, name: str) -> str:
     if name in graph.values:
         return f"no node reads {name!r}, so there is no place for its spec; leave it out"
-    known = list(graph.values)
-    shown = ", ".join(map(repr, known[:8])) + (", .." if len(known) > 8 else "")
+    names = list(graph.values)
+    shown = ", ".join(map(repr, names[:8])) + (", .." if len(names) > 8 else "")
     return f"no value or parameter is called {name!r}; there is {shown}"
 
 

@@ -1,72 +1,75 @@
 """Staging: the pipeline stages a user names, and the devices of each.
 
 >>> from isoshard.core.layout.mesh import make_mesh
->>> parts, record = stage_parts(make_mesh((2, 2), ("data", "model")), [0, 1], "stage")
->>> {stage: over.numbers for stage, over in parts.items()}
+>>> parts, record = stage_submeshes(make_mesh((2, 2), ("data", "model")), [0, 1], "stage")
+>>> {stage: over.device_ids for stage, over in parts.items()}
 {0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}
->>> parts, _ = stage_parts(make_mesh((2, 2), ("model", "stage")), [0, 1], "stage")
->>> {stage: over.numbers for stage, over in parts.items()}
+>>> parts, _ = stage_submeshes(make_mesh((2, 2), ("model", "stage")), [0, 1], "stage")
+>>> {stage: over.device_ids for stage, over in parts.items()}
 {0: (0, 2), 1: (1, 3)}
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
 import numpy as np
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from isoshard.core.layout.mesh import describe_mesh
+from isoshard.core.plan.rule_patterns import check_patterns
+from isoshard.core.plan.rule_patterns import matches
+from isoshard.core.runtime.formatting import listed
+from .weight_layouts import modules_around
+from isoshard.onnx_bridge.errors import AnnotationError
+from isoshard.onnx_bridge.layouts.meshes import NumberedMesh
+from isoshard.onnx_bridge.layouts.meshes import submesh
+from isoshard.onnx_bridge.reading.graph import Graph
+from isoshard.onnx_bridge.reading.graph import Node
+from isoshard.onnx_bridge.reading.mesh_record import MeshRecord
 from jax.sharding import Mesh
 
-from isoshard.core.layout.mesh import describe_mesh
-from isoshard.core.plan.rule_patterns import check_patterns, matches
-from isoshard.core.runtime.formatting import listed
-from isoshard.onnx_bridge.errors import AnnotationError
-from isoshard.onnx_bridge.layouts.meshes import NumberedMesh, part_of_mesh
-from isoshard.onnx_bridge.reading.graph import Graph, Node
-from isoshard.onnx_bridge.reading.mesh_record import MeshRecord
-
-from .weight_layouts import modules_around
 
 Stages = Mapping[str, int] | Callable[[Node], int | None]
 
 
-def said_stages(graph: Graph, stages: Stages | None) -> dict[int, int | None]:
+def declared_stages(graph: Graph, stages: Stages | None) -> dict[int, int | None]:
     """Ask for the stage of every node.
 
     Raises:
-        AnnotationError: a pattern fits no node, no node gets a stage, or one is no whole number.
+        AnnotationError: a pattern fits no node, no node gets a stage, or one is no integer.
         PlanError: a pattern is malformed.
     """
     if stages is None:
         return {}
     if callable(stages):
-        found = {node.index: stages(node) for node in graph.nodes}
+        stage_of = {node.index: stages(node) for node in graph.nodes}
     else:
-        found = _by_pattern(graph, stages)
+        stage_of = _by_pattern(graph, stages)
     wrong = [
         f"node {graph.nodes[index].name!r} gets {stage!r}"
-        for index, stage in found.items()
+        for index, stage in stage_of.items()
         if stage is not None and (isinstance(stage, bool) or not isinstance(stage, int))
     ]
-    if wrong or not any(stage is not None for stage in found.values()):
-        told = "; ".join(wrong) or "no node gets one"
-        raise AnnotationError(f"stages are whole numbers for nodes: {told}")
-    return found
+    if wrong or not any(stage is not None for stage in stage_of.values()):
+        reason = "; ".join(wrong) or "no node gets one"
+        raise AnnotationError(f"stages are integers for nodes: {reason}")
+    return stage_of
 
 
-def stage_parts(
+def stage_submeshes(
     mesh: Mesh, stages: Sequence[int], stage_axis: str
 ) -> tuple[dict[int, NumberedMesh], MeshRecord]:
     """Give each stage its devices."""
     axes = tuple(mesh.shape.items())
     if len(stages) == 1:
-        numbers = tuple(range(mesh.size))
-        return {stages[0]: NumberedMesh(mesh, numbers)}, MeshRecord(axes)
+        devices = tuple(range(mesh.size))
+        return {stages[0]: NumberedMesh(mesh, devices)}, MeshRecord(axes)
     if stage_axis not in mesh.shape:
-        parts = {
+        submeshes = {
             stage: NumberedMesh(mesh, tuple(range(at * mesh.size, (at + 1) * mesh.size)))
             for at, stage in enumerate(stages)
         }
-        return parts, MeshRecord(((stage_axis, len(stages)), *axes), stage_axis)
+        return submeshes, MeshRecord(((stage_axis, len(stages)), *axes), stage_axis)
     if mesh.shape[stage_axis] != len(stages):
         raise AnnotationError(
             f"there are {len(stages)} stages, {', '.join(map(str, stages))}, and the mesh "
@@ -75,25 +78,24 @@ def stage_parts(
         )
     grid = np.arange(mesh.size).reshape(mesh.devices.shape)
     rows = np.moveaxis(grid, mesh.axis_names.index(stage_axis), 0)
-    parts = {
-        stage: part_of_mesh(mesh, row.ravel().tolist())
-        for stage, row in zip(stages, rows, strict=True)
+    submeshes = {
+        stage: submesh(mesh, row.ravel().tolist()) for stage, row in zip(stages, rows, strict=True)
     }
-    return parts, MeshRecord(axes, stage_axis)
+    return submeshes, MeshRecord(axes, stage_axis)
 
 
 def _by_pattern(graph: Graph, stages: Mapping[str, int]) -> dict[int, int | None]:
     check_patterns(stages)
     unused = set(stages)
-    found: dict[int, int | None] = {}
+    stage_of: dict[int, int | None] = {}
     for node in graph.nodes:
         names = [node.name, *filter(None, modules_around(node))]
         fitting = [p for p in stages if any(p == name or matches(p, name) for name in names)]
         unused.difference_update(fitting)
-        found[node.index] = stages[fitting[0]] if fitting else None
+        stage_of[node.index] = stages[fitting[0]] if fitting else None
     if unused:
         raise AnnotationError(
             f"stages are given for {', '.join(map(repr, sorted(unused)))}, and no node or module "
             f"is called so; nodes are {listed([repr(node.name) for node in graph.nodes], 8)}"
         )
-    return found
+    return stage_of

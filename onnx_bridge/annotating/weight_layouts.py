@@ -42,30 +42,30 @@ _SCOPES = "pkg.torch.onnx.name_scopes"
 
 def modules_around(node: Node) -> tuple[str, ...]:
     """Read the modules a node comes from, the outermost first."""
-    said = next((p.value for p in node.proto.metadata_props if p.key == _SCOPES), None)
-    if not said:
+    scope = next((p.value for p in node.proto.metadata_props if p.key == _SCOPES), None)
+    if not scope:
         return ()
     try:
-        return tuple(map(str, ast.literal_eval(said)))[:-1]
+        return tuple(map(str, ast.literal_eval(scope)))[:-1]
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise ModelError(
             f"node {node.name!r}: the metadata {_SCOPES!r} is no list of names; remove it"
         ) from None
 
 
-def is_spoken(leaf: ResolvedLeaf) -> bool:
-    """Whether a file says how a weight lies.
+def has_rule(leaf: ResolvedLeaf) -> bool:
+    """Whether a file says how a weight is sharded.
 
     Returns:
-        False for a weight that is whole because no rule names it: that is what an unannotated
+        False for a weight that is not split because no rule names it: that is what an unannotated
         weight is anyway, and where it meets a split value each device takes its part of it.
     """
     return leaf.rule not in (BY_DEFAULT, BY_SIZE) or any(leaf.sharding.spec)
 
 
-def spoken(resolved: ResolvedPlan) -> dict[str, P]:
-    """The specs of the weights of which a file says how they lie."""
-    return {leaf.name: leaf.sharding.spec for leaf in resolved.leaves if is_spoken(leaf)}
+def ruled_specs(resolved: ResolvedPlan) -> dict[str, P]:
+    """The specs of the weights of which a file says how they are sharded."""
+    return {leaf.name: leaf.sharding.spec for leaf in resolved.leaves if has_rule(leaf)}
 
 
 def spec_over(layout: NamedSharding | P, mesh: Mesh, ndim: int) -> P:
@@ -83,18 +83,18 @@ def of_parameters(
     layout: Mapping[str, P], parameters: Mapping[str, Origin], graph: Graph, mesh: Mesh
 ) -> dict[str, P]:
     """Carry the specs of weights over to the tensors made of them."""
-    found = {}
+    specs = {}
     for tensor, origin in parameters.items():
         if origin.parameter not in layout:
             continue
         entries = origin.spec(tuple(layout[origin.parameter]))
-        found[tensor] = P(
+        specs[tensor] = P(
             *(
                 entry if size % _count(entry, mesh) == 0 else None
                 for entry, size in zip(entries, graph.initializers[tensor].dims, strict=True)
             )
         )
-    return found
+    return specs
 
 
 def of_inputs(plan: Plan, graph: Graph, mesh: Mesh) -> dict[str, P]:
@@ -102,25 +102,25 @@ def of_inputs(plan: Plan, graph: Graph, mesh: Mesh) -> dict[str, P]:
     if all(factor.inputs is UNSET for factor in plan.factors):
         return {}
     shapes = {name: _sizes(graph, name, mesh) for name in graph.inputs}
-    known = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
-    return plan.for_inputs().resolve(known, mesh).specs
+    structs = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
+    return plan.for_inputs().resolve(structs, mesh).specs
 
 
 def of_activations(plan: Plan, graph: Graph, mesh: Mesh) -> dict[str, P]:
     """Find the values that a plan speaks of by the modules they go into or come out of.
 
     Raises:
-        ShardingError: a spec does not fit, or two rules give one value different specs; all faults
+        ShardingError: a spec does not fit, or two rules give one value different specs; all errors
             are collected.
     """
     around = {node.index: modules_around(node) for node in graph.nodes}
     names = dict.fromkeys(name for modules in around.values() for name in modules)
-    found: dict[str, tuple[P, str]] = {}
-    faults: list[str] = []
-    silent: list[str] = []
+    specs: dict[str, tuple[P, str]] = {}
+    errors: list[str] = []
+    unmatched: list[str] = []
     for module in names:
-        said = plan.activation_for(module)
-        if said is None:
+        activation = plan.activation_for(module)
+        if activation is None:
             continue
         inside = [node for node in graph.nodes if module in around[node.index]]
         sides: dict[Side, list[str]] = {
@@ -128,53 +128,53 @@ def of_activations(plan: Plan, graph: Graph, mesh: Mesh) -> dict[str, P]:
             "output": _leaving(graph, inside),
         }
         for side, values in sides.items():
-            if not said.says(side):
+            if not activation.says(side):
                 continue
             shapes = {value: _sizes(graph, value, mesh) for value in values}
             paths = [""] if len(values) == 1 and side == "output" else map(str, range(len(values)))
             called = dict(zip(paths, values, strict=True))
             try:
-                resolved = said.resolve(
+                resolved = activation.resolve(
                     side, {path: shapes[value] for path, value in called.items()}, mesh
                 )
             except ShardingError as error:
-                faults.append(str(error))
+                errors.append(str(error))
                 continue
             for path, sharding in resolved.items():
                 if any(entry is P.UNCONSTRAINED for entry in sharding.spec):
-                    silent.append(f"{called[path]!r} ({side} of {module!r})")
+                    unmatched.append(f"{called[path]!r} ({side} of {module!r})")
                 else:
-                    _say(found, called[path], sharding, f"{side} of {module!r}", faults)
-    if faults:
-        raise ShardingError("\n".join(["the plan's activations do not fit:", *faults]))
-    if silent:
+                    _add(specs, called[path], sharding, f"{side} of {module!r}", errors)
+    if errors:
+        raise ShardingError("\n".join(["the plan's activations do not fit:", *errors]))
+    if unmatched:
         warnings.warn(
             "the plan leaves axes of these values to the compiler, which a file cannot say, so "
-            f"nothing is written of them: {', '.join(silent)}. Name every axis, or None, to have "
-            "them in the file",
+            f"nothing is written of them: {', '.join(unmatched)}. Name every axis, or None, to "
+            "have them in the file",
             AnnotationWarning,
             stacklevel=3,
         )
-    return {value: spec for value, (spec, _) in found.items()}
+    return {value: spec for value, (spec, _) in specs.items()}
 
 
-def _say(
-    found: dict[str, tuple[P, str]],
+def _add(
+    specs: dict[str, tuple[P, str]],
     value: str,
     sharding: NamedSharding,
     where: str,
-    faults: list[str],
+    errors: list[str],
 ) -> None:
-    spec, before = found.setdefault(value, (sharding.spec, where))
+    spec, before = specs.setdefault(value, (sharding.spec, where))
     if spec != sharding.spec:
-        faults.append(f"  value {value!r} is {spec} as {before}, and {sharding.spec} as {where}")
+        errors.append(f"  value {value!r} is {spec} as {before}, and {sharding.spec} as {where}")
 
 
 def _entering(graph: Graph, inside: Iterable[Node]) -> list[str]:
     inside = list(inside)
-    made = {value for node in inside for value in node.outputs}
+    produced = {value for node in inside for value in node.outputs}
     read = dict.fromkeys(value for node in inside for value in node.inputs if value)
-    return [value for value in read if value not in made and _is_variable(graph, value)]
+    return [value for value in read if value not in produced and _is_variable(graph, value)]
 
 
 def _leaving(graph: Graph, inside: Iterable[Node]) -> list[str]:
@@ -183,13 +183,14 @@ def _leaving(graph: Graph, inside: Iterable[Node]) -> list[str]:
     A mask that the first of several layers computes for all of them is no result of it.
     """
     inside = list(inside)
-    own = {node.index for node in inside}
+    indices = {node.index for node in inside}
     read = {value for node in inside for value in node.inputs}
-    made = [value for node in inside for value in node.outputs if value]
+    produced = [value for node in inside for value in node.outputs if value]
     leaving = [
         value
-        for value in made
-        if value in graph.outputs or any(node.index not in own for node in graph.consumers(value))
+        for value in produced
+        if value in graph.outputs
+        or any(node.index not in indices for node in graph.consumers(value))
     ]
     return [value for value in leaving if value not in read] or leaving
 

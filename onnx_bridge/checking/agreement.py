@@ -1,6 +1,6 @@
 """Whether the layouts of a node's tensors go together, by its factors.
 
-A device computes what it has all the pieces for. So it holds a tile of every factor, the same in
+A device computes what it has all the shards for. So it holds a tile of every factor, the same in
 every input; and there has to be a device for every tile. That is the proposal's "identical" axes,
 its size-1 axes on all devices and its composition by intersection, in one rule. The result's block
 is on the devices that computed it, and after a sum on all that took part.
@@ -34,49 +34,51 @@ class Outcome:
     """What comes of a node's input layouts.
 
     Attributes:
-        faults: rule (without the part before the dot), number of the input or None, axis, message.
+        errors: rule (without the part before the dot), number of the input or None, axis, message.
         gathered: inputs and axes whose split is undone first.
         combined: factors along which partial results meet, and into how many parts.
         results: where each output is; None if that does not follow.
     """
 
-    faults: list[tuple[str, int | None, int | None, str]]
+    errors: list[tuple[str, int | None, int | None, str]]
     gathered: list[tuple[int, int]]
     combined: dict[str, int]
     results: list[Placement | None]
 
 
 def agree(
-    factors: Factors, inputs: Sequence[Placement | None], said: Container[int] = ()
+    factors: Factors, inputs: Sequence[Placement | None], annotated: Container[int] = ()
 ) -> Outcome:
     """Compare the layouts of a node's inputs.
 
     Args:
         factors: of the node.
         inputs: per input, its layout; None for one that is on every device, whole.
-        said: numbers of the inputs whose layout the node itself says. One of which it says nothing
-            and that arrives whole can be cut where it is: that is told, and goes on.
+        annotated: numbers of the inputs whose layout the node itself says. One of which it says
+            nothing and that arrives whole can be cut where it is: that is told, and goes on.
 
     Returns:
         What follows.
     """
     outcome = Outcome([], [], {}, [None] * len(factors.outputs))
-    counts, loose = _counts(factors, inputs, said, outcome)
-    if any(rule != "unsharded-input" for rule, *_ in outcome.faults) or not any(inputs):
+    counts, loose = _counts(factors, inputs, annotated, outcome)
+    if any(rule != "unsharded-input" for rule, *_ in outcome.errors) or not any(inputs):
         return outcome
     tiles, torn = _tiles(factors, inputs, counts, loose)
     order = sorted(counts)
-    found = {tuple(tile.get(name, 0) for name in order) for tile in tiles.values()}
-    if len(found) < math.prod(counts.values()) or not tiles:
-        outcome.faults.append(("devices", None, None, _missing(factors, inputs, counts, found)))
+    tiles_seen = {tuple(tile.get(name, 0) for name in order) for tile in tiles.values()}
+    if len(tiles_seen) < math.prod(counts.values()) or not tiles:
+        outcome.errors.append(
+            ("devices", None, None, _missing(factors, inputs, counts, tiles_seen))
+        )
         return outcome
     if torn:
         message = (
-            f"device {torn[0]} holds pieces that do not go together"
+            f"device {torn[0]} holds shards that do not go together"
             f"{f', as do {len(torn) - 1} more' if len(torn) > 1 else ''}: axes that go together "
             "have to be split alike"
         )
-        outcome.faults.append(("devices", None, None, message))
+        outcome.errors.append(("devices", None, None, message))
         return outcome
     outcome.combined = {
         name: counts[name] for name in sorted(factors.combined) if counts.get(name, 1) > 1
@@ -90,14 +92,14 @@ def agree(
 def _counts(
     factors: Factors,
     inputs: Sequence[Placement | None],
-    said: Container[int],
+    annotated: Container[int],
     outcome: Outcome,
 ) -> tuple[dict[str, int], set[tuple[int, int]]]:
-    """Into how many tiles each factor is split; (input, axis) that is whole and can be cut."""
+    """Into how many tiles each factor is split; (input, axis) that is not split and can be cut."""
     counts: dict[str, int] = {}
     first: dict[str, int] = {}
-    whole: list[tuple[str, int, int]] = []
-    for number, (axes, placement) in enumerate(zip(factors.inputs, inputs, strict=True)):
+    unsplit: list[tuple[str, int, int]] = []
+    for index, (axes, placement) in enumerate(zip(factors.inputs, inputs, strict=True)):
         for axis, name in enumerate(axes or ()):
             count = 1 if placement is None else placement.counts[axis]
             if name is None:
@@ -106,28 +108,28 @@ def _counts(
                         "its size is 1 and it is broadcast, so every device needs it whole; it is "
                         f"in {count} shards"
                     )
-                    outcome.faults.append(("broadcast", number, axis, message))
-            elif count > 1 and (name in factors.whole or factors.limits.get(name, 0) % count):
-                outcome.gathered.append((number, axis))
-            elif count == 1 and (placement is None or number not in said):
-                whole.append((name, number, axis))
+                    outcome.errors.append(("broadcast", index, axis, message))
+            elif count > 1 and (name in factors.unsplit or factors.limits.get(name, 0) % count):
+                outcome.gathered.append((index, axis))
+            elif count == 1 and (placement is None or index not in annotated):
+                unsplit.append((name, index, axis))
             elif counts.setdefault(name, count) != count:
                 message = (
                     f"it is in {count} shards, and the axis of input {first[name]} that goes with "
                     f"it in {counts[name]}"
                 )
-                outcome.faults.append(("shards", number, axis, message))
+                outcome.errors.append(("shards", index, axis, message))
             else:
-                first.setdefault(name, number)
-    loose = {(number, axis) for name, number, axis in whole if counts.get(name, 1) > 1}
-    for name, number, axis in whole:
-        if (number, axis) in loose:
+                first.setdefault(name, index)
+    loose = {(index, axis) for name, index, axis in unsplit if counts.get(name, 1) > 1}
+    for name, index, axis in unsplit:
+        if (index, axis) in loose:
             message = (
                 f"it has no spec here and counts as whole, and the axis of input {first[name]} "
                 f"that goes with it is in {counts[name]} shards: annotate it at this node"
             )
-            outcome.faults.append(("unsharded-input", number, axis, message))
-        elif inputs[number] is not None:
+            outcome.errors.append(("unsharded-input", index, axis, message))
+        elif inputs[index] is not None:
             counts.setdefault(name, 1)
     return counts, loose
 
@@ -138,24 +140,28 @@ def _tiles(
     counts: dict[str, int],
     loose: set[tuple[int, int]],
 ) -> tuple[dict[int, Tile], list[int]]:
-    """By device, the tile of every factor; and devices whose pieces do not meet."""
-    laid = [
-        ([None if (number, at) in loose else name for at, name in enumerate(axes)], one)
-        for number, (axes, one) in enumerate(zip(factors.inputs, inputs, strict=True))
-        if one and axes
+    """By device, the tile of every factor; and devices whose shards do not meet."""
+    placed = [
+        ([None if (index, at) in loose else name for at, name in enumerate(axes)], placement)
+        for index, (axes, placement) in enumerate(zip(factors.inputs, inputs, strict=True))
+        if placement and axes
     ]
-    free = [one for axes, one in zip(factors.inputs, inputs, strict=True) if one and not axes]
-    if not laid:  # scalars, or inputs that lie as they like
-        return {device: {} for one in free for device in one.holds}, []
-    devices = frozenset.intersection(*(one.devices for _, one in laid))
+    free = [
+        placement
+        for axes, placement in zip(factors.inputs, inputs, strict=True)
+        if placement and not axes
+    ]
+    if not placed:  # scalars, or inputs of any sharding
+        return {device: {} for placement in free for device in placement.holds}, []
+    devices = frozenset.intersection(*(placement.devices for _, placement in placed))
     tiles = {}
     torn = []
     for device in sorted(devices):
         tile: Tile = {}
-        for axes, one in laid:
-            block = one.holds[device]
-            pieces = {name: at for name, at in zip(axes, block, strict=True) if name in counts}
-            if any(tile.setdefault(name, at) != at for name, at in pieces.items() if name):
+        for axes, placement in placed:
+            block = placement.holds[device]
+            blocks = {name: at for name, at in zip(axes, block, strict=True) if name in counts}
+            if any(tile.setdefault(name, at) != at for name, at in blocks.items() if name):
                 torn.append(device)
                 break
         else:
@@ -174,22 +180,28 @@ def _missing(
     factors: Factors,
     inputs: Sequence[Placement | None],
     counts: dict[str, int],
-    found: set[tuple[int, ...]],
+    present: set[tuple[int, ...]],
 ) -> str:
-    """Name pieces that belong together and have no device in common."""
+    """Name shards that belong together and have no device in common."""
     order = sorted(counts)
     every = itertools.product(*(range(counts[name]) for name in order))
-    lost = dict(zip(order, next((one for one in every if one not in found), ()), strict=False))
-    words = []
-    for number, (axes, one) in enumerate(zip(factors.inputs, inputs, strict=True)):
-        if one is None or not axes:
+    lost = dict(
+        zip(
+            order,
+            next((placement for placement in every if placement not in present), ()),
+            strict=False,
+        )
+    )
+    parts_of_message = []
+    for index, (axes, placement) in enumerate(zip(factors.inputs, inputs, strict=True)):
+        if placement is None or not axes:
             continue
         block = tuple(lost.get(name or "", 0) for name in axes)
         holders = sorted(
             device
-            for device, at in one.holds.items()
+            for device, at in placement.holds.items()
             if all(name not in counts or a == b for name, a, b in zip(axes, at, block, strict=True))
         )
         shown = ", ".join(map(str, holders[:8])) + (", .." if len(holders) > 8 else "")
-        words.append(f"block {block} of input {number} is on {shown or 'none'}")
-    return f"no device has all that goes together: {'; '.join(words)}"
+        parts_of_message.append(f"block {block} of input {index} is on {shown or 'none'}")
+    return f"no device has all that goes together: {'; '.join(parts_of_message)}"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
-from ..reading.contents import fault_of
+from ..reading.contents import error_of
 from ..reading.external import is_external
 from ..reading.graph import Graph, Node
 
@@ -47,10 +47,10 @@ class Factors:
 
     Attributes:
         inputs: per input, the factor of each axis; None for an axis of size 1 that is broadcast,
-            and instead of the axes for an input that may lie as it likes.
+            and instead of the axes for an input that may are sharded as it likes.
         outputs: likewise; None for an output that does not follow from the inputs.
         basis: who says so, `FORMALISM` or `EXTENSION`.
-        whole: factors that have to be on one device: a split is undone before.
+        unsplit: factors that have to be on one device: a split is undone before.
         inside: factors of an output that take part in a sum or a window: a split stays, and
             devices exchange partial results.
         limits: factors that can be split only into a divisor of a number.
@@ -59,16 +59,16 @@ class Factors:
     inputs: tuple[Axes | None, ...]
     outputs: tuple[Axes | None, ...]
     basis: str
-    whole: frozenset[str] = frozenset()
+    unsplit: frozenset[str] = frozenset()
     inside: frozenset[str] = frozenset()
     limits: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def combined(self) -> frozenset[str]:
         """Factors along which partial results meet: summed away, or `inside`."""
-        kept = {factor for axes in self.outputs for factor in axes or ()}
+        in_outputs = {factor for axes in self.outputs for factor in axes or ()}
         had = {factor for axes in self.inputs for factor in axes or () if factor}
-        return frozenset(had - kept - self.whole) | self.inside
+        return frozenset(had - in_outputs - self.unsplit) | self.inside
 
 
 class Site:
@@ -85,33 +85,33 @@ class Site:
         self.inputs = [graph.shape(name) if name else None for name in node.inputs]
         self.outputs = [graph.shape(name) if name else None for name in node.outputs]
 
-    def shape(self, number: int) -> Dims:
+    def shape(self, index: int) -> Dims:
         """The shape of an input; `NoShape` if its rank is not known, or there is no such input."""
-        return _known(self.inputs, number, "input")
+        return _known_shape(self.inputs, index, "input")
 
-    def result(self, number: int) -> Dims:
+    def result(self, index: int) -> Dims:
         """The shape of an output; `NoShape` likewise."""
-        return _known(self.outputs, number, "output")
+        return _known_shape(self.outputs, index, "output")
 
-    def number(self, name: str, default: int) -> int:
-        """A whole number among the attributes, or its default; `Unfit` if it is none."""
+    def int_attribute(self, name: str, default: int) -> int:
+        """An integer among the attributes, or its default; `Unfit` if it is none."""
         value = self.node.attributes.get(name, default)
         if not isinstance(value, int):
-            raise Unfit(f"its {name} is no whole number")
+            raise Unfit(f"its {name} is no integer")
         return value
 
-    def numbers(self, name: str) -> list[int] | None:
+    def int_list(self, name: str) -> list[int] | None:
         """Whole numbers among the attributes, None if not there; `Unfit` if they are none."""
         value = self.node.attributes.get(name)
         if value is not None and not (
-            isinstance(value, list) and all(isinstance(one, int) for one in value)
+            isinstance(value, list) and all(isinstance(item, int) for item in value)
         ):
-            raise Unfit(f"its {name} are no whole numbers")
+            raise Unfit(f"its {name} are no integers")
         return value
 
     def axis(self, default: int, rank: int) -> int:
         """The attribute `axis`, counted from 0; `Unfit` if the tensor has no such axis."""
-        return self.within(self.number("axis", default), rank)
+        return self.within(self.int_attribute("axis", default), rank)
 
     def within(self, axis: int, rank: int) -> int:
         """An axis counted from 0; `Unfit` if the tensor has no such axis."""
@@ -119,46 +119,46 @@ class Site:
             raise Unfit(f"it is along axis {axis} of a tensor of rank {rank}")
         return axis % rank
 
-    def has(self, number: int) -> bool:
+    def has(self, index: int) -> bool:
         """Whether an optional input is there."""
-        return number < len(self.node.inputs) and bool(self.node.inputs[number])
+        return index < len(self.node.inputs) and bool(self.node.inputs[index])
 
-    def constant(self, number: int) -> list[int]:
+    def constant(self, index: int) -> list[int]:
         """Whole numbers that an input always is, such as axes; `Unfit` if computed, or many."""
-        found = self._constant(number)
-        if found is None:
-            raise Unfit(f"its input {number} is computed")
-        return [int(one) for one in found.ravel()]
+        array = self._constant(index)
+        if array is None:
+            raise Unfit(f"its input {index} is computed")
+        return [int(item) for item in array.ravel()]
 
-    def _constant(self, number: int) -> np.ndarray | None:
-        if not self.has(number):
+    def _constant(self, index: int) -> np.ndarray | None:
+        if not self.has(index):
             return None
-        name = self.node.inputs[number]
+        name = self.node.inputs[index]
         tensor = self.graph.initializers.get(name)
         maker = self.graph.producer(name)
         if tensor is None and maker is not None and maker.op_type == "Constant":
             attributes = maker.attributes
             tensor = attributes.get("value")
             if "value_ints" in attributes:
-                return np.asarray(Site(self.graph, maker).numbers("value_ints"), np.int64)
-        if not isinstance(tensor, TensorProto) or is_external(tensor) or fault_of(tensor):
+                return np.asarray(Site(self.graph, maker).int_list("value_ints"), np.int64)
+        if not isinstance(tensor, TensorProto) or is_external(tensor) or error_of(tensor):
             return None
         if math.prod(tensor.dims) > _SMALL or tensor.data_type not in _WHOLE:
             return None
         return numpy_helper.to_array(tensor)
 
-    def axes(self, number: int, rank: int) -> list[int]:
+    def axes(self, index: int, rank: int) -> list[int]:
         """Axes that an attribute or input tells, counted from 0; `Unfit` if they are computed."""
-        given = self.numbers("axes")
-        if given is None and self.has(number):
-            given = self.constant(number)
-        return [self.within(axis, rank) for axis in given or ()]
+        attribute = self.int_list("axes")
+        if attribute is None and self.has(index):
+            attribute = self.constant(index)
+        return [self.within(axis, rank) for axis in attribute or ()]
 
 
-def _known(shapes: Sequence[Dims | None], number: int, what: str) -> Dims:
-    shape = shapes[number] if number < len(shapes) else None
+def _known_shape(shapes: Sequence[Dims | None], index: int, role: str) -> Dims:
+    shape = shapes[index] if index < len(shapes) else None
     if shape is None:
-        raise NoShape(f"the rank of its {what} {number} is not known")
+        raise NoShape(f"the rank of its {role} {index} is not known")
     return shape
 
 

@@ -75,7 +75,7 @@ RULES: dict[str, FindingRule] = {
     "extension.shards": FindingRule("warning", "as formalism.shards, for other operators"),
     "extension.devices": FindingRule("warning", "as formalism.devices, for other operators"),
     "extension.unsharded-input": FindingRule("warning", "as formalism.unsharded-input, for others"),
-    "traffic.reshard": FindingRule("info", "a tensor is laid out anew"),
+    "traffic.reshard": FindingRule("info", "a tensor is resharded"),
     "traffic.collective": FindingRule("info", "partial results are combined across devices"),
     "traffic.no-rule": FindingRule("info", "no rule for this operator: not checked"),
     "traffic.no-shape": FindingRule("info", "a rank is not known: not checked"),
@@ -116,12 +116,12 @@ class Finding:
 
     def __str__(self) -> str:
         """One line."""
-        place = [
+        location = [
             f"node {self.node!r}" if self.node is not None else "",
             f"tensor {self.tensor!r}" if self.tensor is not None else "",
             f"axis {self.axis}" if self.axis is not None else "",
         ]
-        where = ", ".join(part for part in place if part)
+        where = ", ".join(item for item in location if item)
         return f"{self.severity:<7} {self.rule}: {f'{where}: ' if where else ''}{self.message}"
 
 

@@ -32,7 +32,7 @@ class DeviceTensor:
         placement: where its blocks are; None if that is not known.
         block_bytes: bytes of one block, rounded up where it does not split evenly; None if a size
             is not known.
-        said: whether a spec says so, rather than it being inferred or whole for want of one.
+        annotated: whether a spec says so, rather than it being inferred or whole for want of one.
     """
 
     name: str
@@ -41,7 +41,7 @@ class DeviceTensor:
     dtype: str
     placement: Placement | None
     block_bytes: int | None
-    said: bool
+    annotated: bool
 
     def on(self, device: int) -> int | None:
         """Bytes of it on a device: 0 where it is not, None if that is not known."""
@@ -55,13 +55,13 @@ class StageHoldings:
     """A stage and what is in it.
 
     Attributes:
-        number: of the stage.
+        stage: of the stage.
         devices: those that its specs name; all if they name none.
         operators: of its nodes, in order.
         tensors: parameters, then inputs, then values.
     """
 
-    number: int
+    stage: int
     devices: tuple[int, ...]
     operators: tuple[str, ...]
     tensors: tuple[DeviceTensor, ...]
@@ -72,7 +72,7 @@ class StageHoldings:
         Returns:
             The bytes, and whether that is all: some sizes or places may not be known.
         """
-        sizes = [one.on(device) for one in self.tensors if one.kind == kind]
+        sizes = [tensor.on(device) for tensor in self.tensors if tensor.kind == kind]
         return sum(size or 0 for size in sizes), None not in sizes
 
 
@@ -87,57 +87,68 @@ def holdings(
     name, count = configuration.name, configuration.num_devices
     check = Check(graph, name, count, {(node, one) for of, node, one in broken if of == name})
     check.run()
-    return [_stage(check, number, sizes or {}) for number in sorted(set(check.stages)) or [0]]
+    return [_stage(check, stage, sizes or {}) for stage in sorted(set(check.stages)) or [0]]
 
 
-def _stage(check: Check, number: int, sizes: Mapping[str, int]) -> StageHoldings:
+def _stage(check: Check, stage: int, sizes: Mapping[str, int]) -> StageHoldings:
     graph = check.graph
-    nodes = [node for node in graph.nodes if check.stages[node.index] == number]
-    devices = sorted(check.devices_of(number))
-    found: dict[str, DeviceTensor] = {}
+    nodes = [node for node in graph.nodes if check.stages[node.index] == stage]
+    devices = sorted(check.devices_of(stage))
+    tensors_by_name: dict[str, DeviceTensor] = {}
     for node in nodes:
         for name in filter(None, (*node.inputs, *node.captured)):
             kind = "parameter" if name in graph.initializers else "input"
-            if name not in found and (kind == "parameter" or name in graph.inputs):
+            if name not in tensors_by_name and (kind == "parameter" or name in graph.inputs):
                 readers = [reader for reader in graph.consumers(name) if reader in nodes]
-                places = [check.declared.get(reader.index, {}).get(name) for reader in readers]
-                said = next((place for place in places if place is not None), None)
-                found[name] = _held(graph, name, kind, said, said is not None, devices, sizes)
+                placements = [check.declared.get(reader.index, {}).get(name) for reader in readers]
+                declared = next(
+                    (placement for placement in placements if placement is not None), None
+                )
+                tensors_by_name[name] = _device_tensor(
+                    graph, name, kind, declared, declared is not None, devices, sizes
+                )
     for node in nodes:
         for name in filter(None, node.outputs):
-            said = name in check.declared.get(node.index, {})
-            place = check.results.get(name)
-            known = place is not None or name not in check.results
-            held = _held(graph, name, "value", place, said, devices if known else [], sizes)
-            found[name] = held
+            declared = name in check.declared.get(node.index, {})
+            placement = check.results.get(name)
+            is_placed = placement is not None or name not in check.results
+            entry = _device_tensor(
+                graph, name, "value", placement, declared, devices if is_placed else [], sizes
+            )
+            tensors_by_name[name] = entry
     order = ("parameter", "input", "value")
-    tensors = sorted(found.values(), key=lambda one: order.index(one.kind))
+    tensors = sorted(tensors_by_name.values(), key=lambda one: order.index(one.kind))
     operators = tuple(node.op_type for node in nodes)
-    return StageHoldings(number, tuple(devices), operators, tuple(tensors))
+    return StageHoldings(stage, tuple(devices), operators, tuple(tensors))
 
 
-def _held(
+def _device_tensor(
     graph: Graph,
     name: str,
     kind: str,
-    place: Placement | None,
-    said: bool,
+    placement: Placement | None,
+    annotated: bool,
     devices: list[int],
     sizes: Mapping[str, int],
 ) -> DeviceTensor:
     shape, dtype = graph.shape(name), graph.dtype(name)
-    if place is None and devices and shape is not None:
-        place = Placement.whole(len(shape), devices)
-    known = list(_sizes(shape or (), sizes))
+    if placement is None and devices and shape is not None:
+        placement = Placement.unsplit(len(shape), devices)
+    dims = list(_sizes(shape or (), sizes))
     size = None
-    if shape is not None and dtype is not None and place is not None and len(known) == len(shape):
-        blocks = [-(-one // count) for one, count in zip(known, place.counts, strict=True)]
+    if (
+        shape is not None
+        and dtype is not None
+        and placement is not None
+        and len(dims) == len(shape)
+    ):
+        blocks = [-(-dim // count) for dim, count in zip(dims, placement.counts, strict=True)]
         size = math.prod(blocks) * dtype.itemsize
-    return DeviceTensor(name, kind, shape, dtype.name if dtype else "?", place, size, said)
+    return DeviceTensor(name, kind, shape, dtype.name if dtype else "?", placement, size, annotated)
 
 
-def _sizes(shape: tuple[int | str | None, ...], known: Mapping[str, int]) -> Iterator[int]:
+def _sizes(shape: tuple[int | str | None, ...], by_name: Mapping[str, int]) -> Iterator[int]:
     for size in shape:
-        number = known.get(size) if isinstance(size, str) else size
-        if number is not None:
-            yield number
+        value = by_name.get(size) if isinstance(size, str) else size
+        if value is not None:
+            yield value

@@ -39,7 +39,7 @@ class Placement:
 
     @classmethod
     def read(cls, spec: onnx.ShardingSpecProto, rank: int, num_devices: int) -> Placement:
-        """Read a spec that has no structural fault.
+        """Read a spec that has no structural error.
 
         Args:
             spec: the spec.
@@ -53,22 +53,22 @@ class Placement:
         listed = []
         for dim in spec.sharded_dim:
             axis = dim.axis % rank
-            counts[axis] = math.prod(one.num_shards for one in dim.simple_sharding)
+            counts[axis] = math.prod(entry.num_shards for entry in dim.simple_sharding)
             listed.append(axis)
-        places = expand(spec, num_devices)
+        device_groups = expand(spec, num_devices)
         if math.prod(counts) == 1:  # several entries and no split: each holds all of it
-            places = [tuple(device for place in places for device in place)]
+            device_groups = [tuple(device for group in device_groups for device in group)]
         holds = {}
-        for number, place in enumerate(places):
+        for index, group in enumerate(device_groups):
             block = [0] * rank
             for axis in reversed(listed):  # the first listed one is the outermost loop
-                number, block[axis] = divmod(number, counts[axis])
-            holds.update(dict.fromkeys(place, tuple(block)))
+                index, block[axis] = divmod(index, counts[axis])
+            holds.update(dict.fromkeys(group, tuple(block)))
         return cls(tuple(counts), holds)
 
     @classmethod
-    def whole(cls, rank: int, devices: Iterable[int]) -> Placement:
-        """Every one of the devices holds the whole tensor."""
+    def unsplit(cls, rank: int, devices: Iterable[int]) -> Placement:
+        """Every one of the devices holds the full tensor."""
         return cls((1,) * rank, dict.fromkeys(devices, (0,) * rank))
 
     @property
@@ -85,22 +85,25 @@ class Placement:
         Returns:
             The placement; None if there are more or fewer.
         """
-        here, there = sorted(self.holds), sorted(devices)
-        if len(here) != len(there):
+        sources, targets = sorted(self.holds), sorted(devices)
+        if len(sources) != len(targets):
             return None
         return Placement(
-            self.counts, {new: self.holds[old] for old, new in zip(here, there, strict=True)}
+            self.counts, {new: self.holds[old] for old, new in zip(sources, targets, strict=True)}
         )
 
     def __str__(self) -> str:
         """In words, the first blocks with their devices."""
-        held: dict[tuple[int, ...], list[int]] = {}
+        devices_by_block: dict[tuple[int, ...], list[int]] = {}
         for device in sorted(self.holds):
-            held.setdefault(self.holds[device], []).append(device)
+            devices_by_block.setdefault(self.holds[device], []).append(device)
         if math.prod(self.counts) == 1:
-            return f"whole on {_numbers(sorted(self.holds))}"
-        blocks = [f"{block} on {_numbers(held[block])}" for block in sorted(held)[:_SHOWN]]
-        more = ["..."] if len(held) > _SHOWN else []
+            return f"whole on {_ranges(sorted(self.holds))}"
+        blocks = [
+            f"{block} on {_ranges(devices_by_block[block])}"
+            for block in sorted(devices_by_block)[:_SHOWN]
+        ]
+        more = ["..."] if len(devices_by_block) > _SHOWN else []
         return f"{' x '.join(map(str, self.counts))} blocks: {'; '.join([*blocks, *more])}"
 
 
@@ -113,20 +116,20 @@ class Pool:
 
     def __init__(self, most: int = 4_000_000) -> None:
         """Begin with none."""
-        self._room = most
-        self._found: dict[int, list[Placement]] = {}
+        self._remaining = most
+        self._by_hash: dict[int, list[Placement]] = {}
 
     def keep(self, placement: Placement) -> Placement:
         """The placement that is equal to this one and was kept first."""
         key = hash((placement.counts, frozenset(placement.holds.items())))
-        alike = self._found.setdefault(key, [])
-        for one in alike:
-            if one == placement:
-                return one
-        self._room -= len(placement.holds)
-        if self._room < 0:
+        same_hash = self._by_hash.setdefault(key, [])
+        for candidate in same_hash:
+            if candidate == placement:
+                return candidate
+        self._remaining -= len(placement.holds)
+        if self._remaining < 0:
             raise ModelError("it has too many layouts over too many devices to be checked")
-        alike.append(placement)
+        same_hash.append(placement)
         return placement
 
 
@@ -138,6 +141,6 @@ def expand(spec: onnx.ShardingSpecProto, num_devices: int) -> list[tuple[int, ..
     return [groups.get(entry, (entry,)) for entry in spec.device]
 
 
-def _numbers(devices: list[int]) -> str:
+def _ranges(devices: list[int]) -> str:
     more = ", .." if len(devices) > _SHOWN else ""
     return ", ".join(map(str, devices[:_SHOWN])) + more

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import onnx
 
 from ..reading.graph import Graph
-from ..reading.walking import bodies, node_words, shown
+from ..reading.walking import bodies, describe_node, shown
 from .findings import Finding
-from .specs import Dims, spec_faults
+from .specs import Dims, spec_problems
 
 FIRST_IR = 11  # the first version that has annotations
 
@@ -32,40 +32,49 @@ def model_findings(model: onnx.ModelProto) -> Iterator[Finding]:
         )
     if not annotated:
         yield Finding("structure.nothing", "no node is annotated")
-    names = Counter(one.name for one in model.configuration)
-    for one in model.configuration:
-        yield from _configuration(one, used, names)
+    names = Counter(configuration.name for configuration in model.configuration)
+    for configuration in model.configuration:
+        yield from _configuration(configuration, used, names)
 
 
 def _configuration(
-    one: onnx.DeviceConfigurationProto, used: set[str], names: Counter[str]
+    configuration: onnx.DeviceConfigurationProto, used: set[str], names: Counter[str]
 ) -> Iterator[Finding]:
-    def found(rule: str, message: str) -> Finding:
-        return Finding(rule, f"configuration {shown(one.name)}: {message}", configuration=one.name)
+    def finding(rule: str, message: str) -> Finding:
+        return Finding(
+            rule,
+            f"configuration {shown(configuration.name)}: {message}",
+            configuration=configuration.name,
+        )
 
-    if not one.name:
+    if not configuration.name:
         message = "a configuration has no name, so no node can mean it"
         yield Finding("structure.configuration-name", message)
-    elif names[one.name] > 1:
-        yield found("structure.configuration-twice", f"there are {names[one.name]} of that name")
-    if not one.HasField("num_devices"):
-        yield found("structure.num-devices", "it does not say for how many devices: num_devices")
-    elif one.num_devices < 1:
-        yield found("structure.num-devices", f"it is for {one.num_devices} devices")
-    elif one.device and len(one.device) != one.num_devices:
-        message = f"it names {len(one.device)} devices of {one.num_devices}: name all or none"
-        yield found("structure.device-names", message)
-    if one.name and one.name not in used:
-        yield found("structure.configuration-unused", "no node is annotated for it")
+    elif names[configuration.name] > 1:
+        yield finding(
+            "structure.configuration-twice", f"there are {names[configuration.name]} of that name"
+        )
+    if not configuration.HasField("num_devices"):
+        yield finding("structure.num-devices", "it does not say for how many devices: num_devices")
+    elif configuration.num_devices < 1:
+        yield finding("structure.num-devices", f"it is for {configuration.num_devices} devices")
+    elif configuration.device and len(configuration.device) != configuration.num_devices:
+        named = f"{len(configuration.device)} devices of {configuration.num_devices}"
+        message = f"it names {named}: name all or none"
+        yield finding("structure.device-names", message)
+    if configuration.name and configuration.name not in used:
+        yield finding("structure.configuration-unused", "no node is annotated for it")
 
 
 def node_findings(model: onnx.ModelProto, graph: Graph) -> Iterator[Finding]:
     """Look at the annotations of every node, those in functions and inner graphs included."""
-    devices = {one.name: one.num_devices for one in model.configuration}
+    devices = {
+        configuration.name: configuration.num_devices for configuration in model.configuration
+    }
     for body in bodies(model):
         main = body.proto is model.graph
         for index, node in enumerate(body.proto.node):
-            name = graph.nodes[index].name if main else node.name or node_words(node)
+            name = graph.nodes[index].name if main else node.name or describe_node(node)
             shape_of: ShapeOf = graph.shape if main else _unknown
             yield from _node(node, name, devices, shape_of)
 
@@ -77,14 +86,14 @@ def _unknown(value: str) -> None:
 def _node(
     node: onnx.NodeProto, name: str, devices: dict[str, int], shape_of: ShapeOf
 ) -> Iterator[Finding]:
-    there = ", ".join(map(shown, devices)) or "none"
+    known_configurations = ", ".join(map(shown, devices)) or "none"
     entries = Counter(entry.configuration_id for entry in node.device_configurations)
     for config, count in entries.items():
         if not config:
-            message = f"an annotation does not say for which configuration; there is {there}"
+            message = f"an annotation names no configuration; there is {known_configurations}"
             yield Finding("structure.configuration-id", message, name)
         elif config not in devices:
-            message = f"it is annotated for {shown(config)}; the model has {there}"
+            message = f"it is annotated for {shown(config)}; the model has {known_configurations}"
             yield Finding("structure.configuration-unknown", message, name, configuration=config)
         if count > 1:
             message = f"it has {count} annotations for {shown(config)}: keep one"
@@ -120,19 +129,21 @@ def _specs(
             yield Finding("structure.tensor-twice", message, name, tensor, configuration=config)
     for spec in entry.sharding_spec:
         shape = shape_of(spec.tensor_name) if spec.tensor_name in names else None
-        for fault in spec_faults(spec, shape, max(0, devices.get(config, 0))):
-            yield Finding(fault.rule, fault.message, name, spec.tensor_name, fault.axis, config)
+        for problem in spec_problems(spec, shape, max(0, devices.get(config, 0))):
+            yield Finding(
+                problem.rule, problem.message, name, spec.tensor_name, problem.axis, config
+            )
 
 
 def operator_findings(model: onnx.ModelProto, graph: Graph) -> Iterator[Finding]:
     """Look for operators that nothing defines."""
-    functions = {(one.domain, one.name) for one in model.functions}
-    seen = set()
+    functions = {(configuration.domain, configuration.name) for configuration in model.functions}
+    reported = set()
     for node in graph.nodes:
         key = (node.domain, node.op_type)
-        if key in functions or key in seen or onnx.defs.has(node.op_type, node.domain):
+        if key in functions or key in reported or onnx.defs.has(node.op_type, node.domain):
             continue
-        seen.add(key)
+        reported.add(key)
         if node.domain:
             message = f"nothing here knows {shown(node.op_type)} of {shown(node.domain)}"
             yield Finding("structure.operator-foreign", message, node.name)

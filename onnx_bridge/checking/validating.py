@@ -14,7 +14,7 @@ from .findings import Finding, by_severity
 from .semantics import Check
 from .structure import model_findings, node_findings, operator_findings
 
-Place = tuple[str | None, str | None, str | None]  # configuration, node, tensor
+Location = tuple[str | None, str | None, str | None]  # configuration, node, tensor
 
 
 def validate(
@@ -27,7 +27,7 @@ def validate(
         config: name of the configuration to check; by default every one.
 
     Returns:
-        What was found, errors first: faults of structure; where specs of one node do not go
+        What was found, errors first: errors of structure; where specs of one node do not go
         together, by the rules of proposal 0007 ("formalism") and by ours for operators that it
         does not mention ("extension"); and what has to move between devices. Empty if there is
         nothing to say.
@@ -54,25 +54,25 @@ def validate(
 
     Source: docs/IR.md of onnx, and its proposals 0006 and 0007.
     """
-    graph, wrong, found = _structure(model)
+    graph, wrong, findings = _structure(model)
     proto = graph.model
-    known = list(dict.fromkeys(one.name for one in proto.configuration))
-    if config is not None and config not in known:
-        there = ", ".join(map(repr, known)) or "none"
-        raise AnnotationError(f"the model has no configuration {config!r}; it has {there}")
-    for one in proto.configuration:
-        if one.num_devices < 1 or config not in (None, one.name):
+    names = list(dict.fromkeys(configuration.name for configuration in proto.configuration))
+    if config is not None and config not in names:
+        listed = ", ".join(map(repr, names)) or "none"
+        raise AnnotationError(f"the model has no configuration {config!r}; it has {listed}")
+    for configuration in proto.configuration:
+        if configuration.num_devices < 1 or config not in (None, configuration.name):
             continue
-        broken = {(node, tensor) for of, node, tensor in wrong if of == one.name}
-        found += Check(graph, one.name, one.num_devices, broken).run()
+        broken = {(node, tensor) for of, node, tensor in wrong if of == configuration.name}
+        findings += Check(graph, configuration.name, configuration.num_devices, broken).run()
     if config is not None:
-        found = [finding for finding in found if finding.configuration in (None, config)]
-    return by_severity(found)
+        findings = [finding for finding in findings if finding.configuration in (None, config)]
+    return by_severity(findings)
 
 
 def checked(
     model: onnx.ModelProto | str | os.PathLike[str] | bytes,
-) -> tuple[Graph, set[Place]]:
+) -> tuple[Graph, set[Location]]:
     """Read a model, and find the specs that cannot be followed."""
     graph, wrong, _ = _structure(model)
     return graph, wrong
@@ -80,16 +80,16 @@ def checked(
 
 def _structure(
     model: onnx.ModelProto | str | os.PathLike[str] | bytes,
-) -> tuple[Graph, set[Place], list[Finding]]:
+) -> tuple[Graph, set[Location], list[Finding]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AnnotationWarning)  # they are among the findings
         proto = load(model)
     graph = Graph(proto)
-    found = [*model_findings(proto), *node_findings(proto, graph)]
-    found += operator_findings(proto, graph)
-    wrong: set[Place] = {
+    findings = [*model_findings(proto), *node_findings(proto, graph)]
+    findings += operator_findings(proto, graph)
+    wrong: set[Location] = {
         (finding.configuration, finding.node, finding.tensor)
-        for finding in found
+        for finding in findings
         if finding.severity == "error" and finding.tensor
     }
-    return graph, wrong, found
+    return graph, wrong, findings

@@ -31,40 +31,40 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         0 if all is well, 1 if `check` finds errors, 2 for a file that cannot be read.
     """
-    given = _parser().parse_args(list(argv))
+    args = _parser().parse_args(list(argv))
     try:
-        return given.run(given)
+        return args.run(args)
     except (onnx.ModelError, onnx.AnnotationError) as error:
-        print(f"isoshard onnx {given.command}: {error}", file=sys.stderr)
+        print(f"isoshard onnx {args.command}: {error}", file=sys.stderr)
         return 2
 
 
-def check(given: argparse.Namespace) -> int:
+def check(args: argparse.Namespace) -> int:
     """Print what `validate` finds."""
-    findings = onnx.validate(given.file, given.config)
-    shown = [one for one in findings if given.all or one.severity != "info"]
-    counts = Counter(one.severity for one in findings)
-    if given.json:
+    findings = onnx.validate(args.file, args.config)
+    shown = [finding for finding in findings if args.all or finding.severity != "info"]
+    counts = Counter(finding.severity for finding in findings)
+    if args.json:
         fields = ("rule", "severity", "message", "node", "tensor", "axis", "configuration")
-        print(json.dumps([{name: getattr(one, name) for name in fields} for one in shown]))
+        print(json.dumps([{name: getattr(finding, name) for name in fields} for finding in shown]))
     else:
         print("\n".join(map(str, shown)), end="\n" if shown else "")
-        hidden = "" if given.all or not counts["info"] else " (--all shows it)"
+        hidden = "" if args.all or not counts["info"] else " (--all shows it)"
         print(
-            f"{given.file}: {_count(counts['error'], 'error')}, "
+            f"{args.file}: {_count(counts['error'], 'error')}, "
             f"{_count(counts['warning'], 'warning')}, {counts['info']} for information{hidden}"
         )
     return 1 if counts["error"] else 0
 
 
-def show(given: argparse.Namespace) -> int:
+def show(args: argparse.Namespace) -> int:
     """Print what each device holds."""
     from .onnx_drawing import draw
 
-    width = given.width or shutil.get_terminal_size((100, 24)).columns
-    color = sys.stdout.isatty() if given.color is None else given.color
-    sizes = dict(given.size)
-    print(draw(given.file, given.config, sizes=sizes, width=width, color=color))
+    width = args.width or shutil.get_terminal_size((100, 24)).columns
+    color = sys.stdout.isatty() if args.color is None else args.color
+    sizes = dict(args.size)
+    print(draw(args.file, args.config, sizes=sizes, width=width, color=color))
     return 0
 
 
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     checking = _command(commands, "check", check, "what is wrong with a model's annotations")
-    checking.add_argument("--all", action="store_true", help="what is no fault as well")
+    checking.add_argument("--all", action="store_true", help="what is no error as well")
     checking.add_argument("--json", action="store_true", help="as a list, for programs")
     showing = _command(commands, "show", show, "what each device holds, stage by stage")
     showing.add_argument(
@@ -87,8 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(commands, name: str, run, what: str) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=what, description=what)
+def _command(commands, name: str, run, help_text: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=help_text, description=help_text)
     parser.add_argument("file", help="the model")
     parser.add_argument("--config", help="name of the device configuration, if there are several")
     parser.set_defaults(run=run)
@@ -96,11 +96,11 @@ def _command(commands, name: str, run, what: str) -> argparse.ArgumentParser:
 
 
 def _size(text: str) -> tuple[str, int]:
-    name, _, number = text.partition("=")
-    if not name or not number.isdigit():
+    name, _, value = text.partition("=")
+    if not name or not value.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r}: write a name and a number, as in batch=8")
-    return name, int(number)
+    return name, int(value)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"

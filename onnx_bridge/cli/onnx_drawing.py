@@ -9,12 +9,19 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence
+from isoshard.core.pictures.box_drawing import Line
+from isoshard.core.pictures.box_drawing import colored
+from isoshard.core.pictures.box_drawing import grid_lines
+from isoshard.core.pictures.box_drawing import plain
+from isoshard.core.runtime.formatting import human_bytes
+from isoshard.core.runtime.formatting import table
+from isoshard.onnx_bridge.checking.holdings import DeviceTensor
+from isoshard.onnx_bridge.checking.holdings import StageHoldings
+from isoshard.onnx_bridge.checking.holdings import holdings
 from typing import Any
 
-from isoshard.core.pictures.box_drawing import Line, colored, grid_lines, plain
-from isoshard.core.runtime.formatting import human_bytes, table
-from isoshard.onnx_bridge.checking.holdings import DeviceTensor, StageHoldings, holdings
 
 LARGEST = 12
 _HEADER = ("tensor", "kind", "shape", "dtype", "blocks", "copies", "bytes/device", "from")
@@ -43,11 +50,11 @@ def draw(
 
 def _title(stage: StageHoldings) -> str:
     counts = Counter(stage.operators).most_common(6)
-    inputs = ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts)
+    devices_text = ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts)
     more = ", .." if len(set(stage.operators)) > len(counts) else ""
     count = len(stage.operators)
     return (
-        f"stage {stage.number}: {count} node{'' if count == 1 else 's'} ({inputs}{more}) on "
+        f"stage {stage.stage}: {count} node{'' if count == 1 else 's'} ({devices_text}{more}) on "
         f"{len(stage.devices)} device{'' if len(stage.devices) == 1 else 's'}"
     )
 
@@ -91,10 +98,10 @@ def _blocks(tensors: Sequence[DeviceTensor], devices: Sequence[int], width: int)
             if tensor.placement is None or block is None:
                 row.append(("", -1))
                 continue
-            index = 0
+            count_so_far = 0
             for at, count in zip(block, tensor.placement.counts, strict=True):
-                index = index * count + at
-            row.append((_slice(block, tensor.placement.counts), index))
+                count_so_far = count_so_far * count + at
+            row.append((_slice(block, tensor.placement.counts), count_so_far))
         cells.append(row)
     return grid_lines(
         cells, [_short(tensor.name) for tensor in tensors], [str(d) for d in devices], width
@@ -122,7 +129,7 @@ def _row(tensor: DeviceTensor) -> tuple[str, ...]:
         blocks = "x".join(map(str, tensor.placement.counts)) if count > 1 else "whole"
         copies = f"{len(tensor.placement.holds) / count:g}"
     size = "?" if tensor.block_bytes is None else human_bytes(tensor.block_bytes)
-    source = "spec" if tensor.said else "inferred" if tensor.kind == "value" else "no spec"
+    source = "spec" if tensor.annotated else "inferred" if tensor.kind == "value" else "no spec"
     return (
         _short(tensor.name),
         tensor.kind,

@@ -10,17 +10,15 @@ collectives the compiled programs have.
 from __future__ import annotations
 
 import argparse
+import isoshard as iso
+import numpy as np
 import sys
 import zipfile
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-
-import isoshard as iso
 from isoshard import onnx
 from isoshard.core.runtime.hlo_collectives import counted
 from isoshard.onnx_bridge.reading.annotations import choose
+from pathlib import Path
+from typing import Any
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -33,39 +31,40 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collectives", action="store_true", help="count those of each stage")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Run a model once."""
     try:
-        model = onnx.load(given.file)
-        if given.simulate:
-            iso.simulate_devices(choose(model, given.config).num_devices)
-        inputs = _read(given.inputs)
-        compiled = onnx.compile(model, config=given.config)
+        model = onnx.load(args.file)
+        if args.simulate:
+            iso.simulate_devices(choose(model, args.config).num_devices)
+        inputs = _read(args.inputs)
+        compiled = onnx.compile(model, config=args.config)
         outputs = compiled(**inputs)
     except (ValueError, iso.errors.DeviceError) as error:
-        print(f"isoshard onnx run: {_told(error)}", file=sys.stderr)
+        print(f"isoshard onnx run: {_message(error)}", file=sys.stderr)
         return 2
     names = compiled.layout.graph.outputs
-    found: dict[str, Any] = outputs if len(names) > 1 else dict.fromkeys(names, outputs)
-    for name, array in found.items():
+    results: dict[str, Any] = outputs if len(names) > 1 else dict.fromkeys(names, outputs)
+    for name, array in results.items():
         print(f"{name}: {array.dtype} {array.shape}, {_where(array)}")
-    if given.collectives:
+    if args.collectives:
         for stage, text in zip(compiled.layout.stages, compiled.hlo(**inputs), strict=True):
-            kinds = ", ".join(f"{count} {kind}" for kind, (count, _) in counted(text).items())
-            print(f"stage {stage.number}: {kinds or 'no collectives'}")
-    if given.out is not None:
-        arrays: dict[str, Any] = {name: np.asarray(array) for name, array in found.items()}
-        np.savez(given.out, **arrays)
-        print(f"wrote {given.out}")
+            counts = counted(text).items()
+            collectives = ", ".join(f"{count} {kind}" for kind, (count, _) in counts)
+            print(f"stage {stage.number}: {collectives or 'no collectives'}")
+    if args.out is not None:
+        arrays: dict[str, Any] = {name: np.asarray(array) for name, array in results.items()}
+        np.savez(args.out, **arrays)
+        print(f"wrote {args.out}")
     return 0
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        held = np.load(path)
-        if isinstance(held, np.ndarray):
+        loaded = np.load(path)
+        if isinstance(loaded, np.ndarray):
             raise ValueError("it holds one array without a name: save it by np.savez(path, x=..)")
-        return dict(held)
+        return dict(loaded)
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -75,5 +74,5 @@ def _where(array: Any) -> str:
     return f"{array.sharding.spec} on devices {devices[0]}-{devices[-1]}"
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     return str(error).partition("\n-----")[0]  # JAX adds a note on its own frames

@@ -73,24 +73,25 @@ class Compiled:
         (P('x',), False)
     """
 
-    def __init__(self, found: ModelLayout, max_bytes: int) -> None:
+    def __init__(self, model_layout: ModelLayout, max_bytes: int) -> None:
         """Make the programs, check what can be checked without data, place the tensors."""
-        graph = found.graph
-        self.layout = found
+        graph = model_layout.graph
+        self.layout = model_layout
         self.origins: dict[str, Origin] = parameters_of(graph.model)
         self._inputs = Inputs(graph)
         tensors = sort(graph)
         self._programs = [
-            Program(found, stage, tensors.constants, max_bytes) for stage in found.stages
+            Program(model_layout, stage, tensors.constants, max_bytes)
+            for stage in model_layout.stages
         ]
         self._jitted = [jax.jit(program) for program in self._programs]
-        held = [_held(program, tensors) for program in self._programs]
+        tensors_by_program = [_program_tensors(program, tensors) for program in self._programs]
         self._routes = Routes(
-            self._programs, [(_shapes(a), _shapes(b)) for a, b in held], self._jitted
+            self._programs, [(_shapes(a), _shapes(b)) for a, b in tensors_by_program], self._jitted
         )
         if self._inputs.known is not None:
             self._routes.lowered(self._inputs.known)
-        arrays = [(_placed(a), _placed(b)) for a, b in held]
+        arrays = [(_placed(a), _placed(b)) for a, b in tensors_by_program]
         self.parameters: Parameters = tuple(parameters for parameters, _ in arrays)
         self._tables = [tables for _, tables in arrays]
 
@@ -104,7 +105,8 @@ class Compiled:
         Returns:
             The output, or a dictionary of them by name if there are several; on the mesh that was
             given, with its axis types. Inside a JAX transformation only those are of which the file
-            says how they lie; the others are on Auto axes, along which the compiler chooses.
+            says how they are sharded; the others are on Auto axes, along which the compiler
+            chooses.
 
         Raises:
             ModelError: an input does not fit, or a value would be too large.
@@ -127,21 +129,21 @@ class Compiled:
             ModelError: as `__call__`.
             ShardingError: likewise.
         """
-        given = self._inputs.bind(args, inputs)
-        values: dict[str, Any] = dict(given)
-        made_by: dict[str, Program] = {}
-        for number, route in enumerate(self._routes.of(given)):
+        bound = self._inputs.bind(args, inputs)
+        values: dict[str, Any] = dict(bound)
+        producers: dict[str, Program] = {}
+        for index, route in enumerate(self._routes.of(bound)):
             entering = {name: placed(values[name], where, name) for name, where in route.items()}
-            program, tables = self._jitted[number], self._tables[number]
-            with self._programs[number].context():
-                made = program(parameters[number], tables, entering)
-            values.update(made)
-            made_by.update(dict.fromkeys(made, self._programs[number]))
-        found = {
-            name: made_by[name].on_users_mesh(name, values[name])
+            program, tables = self._jitted[index], self._tables[index]
+            with self._programs[index].context():
+                outputs = program(parameters[index], tables, entering)
+            values.update(outputs)
+            producers.update(dict.fromkeys(outputs, self._programs[index]))
+        results = {
+            name: producers[name].on_users_mesh(name, values[name])
             for name in self.layout.graph.outputs
         }
-        return next(iter(found.values())) if len(found) == 1 else found
+        return next(iter(results.values())) if len(results) == 1 else results
 
     @property
     def input_shardings(self) -> dict[str, NamedSharding]:
@@ -162,10 +164,10 @@ class Compiled:
         Raises:
             ModelError: an input does not fit, or shapes are open and none were given.
         """
-        known = self._inputs.known
-        if args or inputs or known is None:
-            known = abstract(self._inputs.bind(args, inputs))
-        return tuple(self._routes.lowered(known))
+        structs = self._inputs.known
+        if args or inputs or structs is None:
+            structs = abstract(self._inputs.bind(args, inputs))
+        return tuple(self._routes.lowered(structs))
 
     def hlo(self, *args: Any, **inputs: Any) -> tuple[str, ...]:
         """The compiled programs as text, in which the collectives can be counted.
@@ -196,7 +198,7 @@ def compile(
         mesh: over all devices of the configuration; None takes the one that the file keeps.
         config: name of the configuration, if there are several.
         unspecified: what becomes of results that no annotation speaks of: the compiler lays them
-            out ("auto"), or they lie as the formalism of proposal 0007 infers ("infer").
+            out ("auto"), or they are sharded as the formalism of proposal 0007 infers ("infer").
         uneven: as for `layout`.
         max_bytes: of any single value, on all devices together; 64 GiB unless given. Values are
             looked at while they are only shapes.
@@ -221,49 +223,55 @@ def compile(
     """
     if unspecified not in ("auto", "infer"):
         raise ValueError(f"unspecified is 'auto' or 'infer', not {unspecified!r}")
-    found = layout(load(model), mesh, config, uneven)
-    unread = [name for name in found.graph.outputs if found.graph.producer(name) is None]
+    model_layout = layout(load(model), mesh, config, uneven)
+    unread = [
+        name for name in model_layout.graph.outputs if model_layout.graph.producer(name) is None
+    ]
     if unread:
         raise ModelError(
             f"{', '.join(map(repr, unread))}: an output that no node makes; add an Identity"
         )
-    require_operators(found.graph.nodes, found.graph.opsets, found.graph.model.functions)
-    return Compiled(with_inferred(found) if unspecified == "infer" else found, max_bytes)
+    require_operators(
+        model_layout.graph.nodes, model_layout.graph.opsets, model_layout.graph.model.functions
+    )
+    return Compiled(
+        with_inferred(model_layout) if unspecified == "infer" else model_layout, max_bytes
+    )
 
 
 def stage_tensors(program: Program, tensors: Sorted) -> tuple[Shapes, Shapes]:
     """The parameters and tables of a stage as shapes with their layouts."""
-    parameters, tables = _held(program, tensors)
+    parameters, tables = _program_tensors(program, tensors)
     return _shapes(parameters), _shapes(tables)
 
 
-def _held(program: Program, tensors: Sorted) -> tuple[dict[str, Any], dict[str, Any]]:
+def _program_tensors(program: Program, tensors: Sorted) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters and tables that a stage reads: each a TensorProto and its layout."""
-    graph, number = program.layout.graph, program.stage.number
-    held = [
+    graph, stage = program.layout.graph, program.stage.number
+    parameters_ = [
         {
-            name: (graph.initializers[name], where[number])
+            name: (graph.initializers[name], where[stage])
             for name in names
-            if number in (where := program.layout.parameters.get(name, {}))
+            if stage in (where := program.layout.parameters.get(name, {}))
         }
         for names in (tensors.parameters, tensors.tables)
     ]
-    return held[0], held[1]
+    return parameters_[0], parameters_[1]
 
 
-def _shapes(held: dict[str, Any]) -> Shapes:
+def _shapes(tensors: dict[str, Any]) -> Shapes:
     return {
         name: jax.ShapeDtypeStruct(
             tuple(proto.dims),
             device_dtype(helper.tensor_dtype_to_np_dtype(proto.data_type), name),
             sharding=where,
         )
-        for name, (proto, where) in held.items()
+        for name, (proto, where) in tensors.items()
     }
 
 
-def _placed(held: dict[str, Any]) -> dict[str, jax.Array]:
+def _placed(tensors: dict[str, Any]) -> dict[str, jax.Array]:
     return {
         name: shard(numpy_helper.to_array(proto), where.mesh, where, name=name)
-        for name, (proto, where) in held.items()
+        for name, (proto, where) in tensors.items()
     }

@@ -36,9 +36,9 @@ from onnx import numpy_helper
 
 from ..errors import ModelError
 from ..reading.graph import Node
-from .functions import FunctionBody, Functions, body_of, branch_of, lacking
+from .functions import FunctionBody, Functions, body_of, branch_of, missing_operators
 from .operators import Operator, find
-from .operators.operator_arguments import number_of, on_device
+from .operators.operator_arguments import on_device, scalar_of
 from .operators.registry import HOST_LIMIT, largest
 
 Values = dict[str, Any]
@@ -81,7 +81,7 @@ def require_operators(
 ) -> Functions:
     """Raise unless every operator can be computed."""
     table = Functions(functions)
-    missing = lacking(nodes, opsets, table)
+    missing = missing_operators(nodes, opsets, table)
     if missing:
         raise ModelError(
             f"{len(missing)} operators have neither a JAX function nor a function body: "
@@ -141,29 +141,29 @@ def _call(entry: Operator, node: Node, inputs: list[Any], constrain: Constrain) 
             None if value is None else _argument(entry, node, position, value, constrain)
             for position, value in enumerate(inputs)
         ]
-    found = entry.function(*inputs, **attributes)
-    results = found if isinstance(found, tuple) else (found,)
+    outputs = entry.function(*inputs, **attributes)
+    results = outputs if isinstance(outputs, tuple) else (outputs,)
     return [np.asarray(result) for result in results] if on_host else results
 
 
 def _fits_host(entry: Operator, inputs: Sequence[Any]) -> bool:
     """Whether to compute with NumPy: all inputs are known and small, and the result will be."""
-    given = [value for value in inputs if value is not None]
-    if entry.host is None or not all(isinstance(value, np.ndarray) for value in given):
+    present = [value for value in inputs if value is not None]
+    if entry.host is None or not all(isinstance(value, np.ndarray) for value in present):
         return False
-    return max(largest(given), entry.host(inputs)) <= HOST_LIMIT
+    return max(largest(present), entry.host(inputs)) <= HOST_LIMIT
 
 
 def _argument(entry: Operator, node: Node, position: int, value: Any, constrain: Constrain) -> Any:
     """An input as the operator's function wants it."""
-    what, name = entry.input_name(position), node.inputs[position]
+    role, name = entry.input_name(position), node.inputs[position]
     if isinstance(value, np.ndarray):
-        if what in entry.static or what in entry.known:
+        if role in entry.static or role in entry.known:
             return value
         value = on_device(value, name)
-    elif what in entry.static:
+    elif role in entry.static:
         raise ModelError(
-            f"its input {name!r} ({what}) becomes a shape or an axis, which must be known when the "
+            f"its input {name!r} ({role}) becomes a shape or an axis, which must be known when the "
             "program is compiled, but it is computed from the model's inputs: export the model "
             "with fixed shapes, or make this value a constant"
         )
@@ -176,9 +176,9 @@ def _body(
     """The results of a function that the node asks for."""
     values = dict.fromkeys(body.inputs) | dict(zip(body.inputs, inputs, strict=False))
     nodes = [_without(node, values) for node in body.nodes]
-    found = _evaluate(nodes, values, body.opsets, _as_it_is, functions)
-    asked = zip(body.outputs, node.outputs, strict=False)
-    return [found[name] if wanted else None for name, wanted in asked]
+    values_out = _evaluate(nodes, values, body.opsets, _as_it_is, functions)
+    requested = zip(body.outputs, node.outputs, strict=False)
+    return [values_out[name] if is_used else None for name, is_used in requested]
 
 
 def _without(node: Node, values: Values) -> Node:
@@ -194,12 +194,12 @@ def _branch(node, inputs, values, opsets, constrain, functions) -> Sequence[Any]
             f"its condition {node.inputs[0]!r} is computed from the model's inputs: only an If "
             "whose condition is known when the program is compiled can be followed"
         )
-    taken = "then_branch" if number_of(inputs[0], "the condition") else "else_branch"
+    taken = "then_branch" if scalar_of(inputs[0], "the condition") else "else_branch"
     graph = branch_of(node, taken, opsets)
-    outer = {name: value for name, value in values.items() if name not in graph.made}
+    outer = {name: value for name, value in values.items() if name not in graph.produced}
     inner = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializers}
-    found = _evaluate(graph.nodes, {**outer, **inner}, opsets, _as_it_is, functions)
-    return [found[name] for name in graph.outputs]
+    values_out = _evaluate(graph.nodes, {**outer, **inner}, opsets, _as_it_is, functions)
+    return [values_out[name] for name in graph.outputs]
 
 
 def _as_it_is(node: Node, tensor: str, array: Any) -> Any:

@@ -40,7 +40,7 @@ class FunctionBody:
         outputs: names of the call's results among the values they make.
         opsets: version of each operator set by domain.
         initializers: tensors of the body.
-        made: names of what is made inside.
+        produced: names of what is made inside.
     """
 
     nodes: tuple[Node, ...]
@@ -48,7 +48,7 @@ class FunctionBody:
     outputs: tuple[str, ...]
     opsets: dict[str, int]
     initializers: tuple[onnx.TensorProto, ...] = ()
-    made: frozenset[str] = frozenset()
+    produced: frozenset[str] = frozenset()
 
 
 class Functions:
@@ -60,12 +60,12 @@ class Functions:
 
     def __init__(self, functions: Iterable[onnx.FunctionProto]) -> None:
         """Index them."""
-        self._found = {(f.domain, f.name): f for f in functions}
+        self._by_name = {(f.domain, f.name): f for f in functions}
         self._expanded = 0
 
     def find(self, domain: str, name: str) -> onnx.FunctionProto | None:
         """The function of a domain and name, or None."""
-        return self._found.get((domain, name))
+        return self._by_name.get((domain, name))
 
     def expanded(self, nodes: int) -> None:
         """Count nodes that came out of bodies."""
@@ -82,28 +82,30 @@ def body_of(
     if function is None:
         raise ModelError("it has neither a JAX function nor a function body")
     functions.expanded(len(function.node))
-    given = {attribute.name: attribute for attribute in node.proto.attribute}
+    attributes = {attribute.name: attribute for attribute in node.proto.attribute}
     for default in function.attribute_proto:
-        given.setdefault(default.name, default)
+        attributes.setdefault(default.name, default)
     if not functions.find(node.domain, node.op_type):
         schema = defs.get_schema(node.op_type, opsets.get(node.domain, 1), node.domain)
         for name, attribute in schema.attributes.items():
             if attribute.default_value.name:
-                given.setdefault(name, attribute.default_value)
-    protos = [_bound(proto, given) for proto in function.node]
+                attributes.setdefault(name, attribute.default_value)
+    protos = [_bound(proto, attributes) for proto in function.node]
     versions = {entry.domain: entry.version for entry in function.opset_import}
-    given_values = [helper.make_empty_tensor_value_info(name) for name in function.input]
-    graph = helper.make_graph(protos, function.name, given_values, [])
-    found = {**opsets, **versions}
-    return FunctionBody(_nodes(graph, found), tuple(function.input), tuple(function.output), found)
+    value_infos = [helper.make_empty_tensor_value_info(name) for name in function.input]
+    graph = helper.make_graph(protos, function.name, value_infos, [])
+    merged_opsets = {**opsets, **versions}
+    return FunctionBody(
+        _nodes(graph, merged_opsets), tuple(function.input), tuple(function.output), merged_opsets
+    )
 
 
 def branch_of(node: Node, attribute: str, opsets: Mapping[str, int]) -> FunctionBody:
     """The graph in an attribute of a control-flow node."""
     inner = node.attributes[attribute]
-    made = {name for proto in inner.node for name in proto.output}
-    own = {tensor.name for tensor in inner.initializer}
-    outer = [name for name in node.captured if name not in made | own]
+    produced = {name for proto in inner.node for name in proto.output}
+    initializers = {tensor.name for tensor in inner.initializer}
+    outer = [name for name in node.captured if name not in produced | initializers]
     graph = onnx.GraphProto()
     graph.CopyFrom(inner)
     graph.input.extend(helper.make_empty_tensor_value_info(name) for name in outer)
@@ -113,28 +115,30 @@ def branch_of(node: Node, attribute: str, opsets: Mapping[str, int]) -> Function
         tuple(value.name for value in inner.output),
         dict(opsets),
         tuple(inner.initializer),
-        frozenset(made | own),
+        frozenset(produced | initializers),
     )
 
 
-def lacking(nodes: Sequence[Node], opsets: Mapping[str, int], functions: Functions) -> list[str]:
+def missing_operators(
+    nodes: Sequence[Node], opsets: Mapping[str, int], functions: Functions
+) -> list[str]:
     """Which operators have neither an entry in the table nor a function body."""
-    found: dict[str, list[str]] = {}
+    missing: dict[str, list[str]] = {}
     for node in nodes:
-        for op in _lacking(node.proto, opsets, functions, 0, set()):
-            found.setdefault(op, []).append(node.name)
+        for op in _missing_operators(node.proto, opsets, functions, 0, set()):
+            missing.setdefault(op, []).append(node.name)
     return [
         f"{op} ({f'{len(names)} nodes, first' if len(names) > 1 else 'node'} {names[0]!r})"
-        for op, names in sorted(found.items())
+        for op, names in sorted(missing.items())
     ]
 
 
-def _lacking(
+def _missing_operators(
     proto: onnx.NodeProto,
     opsets: Mapping[str, int],
     functions: Functions,
     depth: int,
-    seen: set[tuple[str, str, int]],
+    visited: set[tuple[str, str, int]],
 ) -> Iterator[str]:
     domain = "" if proto.domain == "ai.onnx" else proto.domain
     version = opsets.get(domain, 1)
@@ -146,11 +150,11 @@ def _lacking(
     if proto.op_type == "If" and not domain:
         for attribute in proto.attribute:
             for inner in attribute.g.node:
-                yield from _lacking(inner, opsets, functions, depth, seen)
+                yield from _missing_operators(inner, opsets, functions, depth, visited)
         return
     if find(domain, proto.op_type, version):
         return
-    if depth and (domain, proto.op_type, version) in seen:
+    if depth and (domain, proto.op_type, version) in visited:
         return
     if depth > _DEEPEST:
         raise ModelError(f"function {proto.op_type!r} calls itself, or is nested too deeply")
@@ -160,12 +164,12 @@ def _lacking(
         function = schema.function_body
     if function is not None:
         inner = {**opsets, **{entry.domain: entry.version for entry in function.opset_import}}
-        for part in function.node:
+        for node in function.node:
             yield from (
                 op if " in " in op else f"{op} in {proto.op_type}"
-                for op in _lacking(part, inner, functions, depth + 1, seen)
+                for op in _missing_operators(node, inner, functions, depth + 1, visited)
             )
-        seen.add((domain, proto.op_type, version))
+        visited.add((domain, proto.op_type, version))
     elif schema is None or not schema.has_context_dependent_function:
         yield f"{domain + '.' if domain else ''}{proto.op_type}-{version}"
 
@@ -216,25 +220,25 @@ def _type_of(value: Any) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(code, value.shape)
 
 
-def _bound(proto: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+def _bound(proto: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
     """A copy of a node in a function, with the call's attributes where it refers to them."""
     copy = onnx.NodeProto()
     copy.CopyFrom(proto)
     del copy.attribute[:]
     for attribute in proto.attribute:
-        kept = onnx.AttributeProto()
+        bound = onnx.AttributeProto()
         if attribute.ref_attr_name:
-            if attribute.ref_attr_name not in given:
+            if attribute.ref_attr_name not in attributes:
                 continue
-            kept.CopyFrom(given[attribute.ref_attr_name])
-            kept.name = attribute.name
+            bound.CopyFrom(attributes[attribute.ref_attr_name])
+            bound.name = attribute.name
         else:
-            kept.CopyFrom(attribute)
+            bound.CopyFrom(attribute)
             if attribute.HasField("g"):
-                inner = [_bound(part, given) for part in attribute.g.node]
-                del kept.g.node[:]
-                kept.g.node.extend(inner)
-        copy.attribute.append(kept)
+                inner = [_bound(node, attributes) for node in attribute.g.node]
+                del bound.g.node[:]
+                bound.g.node.extend(inner)
+        copy.attribute.append(bound)
     return copy
 
 

@@ -1,7 +1,8 @@
 """What the sharding formalism infers of values that no annotation speaks of.
 
-The compiler may lay such values out as it likes. By `inferred` they lie as proposal 0007 says: as
-the operator makes them from inputs that lie as they do, and whole where nothing is split.
+The compiler may lay such values out as it likes. By `inferred` they are sharded as proposal 0007
+says: as the operator makes them from inputs that are sharded as they do, and whole where nothing is
+split.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from ..layouts.shardings import sharding_over
 from ..reading.layout import ModelLayout
 
 
-def with_inferred(found: ModelLayout) -> ModelLayout:
+def with_inferred(model_layout: ModelLayout) -> ModelLayout:
     """Say the layout of every result that can be inferred.
 
     Returns:
         The same with the inferred layouts added. Left open are values of which nothing can be
         inferred, and, with a note each, those whose layout no NamedSharding over their stage is.
     """
-    graph, configuration = found.graph, found.configuration
+    graph, configuration = model_layout.graph, model_layout.configuration
     check = Check(graph, configuration.name, configuration.num_devices, set())
     check.run()
-    shardings, notes = dict(found.shardings), list(found.notes)
-    for stage in found.stages:
-        over = NumberedMesh(stage.mesh, found.devices[stage.number])
+    shardings, notes = dict(model_layout.shardings), list(model_layout.notes)
+    for stage in model_layout.stages:
+        over = NumberedMesh(stage.mesh, model_layout.devices[stage.number])
         for index in stage.nodes:
             for name in filter(None, graph.nodes[index].outputs):
                 shape = graph.shape(name)
@@ -44,30 +45,30 @@ def with_inferred(found: ModelLayout) -> ModelLayout:
                 if name in check.results and check.results[name] is None:
                     continue
                 try:
-                    place = check.results.get(name)
-                    shardings[index, name] = _sharding(place, over, shape, name)
+                    placement = check.results.get(name)
+                    shardings[index, name] = _sharding(placement, over, shape, name)
                 except AnnotationError as error:
                     notes.append(f"{error}; its layout is left to the compiler")
-    return dataclasses.replace(found, shardings=shardings, notes=tuple(notes))
+    return dataclasses.replace(model_layout, shardings=shardings, notes=tuple(notes))
 
 
 def _sharding(
-    place: Placement | None, over: NumberedMesh, shape: tuple[int | str | None, ...], name: str
+    placement: Placement | None, over: NumberedMesh, shape: tuple[int | str | None, ...], name: str
 ) -> NamedSharding:
-    if place is None:
+    if placement is None:
         return named_sharding(jax.P(), over.mesh, len(shape))
-    held: dict[tuple[int, ...], list[int]] = {}
-    for device, block in place.holds.items():
-        held.setdefault(block, []).append(device)
-    sizes = {len(devices) for devices in held.values()}
+    blocks: dict[tuple[int, ...], list[int]] = {}
+    for device, block in placement.holds.items():
+        blocks.setdefault(block, []).append(device)
+    sizes = {len(devices) for devices in blocks.values()}
     uneven = [
         size
-        for size, count in zip(shape, place.counts, strict=True)
+        for size, count in zip(shape, placement.counts, strict=True)
         if isinstance(size, int) and size % count
     ]
-    if len(sizes) != 1 or len(held) != np.prod(place.counts, dtype=int) or uneven:
-        raise AnnotationError(f"inferred is {place}, which are no equal blocks", tensor=name)
-    grid = np.empty((*place.counts, *sizes), np.int64)
-    for block, devices in held.items():
+    if len(sizes) != 1 or len(blocks) != np.prod(placement.counts, dtype=int) or uneven:
+        raise AnnotationError(f"inferred is {placement}, which are no equal blocks", tensor=name)
+    grid = np.empty((*placement.counts, *sizes), np.int64)
+    for block, devices in blocks.items():
         grid[block] = sorted(devices)
     return sharding_over(over, Tiles(grid, int(grid.max()) + 1), name)

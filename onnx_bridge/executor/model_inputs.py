@@ -1,4 +1,4 @@
-"""The inputs of a compiled model: by position or name, checked, laid out.
+"""The inputs of a compiled model: by position or name, checked, sharded.
 
 >>> from onnx import helper
 >>> x = helper.make_tensor_value_info("x", 1, ["batch", 8])
@@ -44,7 +44,7 @@ class Inputs:
     @property
     def known(self) -> dict[str, jax.ShapeDtypeStruct] | None:
         """The inputs as shapes and dtypes, or None if the model leaves something open."""
-        found = {}
+        structs = {}
         for name in self.names:
             shape, dtype = self._shapes[name], self._dtypes[name]
             if dtype is None or shape is None:
@@ -52,47 +52,47 @@ class Inputs:
             sizes = tuple(size for size in shape if isinstance(size, int))
             if len(sizes) != len(shape):
                 return None
-            found[name] = jax.ShapeDtypeStruct(sizes, device_dtype(dtype, name))
-        return found
+            structs[name] = jax.ShapeDtypeStruct(sizes, device_dtype(dtype, name))
+        return structs
 
     def bind(self, args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Bring the arguments of a call in order.
 
         Raises:
             ModelError: one is missing, unknown, given twice, or of another rank, size or dtype; all
-                faults in one message.
+                errors in one message.
         """
-        faults = [f"there is no input {name!r}" for name in named if name not in self.names]
+        errors = [f"there is no input {name!r}" for name in named if name not in self.names]
         if len(args) > len(self.names):
-            faults.append(f"{len(args)} were given by position")
-        given = dict(zip(self.names, args, strict=False))
-        faults += [f"{name} is given twice" for name in named if name in given]
-        given = {**given, **named}
+            errors.append(f"{len(args)} were given by position")
+        bound = dict(zip(self.names, args, strict=False))
+        errors += [f"{name} is given twice" for name in named if name in bound]
+        bound = {**bound, **named}
         sizes: dict[str, tuple[int, str]] = {}
         for name in self.names:
-            if name not in given:
-                faults.append(f"{name} is missing")
+            if name not in bound:
+                errors.append(f"{name} is missing")
                 continue
-            if not hasattr(given[name], "dtype"):
-                given[name] = np.asarray(given[name], self._dtypes[name])
-            faults += self._faults(name, given[name], sizes)
-        if faults:
-            lines = "".join(f"\n  {fault}" for fault in faults)
+            if not hasattr(bound[name], "dtype"):
+                bound[name] = np.asarray(bound[name], self._dtypes[name])
+            errors += self._errors(name, bound[name], sizes)
+        if errors:
+            lines = "".join(f"\n  {error}" for error in errors)
             raise ModelError(
-                f"the inputs do not fit the model, which takes {self._told()}:{lines}"
+                f"the inputs do not fit the model, which takes {self._listed()}:{lines}"
             ) from None
-        return {name: given[name] for name in self.names}
+        return {name: bound[name] for name in self.names}
 
-    def _faults(self, name: str, x: Any, sizes: dict[str, tuple[int, str]]) -> list[str]:
+    def _errors(self, name: str, x: Any, sizes: dict[str, tuple[int, str]]) -> list[str]:
         shape, dtype = self._shapes[name], self._dtypes[name]
-        faults = []
+        errors = []
         if dtype is not None and x.dtype not in (dtype, device_dtype(dtype, name)):
-            faults.append(f"{name} is {x.dtype}, not {dtype}; convert it: {name}.astype('{dtype}')")
+            errors.append(f"{name} is {x.dtype}, not {dtype}; convert it: {name}.astype('{dtype}')")
         if shape is None:
-            return faults
+            return errors
         if len(x.shape) != len(shape):
             return [
-                *faults,
+                *errors,
                 f"{name} has shape {tuple(x.shape)}, which is not of rank {len(shape)}",
             ]
         for axis, (want, have) in enumerate(zip(shape, x.shape, strict=True)):
@@ -101,10 +101,10 @@ class Inputs:
             )
             if before is not None and before != have:
                 since = f" as {other} says ({want})" if other else ""
-                faults.append(f"{name}: axis {axis} has size {have}, not {before}{since}")
-        return faults
+                errors.append(f"{name}: axis {axis} has size {have}, not {before}{since}")
+        return errors
 
-    def _told(self) -> str:
+    def _listed(self) -> str:
         return ", ".join(
             f"{name}: {self._dtypes[name]}"
             + (

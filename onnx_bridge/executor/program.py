@@ -73,8 +73,8 @@ class Program:
         """The layout in which the first reader of a value that says one wants it, or None."""
         inside = set(self.stage.nodes)
         readers = [node for node in self.layout.graph.consumers(name) if node.index in inside]
-        said = (self.layout.sharding(node.index, name) for node in readers)
-        return next((one for one in said if one is not None), None)
+        shardings = (self.layout.sharding(node.index, name) for node in readers)
+        return next((sharding for sharding in shardings if sharding is not None), None)
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         """Where JAX runs the stage: not under the mesh of other devices that the caller has set."""
@@ -85,21 +85,21 @@ class Program:
 
     def __call__(self, parameters: Values, tables: Values, inputs: Values) -> Values:
         """Compute the stage; a pure function of JAX arrays."""
-        given = {**tables, **parameters, **inputs}
-        values = {**self.constants, **{name: under_auto(x) for name, x in given.items()}}
+        all_values = {**tables, **parameters, **inputs}
+        values = {**self.constants, **{name: under_auto(x) for name, x in all_values.items()}}
         for name, value in values.items():
             self._check_size(value, name, None)
         nodes = [self.layout.graph.nodes[index] for index in self.stage.nodes]
         mesh = auto(self.mesh)
         with on_mesh(mesh), jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            found = evaluate(
+            results = evaluate(
                 nodes,
                 values,
                 self.layout.graph.opsets,
                 constrain=self._constrain,
                 functions=self.layout.graph.model.functions,
             )
-        return {name: _as_array(found[name], name) for name in self.outputs}
+        return {name: _as_array(results[name], name) for name in self.outputs}
 
     def on_users_mesh(self, name: str, value: Any) -> Any:
         """A result of the stage on its mesh, whose axes may be Explicit."""
@@ -108,8 +108,8 @@ class Program:
         if not isinstance(value, Tracer):
             return retyped(value, self.mesh) if isinstance(value.sharding, NamedSharding) else value
         maker = self.layout.graph.producer(name)
-        said = None if maker is None else self.layout.sharding(maker.index, name)
-        return value if said is None else constrain(value, said)
+        annotated = None if maker is None else self.layout.sharding(maker.index, name)
+        return value if annotated is None else constrain(value, annotated)
 
     def _constrain(self, node: Node, tensor: str, array: Any) -> Any:
         if tensor in node.outputs:

@@ -1,6 +1,6 @@
-"""Where each stage takes the values that come from outside it, and how they lie there.
+"""Where each stage takes the values that come from outside it, and how they are sharded there.
 
-A value lies as its first reader in the stage says; else as it lay where it was made, over the
+A value is sharded as its first reader in the stage says; else as it lay where it was made, over the
 stage's own devices. Where the file says neither, the compiler has chosen, and is asked: the stage
 that makes the value is compiled once more for that, once for each set of input shapes.
 """
@@ -19,14 +19,14 @@ Shapes = dict[str, jax.ShapeDtypeStruct]
 Route = dict[str, NamedSharding]  # of one stage: the layout of each value that enters it
 
 
-def carried(sharding: Any, mesh: Mesh) -> NamedSharding:
+def carried_sharding(sharding: Any, mesh: Mesh) -> NamedSharding:
     """The same layout over the mesh of another stage.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
         >>> devices = jax.devices()
         >>> meshes = [make_mesh((4,), ("x",), devices=devices[at : at + 4]) for at in (0, 4)]
-        >>> carried(NamedSharding(meshes[0], jax.P("x")), meshes[1]).spec
+        >>> carried_sharding(NamedSharding(meshes[0], jax.P("x")), meshes[1]).spec
         P('x',)
     """
     if isinstance(sharding, NamedSharding) and dict(sharding.mesh.shape) == dict(mesh.shape):
@@ -46,26 +46,26 @@ class Routes:
     def __init__(
         self,
         programs: Sequence[Program],
-        held: Sequence[tuple[Shapes, Shapes]],
+        tensors: Sequence[tuple[Shapes, Shapes]],
         jitted: Sequence[Any],
     ) -> None:
         """Read what the file says."""
-        self._programs, self._held, self._jitted = programs, held, jitted
-        self._said: list[dict[str, Any]] = [
-            {name: _said(programs, program, name) for name in program.inputs}
+        self._programs, self._tensors, self._jitted = programs, tensors, jitted
+        self._annotations: list[dict[str, Any]] = [
+            {name: _annotated(programs, program, name) for name in program.inputs}
             for program in programs
         ]
-        self._asked: dict[Any, list[Route]] = {}
+        self._cache: dict[Any, list[Route]] = {}
 
-    def of(self, given: Mapping[str, Any]) -> list[Route]:
+    def of(self, inputs: Mapping[str, Any]) -> list[Route]:
         """The routes for inputs of some shapes."""
-        if all(where is not None for route in self._said for where in route.values()):
-            return self._said
-        shapes = abstract(given)
+        if all(where is not None for route in self._annotations for where in route.values()):
+            return self._annotations
+        shapes = abstract(inputs)
         key = tuple((name, x.shape, str(x.dtype)) for name, x in shapes.items())
-        if key not in self._asked:
-            self._asked[key] = self._follow(shapes, [])
-        return self._asked[key]
+        if key not in self._cache:
+            self._cache[key] = self._follow(shapes, [])
+        return self._cache[key]
 
     def lowered(self, shapes: Shapes) -> list[Any]:
         """Lower each stage; nothing is allocated, and every value's size is checked."""
@@ -75,30 +75,30 @@ class Routes:
 
     def _follow(self, shapes: Shapes, done: list[Any]) -> list[Route]:
         values: dict[str, Any] = dict(shapes)
-        made: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         routes = []
-        for number, program in enumerate(self._programs):
-            said = self._said[number]
+        for index, program in enumerate(self._programs):
+            annotations = self._annotations[index]
             route = {
-                name: where if where is not None else carried(made[name], program.mesh)
-                for name, where in said.items()
+                name: where if where is not None else carried_sharding(outputs[name], program.mesh)
+                for name, where in annotations.items()
             }
             entering = {
                 name: jax.ShapeDtypeStruct(values[name].shape, values[name].dtype, sharding=where)
                 for name, where in route.items()
             }
             with program.context():
-                lowered = self._jitted[number].lower(*self._held[number], entering)
+                lowered = self._jitted[index].lower(*self._tensors[index], entering)
             values.update(lowered.out_info)
-            later = (name for route in self._said[number + 1 :] for name in route.items())
+            later = (name for route in self._annotations[index + 1 :] for name in route.items())
             if any(where is None and name in program.outputs for name, where in later):
-                made |= lowered.compile().output_shardings
+                outputs |= lowered.compile().output_shardings
             routes.append(route)
             done.append(lowered)
         return routes
 
 
-def abstract(given: Mapping[str, Any]) -> Shapes:
+def abstract(values: Mapping[str, Any]) -> Shapes:
     """Shapes and dtypes of arrays, as JAX holds them.
 
     Example:
@@ -108,18 +108,18 @@ def abstract(given: Mapping[str, Any]) -> Shapes:
     """
     return {
         name: jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
-        for name, x in given.items()
+        for name, x in values.items()
     }
 
 
-def _said(programs: Sequence[Program], program: Program, name: str) -> NamedSharding | None:
+def _annotated(programs: Sequence[Program], program: Program, name: str) -> NamedSharding | None:
     """What the file says of a value that enters a stage, or None."""
     layout = program.layout
-    here = program.reads_as(name)
-    if here is not None:
-        return here
+    read_as = program.reads_as(name)
+    if read_as is not None:
+        return read_as
     if name in layout.inputs:
-        return carried(layout.inputs[name], program.mesh)
+        return carried_sharding(layout.inputs[name], program.mesh)
     maker = layout.graph.producer(name)
-    there = None if maker is None else layout.sharding(maker.index, name)
-    return None if there is None else carried(there, program.mesh)
+    written_as = None if maker is None else layout.sharding(maker.index, name)
+    return None if written_as is None else carried_sharding(written_as, program.mesh)

@@ -48,11 +48,11 @@ class Sorted(NamedTuple):
 
 def sort(graph: Graph) -> Sorted:
     """Decide for each tensor of a model."""
-    said = parameters_of(graph.model)
+    declared = parameters_of(graph.model)
     shown = {name for name in graph.initializers if _is_shown(graph, name)}
     parameters, tables, constants = [], [], {}
     for name, tensor in graph.initializers.items():
-        weight = _is_inexact(tensor) and (name in said or not said)
+        weight = _is_inexact(tensor) and (name in declared or not declared)
         if weight and name not in shown:
             parameters.append(name)
         elif math.prod(tensor.dims) >= _TABLE_FROM and name not in shown:

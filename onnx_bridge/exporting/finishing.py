@@ -95,5 +95,5 @@ def _drop_unread(model: onnx.ModelProto, loose: set[str]) -> None:
     """Drop those tensors among some that no node reads any more."""
     read = {value for node in Graph(model).nodes for value in (*node.inputs, *node.captured)}
     read.update(value.name for value in model.graph.output)
-    for tensor in [one for one in model.graph.initializer if one.name in loose - read]:
+    for tensor in [tensor for tensor in model.graph.initializer if tensor.name in loose - read]:
         model.graph.initializer.remove(tensor)

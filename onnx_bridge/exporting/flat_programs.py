@@ -33,36 +33,35 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding
-
-from isoshard.core.layout.axis_types import (
-    auto,
-    constrain,
-    is_typed,
-    on_mesh,
-    same_grid,
-    spec_over,
-    under_auto,
-)
-from isoshard.core.layout.partial_sums import stored, unreduced
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from isoshard.core.layout.axis_types import auto
+from isoshard.core.layout.axis_types import constrain
+from isoshard.core.layout.axis_types import is_typed
+from isoshard.core.layout.axis_types import on_mesh
+from isoshard.core.layout.axis_types import same_grid
+from isoshard.core.layout.axis_types import spec_over
+from isoshard.core.layout.axis_types import under_auto
+from isoshard.core.layout.partial_sums import stored
+from isoshard.core.layout.partial_sums import unreduced
 from isoshard.core.layout.spec import named_sharding
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, JaxprEqn
-from isoshard.core.runtime.jaxprs import (
-    CALLS,
-    evaluate,
-    jaxprs_inside,
-    needed,
-    opened,
-    replaced,
-    scan_counts,
-)
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
+from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
+from isoshard.core.runtime.jaxprs import CALLS
+from isoshard.core.runtime.jaxprs import evaluate
+from isoshard.core.runtime.jaxprs import jaxprs_inside
+from isoshard.core.runtime.jaxprs import needed
+from isoshard.core.runtime.jaxprs import opened
+from isoshard.core.runtime.jaxprs import replaced
+from isoshard.core.runtime.jaxprs import scan_counts
+from isoshard.onnx_bridge.errors import ModelError
+from jax.sharding import AxisType
+from jax.sharding import NamedSharding
+from typing import Any
 
-from ..errors import ModelError
 
 _CONSTRAINT = "sharding_constraint"
 _WRITTEN_OUT = {*CALLS, "scan"}
@@ -77,12 +76,12 @@ class FlatProgram:
     """A program without calls. Call it with the inputs that it reads.
 
     Attributes:
-        jaxpr: traced; its results are those of the function, then the values laid out.
+        jaxpr: traced; its results are those of the function, then the values sharded.
         steps: those of its equations that a result depends on.
         read: positions of the inputs that a result depends on.
         results: how many results the function has.
         layouts: of the values that come after them, in the order they were met.
-        given: by position of an input what a `jit` around everything says of it.
+        constants: by position of an input what a `jit` around everything says of it.
     """
 
     jaxpr: ClosedJaxpr
@@ -90,7 +89,7 @@ class FlatProgram:
     read: tuple[int, ...]
     results: int
     layouts: tuple[Any, ...]
-    given: dict[int, Any]
+    constants: dict[int, Any]
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Compute it, under Auto axes, with those inputs that are read."""
@@ -108,12 +107,12 @@ def flat_program(fn: Callable[..., Any], inputs: Sequence[Any]) -> FlatProgram:
 
     Raises:
         ModelError: it draws random numbers, works on shards (`shard_map`), leaves sums to be taken
-            (unreduced axes), or lays values out inside `while` or `cond`; all faults are collected.
+            (unreduced axes), or lays values out inside `while` or `cond`; all errors are collected.
     """
     traced = jax.make_jaxpr(fn)(*inputs)
-    faults = list(dict.fromkeys(_faults(traced)))
-    if faults:
-        raise ModelError("\n  ".join(["the function cannot be written as ONNX:", *faults]))
+    errors = list(dict.fromkeys(_unsupported(traced)))
+    if errors:
+        raise ModelError("\n  ".join(["the function cannot be written as ONNX:", *errors]))
     notes = _Notes()
 
     def flat(*leaves: Any) -> list[Any]:
@@ -122,17 +121,17 @@ def flat_program(fn: Callable[..., Any], inputs: Sequence[Any]) -> FlatProgram:
         return [*results, *notes.values]
 
     with untyped_context():
-        whole = jax.make_jaxpr(flat)(*map(_untyped, inputs))
-    steps = tuple(needed(opened(whole).eqns, opened(whole).outvars))
-    asked = {id(atom) for step in steps for atom in step.invars}
-    asked.update(id(atom) for atom in opened(whole).outvars)
+        traced_flat = jax.make_jaxpr(flat)(*map(_untyped, inputs))
+    steps = tuple(needed(opened(traced_flat).eqns, opened(traced_flat).outvars))
+    read_ids = {id(atom) for eqn in steps for atom in eqn.invars}
+    read_ids.update(id(atom) for atom in opened(traced_flat).outvars)
     return FlatProgram(
-        whole,
+        traced_flat,
         steps,
-        tuple(at for at, var in enumerate(opened(whole).invars) if id(var) in asked),
-        len(opened(whole).outvars) - len(notes.layouts),
+        tuple(at for at, var in enumerate(opened(traced_flat).invars) if id(var) in read_ids),
+        len(opened(traced_flat).outvars) - len(notes.layouts),
         tuple(notes.layouts),
-        notes.given,
+        notes.constants,
     )
 
 
@@ -163,37 +162,37 @@ class _Notes:
         self.leaves = {id(leaf): at for at, leaf in enumerate(leaves)}
         self.values: list[Any] = []
         self.layouts: list[Any] = []
-        self.given: dict[int, Any] = {}
+        self.constants: dict[int, Any] = {}
 
     def value(self, value: Any, layout: Any) -> None:
         self.values.append(value)
         self.layouts.append(layout)
 
-    def asked(self, value: Any, layout: Any) -> Any:
-        """What a `jit` says of an argument or result; an input of the whole program keeps it."""
+    def constrained(self, value: Any, layout: Any) -> Any:
+        """What a `jit` says of an argument or result; an input of the full program keeps it."""
         if not isinstance(layout, NamedSharding):
             return value
         if id(value) in self.leaves:
-            self.given.setdefault(self.leaves[id(value)], layout)
+            self.constants.setdefault(self.leaves[id(value)], layout)
             return value
-        laid = constrain(value, on_mesh(layout, auto(layout.mesh)))
-        self.value(laid, layout)
-        return laid
+        constrained = constrain(value, on_mesh(layout, auto(layout.mesh)))
+        self.value(constrained, layout)
+        return constrained
 
-    def laid(self, value: Any, layout: NamedSharding, kind: AxisType = AxisType.Explicit) -> Any:
-        """The value in a layout; itself if it was just laid out so along axes of that type."""
-        for noted, said in zip(self.values, self.layouts, strict=True):
-            if noted is value and _alike(said, layout, kind):
+    def record(self, value: Any, layout: NamedSharding, kind: AxisType = AxisType.Explicit) -> Any:
+        """The value in a layout; itself if it was just sharded so along axes of that type."""
+        for recorded, recorded_sharding in zip(self.values, self.layouts, strict=True):
+            if recorded is value and _same_sharding(recorded_sharding, layout, kind):
                 return value
-        laid = constrain(value, on_mesh(layout, auto(layout.mesh)))
-        self.value(laid, layout)
-        return laid
+        constrained = constrain(value, on_mesh(layout, auto(layout.mesh)))
+        self.value(constrained, layout)
+        return constrained
 
 
-def _alike(one: Any, other: NamedSharding, kind: AxisType) -> bool:
-    if not isinstance(one, NamedSharding) or not same_grid(one.mesh, other.mesh):
+def _same_sharding(first: Any, other: NamedSharding, kind: AxisType) -> bool:
+    if not isinstance(first, NamedSharding) or not same_grid(first.mesh, other.mesh):
         return False
-    return spec_over(one.spec, other.mesh, kind) == spec_over(other.spec, other.mesh, kind)
+    return spec_over(first.spec, other.mesh, kind) == spec_over(other.spec, other.mesh, kind)
 
 
 def _run(program: Any, args: Sequence[Any], notes: _Notes) -> list[Any]:
@@ -201,73 +200,81 @@ def _run(program: Any, args: Sequence[Any], notes: _Notes) -> list[Any]:
     return evaluate(program, args, functools.partial(_results, notes))
 
 
-def _results(notes: _Notes, step: JaxprEqn, given: Sequence[Any]) -> Sequence[Any]:
+def _results(notes: _Notes, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """The results of one equation; calls and scans are written out."""
-    name = step.primitive.name
+    name = eqn.primitive.name
     if name in CALLS:
-        return _call(step, given, notes)
+        return _call(eqn, operands, notes)
     if name == "scan":
-        return _scan(step, given, notes)
-    if name in _LOOPS and any(_is_typed(atom.aval) for atom in step.invars):
-        return _LOOPS[name](step, given, notes)
-    if name == _CONSTRAINT and _over_types(step.params["sharding"]):
-        return [notes.laid(given[0], step.params["sharding"], AxisType.Auto)]
+        return _scan(eqn, operands, notes)
+    if name in _LOOPS and any(_is_typed(atom.aval) for atom in eqn.invars):
+        return _LOOPS[name](eqn, operands, notes)
+    if name == _CONSTRAINT and _over_types(eqn.params["sharding"]):
+        return [notes.record(operands[0], eqn.params["sharding"], AxisType.Auto)]
     if name == _RESHARD:
-        layout = _said(step, step.params["dst_sharding"])
-        return [given[0] if layout is None else notes.laid(given[0], layout)]
-    results = _bind_untyped(step, given)
+        layout = _declared(eqn, eqn.params["dst_sharding"])
+        return [operands[0] if layout is None else notes.record(operands[0], layout)]
+    results = _bind_untyped(eqn, operands)
     if name == _CONSTRAINT:
-        notes.value(results[0], step.params["sharding"])
-    elif layout := _said(step, step.params.get("out_sharding")):
-        results = [notes.laid(results[0], layout)]
+        notes.value(results[0], eqn.params["sharding"])
+    elif layout := _declared(eqn, eqn.params.get("out_sharding")):
+        results = [notes.record(results[0], layout)]
     return results
 
 
-def _call(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
-    body = step.params[CALLS[step.primitive.name]]
-    said = step.params.get("in_shardings", (None,) * len(given))
-    given = [notes.asked(value, layout) for value, layout in zip(given, said, strict=True)]
-    results = _run(body, given, notes)
-    said = step.params.get("out_shardings", (None,) * len(results))
-    return [notes.asked(value, layout) for value, layout in zip(results, said, strict=True)]
+def _call(eqn: JaxprEqn, operands: Sequence[Any], notes: _Notes) -> list[Any]:
+    body = eqn.params[CALLS[eqn.primitive.name]]
+    shardings = eqn.params.get("in_shardings", (None,) * len(operands))
+    operands = [notes.constrained(value, layout) for value, layout in zip(operands, shardings, strict=True)]
+    results = _run(body, operands, notes)
+    shardings = eqn.params.get("out_shardings", (None,) * len(results))
+    return [notes.constrained(value, layout) for value, layout in zip(results, shardings, strict=True)]
 
 
-def _scan(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
+def _scan(eqn: JaxprEqn, operands: Sequence[Any], notes: _Notes) -> list[Any]:
     """All turns of a loop whose number is known, one after the other."""
-    body, length = step.params["jaxpr"], step.params["length"]
-    fixed, carried = scan_counts(step.params)
-    consts, carry = list(given[:fixed]), list(given[fixed : fixed + carried])
-    turns = range(length - 1, -1, -1) if step.params["reverse"] else range(length)
+    body, length = eqn.params["jaxpr"], eqn.params["length"]
+    fixed, num_carry = scan_counts(eqn.params)
+    consts, carry = list(operands[:fixed]), list(operands[fixed : fixed + num_carry])
+    turns = range(length - 1, -1, -1) if eqn.params["reverse"] else range(length)
     rows: dict[int, list[Any]] = {}
     for turn in turns:
-        row = [jax.lax.index_in_dim(x, turn, 0, keepdims=False) for x in given[fixed + carried :]]
-        found = _run(body, [*consts, *carry, *row], notes)
-        carry, rows[turn] = found[:carried], found[carried:]
+        row = [
+            jax.lax.index_in_dim(x, turn, 0, keepdims=False) for x in operands[fixed + num_carry :]
+        ]
+        outputs = _run(body, [*consts, *carry, *row], notes)
+        carry, rows[turn] = outputs[:num_carry], outputs[num_carry:]
     if not length:
-        shapes: list[Any] = [var.aval for var in step.outvars[carried:]]
-        outs = [jnp.zeros(one.shape, one.dtype) for one in shapes]
+        shapes: list[Any] = [var.aval for var in eqn.outvars[num_carry:]]
+        outs = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
         return [*carry, *outs]
     columns = zip(*(rows[turn] for turn in range(length)), strict=True)
     return [*carry, *(_stacked(column) for column in columns)]
 
 
-def _while(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
+def _while(eqn: JaxprEqn, operands: Sequence[Any], notes: _Notes) -> list[Any]:
     """The loop again, of values without types."""
-    read, fixed = step.params["cond_nconsts"], step.params["body_nconsts"]
-    goes_on, body = step.params["cond_jaxpr"], step.params["body_jaxpr"]
-    asked, consts, start = given[:read], given[read : read + fixed], given[read + fixed :]
-    found = jax.lax.while_loop(
-        lambda held: _run(goes_on, [*asked, *held], notes)[0],
-        lambda held: _run(body, [*consts, *held], notes),
+    read, fixed = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    goes_on, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    cond_consts, consts, start = (
+        operands[:read],
+        operands[read : read + fixed],
+        operands[read + fixed :],
+    )
+    outputs = jax.lax.while_loop(
+        lambda carry: _run(goes_on, [*cond_consts, *carry], notes)[0],
+        lambda carry: _run(body, [*consts, *carry], notes),
         list(start),
     )
-    return list(found)
+    return list(outputs)
 
 
-def _cond(step: JaxprEqn, given: Sequence[Any], notes: _Notes) -> list[Any]:
+def _cond(eqn: JaxprEqn, operands: Sequence[Any], notes: _Notes) -> list[Any]:
     """The branches again, of values without types."""
-    branches = [functools.partial(_branch, one, notes=notes) for one in step.params["branches"]]
-    return list(jax.lax.switch(given[0], branches, *given[1:]))
+    branches = [
+        functools.partial(_branch, branch, notes=notes) for branch in eqn.params["branches"]
+    ]
+    return list(jax.lax.switch(operands[0], branches, *operands[1:]))
 
 
 def _branch(body: ClosedJaxpr, *args: Any, notes: _Notes) -> list[Any]:
@@ -277,39 +284,39 @@ def _branch(body: ClosedJaxpr, *args: Any, notes: _Notes) -> list[Any]:
 _LOOPS = {"while": _while, "cond": _cond}
 
 
-def _said(step: JaxprEqn, sharding: Any) -> NamedSharding | None:
+def _declared(eqn: JaxprEqn, sharding: Any) -> NamedSharding | None:
     """The layout that an operation on Explicit axes gives its result, or None."""
     if not _over_types(sharding):
         return None
-    mesh = step.params.get("concrete_mesh") or sharding.mesh
-    made: Any = step.outvars[0].aval
-    return named_sharding(stored(sharding).spec, mesh, made.ndim)
+    mesh = eqn.params.get("concrete_mesh") or sharding.mesh
+    aval: Any = eqn.outvars[0].aval
+    return named_sharding(stored(sharding).spec, mesh, aval.ndim)
 
 
 def _stacked(column: Sequence[Any]) -> Any:
     return jax.lax.concatenate([jax.lax.expand_dims(row, (0,)) for row in column], 0)
 
 
-def _bind_untyped(step: JaxprEqn, given: Sequence[Any]) -> list[Any]:
+def _bind_untyped(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """The primitive without the layouts of types; a constraint keeps its own.
 
     The equation's context has the mesh of types, so it is not entered.
     """
-    params = dict(step.params)
-    if step.primitive.name != _CONSTRAINT:
+    params = dict(eqn.params)
+    if eqn.primitive.name != _CONSTRAINT:
         params.update((key, None) for key in _TYPES if key in params)
-    results = step.primitive.bind(*given, **params)
-    return list(results) if step.primitive.multiple_results else [results]
+    results = eqn.primitive.bind(*operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _faults(program: Any, around: str = "") -> Iterator[str]:
+def _unsupported(program: Any, around: str = "") -> Iterator[str]:
     jaxpr = opened(program)
-    for step in needed(jaxpr.eqns, jaxpr.outvars):
-        yield from _faults_of(step, around)
+    for eqn in needed(jaxpr.eqns, jaxpr.outvars):
+        yield from _unsupported_in(eqn, around)
 
 
-def _faults_of(step: JaxprEqn, around: str) -> Iterator[str]:
-    name = step.primitive.name
+def _unsupported_in(eqn: JaxprEqn, around: str) -> Iterator[str]:
+    name = eqn.primitive.name
     if name.startswith(_RANDOM):
         yield (
             f"{name}: it draws random numbers, and those of a file would be others; for dropout "
@@ -318,21 +325,24 @@ def _faults_of(step: JaxprEqn, around: str) -> Iterator[str]:
     elif name in _PARTS:
         yield (
             f"{name}: its body works on shards, and a file has the maths of one device; write it "
-            "for whole arrays with jax.lax.with_sharding_constraint"
+            "for global arrays with jax.lax.with_sharding_constraint"
         )
-    elif (left := _open_sum(step)) is not None:
+    elif (left := _open_sum(eqn)) is not None:
         yield (
             f"{name}: {left} leaves a sum to be taken, for which a file has no words; "
             "reshard it to a spec without unreduced="
         )
-    elif around and (name == _CONSTRAINT or _said(step, step.params.get("dst_sharding"))):
-        yield f"{name} inside {around}: ONNX's loops have no layouts inside; lay values out outside"
+    elif around and (name == _CONSTRAINT or _declared(eqn, eqn.params.get("dst_sharding"))):
+        yield f"{name} inside {around}: ONNX's loops have no layouts inside; shard values outside"
     else:
-        for body in jaxprs_inside(step.params):
-            yield from _faults(body, around or (name if name not in _WRITTEN_OUT else ""))
+        for body in jaxprs_inside(eqn.params):
+            yield from _unsupported(body, around or (name if name not in _WRITTEN_OUT else ""))
 
 
-def _open_sum(step: JaxprEqn) -> Any:
+def _open_sum(eqn: JaxprEqn) -> Any:
     """The spec of a result whose sum is still to be taken, or None."""
-    said = [step.params.get(key) for key in (*_TYPES, "dst_sharding")]
-    return next((one.spec for one in said if one is not None and unreduced(one)), None)
+    shardings = [eqn.params.get(key) for key in (*_TYPES, "dst_sharding")]
+    return next(
+        (sharding.spec for sharding in shardings if sharding is not None and unreduced(sharding)),
+        None,
+    )

@@ -42,7 +42,7 @@ from ..reading.graph import Graph
 from ..reading.parameter_record import Origin, write_parameters
 from .finishing import save
 from .flat_programs import FlatProgram, flat_program, untyped_context
-from .jax_functions import TakenApart, output_names, take_apart
+from .jax_functions import SplitFunction, output_names, split_function
 from .jax_layouts import mesh_for, specs_for
 
 
@@ -73,9 +73,9 @@ def export_jax(
         plan: rules for the weights, and `inputs` by the names of the arguments. None takes the
             layout of the arrays themselves.
         params: weights that `fn` takes as its first argument, such as Linen's variables. They go
-            into the file; those that lie on several devices are gathered whole, counted in
+            into the file; those that are on several devices are gathered whole, counted in
             `isoshard.metrics`.
-        kwargs: flags for `fn`, which stay as they are.
+        kwargs: flags for `fn`, which are unchanged.
         stages: patterns for names of weights, and the pipeline stage of what reads them (what
             reads no weight follows what it reads); or a function of a `Node`, as for `annotate`.
         opset: version of ONNX's operators; None takes jax2onnx's choice.
@@ -111,7 +111,7 @@ def export_jax(
             "export_jax reads layouts inside a model from the model itself, not from the plan's "
             "activations: constrain them in the function, and give a plan without"
         )
-    taken = take_apart(fn, args, params, kwargs)
+    taken = split_function(fn, args, params, kwargs)
     leaves = {**taken.weights, **taken.inputs}
     program = flat_program(taken.function, [*map(_typed, leaves.values())])
     mesh = mesh_for(mesh, taken, program)
@@ -141,24 +141,26 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 def _typed(leaf: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype, and on Explicit axes the type, under which JAX would trace."""
     layout = getattr(leaf, "sharding", None)
-    known = isinstance(layout, NamedSharding) and is_typed(layout.mesh)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout if known else None)
+    is_typed_sharding = isinstance(layout, NamedSharding) and is_typed(layout.mesh)
+    return jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=layout if is_typed_sharding else None
+    )
 
 
 def _convert(
-    taken: TakenApart,
+    taken: SplitFunction,
     program: FlatProgram,
     mesh: Mesh,
     read: Sequence[str],
     values: Sequence[str],
     opset: int | None,
 ) -> onnx.ModelProto:
-    with _functions_kept(), untyped_context():
+    with _registered_functions(), untyped_context():
         return _converted(taken, program, mesh, read, values, opset)
 
 
 @contextlib.contextmanager
-def _functions_kept() -> Iterator[None]:
+def _registered_functions() -> Iterator[None]:
     """Give JAX back the functions that jax2onnx replaces for good (`jax.numpy.cumsum`)."""
     modules = [
         module
@@ -176,7 +178,7 @@ def _functions_kept() -> Iterator[None]:
 
 
 def _converted(
-    taken: TakenApart,
+    taken: SplitFunction,
     program: FlatProgram,
     mesh: Mesh,
     read: Sequence[str],
@@ -193,18 +195,18 @@ def _converted(
             name="jax2onnx",
         ) from None
     leaves = {**taken.weights, **taken.inputs}
-    whole = NamedSharding(auto(mesh), P())
+    replicated = NamedSharding(auto(mesh), P())
 
-    def replayed(*given: Any) -> list[Any]:
-        seen = {id(value) for value in given}
+    def replayed(*arrays: Any) -> list[Any]:
+        array_ids = {id(value) for value in arrays}
         results: dict[str, Any] = {}
-        for name, value in zip(values, program(*given), strict=True):
+        for name, value in zip(values, program(*arrays), strict=True):
             if name in results:
                 continue
-            if id(value) in seen or not isinstance(value, Tracer):
+            if id(value) in array_ids or not isinstance(value, Tracer):
                 # an Identity of its own: what is an input, a constant or a result already
-                value = constrain(value, whole)
-            seen.add(id(value))
+                value = constrain(value, replicated)
+            array_ids.add(id(value))
             results[name] = value
         return list(results.values())
 
@@ -222,30 +224,32 @@ def _converted(
 
 
 def _value_names(program: FlatProgram, outputs: Sequence[str], used: set[str]) -> list[str]:
-    """A name for each result, then for each value laid out; what is a result has that name."""
+    """A name for each result, then for each value sharded; what is a result has that name."""
     atoms = opened(program.jaxpr).outvars
-    known = dict(zip(map(id, reversed(atoms[: len(outputs)])), reversed(outputs), strict=True))
+    names_by_id = dict(
+        zip(map(id, reversed(atoms[: len(outputs)])), reversed(outputs), strict=True)
+    )
     names = list(outputs)
     for at, atom in enumerate(atoms[len(outputs) :]):
         name = f"constraint_{at}"
         while name in used or name in outputs:
             name += "_"
-        names.append(known.get(id(atom), name))
+        names.append(names_by_id.get(id(atom), name))
     return names
 
 
 def _store_weights(model: onnx.ModelProto, weights: Mapping[str, Any]) -> None:
     """Make inputs that are weights initializers."""
-    kept = [value for value in model.graph.input if value.name not in weights]
+    inputs = [value for value in model.graph.input if value.name not in weights]
     del model.graph.input[:]
-    model.graph.input.extend(kept)
+    model.graph.input.extend(inputs)
     for name, array in weights.items():
-        model.graph.initializer.append(numpy_helper.from_array(_whole(array), name))
+        model.graph.initializer.append(numpy_helper.from_array(_gathered(array), name))
     ranks = {name: tuple(range(array.ndim)) for name, array in weights.items()}
     write_parameters(model, {name: Origin(name, axes) for name, axes in ranks.items()})
 
 
-def _whole(array: Any) -> np.ndarray:
+def _gathered(array: Any) -> np.ndarray:
     if isinstance(array, jax.Array) and not array.is_fully_replicated:
         metrics.count("gathers")
     return np.asarray(array)
@@ -256,21 +260,21 @@ def _stages_by_weight(
 ) -> Callable[[Any], int | None]:
     """The stage of each node that reads a weight: that of the weight, or a later one it reads."""
     check_patterns(stages)
-    said: dict[str, int] = {}
+    stage_of_weight: dict[str, int] = {}
     unused = set(stages)
     for name in weights:
         fitting = [pattern for pattern in stages if pattern == name or matches(pattern, name)]
         unused.difference_update(fitting)
         if fitting:
-            said[name] = stages[fitting[0]]
+            stage_of_weight[name] = stages[fitting[0]]
     if unused:
         raise AnnotationError(
             f"stages are given for {', '.join(map(repr, sorted(unused)))}, and no weight is called "
             f"so; weights are {', '.join(map(repr, list(weights)[:8]))}"
         )
     constants = dict.fromkeys(graph.initializers)
-    found: dict[int, int | None] = {}
-    reached: dict[str, int] = dict(said)
+    stage_of: dict[int, int | None] = {}
+    reached: dict[str, int] = dict(stage_of_weight)
     for node in graph.nodes:
         values = [value for value in (*node.inputs, *node.captured) if value]
         stage = max((reached[value] for value in values if value in reached), default=None)
@@ -280,5 +284,5 @@ def _stages_by_weight(
             # made of weights alone, such as a transposed one: it belongs to whoever reads it
             constants |= dict.fromkeys(node.outputs)
         elif any(value in constants and value in reached for value in values):
-            found[node.index] = stage
-    return lambda node: found.get(node.index)
+            stage_of[node.index] = stage
+    return lambda node: stage_of.get(node.index)

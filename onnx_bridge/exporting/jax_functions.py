@@ -3,7 +3,7 @@
 >>> import jax.numpy as jnp
 >>> def model(params, x, scale):
 ...     return {"y": x @ params["w"] * scale}
->>> taken = take_apart(model, (jnp.ones((4, 8)), jnp.ones(())), params={"w": jnp.ones((8, 2))})
+>>> taken = split_function(model, (jnp.ones((4, 8)), jnp.ones(())), params={"w": jnp.ones((8, 2))})
 >>> list(taken.weights), list(taken.inputs)
 (['w'], ['x', 'scale'])
 >>> jax.eval_shape(taken.function, *taken.weights.values(), *taken.inputs.values())["y"]
@@ -34,7 +34,7 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 
 @dataclasses.dataclass(frozen=True)
-class TakenApart:
+class SplitFunction:
     """A function and its arrays.
 
     Attributes:
@@ -52,12 +52,12 @@ class TakenApart:
     name: str
 
 
-def take_apart(
+def split_function(
     fn: Callable[..., Any],
     args: Sequence[Any],
     params: Any = None,
     kwargs: Mapping[str, Any] | None = None,
-) -> TakenApart:
+) -> SplitFunction:
     """Separate a function from its weights, and its arguments into arrays.
 
     Raises:
@@ -79,14 +79,14 @@ def take_apart(
             f"{name} is exported with arrays by name; numbers and flags go into kwargs: "
             + "; ".join(wrong)
         )
-    count, said = len(values), dict(kwargs or {})
+    count, keywords = len(values), dict(kwargs or {})
 
     def function(*arrays: Any) -> Any:
-        given = jax.tree.unflatten(structure, arrays[count:])
-        return call(arrays[:count], *given, **said)
+        args_ = jax.tree.unflatten(structure, arrays[count:])
+        return call(arrays[:count], *args_, **keywords)
 
     model = fn if params is None else {"params": params} if _has_shape(params) else params
-    return TakenApart(function, dict(values), dict(inputs), model, name)
+    return SplitFunction(function, dict(values), dict(inputs), model, name)
 
 
 def output_names(results: Any, taken: Collection[str]) -> list[str]:
@@ -94,10 +94,10 @@ def output_names(results: Any, taken: Collection[str]) -> list[str]:
     used, names = set(taken), []
     for path, _ in named_leaves(results):
         name = stem = path if path and not path[0].isdigit() else f"output{'_' * bool(path)}{path}"
-        number = 0
+        count = 0
         while name in used:
-            number += 1
-            name = f"{stem}_{number}"
+            count += 1
+            name = f"{stem}_{count}"
         used.add(name)
         names.append(name)
     return names
@@ -110,17 +110,17 @@ def _weights(
     nnx = sys.modules.get("flax.nnx")
     is_nnx = nnx is not None and isinstance(fn, nnx.Pytree)
     leaves, structure = jax.tree.flatten(fn)
-    own = [at for at, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
-    if (is_nnx or own) and params is not None:
+    array_indices = [at for at, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
+    if (is_nnx or array_indices) and params is not None:
         raise ModelError(f"{name} has weights of its own: export it without params")
     if is_nnx:
         return _nnx_weights(fn, nnx, name)
-    if own:
+    if array_indices:
 
         def call_module(arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            held = dict(zip(own, arrays, strict=True))
-            whole = [held.get(at, leaf) for at, leaf in enumerate(leaves)]
-            return jax.tree.unflatten(structure, whole)(*args, **kwargs)
+            by_index = dict(zip(array_indices, arrays, strict=True))
+            filled_leaves = [by_index.get(at, leaf) for at, leaf in enumerate(leaves)]
+            return jax.tree.unflatten(structure, filled_leaves)(*args, **kwargs)
 
         return [(path, leaf) for path, leaf in named_leaves(fn) if isinstance(leaf, _ARRAYS)], (
             call_module
@@ -162,12 +162,12 @@ def _inputs(fn: Callable[..., Any], args: Sequence[Any], skip: int) -> list[tupl
     except (ValueError, TypeError):  # a function without a signature, such as one written in C
         every = ()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    known = [one.name for one in every if one.kind in kinds][skip:]
-    found = []
+    parameter_names = [parameter.name for parameter in every if parameter.kind in kinds][skip:]
+    names = []
     for at, arg in enumerate(args):
-        stem = known[at] if at < len(known) else f"input_{at}"
-        found += [(f"{stem}.{path}" if path else stem, leaf) for path, leaf in named_leaves(arg)]
-    return found
+        stem = parameter_names[at] if at < len(parameter_names) else f"input_{at}"
+        names += [(f"{stem}.{path}" if path else stem, leaf) for path, leaf in named_leaves(arg)]
+    return names
 
 
 def _has_shape(leaf: Any) -> bool:

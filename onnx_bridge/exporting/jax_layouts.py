@@ -1,7 +1,7 @@
 """The layouts of a JAX function: of its weights, its inputs, and the values inside.
 
-A plan decides about weights and inputs. Without one an input lies as the `jit` around everything
-says, else as the array itself does; an array on one device says nothing.
+A plan decides about weights and inputs. Without one an input is sharded as the `jit` around
+everything says, else as the array itself does; an array on one device says nothing.
 
 >>> import jax
 >>> import jax.numpy as jnp
@@ -38,10 +38,10 @@ from ..annotating import weight_layouts
 from ..errors import AnnotationError, AnnotationWarning
 from ..reading.graph import Graph
 from .flat_programs import FlatProgram
-from .jax_functions import TakenApart
+from .jax_functions import SplitFunction
 
 
-def mesh_for(mesh: Mesh | None, taken: TakenApart, program: FlatProgram) -> Mesh:
+def mesh_for(mesh: Mesh | None, taken: SplitFunction, program: FlatProgram) -> Mesh:
     """The mesh of an export: the one given, that of the first layout found, or the ambient one."""
     if mesh is not None:
         return as_mesh(mesh)
@@ -57,7 +57,7 @@ def mesh_for(mesh: Mesh | None, taken: TakenApart, program: FlatProgram) -> Mesh
 
 
 def specs_for(
-    taken: TakenApart,
+    taken: SplitFunction,
     program: FlatProgram,
     plan: Plan | None,
     graph: Graph,
@@ -68,45 +68,47 @@ def specs_for(
     if plan is None:
         weights = _of_leaves(taken.weights, 0, program, mesh)
     else:
-        weights = weight_layouts.spoken(plan.resolve(taken.model, mesh)) if taken.weights else {}
+        weights = (
+            weight_layouts.ruled_specs(plan.resolve(taken.model, mesh)) if taken.weights else {}
+        )
     inputs = _of_leaves(taken.inputs, len(taken.weights), program, mesh)
     if plan is not None:
         inputs |= weight_layouts.of_inputs(plan, graph, mesh)
     return {**weights, **inputs, **_of_values(program, names, mesh)}
 
 
-def _layouts(taken: TakenApart, program: FlatProgram) -> Iterator[Any]:
-    yield from map(_own_layout, (*taken.weights.values(), *taken.inputs.values()))
-    yield from program.given.values()
+def _layouts(taken: SplitFunction, program: FlatProgram) -> Iterator[Any]:
+    yield from map(_leaf_sharding, (*taken.weights.values(), *taken.inputs.values()))
+    yield from program.constants.values()
     yield from program.layouts
 
 
-def _own_layout(leaf: Any) -> NamedSharding | None:
-    found = getattr(leaf, "sharding", None)
-    return found if isinstance(found, NamedSharding) else None
+def _leaf_sharding(leaf: Any) -> NamedSharding | None:
+    sharding = getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
 
 
 def _of_leaves(
     leaves: Mapping[str, Any], first: int, program: FlatProgram, mesh: Mesh
 ) -> dict[str, P]:
     """What arrays say of themselves, or a `jit` around everything says of them."""
-    found = {}
+    specs = {}
     for at, (name, leaf) in enumerate(leaves.items(), first):
-        layout = program.given.get(at) or _own_layout(leaf)
+        layout = program.constants.get(at) or _leaf_sharding(leaf)
         if layout is not None:
-            found |= _said(name, layout, leaf.ndim, mesh)
-    return found
+            specs |= _spec_of(name, layout, leaf.ndim, mesh)
+    return specs
 
 
 def _of_values(program: FlatProgram, names: Sequence[str], mesh: Mesh) -> dict[str, P]:
-    found: dict[str, P] = {}
+    specs: dict[str, P] = {}
     atoms = opened(program.jaxpr).outvars[program.results :]
     for name, layout, atom in zip(names[program.results :], program.layouts, atoms, strict=True):
-        found |= _said(name, layout, atom.aval.ndim, mesh)
-    return found
+        specs |= _spec_of(name, layout, atom.aval.ndim, mesh)
+    return specs
 
 
-def _said(name: str, layout: Any, ndim: int, mesh: Mesh) -> dict[str, P]:
+def _spec_of(name: str, layout: Any, ndim: int, mesh: Mesh) -> dict[str, P]:
     if not isinstance(layout, NamedSharding):
         raise AnnotationError(
             f"its layout is a {type(layout).__name__}; constrain it to a NamedSharding", tensor=name

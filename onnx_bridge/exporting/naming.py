@@ -24,8 +24,8 @@ def separate(model: onnx.ModelProto, origins: Origins, first: Mapping[str, str])
             if slot >= len(node.inputs) or node.inputs[slot] not in tensors:
                 continue
             now = node.inputs[slot]
-            was, kept = origins.of(before), origins.of(now)
-            if was is None or before == now or _same_weight(was, kept, first):
+            was, origin = origins.of(before), origins.of(now)
+            if was is None or before == now or _same_weight(was, origin, first):
                 continue
             if before not in tensors:
                 tensors[before] = model.graph.initializer.add()
@@ -34,17 +34,17 @@ def separate(model: onnx.ModelProto, origins: Origins, first: Mapping[str, str])
             node.proto.input[slot] = before
 
 
-def _same_weight(was: Origin, kept: Origin | None, first: Mapping[str, str]) -> bool:
-    return kept is not None and (
-        first.get(was.parameter, was.parameter) == first.get(kept.parameter, kept.parameter)
+def _same_weight(was: Origin, origin: Origin | None, first: Mapping[str, str]) -> bool:
+    return origin is not None and (
+        first.get(was.parameter, was.parameter) == first.get(origin.parameter, origin.parameter)
     )
 
 
 def trace(model: onnx.ModelProto, origins: Origins, first: Mapping[str, str]) -> dict[str, Origin]:
     """Find the weight that each tensor of a model comes from."""
-    found = {}
+    names = {}
     for tensor in model.graph.initializer:
         origin = origins.of(tensor.name)
         if origin is not None and origin.parameter in first:
-            found[tensor.name] = Origin(first[origin.parameter], origin.axes)
-    return found
+            names[tensor.name] = Origin(first[origin.parameter], origin.axes)
+    return names

@@ -41,35 +41,35 @@ class Origins:
     def __init__(self, graph: Graph) -> None:
         """Follow the weights through the nodes that compute on constants alone."""
         self._reads = {(node.op_type, node.outputs): node.inputs for node in graph.nodes}
-        self._found: dict[str, Origin] = {}
+        self._origins: dict[str, Origin] = {}
         constant = set(graph.initializers)
         for name, tensor in graph.initializers.items():
-            self._found[name] = Origin(name, tuple(range(len(tensor.dims))))
+            self._origins[name] = Origin(name, tuple(range(len(tensor.dims))))
         for node in graph.nodes:
             if not constant.issuperset(filter(None, (*node.inputs, *node.captured))):
                 continue
             constant.update(node.outputs)
             for output in filter(None, node.outputs):
-                found = _follow(node, output, self._found, graph)
-                if found is not None:
-                    self._found[output] = found
+                origins = _follow(node, output, self._origins, graph)
+                if origins is not None:
+                    self._origins[output] = origins
 
     def of(self, value: str) -> Origin | None:
         """The origin of a constant by its name, or None."""
-        return self._found.get(value)
+        return self._origins.get(value)
 
     def read_by(self, node: Node) -> tuple[str, ...]:
         """What a node of the optimized model read before, or () if it is a new one."""
         return self._reads.get((node.op_type, node.outputs), ())
 
 
-def _follow(node: Node, output: str, found: dict[str, Origin], graph: Graph) -> Origin | None:
+def _follow(node: Node, output: str, origins: dict[str, Origin], graph: Graph) -> Origin | None:
     if node.op_type in _ELEMENTWISE:
-        return _elementwise(node, output, found, graph)
+        return _elementwise(node, output, origins, graph)
     rule = _RULES.get(node.op_type)
     if rule is None or not node.inputs:
         return None
-    origin = found.get(node.inputs[0])
+    origin = origins.get(node.inputs[0])
     axes = None if origin is None else rule(node, node.inputs[0], output, graph)
     if origin is None or axes is None:
         return None
@@ -97,8 +97,8 @@ def _reshaped(node: Node, value: str, output: str, graph: Graph) -> Axes | None:
         return None
     starts = {start: axis for axis, start in _starts(old)}
     return tuple(
-        next((starts[at] for axis, at in _starts(new) if axis == here and at in starts), None)
-        for here in range(len(new))
+        next((starts[at] for axis, at in _starts(new) if axis == start and at in starts), None)
+        for start in range(len(new))
     )
 
 
@@ -122,11 +122,13 @@ def _starts(shape: tuple[object, ...]) -> list[tuple[int, tuple[int, int]]]:
     return starts
 
 
-def _elementwise(node: Node, output: str, found: dict[str, Origin], graph: Graph) -> Origin | None:
+def _elementwise(
+    node: Node, output: str, origins: dict[str, Origin], graph: Graph
+) -> Origin | None:
     shape = graph.shape(output)
     for name in node.inputs:
-        if name in found and shape is not None and graph.shape(name) == shape:
-            return found[name]
+        if name in origins and shape is not None and graph.shape(name) == shape:
+            return origins[name]
     return None
 
 

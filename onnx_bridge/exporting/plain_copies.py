@@ -5,7 +5,7 @@ copied with each such tensor replaced by a whole, plain one; what its class comp
 
 >>> import torch
 >>> plain = torch.nn.Linear(4, 2)
->>> plain_twin(plain) is plain
+>>> plain_copy(plain) is plain
 True
 >>> layouts_of(plain)
 {}
@@ -31,7 +31,7 @@ from isoshard.core.runtime import metrics
 
 from ..errors import ModelError
 
-# Hooks that lay values out; in a twin there is nothing to lay out.
+# Hooks that shard values; in a twin there is nothing to lay out.
 _LAYOUT_HOOKS = ("torch.distributed", "isoshard")
 
 
@@ -57,7 +57,7 @@ def first_names(module: torch.nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in every}
 
 
-def plain_twin(module: torch.nn.Module) -> torch.nn.Module:
+def plain_copy(module: torch.nn.Module) -> torch.nn.Module:
     """Copy a module with plain tensors in host memory; one that has only such is returned itself.
 
     Args:
@@ -66,65 +66,67 @@ def plain_twin(module: torch.nn.Module) -> torch.nn.Module:
             With DTensors over several processes, all of them must call this.
 
     Example:
-        >>> plain_twin(torch.nn.Linear(4, 2)).weight.device
+        >>> plain_copy(torch.nn.Linear(4, 2)).weight.device
         device(type='cpu')
     """
     tensors = named_tensors(module)
     if all(map(_is_plain, tensors.values())):
         return module
-    made: dict[int, Any] = {}
+    memo: dict[int, Any] = {}
     for name, tensor in tensors.items():
-        whole = _whole(tensor)
+        gathered = _gathered(tensor)
         if isinstance(tensor, torch.nn.Parameter):
-            whole = torch.nn.Parameter(whole, requires_grad=tensor.requires_grad)
-        made[id(tensor)] = whole
-        if not _is_plain(whole.data):
+            gathered = torch.nn.Parameter(gathered, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = gathered
+        if not _is_plain(gathered.data):
             raise ModelError(f"{name}: a {type(tensor).__name__} gave no plain tensor")
     try:
-        twin = copy.deepcopy(module, dict(made))
+        copied = copy.deepcopy(module, dict(memo))
     except Exception as error:
         raise ModelError(
             f"{type(module).__name__} cannot be copied as a plain module ({error}). Build one that "
             "is not sharded, and pass it: export_torch(module, .., twin=plain_module)"
         ) from error
-    for child in twin.modules():
+    for child in copied.modules():
         _drop_layout_hooks(child)
-    return twin
+    return copied
 
 
-def filled_twin(module: torch.nn.Module, twin: torch.nn.Module) -> torch.nn.Module:
+def filled_copy(module: torch.nn.Module, copied: torch.nn.Module) -> torch.nn.Module:
     """Put a module's weights, whole, into a plain module of the same names."""
-    state = {name: _whole(tensor) for name, tensor in module.state_dict().items()}
-    missing, unknown = twin.load_state_dict(state, strict=False, assign=True)
+    state = {name: _gathered(tensor) for name, tensor in module.state_dict().items()}
+    missing, unknown = copied.load_state_dict(state, strict=False, assign=True)
     if missing or unknown:
         raise ModelError(
-            f"the twin {type(twin).__name__} and {type(module).__name__} are not the same module: "
-            f"the twin alone has {missing}, the module alone {unknown}"
+            f"the twin {type(copied).__name__} and {type(module).__name__} are not the same "
+            f"module: the twin alone has {missing}, the module alone {unknown}"
         )
-    return twin
+    return copied
 
 
 def layouts_of(module: torch.nn.Module) -> dict[str, NamedSharding | P]:
-    """Read how a module's tensors lie over devices.
+    """Read how a module's tensors are sharded over devices.
 
     Raises:
         ShardingError: a DTensor is partial, split unevenly inside, or its mesh has no names; all
-            faults are collected.
+            errors are collected.
     """
-    found, faults = {}, []
+    shardings, errors = {}, []
     for name, tensor in named_tensors(module).items():
         if _is_plain(tensor):
             continue
         try:
-            found[name] = _spec_of(tensor, name) if _is_dtensor(tensor) else _known(tensor)
+            shardings[name] = (
+                _spec_of(tensor, name) if _is_dtensor(tensor) else _known_sharding(tensor)
+            )
         except ShardingError as error:
-            faults.append(error)
-    raise_collected(faults)
-    return {name: layout for name, layout in found.items() if layout is not None}
+            errors.append(error)
+    raise_collected(errors)
+    return {name: layout for name, layout in shardings.items() if layout is not None}
 
 
 def mesh_for(module: torch.nn.Module) -> Mesh:
-    """The mesh that a module's tensors say they lie on.
+    """The mesh that a module's tensors say they are on.
 
     Returns:
         That of the tensors; for DTensors one of JAX's devices with the same names and shape.
@@ -133,18 +135,18 @@ def mesh_for(module: torch.nn.Module) -> Mesh:
         if _is_dtensor(tensor):
             mesh = tensor.device_mesh
             return make_mesh(tuple(mesh.shape), _axis_names(mesh, name))
-        known = None if _is_plain(tensor) else _known(tensor)
-        if known is not None and isinstance(known.mesh, Mesh):
-            return known.mesh
+        sharding = None if _is_plain(tensor) else _known_sharding(tensor)
+        if sharding is not None and isinstance(sharding.mesh, Mesh):
+            return sharding.mesh
     raise ShardingError(
-        f"{type(module).__name__} lies on no mesh of its own; pass one: export_torch(module, args, "
+        f"{type(module).__name__} is on no mesh of its own; pass one: export_torch(module, args, "
         "iso.make_mesh(shape, names), plan)"
     )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    own = type(tensor).__module__
-    return own in ("torch", "torch.nn.parameter") and tensor.device.type != "jax"
+    module_name = type(tensor).__module__
+    return module_name in ("torch", "torch.nn.parameter") and tensor.device.type != "jax"
 
 
 def _is_dtensor(tensor: torch.Tensor) -> TypeGuard[Any]:
@@ -152,7 +154,7 @@ def _is_dtensor(tensor: torch.Tensor) -> TypeGuard[Any]:
     return isinstance(tensor, kind)
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _gathered(tensor: torch.Tensor) -> torch.Tensor:
     if _is_plain(tensor):
         return tensor.detach()
     if _is_dtensor(tensor):
@@ -161,10 +163,10 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu()
 
 
-def _known(tensor: torch.Tensor) -> NamedSharding | None:
+def _known_sharding(tensor: torch.Tensor) -> NamedSharding | None:
     framework = framework_of(tensor)
-    found = None if framework is None else framework.sharding_of(tensor)
-    return found if isinstance(found, NamedSharding) else None
+    sharding = None if framework is None else framework.sharding_of(tensor)
+    return sharding if isinstance(sharding, NamedSharding) else None
 
 
 def _spec_of(tensor: Any, name: str) -> P:
@@ -196,6 +198,6 @@ def _drop_layout_hooks(module: torch.nn.Module) -> None:
     framework = framework_of(module)
     for hooks in framework.forward_hooks(module) if framework else ():
         for key, hook in list(hooks.items()):
-            made_in = getattr(getattr(hook, "func", hook), "__module__", None) or ""
-            if made_in.startswith(_LAYOUT_HOOKS):
+            hook_module = getattr(getattr(hook, "func", hook), "__module__", None) or ""
+            if hook_module.startswith(_LAYOUT_HOOKS):
                 del hooks[key]

@@ -99,7 +99,7 @@ def export_torch(
     layout = _layout(module, mesh, plan)
     first = plain_copies.first_names(module)
     plain = (
-        plain_copies.plain_twin(module) if twin is None else plain_copies.filled_twin(module, twin)
+        plain_copies.plain_copy(module) if twin is None else plain_copies.filled_copy(module, twin)
     )
     program = _trace(plain, args, kwargs, dynamic_shapes, opset)
     origins = Origins(Graph(program.model_proto))
@@ -125,15 +125,17 @@ def _layout(module: torch.nn.Module, mesh: Mesh, plan: Plan | None) -> dict[str,
     tensors = plain_copies.named_tensors(module)
     if plan is not None:
         shapes = {name: _abstract(tensor) for name, tensor in tensors.items()}
-        return weight_layouts.spoken(plan.resolve(shapes, mesh)) if shapes else {}
-    own = plain_copies.layouts_of(module)
-    if not own:
+        return weight_layouts.ruled_specs(plan.resolve(shapes, mesh)) if shapes else {}
+    shardings = plain_copies.layouts_of(module)
+    if not shardings:
         raise ShardingError(
             f"{type(module).__name__} lies whole on {next(iter(tensors.values())).device}, and no "
             "plan was given: pass one, export_torch(module, args, mesh, plan)"
         )
     return {
-        name: weight_layouts.spec_over(own[name], mesh, tensor.dim()) if name in own else P()
+        name: weight_layouts.spec_over(shardings[name], mesh, tensor.dim())
+        if name in shardings
+        else P()
         for name, tensor in tensors.items()
     }
 

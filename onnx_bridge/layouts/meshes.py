@@ -36,49 +36,49 @@ class NumberedMesh(NamedTuple):
 
     Attributes:
         mesh: that of the user or part of it, with its axis types; else as `make_mesh` makes it.
-        numbers: of each device of the flattened mesh, in the file.
+        device_ids: of each device of the flattened mesh, in the file.
     """
 
     mesh: Mesh
-    numbers: tuple[int, ...]
+    device_ids: tuple[int, ...]
 
 
-def renumbered(tiles: Tiles, numbers: Sequence[int]) -> Tiles:
+def renumbered(tiles: Tiles, device_ids: Sequence[int]) -> Tiles:
     """Number the devices of a layout from 0.
 
     Example:
         >>> renumbered(Tiles([[4], [6]], num_devices=8), [4, 6])
         Tiles([[0], [1]])
     """
-    place = {number: at for at, number in enumerate(numbers)}
-    grid = np.vectorize(place.__getitem__, otypes=[np.int64])(tiles.grid)
-    return Tiles(grid, len(numbers))
+    index_of = {device_id: at for at, device_id in enumerate(device_ids)}
+    grid = np.vectorize(index_of.__getitem__, otypes=[np.int64])(tiles.grid)
+    return Tiles(grid, len(device_ids))
 
 
 def fitting_mesh(
-    tiles: Sequence[Tiles], numbers: Sequence[int], devices: Sequence[Device]
+    tiles: Sequence[Tiles], device_ids: Sequence[int], devices: Sequence[Device]
 ) -> NumberedMesh:
     """Make the coarsest mesh over which every layout is a spec; its axes are d0, d1, ..
 
     Example:
-        >>> fitting_mesh([Tiles([[3], [1], [2], [0]])], range(4), jax.devices()[:4]).numbers
+        >>> fitting_mesh([Tiles([[3], [1], [2], [0]])], range(4), jax.devices()[:4]).device_ids
         (3, 1, 2, 0)
     """
-    held = dict(zip(numbers, devices, strict=True))
+    device_by_id = dict(zip(device_ids, devices, strict=True))
     tiles = list(dict.fromkeys(tiles))
-    for order in (list(numbers), *(one.grid.ravel().tolist() for one in tiles[:_MOST_ORDERS])):
-        numbered = [renumbered(one, order) for one in tiles]
+    for order in (list(device_ids), *(tile.grid.ravel().tolist() for tile in tiles[:_MOST_ORDERS])):
+        numbered = [renumbered(tile, order) for tile in tiles]
         shape = _nested(numbered, len(order))
         if shape is not None:
             names = tuple(f"d{axis}" for axis in range(len(shape)))
-            placed = [held[number] for number in order]
+            placed = [device_by_id[device_id] for device_id in order]
             mesh = make_mesh(shape, names, devices=placed)
-            if all(fits(one, mesh) for one in numbered):
+            if all(fits(tile, mesh) for tile in numbered):
                 return NumberedMesh(mesh, tuple(order))
-    kinds = "; ".join(str(one.grid.tolist()) for one in tiles[:_MOST_ORDERS])
+    kinds = "; ".join(str(tile.grid.tolist()) for tile in tiles[:_MOST_ORDERS])
     raise AnnotationError(
-        f"no mesh of {len(numbers)} devices has axes that these layouts follow all: {kinds}. Give "
-        "them one order of devices, whose runs divide each other."
+        f"no mesh of {len(device_ids)} devices has axes that these layouts follow all: {kinds}. "
+        "Give them one order of devices, whose runs divide each other."
     )
 
 
@@ -97,52 +97,54 @@ def fits(tiles: Tiles, mesh: Mesh) -> bool:
     return True
 
 
-def part_of_mesh(mesh: Mesh, numbers: Sequence[int]) -> NumberedMesh:
+def submesh(mesh: Mesh, device_ids: Sequence[int]) -> NumberedMesh:
     """The part of a mesh that some of its devices are.
 
     Example:
         >>> from isoshard.core.layout.mesh import make_mesh
-        >>> part = part_of_mesh(make_mesh((2, 4), ("stage", "model")), [4, 5, 6, 7])
-        >>> dict(part.mesh.shape), part.numbers
+        >>> part = submesh(make_mesh((2, 4), ("stage", "model")), [4, 5, 6, 7])
+        >>> dict(part.mesh.shape), part.device_ids
         ({'model': 4}, (4, 5, 6, 7))
     """
-    if len(numbers) == mesh.size:
+    if len(device_ids) == mesh.size:
         return NumberedMesh(mesh, tuple(range(mesh.size)))
     shape = mesh.devices.shape
-    held = [np.unique(at) for at in np.unravel_index(np.array(numbers), shape)]
-    if math.prod(map(len, held)) != len(numbers):
+    coordinates = [np.unique(at) for at in np.unravel_index(np.array(device_ids), shape)]
+    if math.prod(map(len, coordinates)) != len(device_ids):
         raise AnnotationError(
-            f"devices {sorted(numbers)} are no part of the mesh {describe_mesh(mesh)} that has "
-            "axes; annotate whole rows of it, or give another mesh"
+            f"devices {sorted(device_ids)} are no part of the mesh {describe_mesh(mesh)} that has "
+            "axes; annotate full rows of it, or give another mesh"
         )
-    keep = [len(here) > 1 or size == 1 for here, size in zip(held, shape, strict=True)]
-    part = mesh.devices[np.ix_(*held)]
-    sizes = [size for size, kept in zip(part.shape, keep, strict=True) if kept]
+    keep = [len(indices) > 1 or size == 1 for indices, size in zip(coordinates, shape, strict=True)]
+    devices = mesh.devices[np.ix_(*coordinates)]
+    sizes = [size for size, is_kept in zip(devices.shape, keep, strict=True) if is_kept]
     names = tuple(itertools.compress(mesh.axis_names, keep))
     if not names:
         sizes, names = [1], mesh.axis_names[:1]
     kinds = tuple(mesh.axis_types[mesh.axis_names.index(name)] for name in names)
-    return NumberedMesh(Mesh(part.reshape(sizes), names, axis_types=kinds), tuple(sorted(numbers)))
+    return NumberedMesh(
+        Mesh(devices.reshape(sizes), names, axis_types=kinds), tuple(sorted(device_ids))
+    )
 
 
-def numbered_devices(numbers: Sequence[int]) -> list[Device]:
+def numbered_devices(device_ids: Sequence[int]) -> list[Device]:
     """The devices of this process's JAX by position in `jax.devices()`."""
     devices = jax.devices()
-    need = max(numbers) + 1
+    need = max(device_ids) + 1
     if need > len(devices):
         raise DeviceError(
             f"the annotations name device {need - 1}, there are {len(devices)} "
             f"({devices[0].platform}). Pass a mesh of your own, or try it on virtual devices: call "
             f"iso.simulate_devices({need}) before anything else."
         )
-    return [devices[number] for number in numbers]
+    return [devices[device_id] for device_id in device_ids]
 
 
 def _nested(tiles: Sequence[Tiles], count: int) -> tuple[int, ...] | None:
     """The sizes between the ends of all runs, or None if those do not divide each other."""
     ends = {1, count}
-    for one in tiles:
-        grid = np.sort(one.grid, axis=-1)
+    for tile in tiles:
+        grid = np.sort(tile.grid, axis=-1)
         for axis in range(grid.ndim):
             at: list[int | slice] = [0] * grid.ndim
             at[axis] = slice(None)

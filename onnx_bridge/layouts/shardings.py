@@ -28,7 +28,7 @@ from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.tiles import Tiles
 
 from ..errors import AnnotationError
-from .meshes import NumberedMesh, fitting_mesh, numbered_devices, part_of_mesh, renumbered
+from .meshes import NumberedMesh, fitting_mesh, numbered_devices, renumbered, submesh
 from .tiling import read_tiles, replicate_axes, uneven_axes
 
 Dims = Sequence[int | str | None]
@@ -76,12 +76,12 @@ def from_sharding_spec(
     name = proto.tensor_name
     tiles = read_tiles(proto, shape, None if mesh is None else mesh.size)
     tiles = even_tiles(tiles, shape, name, uneven)
-    numbers = named_devices([tiles])
+    device_ids = named_devices([tiles])
     try:
         if mesh is None:
-            over = fitting_mesh([tiles], numbers, numbered_devices(numbers))
+            over = fitting_mesh([tiles], device_ids, numbered_devices(device_ids))
         else:
-            over = part_of_mesh(mesh, numbers)
+            over = submesh(mesh, device_ids)
     except AnnotationError as error:
         raise error.at(tensor=name) from None
     return sharding_over(over, tiles, name)
@@ -94,7 +94,7 @@ def named_devices(tiles: Sequence[Tiles]) -> list[int]:
         >>> named_devices([Tiles([[4], [6]], num_devices=8), Tiles([[4, 5]], num_devices=8)])
         [4, 5, 6]
     """
-    return sorted({int(device) for one in tiles for device in one.grid.flat})
+    return sorted({int(device) for tile in tiles for device in tile.grid.flat})
 
 
 def even_tiles(tiles: Tiles, shape: Dims | None, name: str, uneven: Uneven) -> Tiles:
@@ -114,15 +114,15 @@ def even_tiles(tiles: Tiles, shape: Dims | None, name: str, uneven: Uneven) -> T
 def sharding_over(over: NumberedMesh, tiles: Tiles, name: str) -> NamedSharding:
     """The layout as a spec over a mesh."""
     named = named_devices([tiles])
-    if named != sorted(over.numbers):
+    if named != sorted(over.device_ids):
         raise AnnotationError(
-            f"it lies on devices {named}, and its mesh on {sorted(over.numbers)}: the tensors of "
-            "one program lie on the same devices; name the others as copies, or put its nodes "
+            f"it is on devices {named}, and its mesh on {sorted(over.device_ids)}: the tensors of "
+            "one program are on the same devices; name the others as copies, or put its nodes "
             "into a stage of their own",
             tensor=name,
         )
     try:
-        spec = renumbered(tiles, over.numbers).to_spec(over.mesh)
+        spec = renumbered(tiles, over.device_ids).to_spec(over.mesh)
     except UnrepresentableError as error:
         raise AnnotationError(str(error), tensor=name) from None
     return named_sharding(spec, over.mesh, tiles.ndim)

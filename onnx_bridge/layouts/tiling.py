@@ -11,10 +11,10 @@ Where the specification is silent:
 
 - An entry of `device` is a group if the map has it as a key, else a device.
 - Blocks go to devices in the order in which the split axes are listed, the first outermost.
-- Several numbers of shards for one axis mean an axis that a Reshape made of several: the piece
-  (i, j) holds rows of block i and columns of block j. Only where such pieces are contiguous do they
+- Several numbers of shards for one axis mean an axis that a Reshape made of several: the shard
+  (i, j) holds rows of block i and columns of block j. Only where such shards are contiguous do they
   split the one axis; else it is an error.
-- Without devices, as many as there are pieces; one piece and several devices: a copy on each.
+- Without devices, as many as there are shards; one shard and several devices: a copy on each.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_tiles(
 
     Raises:
         AnnotationError: the message contradicts itself or the shape, or says what no array is like:
-            groups of different sizes, pieces that are not contiguous.
+            groups of different sizes, shards that are not contiguous.
     """
     try:
         return _read(proto, shape, num_devices)
@@ -83,7 +83,7 @@ def _read(proto: onnx.ShardingSpecProto, shape: Dims | None, num_devices: int | 
     if any(len(group) != size for group in groups):
         sizes = ", ".join(str(len(group)) for group in groups)
         raise AnnotationError(
-            f"its blocks lie on groups of {sizes} devices; a NamedSharding has as many copies of "
+            f"its blocks are on groups of {sizes} devices; a NamedSharding has as many copies of "
             "each block: make the groups equal"
         )
     listed = list(counts)
@@ -96,19 +96,19 @@ def _read(proto: onnx.ShardingSpecProto, shape: Dims | None, num_devices: int | 
     return Tiles(grid.reshape(*full, size), total)
 
 
-def _groups(proto: onnx.ShardingSpecProto, pieces: int, num_devices: int | None) -> list[list[int]]:
-    """The devices of each piece, in the order listed."""
+def _groups(proto: onnx.ShardingSpecProto, shards: int, num_devices: int | None) -> list[list[int]]:
+    """The devices of each shard, in the order listed."""
     members = {entry.key: list(entry.value) for entry in proto.index_to_device_group_map}
     groups = [members.get(device, [device]) for device in proto.device]
-    if not groups and 1 < pieces <= _MOST_DEVICES and num_devices in (None, pieces):
-        groups = [[device] for device in range(pieces)]
-    if pieces == 1 and len(groups) > 1:
+    if not groups and 1 < shards <= _MOST_DEVICES and num_devices in (None, shards):
+        groups = [[device] for device in range(shards)]
+    if shards == 1 and len(groups) > 1:
         groups = [sorted(device for group in groups for device in group)]
     if len(members) < len(proto.index_to_device_group_map):
         raise AnnotationError("its map of device groups has one key twice; number them apart")
-    if len(groups) != pieces:
+    if len(groups) != shards:
         raise AnnotationError(
-            f"it lists {len(groups)} devices or groups for {pieces} pieces, the product of its "
+            f"it lists {len(groups)} devices or groups for {shards} shards, the product of its "
             "num_shards; list one for each"
         )
     _check_devices([device for group in groups for device in group], num_devices)
@@ -127,7 +127,7 @@ def _check_devices(devices: list[int], num_devices: int | None) -> None:
         elif num_devices is not None and device >= num_devices:
             wrong.append(f"there is no device {device}")
     if len(wrong) > _MOST_NAMED:
-        wrong[_MOST_NAMED:] = [f"and {len(wrong) - _MOST_NAMED} faults more"]
+        wrong[_MOST_NAMED:] = [f"and {len(wrong) - _MOST_NAMED} errors more"]
     if wrong:
         among = "" if num_devices is None else f" The devices are 0..{num_devices - 1}."
         raise AnnotationError(f"{'; '.join(wrong)}.{among}")
@@ -141,7 +141,7 @@ def _counts(proto: onnx.ShardingSpecProto, shape: Dims | None) -> dict[int, int]
         if axis in counts:
             raise AnnotationError("the axis is listed twice; list it once", axis=axis)
         dim = None if shape is None else shape[axis]
-        counts[axis] = _pieces(sharded.simple_sharding, axis, dim)
+        counts[axis] = _shard_count(sharded.simple_sharding, axis, dim)
     return counts
 
 
@@ -160,24 +160,26 @@ def _axis(sharded: onnx.ShardedDimProto, rank: int | None) -> int:
     return axis + rank if axis < 0 and rank is not None else axis
 
 
-def _pieces(entries: Sequence[onnx.SimpleShardedDimProto], axis: int, dim: int | str | None) -> int:
+def _shard_count(
+    entries: Sequence[onnx.SimpleShardedDimProto], axis: int, dim: int | str | None
+) -> int:
     if not entries:
         raise AnnotationError("its sharded_dim has no num_shards; give it one", axis=axis)
     wrong = [entry.num_shards for entry in entries if entry.num_shards < 1]
     if wrong:
         raise AnnotationError(f"num_shards is {wrong[0]}; it must be 1 or more", axis=axis)
     sizes = [entry.dim_value if entry.HasField("dim_value") else None for entry in entries]
-    said = math.prod(size for size in sizes if size is not None)
-    if None not in sizes and isinstance(dim, int) and said != dim:
-        raise AnnotationError(f"its dim_value says size {said}, the tensor has {dim}", axis=axis)
+    product = math.prod(size for size in sizes if size is not None)
+    if None not in sizes and isinstance(dim, int) and product != dim:
+        raise AnnotationError(f"its dim_value says size {product}, the tensor has {dim}", axis=axis)
     counts = [entry.num_shards for entry in entries]
     last = max((i for i, count in enumerate(counts) if count > 1), default=0)
     if any(size != count for size, count in zip(sizes[:last], counts[:last], strict=True)):
-        parts = " x ".join("?" if size is None else str(size) for size in sizes)
+        sizes_text = " x ".join("?" if size is None else str(size) for size in sizes)
         raise AnnotationError(
-            f"the axis is {parts} fused, split {' x '.join(map(str, counts))}: its pieces are not "
-            "contiguous, and a NamedSharding splits an axis into contiguous blocks; annotate the "
-            "tensor before the Reshape that fuses it",
+            f"the axis is {sizes_text} fused, split {' x '.join(map(str, counts))}: its shards "
+            "are not contiguous, and a NamedSharding splits an axis into contiguous blocks; "
+            "annotate the tensor before the Reshape that fuses it",
             axis=axis,
         )
     return math.prod(counts)

@@ -26,7 +26,7 @@ sharded_dim {
 }
 <BLANKLINE>
 
-A block that lies on one device is written as that device; one that lies on several as a group with
+A block that is on one device is written as that device; one that is on several as a group with
 a negative key. Split axes stand in ascending order, each with one number of shards, however many
 mesh axes split it: so readers that go by the order listed and readers that go by the axes agree.
 
@@ -64,7 +64,7 @@ def to_sharding_spec(
         tensor_name: of an input or output of the node.
         shape: a size, the name of a size, or None per axis; sizes and names are written beside the
             number of shards. Not given: as many axes as the spec has entries.
-        devices: the number of each device of the mesh in the file, in the order of the flattened
+        devices: the index of each device of the mesh in the file, in the order of the flattened
             mesh; by default the position itself.
 
     Returns:

@@ -13,7 +13,7 @@ Configuration(name='tp', num_devices=2, devices=())
 (1, ['x'])
 
 What points at nothing, or says two things of one tensor, is an error here: a reader would have to
-guess. `isoshard.onnx_bridge.validate` lists such faults instead.
+guess. `isoshard.onnx_bridge.validate` lists such errors instead.
 
 Source: onnx.proto and docs/IR.md of onnx, since IR version 11.
 """
@@ -58,28 +58,32 @@ class NodeAnnotation:
 
 def configurations(model: onnx.ModelProto) -> dict[str, Configuration]:
     """Read the device configurations of a model."""
-    found: dict[str, Configuration] = {}
-    faults = []
+    by_name: dict[str, Configuration] = {}
+    errors = []
     for proto in model.configuration:
-        one = Configuration(proto.name, proto.num_devices, tuple(proto.device))
-        if not one.name:
-            faults.append(AnnotationError("a device configuration has no name; give it one"))
-        elif one.name in found:
-            faults.append(AnnotationError(f"configuration {one.name!r} is there twice; rename one"))
-        if one.num_devices < 1:
-            faults.append(
-                AnnotationError(f"configuration {one.name!r} has {one.num_devices} devices")
+        configuration = Configuration(proto.name, proto.num_devices, tuple(proto.device))
+        if not configuration.name:
+            errors.append(AnnotationError("a device configuration has no name; give it one"))
+        elif configuration.name in by_name:
+            errors.append(
+                AnnotationError(f"configuration {configuration.name!r} is there twice; rename one")
             )
-        if one.devices and len(one.devices) != one.num_devices:
-            faults.append(
+        if configuration.num_devices < 1:
+            errors.append(
                 AnnotationError(
-                    f"configuration {one.name!r} has {one.num_devices} devices and names "
-                    f"{len(one.devices)}; name all or none"
+                    f"configuration {configuration.name!r} has {configuration.num_devices} devices"
                 )
             )
-        found[one.name] = one
-    raise_annotations(faults)
-    return found
+        if configuration.devices and len(configuration.devices) != configuration.num_devices:
+            errors.append(
+                AnnotationError(
+                    f"configuration {configuration.name!r} has {configuration.num_devices} devices "
+                    f"and names {len(configuration.devices)}; name all or none"
+                )
+            )
+        by_name[configuration.name] = configuration
+    raise_annotations(errors)
+    return by_name
 
 
 def choose(model: onnx.ModelProto, config: str | None = None) -> Configuration:
@@ -89,20 +93,20 @@ def choose(model: onnx.ModelProto, config: str | None = None) -> Configuration:
         >>> choose(onnx.ModelProto())
         Traceback (most recent call last):
             ...
-        isoshard.onnx_bridge.errors.AnnotationError: the model has no device configuration, so nothing says how to lay it out; annotate it: iso.onnx.annotate(model, mesh, specs)
+        isoshard.onnx_bridge.errors.AnnotationError: the model has no device configuration, so nothing says how to shard it; annotate it: iso.onnx.annotate(model, mesh, specs)
     """  # noqa: E501
-    found = configurations(model)
-    if not found:
+    by_name = configurations(model)
+    if not by_name:
         raise AnnotationError(
-            "the model has no device configuration, so nothing says how to lay it out; annotate "
+            "the model has no device configuration, so nothing says how to shard it; annotate "
             "it: iso.onnx.annotate(model, mesh, specs)"
         )
-    names = ", ".join(map(repr, found))
-    if config is None and len(found) > 1:
+    names = ", ".join(map(repr, by_name))
+    if config is None and len(by_name) > 1:
         raise AnnotationError(f"the model has configurations {names}; say which: config=..")
-    if config is not None and config not in found:
+    if config is not None and config not in by_name:
         raise AnnotationError(f"the model has no configuration {config!r}; there is {names}")
-    return next(iter(found.values())) if config is None else found[config]
+    return next(iter(by_name.values())) if config is None else by_name[config]
 
 
 def node_annotations(model: onnx.ModelProto, config: str) -> dict[int, NodeAnnotation]:
@@ -110,39 +114,39 @@ def node_annotations(model: onnx.ModelProto, config: str) -> dict[int, NodeAnnot
 
     Raises:
         AnnotationError: a node has two annotations for it, or a spec names a tensor twice or one
-            that the node neither reads nor makes; all faults in one message.
+            that the node neither reads nor makes; all errors in one message.
     """
-    found = {}
-    faults: list[AnnotationError] = []
+    by_node = {}
+    errors: list[AnnotationError] = []
     for index, node in enumerate(model.graph.node):
         entries = [e for e in node.device_configurations if e.configuration_id == config]
         name = node.name or f"{node.op_type}_{index}"
         if len(entries) > 1:
             reason = f"it has {len(entries)} annotations for {config!r}; keep one"
-            faults.append(AnnotationError(reason, node=name))
+            errors.append(AnnotationError(reason, node=name))
         if entries:
-            faults += _faults(entries[0], node, name)
+            errors += _errors(entries[0], node, name)
             stage = entries[0].pipeline_stage if entries[0].HasField("pipeline_stage") else None
             specs = {spec.tensor_name: spec for spec in entries[0].sharding_spec}
-            found[index] = NodeAnnotation(stage, specs)
-    raise_annotations(faults)
-    return found
+            by_node[index] = NodeAnnotation(stage, specs)
+    raise_annotations(errors)
+    return by_node
 
 
-def _faults(
+def _errors(
     entry: onnx.NodeDeviceConfigurationProto, node: onnx.NodeProto, name: str
 ) -> Iterator[AnnotationError]:
-    there = [value for value in (*node.input, *node.output) if value]
-    seen: set[str] = set()
+    present = [value for value in (*node.input, *node.output) if value]
+    visited: set[str] = set()
     for spec in entry.sharding_spec:
         tensor = spec.tensor_name
-        if tensor not in there:
+        if tensor not in present:
             yield AnnotationError(
                 "the node neither reads nor makes it: a tool has renamed its values without its "
-                f"annotations; it has {', '.join(map(repr, there))}",
+                f"annotations; it has {', '.join(map(repr, present))}",
                 node=name,
                 tensor=tensor,
             )
-        elif tensor in seen:
+        elif tensor in visited:
             yield AnnotationError("the tensor has two specs; keep one", node=name, tensor=tensor)
-        seen.add(tensor)
+        visited.add(tensor)

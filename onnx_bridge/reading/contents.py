@@ -1,7 +1,7 @@
 """Whether a tensor's data is as long as its dims and dtype say, before anything is allocated.
 
 >>> tensor = TensorProto(name="w", data_type=1, dims=[1 << 40, 4], raw_data=bytes(16))
->>> fault_of(tensor)
+>>> error_of(tensor)
 'shape (1099511627776, 4) of FLOAT is 17592186044416 bytes, but it has 16'
 """
 
@@ -32,49 +32,49 @@ def bytes_of(tensor: TensorProto) -> int | None:
 
 def type_name(code: int) -> str:
     """The name of an element type, or its number if this version of onnx knows none."""
-    known = code in TensorProto.DataType.values()
-    return TensorProto.DataType.Name(code) if known else f"type {code}"
+    is_known = code in TensorProto.DataType.values()
+    return TensorProto.DataType.Name(code) if is_known else f"type {code}"
 
 
-def shape_fault(tensor: TensorProto) -> str | None:
+def shape_error(tensor: TensorProto) -> str | None:
     """What is wrong with a tensor's dims and type."""
     if len(tensor.dims) > _MOST_AXES:
         return f"it has {len(tensor.dims)} axes, the most is {_MOST_AXES}"
     if any(size < 0 for size in tensor.dims):
         return f"a size in its shape {tuple(tensor.dims)} is negative"
-    known = tensor.data_type in TensorProto.DataType.values()
-    if not known or tensor.data_type == TensorProto.UNDEFINED:
+    is_known = tensor.data_type in TensorProto.DataType.values()
+    if not is_known or tensor.data_type == TensorProto.UNDEFINED:
         return f"there is no element type {tensor.data_type}"
     if tensor.HasField("segment"):
         return "it is one segment of a tensor, which is not read"
     return None
 
 
-def fault_of(tensor: TensorProto) -> str | None:
+def error_of(tensor: TensorProto) -> str | None:
     """What is wrong with a tensor that holds its own data."""
-    wrong = shape_fault(tensor)
+    wrong = shape_error(tensor)
     if wrong:
         return wrong
     shape, kind = tuple(tensor.dims), type_name(tensor.data_type)
     elements = math.prod(shape)
     if tensor.data_type == TensorProto.STRING:
-        there = len(tensor.string_data)
-        return None if there == elements else f"shape {shape} of strings, but it has {there}"
+        count = len(tensor.string_data)
+        return None if count == elements else f"shape {shape} of strings, but it has {count}"
     if tensor.HasField("raw_data"):
-        need, there = bytes_of(tensor), len(tensor.raw_data)
+        need, count = bytes_of(tensor), len(tensor.raw_data)
         if need is None:
-            fits = elements * _LEAST_BITS <= 8 * there
-            return None if fits else f"shape {shape} of {kind} does not fit into {there} bytes"
-        if need == there:
+            fits = elements * _LEAST_BITS <= 8 * count
+            return None if fits else f"shape {shape} of {kind} does not fit into {count} bytes"
+        if need == count:
             return None
-        return f"shape {shape} of {kind} is {need} bytes, but it has {there}"
-    there = _typed(tensor)
+        return f"shape {shape} of {kind} is {need} bytes, but it has {count}"
+    count = _typed(tensor)
     if tensor.data_type not in BITS:
-        fits = elements * _LEAST_BITS <= 32 * there
+        fits = elements * _LEAST_BITS <= 32 * count
     else:
         pair = tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
-        fits = elements * (2 if pair else 1) == there
-    return None if fits else f"shape {shape} of {kind}, but it has {there} numbers"
+        fits = elements * (2 if pair else 1) == count
+    return None if fits else f"shape {shape} of {kind}, but it has {count} numbers"
 
 
 def _typed(tensor: TensorProto) -> int:

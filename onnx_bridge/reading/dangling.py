@@ -16,37 +16,38 @@ from collections.abc import Iterator
 
 import onnx
 
-from .walking import bodies, node_words, shown
+from .walking import bodies, describe_node, shown
 
 
 def dangling(model: onnx.ModelProto) -> list[str]:
     """Find annotations that point at nothing."""
-    known = [one.name for one in model.configuration]
-    found = list(_dangling(model, known))
+    config_names = [configuration.name for configuration in model.configuration]
+    messages = list(_dangling(model, config_names))
     annotated = any(
         node.device_configurations for body in bodies(model) for node in body.proto.node
     )
-    if known and not annotated:
-        names = ", ".join(map(shown, known))
-        found.append(f"it describes configuration {names}, but no node is annotated for it")
-    return found
+    if config_names and not annotated:
+        names = ", ".join(map(shown, config_names))
+        messages.append(f"it describes configuration {names}, but no node is annotated for it")
+    return messages
 
 
-def _dangling(model: onnx.ModelProto, known: list[str]) -> Iterator[str]:
-    there = ", ".join(map(shown, known)) or "none"
+def _dangling(model: onnx.ModelProto, config_names: list[str]) -> Iterator[str]:
+    listed = ", ".join(map(shown, config_names)) or "none"
     for body in bodies(model):
         for node in body.proto.node:
             names = [name for name in (*node.input, *node.output) if name]
             for entry in node.device_configurations:
-                if entry.configuration_id not in known:
+                if entry.configuration_id not in config_names:
                     yield (
-                        f"{node_words(node)} is annotated for configuration "
+                        f"{describe_node(node)} is annotated for configuration "
                         f"{shown(entry.configuration_id)}, which the model does not have: "
-                        f"it has {there}"
+                        f"it has {listed}"
                     )
                 for spec in entry.sharding_spec:
                     if spec.tensor_name not in names:
                         yield (
-                            f"{node_words(node)} has a spec for {shown(spec.tensor_name)}, which "
-                            f"it neither reads nor makes: it has {', '.join(map(shown, names))}"
+                            f"{describe_node(node)} has a spec for {shown(spec.tensor_name)}, "
+                            f"which it neither reads nor makes: it has "
+                            f"{', '.join(map(shown, names))}"
                         )

@@ -88,7 +88,7 @@ class Graph:
 
     Raises:
         ModelError: a value is made twice, is read before or without being made, an attribute
-            refers to a function's, or there are sparse initializers; all faults in one message.
+            refers to a function's, or there are sparse initializers; all errors in one message.
 
     Example:
         >>> from onnx import parser
@@ -109,15 +109,15 @@ class Graph:
         self.inputs = tuple(v.name for v in graph.input if v.name not in self.initializers)
         self.outputs = tuple(v.name for v in graph.output)
         self.opsets = {_domain(entry.domain): entry.version for entry in model.opset_import}
-        faults: list[str] = []
-        self.nodes = tuple(_nodes(graph, faults))
+        errors: list[str] = []
+        self.nodes = tuple(_nodes(graph, errors))
         self._producers: dict[str, Node] = {}
         self._consumers: dict[str, dict[int, Node]] = {}
-        self._index(faults)
+        self._index(errors)
         if graph.sparse_initializer:
-            faults.append("it has sparse initializers, which are not read: make them dense")
-        if faults:
-            raise ModelError(f"graph {graph.name!r} cannot be read: {'; '.join(faults)}")
+            errors.append("it has sparse initializers, which are not read: make them dense")
+        if errors:
+            raise ModelError(f"graph {graph.name!r} cannot be read: {'; '.join(errors)}")
 
     def shape(self, value: str) -> Shape | None:
         """The shape of a value.
@@ -148,40 +148,40 @@ class Graph:
         """The names of all values: inputs, initializers, results."""
         return tuple(dict.fromkeys([*self.inputs, *self.initializers, *self._producers]))
 
-    def _info(self, value: str, what: str) -> Any:
-        said = getattr(self._said.get(value), what, None)
-        if said is not None or (value in self._said and value not in self._producers):
-            return said
-        return getattr(self._inferred.get(value), what, None)
+    def _info(self, value: str, field: str) -> Any:
+        value_info = getattr(self._infos.get(value), field, None)
+        if value_info is not None or (value in self._infos and value not in self._producers):
+            return value_info
+        return getattr(self._inferred.get(value), field, None)
 
     @functools.cached_property
-    def _said(self) -> dict[str, Info]:
+    def _infos(self) -> dict[str, Info]:
         return read_info(self.model.graph)
 
     @functools.cached_property
     def _inferred(self) -> dict[str, Info]:
         return infer(self.model)
 
-    def _index(self, faults: list[str]) -> None:
-        made = set(self.inputs) | set(self.initializers)
+    def _index(self, errors: list[str]) -> None:
+        produced = set(self.inputs) | set(self.initializers)
         results = {name for node in self.nodes for name in node.outputs}
         for node in self.nodes:
             for name in dict.fromkeys(filter(None, (*node.inputs, *node.captured))):
-                if name not in made:
+                if name not in produced:
                     when = "before it is made" if name in results else "and nothing makes it"
-                    faults.append(f"node {node.name!r} reads {name!r} {when}")
+                    errors.append(f"node {node.name!r} reads {name!r} {when}")
                 self._consumers.setdefault(name, {})[node.index] = node
             for name in filter(None, node.outputs):
-                if name in made:
-                    faults.append(f"node {node.name!r} makes {name!r}, which is there already")
-                made.add(name)
+                if name in produced:
+                    errors.append(f"node {node.name!r} makes {name!r}, which is there already")
+                produced.add(name)
                 self._producers.setdefault(name, node)
-        faults += [
-            f"output {name!r} is made by nothing" for name in self.outputs if name not in made
+        errors += [
+            f"output {name!r} is made by nothing" for name in self.outputs if name not in produced
         ]
 
 
-def _nodes(graph: onnx.GraphProto, faults: list[str]) -> Iterator[Node]:
+def _nodes(graph: onnx.GraphProto, errors: list[str]) -> Iterator[Node]:
     taken = {proto.name for proto in graph.node}
     for index, proto in enumerate(graph.node):
         name = proto.name
@@ -193,7 +193,7 @@ def _nodes(graph: onnx.GraphProto, faults: list[str]) -> Iterator[Node]:
         attributes = {}
         for attribute in proto.attribute:
             if attribute.ref_attr_name:
-                faults.append(f"attribute {attribute.name!r} of node {name!r} is a function's")
+                errors.append(f"attribute {attribute.name!r} of node {name!r} is a function's")
                 continue
             attributes[attribute.name] = _attribute(attribute)
         yield Node(
@@ -229,13 +229,13 @@ def _captured(proto: onnx.NodeProto) -> Iterator[str]:
     """Names that the graphs inside a node read from outside them."""
     for attribute in proto.attribute:
         for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            own = {value.name for value in (*inner.input, *inner.initializer)}
+            bound = {value.name for value in (*inner.input, *inner.initializer)}
             for node in inner.node:
                 for name in (*node.input, *_captured(node)):
-                    if name and name not in own:
+                    if name and name not in bound:
                         yield name
-                own.update(node.output)
-            yield from (value.name for value in inner.output if value.name not in own)
+                bound.update(node.output)
+            yield from (value.name for value in inner.output if value.name not in bound)
 
 
 def _domain(name: str) -> str:

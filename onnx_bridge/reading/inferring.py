@@ -36,9 +36,9 @@ class Info(NamedTuple):
 
 def read_info(graph: onnx.GraphProto) -> dict[str, Info]:
     """Read what a graph says of its values."""
-    found = {v.name: _of_type(v.type) for v in (*graph.value_info, *graph.output, *graph.input)}
-    found.update((t.name, Info(tuple(t.dims), _dtype(t.data_type))) for t in graph.initializer)
-    return found
+    infos = {v.name: _of_type(v.type) for v in (*graph.value_info, *graph.output, *graph.input)}
+    infos.update((t.name, Info(tuple(t.dims), _dtype(t.data_type))) for t in graph.initializer)
+    return infos
 
 
 def infer(model: onnx.ModelProto) -> dict[str, Info]:
@@ -93,5 +93,5 @@ def _dim(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
 
 
 def _dtype(code: int) -> np.dtype | None:
-    known = code in onnx.TensorProto.DataType.values() and code != onnx.TensorProto.UNDEFINED
-    return np.dtype(helper.tensor_dtype_to_np_dtype(code)) if known else None
+    is_known = code in onnx.TensorProto.DataType.values() and code != onnx.TensorProto.UNDEFINED
+    return np.dtype(helper.tensor_dtype_to_np_dtype(code)) if is_known else None

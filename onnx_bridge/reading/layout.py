@@ -175,18 +175,20 @@ def layout(
     """
     graph = Graph(model)
     configuration = choose(model, config)
-    said = node_annotations(model, configuration.name)
-    stage_of = stages_of(graph, {index: one.stage for index, one in said.items()})
+    annotations = node_annotations(model, configuration.name)
+    stage_of = stages_of(
+        graph, {index: annotation.stage for index, annotation in annotations.items()}
+    )
     notes: list[str] = []
-    tiles = _read_tiles(graph, said, configuration.num_devices, uneven, notes)
-    numbers = sorted(set(stage_of)) or [0]
+    tiles = _read_tiles(graph, annotations, configuration.num_devices, uneven, notes)
+    stage_indices = sorted(set(stage_of)) or [0]
     by_stage = {
-        number: [one for (index, _), one in tiles.items() if stage_of[index] == number]
-        for number in numbers
+        number: [tile for (index, _), tile in tiles.items() if stage_of[index] == number]
+        for number in stage_indices
     }
     meshes = stage_meshes(model, configuration, by_stage, mesh, notes)
     shardings = _over_meshes(graph, tiles, stage_of, meshes)
-    stages = tuple(_stage(graph, number, stage_of, meshes[number].mesh) for number in numbers)
+    stages = tuple(_stage(graph, number, stage_of, meshes[number].mesh) for number in stage_indices)
     return ModelLayout(
         graph,
         configuration,
@@ -199,40 +201,40 @@ def layout(
             if (maker := graph.producer(name)) is not None and (maker.index, name) in shardings
         },
         tuple(notes),
-        {number: over.numbers for number, over in meshes.items()},
+        {number: over.device_ids for number, over in meshes.items()},
         shardings,
     )
 
 
 def _read_tiles(
     graph: Graph,
-    said: Mapping[int, NodeAnnotation],
+    annotations: Mapping[int, NodeAnnotation],
     num_devices: int,
     uneven: Uneven,
     notes: list[str],
 ) -> dict[Where, Tiles]:
-    found: dict[Where, Tiles] = {}
-    faults = []
-    whole = []
-    for index, one in said.items():
-        for tensor, proto in one.specs.items():
+    tiles_by_use: dict[Where, Tiles] = {}
+    errors = []
+    unsplit = []
+    for index, annotation in annotations.items():
+        for tensor, proto in annotation.specs.items():
             shape = graph.shape(tensor)
             try:
                 tiles = read_tiles(proto, shape, num_devices)
-                found[index, tensor] = even = even_tiles(tiles, shape, tensor, uneven)
+                tiles_by_use[index, tensor] = even = even_tiles(tiles, shape, tensor, uneven)
             except AnnotationError as error:
-                faults.append(error.at(node=graph.nodes[index].name))
+                errors.append(error.at(node=graph.nodes[index].name))
                 continue
             if even is not tiles:
-                whole.append(
+                unsplit.append(
                     f"node {graph.nodes[index].name!r}, tensor {tensor!r}: shape {shape} does not "
                     f"split evenly into {tiles.blocks} blocks, but into {even.blocks}"
                 )
-    raise_annotations(faults)
-    if whole:
-        notes += whole
-        warnings.warn("axes are left whole:\n  " + "\n  ".join(whole), stacklevel=3)
-    return found
+    raise_annotations(errors)
+    if unsplit:
+        notes += unsplit
+        warnings.warn("axes are left whole:\n  " + "\n  ".join(unsplit), stacklevel=3)
+    return tiles_by_use
 
 
 def _over_meshes(
@@ -241,32 +243,35 @@ def _over_meshes(
     stage_of: Sequence[int],
     meshes: Mapping[int, NumberedMesh],
 ) -> dict[Where, NamedSharding]:
-    found: dict[Where, NamedSharding] = {}
-    faults = []
-    for (index, tensor), one in tiles.items():
+    by_use: dict[Where, NamedSharding] = {}
+    errors = []
+    for (index, tensor), tile in tiles.items():
         try:
-            found[index, tensor] = sharding_over(meshes[stage_of[index]], one, tensor)
+            by_use[index, tensor] = sharding_over(meshes[stage_of[index]], tile, tensor)
         except AnnotationError as error:
-            faults.append(error.at(node=graph.nodes[index].name))
-    raise_annotations(faults)
-    return found
+            errors.append(error.at(node=graph.nodes[index].name))
+    raise_annotations(errors)
+    return by_use
 
 
-def _stage(graph: Graph, number: int, stage_of: Sequence[int], mesh: Mesh) -> Stage:
-    nodes = [node for node in graph.nodes if stage_of[node.index] == number]
-    made = [value for node in nodes for value in node.outputs if value]
-    own = {*made, *graph.initializers}
+def _stage(graph: Graph, stage_index: int, stage_of: Sequence[int], mesh: Mesh) -> Stage:
+    nodes = [node for node in graph.nodes if stage_of[node.index] == stage_index]
+    produced = [value for node in nodes for value in node.outputs if value]
+    local_values = {*produced, *graph.initializers}
     read = dict.fromkeys(
-        value for node in nodes for value in (*node.inputs, *node.captured) if value not in own
+        value
+        for node in nodes
+        for value in (*node.inputs, *node.captured)
+        if value not in local_values
     )
     later = [
         value
-        for value in made
+        for value in produced
         if value in graph.outputs
-        or any(stage_of[reader.index] != number for reader in graph.consumers(value))
+        or any(stage_of[reader.index] != stage_index for reader in graph.consumers(value))
     ]
     inputs = tuple(value for value in read if value)
-    return Stage(number, mesh, tuple(node.index for node in nodes), inputs, tuple(later))
+    return Stage(stage_index, mesh, tuple(node.index for node in nodes), inputs, tuple(later))
 
 
 def _parameters(
@@ -275,38 +280,42 @@ def _parameters(
     shardings: Mapping[Where, NamedSharding],
     notes: list[str],
 ) -> dict[str, dict[int, NamedSharding]]:
-    found: dict[str, dict[int, NamedSharding]] = {}
-    held = {stage.number: set(stage.nodes) for stage in stages}
+    by_parameter: dict[str, dict[int, NamedSharding]] = {}
+    nodes_of = {stage.number: set(stage.nodes) for stage in stages}
     for name, tensor in graph.initializers.items():
         readers = graph.consumers(name)
         for stage in stages:
-            here = [node.index for node in readers if node.index in held[stage.number]]
-            wanted = [shardings[at, name] for at in here if (at, name) in shardings]
-            if not here:
+            reader_indices = [
+                node.index for node in readers if node.index in nodes_of[stage.number]
+            ]
+            readings = [shardings[at, name] for at in reader_indices if (at, name) in shardings]
+            if not reader_indices:
                 continue
             ndim = len(tensor.dims)
-            found.setdefault(name, {})[stage.number] = (
-                wanted[0] if wanted else named_sharding(P(), stage.mesh, ndim)
+            by_parameter.setdefault(name, {})[stage.number] = (
+                readings[0] if readings else named_sharding(P(), stage.mesh, ndim)
             )
-            if any(not same_layout(wanted[0], other, ndim) for other in wanted[1:]):
-                kinds = ", ".join(map(str, dict.fromkeys(one.spec for one in wanted)))
+            if any(not same_layout(readings[0], other, ndim) for other in readings[1:]):
+                kinds = ", ".join(map(str, dict.fromkeys(sharding.spec for sharding in readings)))
                 notes.append(
-                    f"parameter {name!r} is read as {kinds} in stage {stage.number}; it lies as "
-                    f"{wanted[0].spec}"
+                    f"parameter {name!r} is read as {kinds} in stage {stage.number}; it is sharded "
+                    f"as {readings[0].spec}"
                 )
-        if len(found.get(name, ())) > 1:
-            where = ", ".join(map(str, found[name]))
-            notes.append(f"parameter {name!r} lies in stages {where}")
-    return found
+        if len(by_parameter.get(name, ())) > 1:
+            where = ", ".join(map(str, by_parameter[name]))
+            notes.append(f"parameter {name!r} is in stages {where}")
+    return by_parameter
 
 
 def _inputs(
     graph: Graph, stages: Sequence[Stage], shardings: Mapping[Where, NamedSharding]
 ) -> dict[str, NamedSharding]:
-    found = {}
+    by_input = {}
     for name in graph.inputs:
         first = next((stage for stage in stages if name in stage.inputs), stages[0])
-        wanted = (shardings.get((index, name)) for index in first.nodes)
+        readings = (shardings.get((index, name)) for index in first.nodes)
         replicated = named_sharding(P(), first.mesh, len(graph.shape(name) or ()))
-        found[name] = next((one for one in wanted if one is not None), replicated)
-    return found
+        by_input[name] = next(
+            (sharding for sharding in readings if sharding is not None), replicated
+        )
+    return by_input

@@ -49,8 +49,8 @@ def _rows(layout: ModelLayout) -> Iterator[tuple[str, ...]]:
     for name, sharding in layout.inputs.items():
         yield _row(layout, name, "input", sharding, first.get(name, layout.stages[0].number))
     for name, by_stage in layout.parameters.items():
-        for number, sharding in by_stage.items():
-            yield _row(layout, name, "parameter", sharding, number)
+        for stage_index, sharding in by_stage.items():
+            yield _row(layout, name, "parameter", sharding, stage_index)
     for stage in layout.stages:
         for index in stage.nodes:
             for name in filter(None, graph.nodes[index].outputs):
@@ -86,9 +86,9 @@ def _stage_line(layout: ModelLayout, stage: Stage) -> str:
     )
 
 
-def _ranges(numbers: tuple[int, ...]) -> str:
+def _ranges(device_ids: tuple[int, ...]) -> str:
     """Device numbers, a run as its ends."""
-    runs = digits(np.array(numbers))
-    if len(runs) == 1 and runs[0] == (len(numbers), 1) and len(numbers) > 1:
-        return f"{numbers[0]}-{numbers[-1]}"
-    return ", ".join(map(str, numbers))
+    runs = digits(np.array(device_ids))
+    if len(runs) == 1 and runs[0] == (len(device_ids), 1) and len(device_ids) > 1:
+        return f"{device_ids[0]}-{device_ids[-1]}"
+    return ", ".join(map(str, device_ids))

@@ -54,7 +54,7 @@ class MeshRecord(NamedTuple):
 def write_mesh(model: onnx.ModelProto, config: str, record: MeshRecord) -> None:
     """Keep the axes of a mesh."""
     key = _KEY + config
-    entry = next((one for one in model.metadata_props if one.key == key), None)
+    entry = next((prop for prop in model.metadata_props if prop.key == key), None)
     entry = model.metadata_props.add(key=key) if entry is None else entry
     entry.value = json.dumps(record._asdict())
 
@@ -67,13 +67,13 @@ def read_mesh(model: onnx.ModelProto, config: str) -> MeshRecord | None:
         True
     """
     key = _KEY + config
-    entry = next((one for one in model.metadata_props if one.key == key), None)
+    entry = next((prop for prop in model.metadata_props if prop.key == key), None)
     if entry is None:
         return None
     try:
-        held = json.loads(entry.value)
-        axes = tuple((str(name), int(size)) for name, size in held["axes"])
-        record = MeshRecord(axes, held.get("stage_axis"))
+        loaded = json.loads(entry.value)
+        axes = tuple((str(name), int(size)) for name, size in loaded["axes"])
+        record = MeshRecord(axes, loaded.get("stage_axis"))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"the metadata {key!r} cannot be read: {error!r}; remove it") from None
     names = record.names

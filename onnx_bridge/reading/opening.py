@@ -5,32 +5,37 @@ Traceback (most recent call last):
     ...
 isoshard.onnx_bridge.errors.ModelError: 2 bytes: not a model that can be read: it has no graph
 
-What is checked before a model is handed out: it is whole; nodes can run in their order, functions
-end, names are made once; every tensor has as much data as its shape says; data in other files lies
-in the model's folder and is as long as it has to be. Nothing is allocated on the word of the file.
+What is checked before a model is handed out: it is not split; nodes can run in their order,
+functions end, names are made once; every tensor has as much data as its shape says; data in other
+files lies in the model's folder and is as long as it has to be. Nothing is allocated on the word of
+the file.
 """
 
 from __future__ import annotations
 
+import onnx
 import os
 import stat
 import warnings
+from google.protobuf import json_format
+from google.protobuf import text_format
+from google.protobuf.message import DecodeError
+from isoshard.core.runtime.formatting import listed
+from isoshard.onnx_bridge.errors import AnnotationError
+from isoshard.onnx_bridge.errors import AnnotationWarning
+from isoshard.onnx_bridge.errors import ModelError
+from .contents import error_of
+from .dangling import dangling
+from .external import is_external
+from .external import memory
+from .external import read_external
+from .nesting import too_deep
+from .soundness import model_errors
+from .soundness import too_many
+from .texts import text_errors
+from .walking import tensors
 from pathlib import Path
 
-import onnx
-from google.protobuf import json_format, text_format
-from google.protobuf.message import DecodeError
-
-from isoshard.core.runtime.formatting import listed
-
-from ..errors import AnnotationError, AnnotationWarning, ModelError
-from .contents import fault_of
-from .dangling import dangling
-from .external import is_external, memory, read_external
-from .nesting import too_deep
-from .soundness import faults_of, too_many
-from .texts import text_faults
-from .walking import tensors
 
 LARGEST = (1 << 31) - 1  # bytes of a protobuf message
 _TEXTS = {".json": "json", ".onnxjson": "json", ".textproto": "textproto", ".prototxt": "textproto"}
@@ -47,7 +52,7 @@ def load(
 
     Args:
         source: path of a file (.onnx; .json and .textproto as onnx writes them), its bytes, or a
-            model, which is checked and stays as it is.
+            model, which is checked and is unchanged.
         folder: where data in other files lies, and nothing outside is read; by default the folder
             of the file. Bytes and models have none.
         strict: make annotations that point at nothing an error; by default they are a warning.
@@ -57,7 +62,7 @@ def load(
         The model, all data in it.
 
     Raises:
-        ModelError: it cannot be read; every fault in one message.
+        ModelError: it cannot be read; every error in one message.
         AnnotationError: annotations point at nothing, and `strict` is set.
 
     Example:
@@ -76,11 +81,11 @@ def load(
         path = Path(source)
         name, model = str(path), _parse(_read(path), _TEXTS.get(path.suffix, "protobuf"), str(path))
         folder = path.parent if folder is None else folder
-    faults = too_deep(model) or too_many(model) or text_faults(model) or faults_of(model)
-    if faults:
-        raise _unreadable(name, faults)
+    errors = too_deep(model) or too_many(model) or text_errors(model) or model_errors(model)
+    if errors:
+        raise _unreadable(name, errors)
     model = _with_data(name, model, folder, memory() if max_bytes is None else max_bytes)
-    _tell(name, dangling(model), strict)
+    _report(name, dangling(model), strict)
     return model
 
 
@@ -124,15 +129,15 @@ def _parse(data: bytes, form: str, name: str) -> onnx.ModelProto:
 def _with_data(
     name: str, model: onnx.ModelProto, folder: str | os.PathLike[str] | None, most: int
 ) -> onnx.ModelProto:
-    faults = []
+    errors = []
     outside = False
     for where, tensor in tensors(model):
         if is_external(tensor):
             outside = True
-        elif wrong := fault_of(tensor):
-            faults.append(f"{where}: {wrong}")
-    if faults:
-        raise _unreadable(name, faults)
+        elif wrong := error_of(tensor):
+            errors.append(f"{where}: {wrong}")
+    if errors:
+        raise _unreadable(name, errors)
     if not outside:
         return model
     if folder is None:
@@ -140,15 +145,15 @@ def _with_data(
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     try:
-        faults = read_external(copy, Path(folder), most)
+        errors = read_external(copy, Path(folder), most)
     except MemoryError:
-        faults = ["its weights need more memory than there is"]
-    if faults:
-        raise _unreadable(name, faults)
+        errors = ["its weights need more memory than there is"]
+    if errors:
+        raise _unreadable(name, errors)
     return copy
 
 
-def _tell(name: str, loose: list[str], strict: bool) -> None:
+def _report(name: str, loose: list[str], strict: bool) -> None:
     if not loose:
         return
     message = (
@@ -160,5 +165,5 @@ def _tell(name: str, loose: list[str], strict: bool) -> None:
     warnings.warn(message, AnnotationWarning, stacklevel=3)
 
 
-def _unreadable(name: str, faults: list[str]) -> ModelError:
-    return ModelError(f"{name}: not a model that can be read: {listed(faults, 8, '; ')}")
+def _unreadable(name: str, errors: list[str]) -> ModelError:
+    return ModelError(f"{name}: not a model that can be read: {listed(errors, 8, '; ')}")

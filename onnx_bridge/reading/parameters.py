@@ -43,21 +43,21 @@ class Parameter(NamedTuple):
 
 def parameters(graph: Graph) -> dict[str, Parameter]:
     """List the parameters of a graph."""
-    known = parameters_of(graph.model)
-    found = {}
+    declared = parameters_of(graph.model)
+    by_name = {}
     for tensor, proto in graph.initializers.items():
         dtype, dims = graph.dtype(tensor), tuple(proto.dims)
         if dtype is None or dtype.kind in "OSU" or not dims:
             continue
         if dtype.kind in "iub" and len(dims) < 2:
             continue
-        own = tuple(range(len(dims)))
-        origin = known.get(tensor, Origin(tensor, own))
-        if sorted(-1 if axis is None else axis for axis in origin.axes) != list(own):
-            origin = Origin(tensor, own)
-        shape = tuple(dims[origin.axes.index(axis)] for axis in own)
-        found[tensor] = Parameter(jax.ShapeDtypeStruct(shape, np.dtype(dtype)), origin)
-    return found
+        axes = tuple(range(len(dims)))
+        origin = declared.get(tensor, Origin(tensor, axes))
+        if sorted(-1 if axis is None else axis for axis in origin.axes) != list(axes):
+            origin = Origin(tensor, axes)
+        shape = tuple(dims[origin.axes.index(axis)] for axis in axes)
+        by_name[tensor] = Parameter(jax.ShapeDtypeStruct(shape, np.dtype(dtype)), origin)
+    return by_name
 
 
 def named_leaves(graph: Graph) -> dict[str, jax.ShapeDtypeStruct]:
@@ -66,7 +66,7 @@ def named_leaves(graph: Graph) -> dict[str, jax.ShapeDtypeStruct]:
     Returns:
         Shape and dtype by name of the weight; of several tensors made of one, the first counts.
     """
-    found: dict[str, jax.ShapeDtypeStruct] = {}
-    for one in parameters(graph).values():
-        found.setdefault(one.name, one.leaf)
-    return found
+    leaves: dict[str, jax.ShapeDtypeStruct] = {}
+    for parameter in parameters(graph).values():
+        leaves.setdefault(parameter.name, parameter.leaf)
+    return leaves

@@ -7,7 +7,7 @@ grow to 10,000,000,000 nodes.
 >>> from onnx import helper
 >>> loop = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Neg", ["a"], ["b"])]
 >>> x = helper.make_tensor_value_info("x", 1, [2])
->>> faults_of(helper.make_model(helper.make_graph(loop, "g", [x], [])))
+>>> model_errors(helper.make_model(helper.make_graph(loop, "g", [x], [])))
 ["the graph is cyclic: 'a' needs 'b' needs 'a'"]
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import onnx
 
-from .walking import bodies, inner_graphs, node_words, shown
+from .walking import bodies, describe_node, inner_graphs, shown
 
 MOST_NODES = 1_000_000
 MOST_DEVICES = 1 << 16
@@ -34,87 +34,87 @@ def too_many(model: onnx.ModelProto) -> list[str]:
     return []
 
 
-def faults_of(model: onnx.ModelProto) -> list[str]:
+def model_errors(model: onnx.ModelProto) -> list[str]:
     """Look for what would make reading a model go wrong or never end."""
-    faults: list[str] = []
+    errors: list[str] = []
     if not model.ir_version:
-        faults.append("it has no IR version")
+        errors.append("it has no IR version")
     if not model.HasField("graph"):
-        faults.append("it has no graph")
-    faults += [
-        f"configuration {shown(one.name)} is for {one.num_devices} devices, the most is "
+        errors.append("it has no graph")
+    errors += [
+        f"configuration {shown(proto.name)} is for {proto.num_devices} devices, the most is "
         f"{MOST_DEVICES}"
-        for one in model.configuration
-        if one.num_devices > MOST_DEVICES
+        for proto in model.configuration
+        if proto.num_devices > MOST_DEVICES
     ]
-    for one in (*model.opset_import, *(o for f in model.functions for o in f.opset_import)):
-        if not 0 < one.version < 1 << 31:
-            faults.append(f"operator set {shown(one.domain)} has version {one.version}")
-    faults += _functions(model)
-    _graph("the graph", model.graph, [], faults)
+    for proto in (*model.opset_import, *(o for f in model.functions for o in f.opset_import)):
+        if not 0 < proto.version < 1 << 31:
+            errors.append(f"operator set {shown(proto.domain)} has version {proto.version}")
+    errors += _functions(model)
+    _graph("the graph", model.graph, [], errors)
     for step in model.training_info:
         for graph in (step.initialization, step.algorithm):
-            _graph("a training graph", graph, [_names(model.graph)], faults)
+            _graph("a training graph", graph, [_names(model.graph)], errors)
     for function in model.functions:
         where = f"function {shown(function.name)}"
-        _nodes(where, function.node, [set(function.input)], faults)
-    return faults
+        _nodes(where, function.node, [set(function.input)], errors)
+    return errors
 
 
 def _names(graph: onnx.GraphProto) -> set[str]:
-    given = {value.name for value in graph.input} | {one.name for one in graph.initializer}
-    return given | {one.values.name for one in graph.sparse_initializer}
+    names = {value.name for value in graph.input} | {proto.name for proto in graph.initializer}
+    return names | {proto.values.name for proto in graph.sparse_initializer}
 
 
-def _graph(where: str, graph: onnx.GraphProto, outside: list[set[str]], faults: list[str]) -> None:
-    counts = Counter(one.name for one in graph.initializer)
-    faults += [
+def _graph(where: str, graph: onnx.GraphProto, outside: list[set[str]], errors: list[str]) -> None:
+    counts = Counter(proto.name for proto in graph.initializer)
+    errors += [
         f"{where} has {count} weights called {shown(name)}"
         for name, count in counts.items()
         if count > 1
     ]
-    known = [*outside, _names(graph)]
-    _nodes(where, graph.node, known, faults)
-    faults += [
+    scopes = [*outside, _names(graph)]
+    _nodes(where, graph.node, scopes, errors)
+    errors += [
         f"output {shown(value.name)} of {where} is made by nothing"
         for value in graph.output
-        if not any(value.name in names for names in known)
+        if not any(value.name in names for names in scopes)
     ]
 
 
 def _nodes(
-    where: str, nodes: Sequence[onnx.NodeProto], known: list[set[str]], faults: list[str]
+    where: str, nodes: Sequence[onnx.NodeProto], scopes: list[set[str]], errors: list[str]
 ) -> None:
-    """Check the nodes in order; what they make joins the last set of `known`."""
-    made = known[-1]
+    """Check the nodes in order; what they make joins the last set of `scopes`."""
+    produced = scopes[-1]
     later = {name for node in nodes for name in node.output if name}
     early: list[str] = []
     for node in nodes:
         for name in filter(None, node.input):
-            if any(name in names for names in known):
+            if any(name in names for names in scopes):
                 continue
             if name in later:
-                early.append(f"{node_words(node)} reads {shown(name)} before it is made")
+                early.append(f"{describe_node(node)} reads {shown(name)} before it is made")
             else:
-                faults.append(f"{node_words(node)} reads {shown(name)}, which nothing makes")
+                errors.append(f"{describe_node(node)} reads {shown(name)}, which nothing makes")
         for inner in inner_graphs(node):
-            _graph(*inner, known, faults)
+            _graph(*inner, scopes, errors)
         for name in filter(None, node.output):
-            if name in made:
-                faults.append(f"{node_words(node)} makes {shown(name)}, which is there already")
-            made.add(name)
+            if name in produced:
+                errors.append(f"{describe_node(node)} makes {shown(name)}, which is there already")
+            produced.add(name)
     if early:
         round_trip = _cycle(nodes)
         if round_trip:
             path = " needs ".join(map(shown, round_trip[:8]))
-            faults.append(f"{where} is cyclic: {path}")
+            errors.append(f"{where} is cyclic: {path}")
         else:
-            faults += early
+            errors += early
 
 
 def _cycle(nodes: Iterable[onnx.NodeProto]) -> list[str]:
     """Values that need each other, the first again at the end; empty if there are none."""
-    maker = {name: number for number, node in enumerate(nodes) for name in node.output if name}
+    maker = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     needs = [[name for name in node.input if name in maker] for node in nodes]
     return _round_trip(list(maker), lambda name: needs[maker[name]])
 
@@ -144,18 +144,18 @@ def _round_trip(names: Iterable[str], needs: Callable[[str], list[str]]) -> list
 
 def _functions(model: onnx.ModelProto) -> list[str]:
     """Functions that call themselves, are there twice, or grow without measure."""
-    found: dict[str, onnx.FunctionProto] = {}
-    faults = []
+    by_name: dict[str, onnx.FunctionProto] = {}
+    errors = []
     for function in model.functions:
         key = _key(function.domain, function.name, function.overload)
-        if key in found:
-            faults.append(f"there are two functions {shown(function.name)}")
-        found[key] = function
-    calls = {key: _calls(function, found) for key, function in found.items()}
+        if key in by_name:
+            errors.append(f"there are two functions {shown(function.name)}")
+        by_name[key] = function
+    calls = {key: _calls(function, by_name) for key, function in by_name.items()}
     path = _round_trip(list(calls), lambda key: list(calls[key]))
     if path:
-        names = " calls ".join(shown(found[key].name) for key in path[:8])
-        return [*faults, f"functions that call themselves never end: {names}"]
+        names = " calls ".join(shown(by_name[key].name) for key in path[:8])
+        return [*errors, f"functions that call themselves never end: {names}"]
     sizes: dict[str, int] = {}
     pending = list(calls)
     while pending:
@@ -165,15 +165,15 @@ def _functions(model: onnx.ModelProto) -> list[str]:
             pending += [key, *missing]
             continue
         inner = sum(count * sizes[other] for other, count in calls[key].items())
-        sizes[key] = min(MOST_NODES + 1, len(found[key].node) + inner)
-    total = sum(sizes[key] * n for key, n in _calls(model.graph, found).items())
+        sizes[key] = min(MOST_NODES + 1, len(by_name[key].node) + inner)
+    total = sum(sizes[key] * n for key, n in _calls(model.graph, by_name).items())
     if total > MOST_NODES:
-        faults.append(f"its functions, written out, are more than {MOST_NODES} nodes")
-    return faults
+        errors.append(f"its functions, written out, are more than {MOST_NODES} nodes")
+    return errors
 
 
 def _calls(
-    proto: onnx.GraphProto | onnx.FunctionProto, found: dict[str, onnx.FunctionProto]
+    proto: onnx.GraphProto | onnx.FunctionProto, functions: dict[str, onnx.FunctionProto]
 ) -> Counter[str]:
     """How often a body calls each function of the model, graphs inside its nodes included."""
     count: Counter[str] = Counter()
@@ -181,7 +181,7 @@ def _calls(
     while waiting:
         for node in waiting.pop().node:
             key = _key(node.domain, node.op_type, node.overload)
-            if key in found:
+            if key in functions:
                 count[key] += 1
             waiting += [graph for _, graph in inner_graphs(node)]
     return count

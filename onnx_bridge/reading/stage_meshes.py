@@ -1,6 +1,6 @@
 """The mesh of each pipeline stage: given by the user, kept in the file, or made to fit.
 
-A stage lies on the devices that the specs of its nodes name. If they name none: on its part of the
+A stage is on the devices that the specs of its nodes name. If they name none: on its part of the
 axis along which the file says that stages lie, or on the next of as many equal runs of devices as
 there are stages.
 """
@@ -22,8 +22,8 @@ from ..layouts.meshes import (
     fits,
     fitting_mesh,
     numbered_devices,
-    part_of_mesh,
     renumbered,
+    submesh,
 )
 from ..layouts.shardings import named_devices
 from .annotations import Configuration
@@ -52,9 +52,9 @@ def stage_meshes(
             "meshes are made to fit"
         )
         record = None
-    numbers = {
-        stage: named_devices(own) or _silent(at, len(tiles), count, record)
-        for at, (stage, own) in enumerate(tiles.items())
+    device_ids = {
+        stage: named_devices(stage_tiles) or _without_tiles(at, len(tiles), count, record)
+        for at, (stage, stage_tiles) in enumerate(tiles.items())
     }
     if mesh is not None:
         mesh = as_mesh(mesh)
@@ -63,19 +63,19 @@ def stage_meshes(
                 f"configuration {configuration.name!r} has {count} devices, the mesh "
                 f"{describe_mesh(mesh)} has {mesh.size}; give a mesh of {count}"
             )
-        return {stage: part_of_mesh(mesh, held) for stage, held in numbers.items()}
+        return {stage: submesh(mesh, ids) for stage, ids in device_ids.items()}
     if record is not None:
-        found = _kept(make_mesh(record.shape, record.names), numbers, tiles)
-        if found is not None:
-            return found
+        submeshes = _submeshes(make_mesh(record.shape, record.names), device_ids, tiles)
+        if submeshes is not None:
+            return submeshes
         notes.append("specs do not follow the mesh kept in the file: meshes are made to fit")
     return {
-        stage: fitting_mesh(_whole(tiles[stage], held), held, numbered_devices(held))
-        for stage, held in numbers.items()
+        stage: fitting_mesh(_full_tiles(tiles[stage], ids), ids, numbered_devices(ids))
+        for stage, ids in device_ids.items()
     }
 
 
-def _silent(at: int, stages: int, count: int, record: MeshRecord | None) -> list[int]:
+def _without_tiles(at: int, stages: int, count: int, record: MeshRecord | None) -> list[int]:
     """The devices of a stage that names none."""
     if stages == 1:
         return list(range(count))
@@ -93,24 +93,25 @@ def _silent(at: int, stages: int, count: int, record: MeshRecord | None) -> list
     return list(range(at * run, (at + 1) * run))
 
 
-def _kept(
-    mesh: Mesh, numbers: Mapping[int, list[int]], tiles: Mapping[int, Sequence[Tiles]]
+def _submeshes(
+    mesh: Mesh, device_ids: Mapping[int, list[int]], tiles: Mapping[int, Sequence[Tiles]]
 ) -> dict[int, NumberedMesh] | None:
     """Parts of the mesh that was kept, or None if specs do not follow it."""
-    found = {}
-    for stage, held in numbers.items():
+    submeshes = {}
+    for stage, ids in device_ids.items():
         try:
-            found[stage] = part_of_mesh(mesh, held)
+            submeshes[stage] = submesh(mesh, ids)
         except AnnotationError:
             return None
-        over = found[stage]
+        over = submeshes[stage]
         if not all(
-            fits(renumbered(one, over.numbers), over.mesh) for one in _whole(tiles[stage], held)
+            fits(renumbered(tile, over.device_ids), over.mesh)
+            for tile in _full_tiles(tiles[stage], ids)
         ):
             return None
-    return found
+    return submeshes
 
 
-def _whole(tiles: Sequence[Tiles], numbers: Sequence[int]) -> list[Tiles]:
-    """The layouts that name every device of the stage; the others are faults of their own."""
-    return [one for one in tiles if one.grid.size == len(numbers)]
+def _full_tiles(tiles: Sequence[Tiles], device_ids: Sequence[int]) -> list[Tiles]:
+    """The layouts that name every device of the stage; the others are errors of their own."""
+    return [tile for tile in tiles if tile.grid.size == len(device_ids)]

@@ -23,20 +23,20 @@ from ..errors import AnnotationError, raise_annotations
 from .graph import Graph, Node
 
 
-def stages_of(graph: Graph, said: Mapping[int, int | None]) -> tuple[int, ...]:
+def stages_of(graph: Graph, annotated: Mapping[int, int | None]) -> tuple[int, ...]:
     """Complete the stages of a graph.
 
     Raises:
-        AnnotationError: a stage is negative, or a node reads a value of a later one; all faults in
+        AnnotationError: a stage is negative, or a node reads a value of a later one; all errors in
             one message.
     """
-    named = {index: stage for index, stage in said.items() if stage is not None}
+    named = {index: stage for index, stage in annotated.items() if stage is not None}
     first = min(named.values(), default=0)
     stages: list[int | None] = []
     for node in graph.nodes:
         before = [stages[maker.index] for maker in _makers(graph, node)]
-        known = [stage for stage in before if stage is not None]
-        stages.append(named.get(node.index, max(known, default=None)))
+        known_stages = [stage for stage in before if stage is not None]
+        stages.append(named.get(node.index, max(known_stages, default=None)))
     for node in reversed(graph.nodes):
         if stages[node.index] is None:
             readers = [r for value in node.outputs if value for r in graph.consumers(value)]
@@ -48,22 +48,22 @@ def stages_of(graph: Graph, said: Mapping[int, int | None]) -> tuple[int, ...]:
 
 
 def _makers(graph: Graph, node: Node) -> list[Node]:
-    found = [graph.producer(value) for value in (*node.inputs, *node.captured) if value]
-    return [maker for maker in found if maker is not None]
+    makers = [graph.producer(value) for value in (*node.inputs, *node.captured) if value]
+    return [maker for maker in makers if maker is not None]
 
 
 def _check(graph: Graph, stages: tuple[int, ...]) -> None:
-    faults = []
+    errors = []
     for node in graph.nodes:
-        here = stages[node.index]
-        if here < 0:
-            faults.append(AnnotationError(f"its stage is {here}; count from 0", node=node.name))
+        stage = stages[node.index]
+        if stage < 0:
+            errors.append(AnnotationError(f"its stage is {stage}; count from 0", node=node.name))
         for value in filter(None, (*node.inputs, *node.captured)):
             maker = graph.producer(value)
-            if maker is not None and stages[maker.index] > here:
+            if maker is not None and stages[maker.index] > stage:
                 reason = (
-                    f"it is made in stage {stages[maker.index]} and read in stage {here}; values "
+                    f"it is made in stage {stages[maker.index]} and read in stage {stage}; values "
                     "go on to later stages only"
                 )
-                faults.append(AnnotationError(reason, node=node.name, tensor=value))
-    raise_annotations(faults)
+                errors.append(AnnotationError(reason, node=node.name, tensor=value))
+    raise_annotations(errors)

@@ -4,7 +4,7 @@ protobuf hands such a field out as bytes, and whoever compares or prints it as a
 
 >>> from onnx import ModelProto
 >>> broken = ModelProto.FromString(bytes([0x12, 1, 0xFF]))      # field 2, one byte: producer_name
->>> text_faults(broken)
+>>> text_errors(broken)
 ["a text (producer_name of ModelProto) is no UTF-8: b'\\\\xff'"]
 """
 
@@ -18,7 +18,7 @@ _LONGEST = 40
 _TENSOR = ("name", "doc_string")
 
 
-def text_faults(model: ModelProto) -> list[str]:
+def text_errors(model: ModelProto) -> list[str]:
     """Find texts that are none."""
     waiting: list[Message] = [model]
     while waiting:
@@ -26,16 +26,16 @@ def text_faults(model: ModelProto) -> list[str]:
         if isinstance(message, TensorProto):  # whose other fields are data, and may be large
             wrong = next((name for name in _TENSOR if _no_text(getattr(message, name))), None)
             if wrong:
-                return [_fault(message, wrong, getattr(message, wrong))]
+                return [_error(message, wrong, getattr(message, wrong))]
             waiting += [*message.external_data, *message.metadata_props]
             continue
         for field, value in message.ListFields():
             if field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE:
                 waiting += [value] if isinstance(value, Message) else value
             elif field.type == FieldDescriptor.TYPE_STRING:
-                for one in [value] if isinstance(value, str | bytes) else value:
-                    if _no_text(one):
-                        return [_fault(message, field.name, one)]
+                for text in [value] if isinstance(value, str | bytes) else value:
+                    if _no_text(text):
+                        return [_error(message, field.name, text)]
     return []
 
 
@@ -43,6 +43,6 @@ def _no_text(value: object) -> bool:
     return not isinstance(value, str)
 
 
-def _fault(message: Message, field: str, value: object) -> str:
+def _error(message: Message, field: str, value: object) -> str:
     where = f"{field} of {message.DESCRIPTOR.name}"
     return f"a text ({where}) is no UTF-8: {repr(value)[:_LONGEST]}"

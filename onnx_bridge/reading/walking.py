@@ -11,10 +11,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import onnx
+from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import onnx
 
 LONGEST = 80
 
@@ -54,7 +55,7 @@ def inner_graphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
         if attribute.HasField("g") or attribute.graphs:
             graphs = [attribute.g] if attribute.HasField("g") else []
             for graph in (*graphs, *attribute.graphs):
-                yield f"{attribute.name[:LONGEST]} of {node_words(node)}", graph
+                yield f"{attribute.name[:LONGEST]} of {describe_node(node)}", graph
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -72,15 +73,15 @@ def tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
         else:
             yield from _attributes(body.where, body.proto.attribute_proto)
         for node in body.proto.node:
-            yield from _attributes(node_words(node), node.attribute)
+            yield from _attributes(describe_node(node), node.attribute)
 
 
-def node_words(node: onnx.NodeProto) -> str:
+def describe_node(node: onnx.NodeProto) -> str:
     """How messages call a node: by its name, or by what it makes."""
     if node.name:
         return f"node {shown(node.name)}"
-    made = next(iter(node.output), "")
-    return f"the {node.op_type[:LONGEST] or '?'} that makes {shown(made)}"
+    first_output = next(iter(node.output), "")
+    return f"the {node.op_type[:LONGEST] or '?'} that makes {shown(first_output)}"
 
 
 def shown(name: str) -> str:
@@ -102,6 +103,6 @@ def _attributes(
 def _sparse(
     where: str, sparse: Sequence[onnx.SparseTensorProto]
 ) -> Iterator[tuple[str, onnx.TensorProto]]:
-    for one in sparse:
-        yield f"the values of a sparse tensor in {where}", one.values
-        yield f"the indices of a sparse tensor in {where}", one.indices
+    for tensor in sparse:
+        yield f"the values of a sparse tensor in {where}", tensor.values
+        yield f"the indices of a sparse tensor in {where}", tensor.indices

@@ -65,7 +65,7 @@ def test_arrays_are_laid_out(mesh, rows, layout):
             back = lay_out_in_blocks(source, NamedSharding(mesh, P("data")))
             assert isinstance(back, jax.Array)
             np.testing.assert_array_equal(back, rows)
-    with pytest.raises(ShardingError, match=r"shape \(17, 6\) cannot are in the blocks of shape"):
+    with pytest.raises(ShardingError, match=r"shape \(17, 6\) cannot be in the blocks of shape"):
         lay_out_in_blocks(jnp.asarray(rows)[:-1], layout)
 
 
@@ -104,5 +104,5 @@ def test_elsewhere_it_asks_for_nothing(rows, layout):
         np.testing.assert_array_equal(run(x, layout), rows)
     (pulled,) = jax.vjp(lambda x: lay_in_blocks(x, layout), x)[1](x)
     np.testing.assert_array_equal(pulled, rows)
-    with pytest.raises(ShardingError, match=r"\(17, 6\) cannot are in the blocks"):
+    with pytest.raises(ShardingError, match=r"\(17, 6\) cannot be in the blocks"):
         lay_in_blocks(x[:17], layout)

@@ -245,7 +245,7 @@ FAULTS = [
     (lambda x: conv(x, np.ones((2, 2, 17), np.float32)), "axis 2 of size 16 gives no outputs"),
     (lambda x: conv(x, np.ones((2, 4, 3), np.float32)), "takes 4 channels, and x has 2"),
     (lambda x: conv(x, W, padding="same", stride=2), "'same' is for stride 1"),
-    (lambda x: conv(x, W, method="xla"), "alike before and after"),
+    (lambda x: conv(x, W, method="xla"), "equal before and after"),
     (lambda x: conv_transpose(x, np.ones((3, 1, 3), np.float32)),
      r"kernel of shape \(3, 1, 3\) .*, and x has 2"),
     (lambda x: conv_transpose(x, W[:, :1], output_padding=1),

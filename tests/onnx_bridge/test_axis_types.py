@@ -12,7 +12,7 @@ import isoshard as iso
 from isoshard import P
 from isoshard.core.layout.axis_types import auto, same_grid
 from isoshard.onnx_bridge import annotate, compile, export_jax, layout
-from isoshard.onnx_bridge.layouts.meshes import part_of_mesh
+from isoshard.onnx_bridge.layouts.meshes import submesh
 
 KINDS = {"explicit": (AxisType.Explicit,) * 2, "mixed": (AxisType.Explicit, AxisType.Auto)}
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
@@ -99,7 +99,7 @@ def test_inside_jit_and_grad(typed):
 def test_a_stage_keeps_the_types_of_its_axes():
     kinds = (AxisType.Explicit, AxisType.Auto, AxisType.Explicit)
     mesh = jax.make_mesh((2, 2, 2), ("a", "stage", "b"), axis_types=kinds)
-    part = part_of_mesh(mesh, [0, 1, 4, 5]).mesh
+    part = submesh(mesh, [0, 1, 4, 5]).mesh
     assert part.axis_names == ("a", "b") and part.axis_types == (kinds[0], kinds[2])
     annotated = annotate(model(), mesh, SPECS, stages={"up": 0, "act": 0, "down": 1})
     run = compile(annotated, mesh)

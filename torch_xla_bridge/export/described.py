@@ -64,14 +64,14 @@ def graph_hash(tensors: Sequence[torch.Tensor]) -> bytes:
 
 def _data(tensor: XLAShardedTensor) -> list[str]:
     layout = marks.asked(tensor)
-    found = [
+    entries = [
         "Data Device: SPMD:0",
         f"Data Shape: {lowered.short(tensor._aval.physical, tensor.shape)}",
     ]
     if layout is None:
-        return ["XLAData {", *(f"  {line}" for line in found), "}"]
-    found += [
+        return ["XLAData {", *(f"  {line}" for line in entries), "}"]
+    entries += [
         f"OpSharding: {marks.spec_string(layout, tensor.dim())}",
         f"NumShards: {layout.mesh.size}",
     ]
-    return ["XLAShardedData {", *(f"  {line}" for line in found), "}"]
+    return ["XLAShardedData {", *(f"  {line}" for line in entries), "}"]

@@ -55,7 +55,7 @@ class StableHLOGraphModule:
     def __init__(self, bundle: StableHLOModelBundle):
         """See the class."""
         self._bundle = bundle
-        self._functions = {one.meta.name: one for one in bundle.stablehlo_funcs}
+        self._functions = {function.meta.name: function for function in bundle.stablehlo_funcs}
         self._default = bundle.stablehlo_funcs[0].meta.name
         self._exported: dict[str, export.Exported] = {}
 
@@ -80,10 +80,10 @@ class StableHLOGraphModule:
         function = self._function(method_name)
         leaves = pytree.tree_leaves(tuple(args))
         with jax.enable_x64(True):
-            given = self._inputs(function.meta, leaves)
+            inputs = self._inputs(function.meta, leaves)
             if method_name not in self._exported:
                 self._exported[method_name] = _runnable(function)
-            results = self._exported[method_name].call(*given)
+            results = self._exported[method_name].call(*inputs)
             on_jax = any(isinstance(leaf, lazy_tensor.LazyTensor) for leaf in leaves)
             tensors = [Torch().from_jax(array) if on_jax else _on_host(array) for array in results]
         spec = function.meta.output_pytree_spec
@@ -92,38 +92,38 @@ class StableHLOGraphModule:
         )
 
     def _inputs(self, meta: StableHLOFunctionMeta, leaves: Sequence[Any]) -> list[Any]:
-        count = sum(one.type_ is VariableType.INPUT_ARG for one in meta.input_locations)
+        count = sum(location.type_ is VariableType.INPUT_ARG for location in meta.input_locations)
         count += len(meta.unused_inputs)
         if len(leaves) != count:
             raise ValueError(f"{meta.name} takes {count} arguments, and got {len(leaves)}")
-        found = []
-        for where, wanted in zip(meta.input_locations, meta.input_signature, strict=True):
+        inputs = []
+        for where, signature in zip(meta.input_locations, meta.input_signature, strict=True):
             if where.type_ is VariableType.PARAMETER:
                 if where.name not in self._bundle.state_dict:
                     raise KeyError(
                         f"{meta.name} needs the weight {where.name}, which was not exported or "
                         "saved with it (export_weights, save_weights)"
                     )
-                found.append(self._bundle.state_dict[where.name])
+                inputs.append(self._bundle.state_dict[where.name])
                 continue
             if where.type_ is VariableType.CONSTANT:
-                found.append(self._bundle.additional_constants[where.position])
+                inputs.append(self._bundle.additional_constants[where.position])
                 continue
             array = _array_of(leaves[where.position])
-            if list(array.shape) != wanted.shape or array.dtype.name != wanted.dtype:
+            if list(array.shape) != signature.shape or array.dtype.name != signature.dtype:
                 raise ValueError(
                     f"argument {where.position} of {meta.name} must be of shape "
-                    f"{tuple(wanted.shape)} and {wanted.dtype}, as it was exported; it is of shape "
-                    f"{tuple(array.shape)} and {array.dtype.name}"
+                    f"{tuple(signature.shape)} and {signature.dtype}, as it was exported; it is of "
+                    f"shape {tuple(array.shape)} and {array.dtype.name}"
                 )
-            found.append(array)
-        return found
+            inputs.append(array)
+        return inputs
 
     def _function(self, name: str | None) -> StableHLOFunc:
-        found = self._functions.get(self._default if name is None else name)
-        if found is None:
+        function = self._functions.get(self._default if name is None else name)
+        if function is None:
             raise KeyError(f"there is no program {name!r}; there are {sorted(self._functions)}")
-        return found
+        return function
 
     def get_stablehlo_bytecode(self, method_name: str | None = None) -> bytes:
         """A program as portable StableHLO bytecode."""
@@ -161,7 +161,7 @@ def to_stablehlo(
     args = _example(exported, options)
     module = _on_jax(exported)
     leaves = pytree.tree_leaves(args)
-    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensor_indices = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     structure = pytree.tree_structure(args)
     with jax.enable_x64(True), jax.set_mesh(NO_MESH):
         function = jax_function(module)
@@ -169,15 +169,15 @@ def to_stablehlo(
         names = list(params)
 
         def forward(*arrays: Any) -> Any:
-            given = list(leaves)
-            for place, array in zip(places, arrays[len(names) :], strict=True):
-                given[place] = array
+            filled = list(leaves)
+            for index, array in zip(tensor_indices, arrays[len(names) :], strict=True):
+                filled[index] = array
             weights = dict(zip(names, arrays, strict=False))
-            return pytree.tree_leaves(function(weights, *pytree.tree_unflatten(given, structure)))
+            return pytree.tree_leaves(function(weights, *pytree.tree_unflatten(filled, structure)))
 
-        inputs = [*params.values(), *(_array_of(leaves[place]) for place in places)]
-        shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in inputs]
-        made = export.export(jax.jit(forward, keep_unused=True))(*shapes)
+        inputs = [*params.values(), *(_array_of(leaves[index]) for index in tensor_indices)]
+        shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in inputs]
+        exported_program = export.export(jax.jit(forward, keep_unused=True))(*shapes)
     constants = [name for name in names if name not in exported.state_dict]
     where = [
         InputLocation.constant(constants.index(name))
@@ -185,26 +185,29 @@ def to_stablehlo(
         else InputLocation.parameter(name)
         for name in names
     ]
-    where += [InputLocation.input_arg(place) for place in places]
-    signatures = [VariableSignature(list(one.shape), one.dtype.name) for one in inputs]
+    where += [InputLocation.input_arg(index) for index in tensor_indices]
+    signatures = [VariableSignature(list(array.shape), array.dtype.name) for array in inputs]
     unused = [
         (InputLocation.input_arg(n), VariableSignature([], type(leaf).__name__))
         for n, leaf in enumerate(leaves)
-        if n not in places
+        if n not in tensor_indices
     ]
     specs: Any = exported.call_spec
     meta = StableHLOFunctionMeta(
         "forward",
         "0.0.0",
         signatures,
-        [VariableSignature(list(one.shape), one.dtype.name) for one in made.out_avals],
+        [
+            VariableSignature(list(array.shape), array.dtype.name)
+            for array in exported_program.out_avals
+        ],
         where,
         unused,
         pytree.treespec_dumps(specs.in_spec),
         pytree.treespec_dumps(specs.out_spec),
     )
-    text = made.mlir_module() if options.include_human_readable_text else None
-    code = StableHLOFunc(meta, bytes(made.mlir_module_serialized), text)
+    text = exported_program.mlir_module() if options.include_human_readable_text else None
+    code = StableHLOFunc(meta, bytes(exported_program.mlir_module_serialized), text)
     weights = {name: params[name] for name in names if name not in constants}
     return StableHLOGraphModule(
         StableHLOModelBundle(
@@ -237,10 +240,12 @@ def save_torch_model_as_stablehlo(
 def _runnable(function: StableHLOFunc) -> export.Exported:
     """A program for JAX to call: one with this signature, with that one's code in it."""
     meta = function.meta
-    shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in meta.input_signature]
+    shapes = [
+        jax.ShapeDtypeStruct(signature.shape, signature.dtype) for signature in meta.input_signature
+    ]
 
     def blank(*arrays: Any) -> list[Any]:
-        return [jnp.zeros(one.shape, one.dtype) for one in meta.output_signature]
+        return [jnp.zeros(signature.shape, signature.dtype) for signature in meta.output_signature]
 
     empty = export.export(jax.jit(blank, keep_unused=True))(*shapes)
     return dataclasses.replace(empty, mlir_module_serialized=function.bytecode)
@@ -277,18 +282,18 @@ def _example(exported: Any, options: StableHLOExportOptions) -> tuple[Any, ...]:
 def _on_jax(exported: Any) -> torch.nn.Module:
     """The program as a module that makes its tensors on the `jax` device."""
     module = exported.module(check_guards=False)
-    own: Any = torch.device("jax")
+    device: Any = torch.device("jax")
     for node in list(module.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             module.graph.erase_node(node)
             continue
-        node.args = tuple([own if isinstance(arg, torch.device) else arg for arg in node.args])
+        node.args = tuple([device if isinstance(arg, torch.device) else arg for arg in node.args])
         if node.kwargs.get("device") is not None:
-            node.update_kwarg("device", own)
-        held = vars(module).get(node.target) if node.op == "get_attr" else None
-        if isinstance(held, torch.Tensor):  # a constant in the code: an input, like a buffer
+            node.update_kwarg("device", device)
+        constant = vars(module).get(node.target) if node.op == "get_attr" else None
+        if isinstance(constant, torch.Tensor):  # a constant in the code: an input, like a buffer
             delattr(module, node.target)
-            module.register_buffer(node.target, held)
+            module.register_buffer(node.target, constant)
     module.recompile()
     return module
 

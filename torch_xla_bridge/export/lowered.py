@@ -44,8 +44,8 @@ _SHORT = {"float": "f", "int": "s", "uint": "u", "complex": "c", "bfloat": "bf"}
 
 def stablehlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
     """The StableHLO module that would compute tensors."""
-    found = _plan(tensors)
-    return "" if found is None else _lower(*found).as_text()
+    planned_ = _plan(tensors)
+    return "" if planned_ is None else _lower(*planned_).as_text()
 
 
 def hlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
@@ -55,10 +55,10 @@ def hlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
     XLA makes of the program, which is compiled for it: with the collectives, and the shapes of one
     device's part.
     """
-    tensors = None if tensors is None else [_pieces(tensor) for tensor in tensors]
-    found = _plan(tensors)
-    if found is not None:
-        lowered = _lower(*found)
+    tensors = None if tensors is None else [_buffer(tensor) for tensor in tensors]
+    planned_ = _plan(tensors)
+    if planned_ is not None:
+        lowered = _lower(*planned_)
     elif tensors:
         lowered = _identity(tensors)
     else:
@@ -68,8 +68,8 @@ def hlo(tensors: Sequence[torch.Tensor] | None = None) -> str:
     return listed(lowered.as_text(dialect="hlo"))
 
 
-def _pieces(tensor: torch.Tensor) -> torch.Tensor:
-    """The pieces of a manual tensor, one above the other; another tensor as it is."""
+def _buffer(tensor: torch.Tensor) -> torch.Tensor:
+    """The shards of a manual tensor, one above the other; another tensor as it is."""
     return getattr(tensor, "stacked", tensor)
 
 
@@ -83,10 +83,10 @@ def _identity(tensors: Sequence[torch.Tensor]) -> jax.stages.Lowered:
 
 def bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
     """The same as a portable StableHLO artifact, which later versions of XLA read as well."""
-    found = _plan(tensors)
-    if found is None:
+    planned_ = _plan(tensors)
+    if planned_ is None:
         return b""
-    plan, structs = found
+    plan, structs = planned_
     custom = set(re.findall(r"stablehlo\.custom_call @([\w.]+)", _lower(plan, structs).as_text()))
     checks = [export.DisabledSafetyCheck.custom_call(name) for name in sorted(custom)]
     arguments = (*structs, *plan_lowering.extra_inputs(plan))
@@ -98,10 +98,10 @@ def bytecode(tensors: Sequence[torch.Tensor] | None = None) -> bytes:
 
 def tape_text(tensors: Sequence[torch.Tensor] | None = None) -> str:
     """The recorded operations that tensors depend on, one per line."""
-    found = _plan(tensors)
-    if found is None:
+    planned_ = _plan(tensors)
+    if planned_ is None:
         return ""
-    plan, structs = found
+    plan, structs = planned_
     inputs = iter(structs)
     names: dict[int, str] = {}
     lines, slot = ["IR {"], 0
@@ -110,21 +110,21 @@ def tape_text(tensors: Sequence[torch.Tensor] | None = None) -> str:
     ):
         if isinstance(entry[0], int):
             recipe = tapes.RECIPES[entry[0]]
-            count, what = recipe.count, recipe.name
-            arguments = ", ".join(names.get(number, "%?") for number in entry[1:])
-            line = f"{what}({arguments}){_mark(recipe)}"
+            count, kind = recipe.count, recipe.name
+            arguments = ", ".join(names.get(result_id, "%?") for result_id in entry[1:])
+            line = f"{kind}({arguments}){_mark(recipe)}"
         else:
             count, struct = 1, next(inputs)
             layout = _layout(struct.sharding, len(struct.shape))
             line = f"{short(struct.dtype, struct.shape)} input(){layout}"
         if needed:
-            number = len(lines) - 1
+            result_id = len(lines) - 1
             several = count > 1
-            names |= {slot + n: f"%{number}" + f".{n}" * several for n in range(count)}
+            names |= {slot + n: f"%{result_id}" + f".{n}" * several for n in range(count)}
             root = "ROOT " * (
                 not plan.live or not {*range(slot, slot + count)}.isdisjoint(plan.live)
             )
-            lines.append(f"  {root}%{number} = {line}")
+            lines.append(f"  {root}%{result_id} = {line}")
         slot += count
     return "\n".join([*lines, "}"])
 
@@ -135,8 +135,8 @@ NO_MESH = jax.sharding.Mesh(np.empty((), object), ())
 
 def _plan(tensors: Sequence[torch.Tensor] | None) -> tuple[CompileRequest, list[Any]] | None:
     """What would be executed, and its inputs' shapes and layouts; None if nothing would be."""
-    found = planned(tensors)
-    return None if found is None else found[:2]
+    planned_ = planned(tensors)
+    return None if planned_ is None else planned_[:2]
 
 
 def planned(
@@ -229,12 +229,12 @@ def listed(text: str) -> str:
 
     def devices(match: re.Match[str]) -> str:
         grid, counts, turn = match.groups()
-        whole = np.arange(math.prod(_numbers(counts))).reshape(_numbers(counts))
-        turned = whole.transpose(_numbers(turn)) if turn else whole
+        device_grid = np.arange(math.prod(_ints(counts))).reshape(_ints(counts))
+        turned = device_grid.transpose(_ints(turn)) if turn else device_grid
         return f"devices=[{grid}]{','.join(map(str, turned.ravel()))}"
 
     return _COUNTED.sub(devices, text)
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
+def _ints(text: str) -> list[int]:
+    return [int(digits) for digits in text.split(",")]

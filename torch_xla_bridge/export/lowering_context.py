@@ -44,19 +44,19 @@ class LoweringContext:
 
     def build(self, tensors: Sequence[torch.Tensor]) -> None:
         """Lower the program that would compute tensors."""
-        found = lowered.planned(tensors)
-        if found is None:
+        planned_ = lowered.planned(tensors)
+        if planned_ is None:
             raise RuntimeError(
                 "these tensors have values, so there is no program to lower; build it before "
                 "torch_xla.sync() or anything else reads them"
             )
-        plan, structs, leaves = found
+        plan, structs, leaves = planned_
         entries = zip(plan.program, interpreting.needed(plan.program, plan.live), strict=True)
         used = [needed for entry, needed in entries if not isinstance(entry[0], int)]
         self._lowered = plan_lowering.lowered(plan, structs, keep_unused=True)
         self._parameters = {
-            number: leaf.revived() if isinstance(leaf, Taken) else leaf
-            for number, (leaf, needed) in enumerate(zip(leaves, used, strict=True))
+            index: leaf.revived() if isinstance(leaf, Taken) else leaf
+            for index, (leaf, needed) in enumerate(zip(leaves, used, strict=True))
             if needed
         }
 
@@ -85,9 +85,9 @@ class LoweringContext:
     def tensor_parameter_id(self, tensor: torch.Tensor) -> int:
         """The number of the parameter that a tensor is."""
         value = lazy_tensor.read(tensor) if isinstance(tensor, lazy_tensor.LazyTensor) else None
-        for number, one in self._parameters.items():
-            if one is value:
-                return number
+        for parameter_id, parameter in self._parameters.items():
+            if parameter is value:
+                return parameter_id
         return -1
 
     def _built(self) -> jax.stages.Lowered:

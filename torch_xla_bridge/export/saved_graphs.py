@@ -46,11 +46,11 @@ def _graph(plan: program.CompileRequest) -> str:
 
 
 def _compiled(done: program.Program) -> str:
-    """What XLA made of a program, and how its results lie."""
+    """What XLA made of a program, and how its results are sharded."""
     shapes = jax.tree.leaves(done.compiled.out_info)
     lines = [
-        f"{short(one.dtype, one.shape)} {_layout(number, len(one.shape))}"
-        for one, number in zip(shapes, done.layouts or (), strict=True)
+        f"{short(struct.dtype, struct.shape)} {_layout(layout_id, len(struct.shape))}"
+        for struct, layout_id in zip(shapes, done.layouts or (), strict=True)
     ]
     outputs = ["#OUTPUT_SHARDING_BEGIN", *lines, "#OUTPUT_SHARDING_END", "", ""]
     return _entry(done.text()) + "\n".join(outputs)
@@ -61,8 +61,8 @@ def _entry(text: str) -> str:
     return f"{where}\n## BEGIN_GRAPH\n{text.rstrip()}\n## END_GRAPH\n\n"
 
 
-def _layout(number: int, ndim: int) -> str:
-    found = None if number == layout_numbers.UNPLACED else layout_numbers.as_named(number)
-    if isinstance(found, jax.sharding.NamedSharding):
-        return marks.spec_string(found, ndim)
+def _layout(layout_id: int, ndim: int) -> str:
+    layout = None if layout_id == layout_numbers.UNPLACED else layout_numbers.as_named(layout_id)
+    if isinstance(layout, jax.sharding.NamedSharding):
+        return marks.spec_string(layout, ndim)
     return "{replicated}"  # as XLA writes the layout of an array on one device

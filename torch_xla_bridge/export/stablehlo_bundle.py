@@ -1,6 +1,6 @@
 """A program in StableHLO with its weights: what it is made of, and its folder on disk.
 
-The folder is laid out as torch_xla's:
+The folder has torch_xla's layout:
 
 ```
 functions/forward.meta       names, shapes and dtypes of inputs and outputs, JSON
@@ -172,8 +172,8 @@ def save(bundle: StableHLOModelBundle, folder: str | os.PathLike[str], *, weight
     if weights:
         for name, array in bundle.state_dict.items():
             _save_array(root / "data" / name, array)
-    for number, array in enumerate(bundle.additional_constants):
-        _save_array(root / "constants" / str(number), array)
+    for index, array in enumerate(bundle.additional_constants):
+        _save_array(root / "constants" / str(index), array)
     for function in bundle.stablehlo_funcs:
         stem = root / "functions" / function.meta.name
         stem.with_suffix(".meta").write_text(json.dumps(_plain(function.meta)))
@@ -200,8 +200,8 @@ def load(folder: str | os.PathLike[str]) -> StableHLOModelBundle:
     dtypes: dict[Any, str] = {}
     for function in functions:
         signatures = function.meta.input_signature
-        for where, one in zip(function.meta.input_locations, signatures, strict=True):
-            dtypes[where.type_, where.name or where.position] = one.dtype
+        for where, signature in zip(function.meta.input_locations, signatures, strict=True):
+            dtypes[where.type_, where.name or where.position] = signature.dtype
     data = root / "data"
     state = {
         path.name: _load_array(path, dtypes.get((VariableType.PARAMETER, path.name)))
@@ -209,8 +209,8 @@ def load(folder: str | os.PathLike[str]) -> StableHLOModelBundle:
     }
     numbered = sorted((root / "constants").iterdir(), key=lambda path: int(path.name))
     constants = [
-        _load_array(path, dtypes.get((VariableType.CONSTANT, number)))
-        for number, path in enumerate(numbered)
+        _load_array(path, dtypes.get((VariableType.CONSTANT, index)))
+        for index, path in enumerate(numbered)
     ]
     return StableHLOModelBundle(state, constants, functions)
 
@@ -219,11 +219,11 @@ def _load_function(path: pathlib.Path) -> StableHLOFunc:
     raw = json.loads(path.read_text())
     fields: dict[str, Any] = {
         **raw,
-        "input_signature": [VariableSignature(**one) for one in raw["input_signature"]],
-        "output_signature": [VariableSignature(**one) for one in raw["output_signature"]],
-        "input_locations": [_location(one) for one in raw["input_locations"]],
+        "input_signature": [VariableSignature(**entry) for entry in raw["input_signature"]],
+        "output_signature": [VariableSignature(**entry) for entry in raw["output_signature"]],
+        "input_locations": [_location(entry) for entry in raw["input_locations"]],
         "unused_inputs": [
-            (_location(where), VariableSignature(**one)) for where, one in raw["unused_inputs"]
+            (_location(where), VariableSignature(**entry)) for where, entry in raw["unused_inputs"]
         ],
     }
     meta = StableHLOFunctionMeta(**fields)
@@ -246,7 +246,7 @@ def _plain(thing: Any) -> Any:
     if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
         return {f.name: _plain(getattr(thing, f.name)) for f in dataclasses.fields(thing)}
     if isinstance(thing, list | tuple):
-        return [_plain(one) for one in thing]
+        return [_plain(item) for item in thing]
     return thing
 
 

@@ -19,7 +19,7 @@ Layouts, `input_sharding`: a `ShardingSpec` splits the tensors of its rank, and 
 rank go whole to every device, with a warning; a dictionary has a spec or None for each key of the
 batch. With `minibatch=True` in the spec, each process gives only its part of the batch.
 
-Rows that do not divide, `last_batch`: "keep" lays such a batch whole on every device, with an
+Rows that do not divide, `last_batch`: "keep" lays such a batch replicated, with an
 `UnevenWarning` (with `minibatch` it is an error). "drop" leaves out the last batch, and only that.
 "pad" repeats the rows of the batch, from its first on, until they divide: means are then slightly
 off, so do not evaluate with it.
@@ -150,20 +150,20 @@ class ParallelLoader:
         """See the class; reading begins now."""
         if len(devices) != 1:
             raise DeviceError(
-                f"a loader has one device, which stands for the whole mesh, and was given "
+                f"a loader has one device, which stands for the full mesh, and was given "
                 f"{len(devices)}: {list(devices)}. Pass [torch_xla.device()], and split batches "
                 "with input_sharding."
             )
         self._device = _checked(devices[0])
-        for name, number, least in (
+        for name, value, least in (
             ("batchdim", batchdim, 0),
             ("batches_per_execution", batches_per_execution, 1),
             ("loader_prefetch_size", loader_prefetch_size, 1),
             ("device_prefetch_size", device_prefetch_size, 1),
             ("host_to_device_transfer_threads", host_to_device_transfer_threads, 1),
         ):
-            if number < least:
-                raise ValueError(f"{name} is at least {least}; given: {number}")
+            if value < least:
+                raise ValueError(f"{name} is at least {least}; given: {value}")
         self._cpu_loader = cpu_loader
         self._batches_per_execution = batches_per_execution
         self._uploader = Uploader(
@@ -173,7 +173,7 @@ class ParallelLoader:
             where=metrics.user_location(),
         )
         self._drops = last_batch == "drop"
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         queue = PerDeviceQueue(self._device, loader_prefetch_size, device_prefetch_size)
         self._feed = Feed(
             _synced(iter(cpu_loader)),
@@ -253,8 +253,8 @@ class ParallelLoader:
             self.close()
             raise UnevenError(f"{batch.uneven} This batch is not the last one.")
         for kind, note in batch.notes.items():
-            if kind not in self._told:
-                self._told.add(kind)
+            if kind not in self._warned:
+                self._warned.add(kind)
                 warnings.warn(note, _CATEGORIES[kind], stacklevel=3)
         return self._uploader.tensors(batch)
 
@@ -283,7 +283,7 @@ class MpDeviceLoader:
         self._parallel_loader_kwargs = kwargs
         self._parallel_loader: weakref.ref[ParallelLoader] | None = None
         self._feed: Feed | None = None
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch; one that was not finished ends."""
@@ -292,7 +292,7 @@ class MpDeviceLoader:
                 "a new iteration of the MpDeviceLoader has begun, which ended this one"
             )
         parallel = ParallelLoader(self._loader, [self._device], **self._parallel_loader_kwargs)
-        parallel._told = self._told
+        parallel._warned = self._warned
         self._parallel_loader = weakref.ref(parallel)
         self._feed = parallel._feed
         return parallel.per_device_loader(self._device)
@@ -311,10 +311,10 @@ _CATEGORIES = {"rank": UserWarning, "uneven": UnevenWarning}
 
 def _checked(device: Any) -> torch.device:
     """The device, if it is ours."""
-    found = torch.device(device)
-    if found.type not in naming.OURS or found.index not in (None, 0):
+    checked = torch.device(device)
+    if checked.type not in naming.OURS or checked.index not in (None, 0):
         raise DeviceError(
-            f"a loader uploads to {naming.current()}, and was given {found}; pass "
+            f"a loader uploads to {naming.current()}, and was given {checked}; pass "
             f"{naming.current()}, and split batches over its mesh with input_sharding"
         )
     return naming.current()

@@ -6,18 +6,18 @@ which blocks of the mesh are this process's.
 >>> import isoshard.torch_bridge as xs
 >>> mesh = xs.Mesh(range(8), (4, 2), ("data", "model"))
 >>> split = Split(xs.ShardingSpec(mesh, ("data", None)), 2)
->>> split.parts(0), split.whole((12, 5), "batch")
+>>> split.shards(0), split.global_shape((12, 5), "batch")
 (4, (12, 5))
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
 from isoshard.core.layout.spec import named_sharding
-from isoshard.core.transfer.process_local import global_shape, local_block_indices
+from isoshard.core.transfer.process_local import global_shape
+from isoshard.core.transfer.process_local import local_block_indices
 from isoshard.torch_bridge.spmd.mark_errors import MinibatchError
+from typing import Any
 
 
 class Split:
@@ -25,7 +25,7 @@ class Split:
 
     Args:
         spec: a `ShardingSpec`.
-        rank: of the tensors. Those of another rank than the spec's are whole on every device.
+        rank: of the tensors. Those of another rank than the spec's are replicated.
 
     Attributes:
         spec: the partition spec.
@@ -43,15 +43,15 @@ class Split:
         self.fits = len(self.spec) == rank
         self.minibatch = bool(spec.minibatch) and self.fits
         self.sharding = named_sharding(self.spec if self.fits else (), spec.mesh, rank)
-        blocks, held = local_block_indices(self.sharding, rank)
-        self._parts = [max(1, len(b)) for b in held] if self.minibatch else blocks
+        blocks, local_blocks = local_block_indices(self.sharding, rank)
+        self._shards = [max(1, len(b)) for b in local_blocks] if self.minibatch else blocks
 
-    def parts(self, axis: int) -> int:
+    def shards(self, axis: int) -> int:
         """Shards along an axis of the tensors that this process gives."""
-        return self._parts[axis] if axis < len(self._parts) else 1
+        return self._shards[axis] if axis < len(self._shards) else 1
 
-    def whole(self, shape: Sequence[int], name: str) -> tuple[int, ...]:
-        """The shape of a whole tensor, over all processes.
+    def global_shape(self, shape: Sequence[int], name: str) -> tuple[int, ...]:
+        """The shape of a full tensor, over all processes.
 
         Args:
             shape: of what this process gives.
@@ -62,10 +62,10 @@ class Split:
         """
         if not self.minibatch:
             return tuple(shape)
-        for axis, (size, parts) in enumerate(zip(shape, self._parts, strict=True)):
-            if size % parts:
+        for axis, (size, shards) in enumerate(zip(shape, self._shards, strict=True)):
+            if size % shards:
                 raise MinibatchError(
-                    f"{name}: axis {axis} has size {size} in this process, which its {parts} "
+                    f"{name}: axis {axis} has size {size} in this process, which its {shards} "
                     f"shards of that axis (spec {self.spec}) do not divide"
                 )
         return global_shape(shape, self.sharding)

@@ -36,10 +36,10 @@ LAST_BATCH = ("keep", "drop", "pad")
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorPlace:
+class TensorSlot:
     """What stands in a batch for one of its tensors."""
 
-    number: int
+    index: int
 
 
 class HostTensor(NamedTuple):
@@ -58,8 +58,8 @@ class UploadedTensor:
         array: its elements.
         aval: its shape and dtype.
         sharding: the layout of its buffers; None without a spec.
-        asked: the layout that the spec means, where some axis does not divide and stays whole.
-        fault: which.
+        requested: the layout that the spec means, where some axis does not divide and stays whole.
+        error: which.
         requires_grad: as on the host.
         host_bytes: how many were sent.
     """
@@ -67,8 +67,8 @@ class UploadedTensor:
     array: jax.Array
     aval: Aval
     sharding: marks.Sharding | None
-    asked: marks.Sharding | None
-    fault: str
+    requested: marks.Sharding | None
+    error: str
     requires_grad: bool
     host_bytes: int
 
@@ -78,7 +78,7 @@ class Batch:
     """A batch on its way, or one that is to be dropped.
 
     Attributes:
-        tree: with a `TensorPlace` in the place of each tensor.
+        tree: with a `TensorSlot` in the place of each tensor.
         tensors: they, by number.
         notes: what its user should be warned of, by kind.
         uneven: why it cannot be split; it is dropped if it is the last one.
@@ -135,29 +135,29 @@ class Uploader:
 
     def multiple(self) -> int:
         """What the rows of a batch must be a multiple of, to be split evenly."""
-        return math.lcm(*(split.parts(self._batchdim) for split in self._given))
+        return math.lcm(*(split.shards(self._batchdim) for split in self._given))
 
     def place(self, batch: Any) -> Batch:
         """Bring a batch to the devices, and wait until it is there.
 
         Args:
             batch: tensors anywhere in lists, tuples, mappings and objects; what is no CPU tensor
-                stays as it is.
+                is unchanged.
 
         Raises:
             ValueError: specs are given by key, and the batch has none.
             KeyError: a key with tensors has no spec.
             UnevenError: this process's part of the batch is no multiple of its shards.
         """
-        tree, leaves = self._taken_apart(batch)
+        tree, leaves = self._flattened(batch)
         axis = self._batchdim
         splits = [leaf.split for leaf in leaves if leaf.split]
-        shards = math.lcm(*(split.parts(axis) for split in splits))
+        shards = math.lcm(*(split.shards(axis) for split in splits))
         rows = sorted(
             {
                 tensor.shape[axis]
                 for tensor, split, _ in leaves
-                if split and axis < tensor.dim() and tensor.shape[axis] % split.parts(axis)
+                if split and axis < tensor.dim() and tensor.shape[axis] % split.shards(axis)
             }
         )
         notes = _rank_note(leaves)
@@ -171,25 +171,25 @@ class Uploader:
         placed = []
         for tensor, split, name in leaves:
             placed.append(_place(self._padded(tensor, target), split, name))
-            if placed[-1].fault:
-                notes.setdefault("uneven", f"{placed[-1].fault}. {_UNEVEN}")
+            if placed[-1].error:
+                notes.setdefault("uneven", f"{placed[-1].error}. {_UNEVEN}")
         return Batch(tree, placed, notes)
 
     def tensors(self, batch: Batch) -> Any:
         """The batch with tensors of the `jax` device, in the thread that will use them."""
-        made = [self._tensor(placed) for placed in batch.tensors]
-        return _rewritten(batch.tree, TensorPlace, lambda place, _: made[place.number])
+        tensors = [self._tensor(placed) for placed in batch.tensors]
+        return _rewritten(batch.tree, TensorSlot, lambda slot, _: tensors[slot.index])
 
     def _tensor(self, placed: UploadedTensor) -> torch.Tensor:
         metrics.record_transfer("host_to_device", placed.host_bytes, self._where)
         tensor = lazy_tensor.fresh(placed.aval, Value.of(placed.array))
         tensor.requires_grad_(placed.requires_grad)
         if placed.sharding is not None:
-            marks.keep(tensor, placed.sharding, placed.asked)
+            marks.keep(tensor, placed.sharding, placed.requested)
         return tensor
 
-    def _taken_apart(self, batch: Any) -> tuple[Any, list[HostTensor]]:
-        """The batch with a `TensorPlace` for each CPU tensor, and these."""
+    def _flattened(self, batch: Any) -> tuple[Any, list[HostTensor]]:
+        """The batch with a `TensorSlot` for each CPU tensor, and these."""
         leaves: list[HostTensor] = []
 
         def part(tree: Any, spec: Any, name: str) -> Any:
@@ -197,14 +197,14 @@ class Uploader:
                 if tensor.device.type != "cpu":
                     return tensor
                 leaves.append(HostTensor(tensor, self._split(spec, tensor.dim()), name + path))
-                return TensorPlace(len(leaves) - 1)
+                return TensorSlot(len(leaves) - 1)
 
             return _rewritten(tree, torch.Tensor, take)
 
-        given = self._sharding
-        if not isinstance(given, Mapping):
-            return part(batch, given, "batch"), leaves
-        keys = ", ".join(map(repr, given))
+        shardings = self._sharding
+        if not isinstance(shardings, Mapping):
+            return part(batch, shardings, "batch"), leaves
+        keys = ", ".join(map(repr, shardings))
         if not isinstance(batch, Mapping):
             raise ValueError(
                 f"input_sharding has specs for the keys {keys}, and the batch is a "
@@ -214,8 +214,8 @@ class Uploader:
         items, absent = {}, []
         for key, tree in batch.items():
             before = len(leaves)
-            items[key] = part(tree, given.get(key), f"batch[{key!r}]")
-            if key not in given and len(leaves) > before:
+            items[key] = part(tree, shardings.get(key), f"batch[{key!r}]")
+            if key not in shardings and len(leaves) > before:
                 absent.append(repr(key))
         if absent:
             raise KeyError(
@@ -268,11 +268,11 @@ def _uneven_minibatch(rows: list[int], leaves: list[HostTensor]) -> str:
 def _place(tensor: torch.Tensor, split: Split | None, name: str) -> UploadedTensor:
     """Copy a tensor and send the copy."""
     host = _snapshot(tensor)
-    sharding, asked, fault, shape = None, None, "", host.shape
+    sharding, requested, error, shape = None, None, "", host.shape
     if split is not None:
-        shape = split.whole(host.shape, name)
-        sharding, fault = even_layout(split.sharding, shape, name)
-        asked = split.sharding if fault else None
+        shape = split.global_shape(host.shape, name)
+        sharding, error = even_layout(split.sharding, shape, name)
+        requested = split.sharding if error else None
     with jax.enable_x64(True):
         if sharding is None or sharding.is_fully_addressable:
             array = jax.device_put(host, sharding, may_alias=True)
@@ -280,7 +280,9 @@ def _place(tensor: torch.Tensor, split: Split | None, name: str) -> UploadedTens
             array = jax.make_array_from_process_local_data(sharding, host, shape)
     array.block_until_ready()
     aval = Aval.contiguous(tuple(array.shape), tensor.dtype)
-    return UploadedTensor(array, aval, sharding, asked, fault, tensor.requires_grad, host.nbytes)
+    return UploadedTensor(
+        array, aval, sharding, requested, error, tensor.requires_grad, host.nbytes
+    )
 
 
 def _snapshot(tensor: torch.Tensor) -> np.ndarray:
@@ -294,9 +296,9 @@ def _snapshot(tensor: torch.Tensor) -> np.ndarray:
     physical = Aval.contiguous(tuple(tensor.shape), tensor.dtype).physical
     if host.dtype != physical:
         return lazy_tensor.narrow(host, physical, tensor.dtype)
-    mine = aligned_empty(host.shape, physical)
-    np.copyto(mine, host)
-    return mine
+    copied = aligned_empty(host.shape, physical)
+    np.copyto(copied, host)
+    return copied
 
 
 def _rewritten(batch: Any, kind: type, change: Callable[[Any, str], Any]) -> Any:

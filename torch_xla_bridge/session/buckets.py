@@ -139,7 +139,7 @@ def all_reduce_bucketized_gradients(
     """`all_reduce` of gradients in buckets, in place."""
 
     def reduce(tensors: Any, _: Any) -> Any:
-        together = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        return all_reduce("sum", together, scale, groups, pin_layout)
+        bucket = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        return all_reduce("sum", bucket, scale, groups, pin_layout)
 
     CoalescingBuckets(reduce, list(gradients), None, bucket_cap_mb)()

@@ -68,7 +68,7 @@ def all_gather(
         raise RuntimeError(
             "all_gather of a list of tensors cannot pin the layout; pass pin_layout=False"
         )
-    return _given("all_gather", value, output, lambda tensor: _along(tensor, dim).clone())
+    return _given("all_gather", value, output, lambda tensor: _expanded(tensor, dim).clone())
 
 
 def reduce_scatter(
@@ -93,7 +93,7 @@ def reduce_scatter(
     _check_kind(reduce_type)
     check_groups("reduce_scatter", groups)
     _check_count("reduce_scatter", "shard_count", shard_count)
-    return _given("reduce_scatter", input, output, lambda t: _along(t, scatter_dim) * scale)
+    return _given("reduce_scatter", input, output, lambda t: _expanded(t, scatter_dim) * scale)
 
 
 def all_to_all(
@@ -112,7 +112,7 @@ def all_to_all(
     """
     check_groups("all_to_all", groups)
     _check_count("all_to_all", "split_count", split_count)
-    return _along(_along(value, split_dimension), concat_dimension).clone()
+    return _expanded(_expanded(value, split_dimension), concat_dimension).clone()
 
 
 def collective_permute(value: torch.Tensor, pairs: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -142,22 +142,22 @@ def recv(output: torch.Tensor, channel_id: int) -> torch.Tensor:
     raise RuntimeError(_no_partner("recv"))
 
 
-def check_groups(what: str, groups: Any, *, same: bool = False) -> None:
+def check_groups(op: str, groups: Any, *, same: bool = False) -> None:
     """Refuse groups with other replicas than 0."""
     for group in groups or ():
         members = [group] if isinstance(group, int) else list(group)
         if any(member != 0 for member in members) or (len(members) > 1 and not same):
             raise ValueError(
-                f"{what} with groups {groups} needs several replicas, and an SPMD script is one: "
+                f"{op} with groups {groups} needs several replicas, and an SPMD script is one: "
                 "only group [0] is possible. To compute across the chips, mark tensors with "
                 "mark_sharding and reduce them with torch's own operators (sum, mean, cat), and "
                 "XLA places the collectives."
             )
 
 
-def _no_partner(what: str) -> str:
+def _no_partner(op: str) -> str:
     return (
-        f"{what} needs another replica, and an SPMD script is one. To move a tensor to other chips "
+        f"{op} needs another replica, and an SPMD script is one. To move a tensor to other chips "
         "give it another layout: isoshard.reshard(tensor, spec), or mark_sharding after "
         "clear_sharding."
     )
@@ -168,37 +168,37 @@ def _check_kind(reduce_type: str) -> None:
         raise ValueError(f"{reduce_type!r} is no reduction; there are {', '.join(_KINDS)}")
 
 
-def _check_count(what: str, name: str, count: int) -> None:
+def _check_count(op: str, name: str, count: int) -> None:
     if count != 1:
         raise ValueError(
-            f"{what} with {name}={count} needs {count} replicas, and an SPMD script is one: pass "
+            f"{op} with {name}={count} needs {count} replicas, and an SPMD script is one: pass "
             f"{name}=1, or lay the tensor out over the chips with mark_sharding"
         )
 
 
-def _along(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+def _expanded(tensor: torch.Tensor, dim: int) -> torch.Tensor:
     if not -tensor.dim() <= dim < tensor.dim():
         raise IndexError(f"a tensor of shape {tuple(tensor.shape)} has no axis {dim}")
     return tensor
 
 
-def _given(what: str, value: Any, output: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _given(op: str, value: Any, output: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """What a collective makes of a tensor or a list, in `output` if there is one."""
     if isinstance(value, torch.Tensor):
         if output is None:
             return make(value)
         return output.copy_(make(value))
     kinds = "a tensor or a list of tensors"
-    check_list(what, "its input", value, kinds)
+    check_list(op, "its input", value, kinds)
     if output is None:
         return [make(tensor) for tensor in value]
-    check_list(what, "output", output, kinds)
+    check_list(op, "output", output, kinds)
     if len(output) != len(value):
-        raise ValueError(f"{what} got {len(value)} tensors and {len(output)} outputs")
+        raise ValueError(f"{op} got {len(value)} tensors and {len(output)} outputs")
     return [into.copy_(make(tensor)) for tensor, into in zip(value, output, strict=True)]
 
 
-def check_list(what: str, role: str, value: Any, kinds: str = "a list of tensors") -> None:
+def check_list(op: str, role: str, value: Any, kinds: str = "a list of tensors") -> None:
     """Refuse what is no list of tensors."""
-    if not isinstance(value, list) or not all(isinstance(one, torch.Tensor) for one in value):
-        raise TypeError(f"{what} takes {kinds} as {role}, not {type(value).__name__}")
+    if not isinstance(value, list) or not all(isinstance(item, torch.Tensor) for item in value):
+        raise TypeError(f"{op} takes {kinds} as {role}, not {type(value).__name__}")

@@ -89,7 +89,7 @@ def send(datas: Any, device: str | torch.device, input_sharding: Any = None) -> 
     def convert(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if input_sharding is not None and getattr(input_sharding, "minibatch", False):
             _check_minibatch(tensors, input_sharding)
-        return [_sent(tensor, input_sharding) for tensor in tensors]
+        return [_on_device(tensor, input_sharding) for tensor in tensors]
 
     def select(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.device.type == "cpu"
@@ -99,11 +99,11 @@ def send(datas: Any, device: str | torch.device, input_sharding: Any = None) -> 
     )
 
 
-def _sent(tensor: torch.Tensor, input_sharding: Any) -> torch.Tensor:
-    sent = tensor.detach().to(naming.current())
-    if input_sharding is not None and input_sharding.can_apply(sent):
-        input_sharding.apply(sent)
-    return sent.requires_grad_(tensor.requires_grad)
+def _on_device(tensor: torch.Tensor, input_sharding: Any) -> torch.Tensor:
+    moved = tensor.detach().to(naming.current())
+    if input_sharding is not None and input_sharding.can_apply(moved):
+        input_sharding.apply(moved)
+    return moved.requires_grad_(tensor.requires_grad)
 
 
 def _check_minibatch(tensors: list[torch.Tensor], input_sharding: Any) -> None:

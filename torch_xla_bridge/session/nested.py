@@ -91,8 +91,8 @@ class _Rewriter:
     def _container(self, value: Any, path: str) -> Any:
         if isinstance(value, PackedSequence):
             names = [name for name in value._fields if name != "batch_sizes"]
-            parts = {name: self.of(getattr(value, name), f"{path}.{name}") for name in names}
-            return PackedSequence(**parts, batch_sizes=value.batch_sizes)
+            fields = {name: self.of(getattr(value, name), f"{path}.{name}") for name in names}
+            return PackedSequence(**fields, batch_sizes=value.batch_sizes)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             names = value._fields
             return type(value)(*(self.of(getattr(value, n), f"{path}.{n}") for n in names))
@@ -107,8 +107,8 @@ class _Rewriter:
         if isinstance(value, Mapping):
             return self._mapping(value, path)
         if isinstance(value, DataWrapper):
-            parts = value.get_tensors()
-            return value.from_tensors([self.of(p, f"{path}[{n}]") for n, p in enumerate(parts)])
+            fields = value.get_tensors()
+            return value.from_tensors([self.of(p, f"{path}[{n}]") for n, p in enumerate(fields)])
         if hasattr(value, "__dict__") and not isinstance(value, self._whole):
             return self._object(value, path)
         return value

@@ -25,13 +25,13 @@ def _visit(value: Any, select: Select, fn: Callable[[Any], Any], seen: dict[int,
     if select(value):
         fn(value)
         return
-    for part in _parts(value):
-        _visit(part, select, fn, seen)
+    for child in _children(value):
+        _visit(child, select, fn, seen)
 
 
-def _parts(value: Any) -> list[Any]:
+def _children(value: Any) -> list[Any]:
     if isinstance(value, Mapping):
-        return [part for item in value.items() for part in item]
+        return [child for item in value.items() for child in item]
     if isinstance(value, list | tuple | set | frozenset):
         return list(value)
     if isinstance(value, DataWrapper):
@@ -69,10 +69,10 @@ class ToXlaTensorArena:
 
     def transform(self, inputs: Any) -> Any:
         """The structure with its selected values converted."""
-        found: list[Any] = []
-        for_each_instance(inputs, self._select, found.append)
-        made = self._convert(found) if found else []
-        if len(made) != len(found):
-            raise ValueError(f"convert_fn got {len(found)} values and returned {len(made)}")
-        new = {id(old): value for old, value in zip(found, made, strict=True)}
+        tensors: list[Any] = []
+        for_each_instance(inputs, self._select, tensors.append)
+        converted = self._convert(tensors) if tensors else []
+        if len(converted) != len(tensors):
+            raise ValueError(f"convert_fn got {len(tensors)} values and returned {len(converted)}")
+        new = {id(old): value for old, value in zip(tensors, converted, strict=True)}
         return for_each_instance_rewrite(inputs, self._select, lambda old: new[id(old)])

@@ -28,8 +28,8 @@ def xla_real_devices(devices: Sequence[Device] | None = None) -> list[str]:
 
     `torch_xla.real_devices()` lists every chip of this process.
     """
-    asked = devices or hardware.get_xla_supported_devices()
-    return [hardware.chip_names(hardware.chips_of(device)[:1])[0] for device in asked]
+    requested = devices or hardware.get_xla_supported_devices()
+    return [hardware.chip_names(hardware.chips_of(device)[:1])[0] for device in requested]
 
 
 def xla_replication_devices(local_devices: Sequence[Device] | None = None) -> list[str]:
@@ -90,8 +90,8 @@ def reduce_gradients(
 
 def gradients_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """The gradients of an optimizer's parameters, of those that have one."""
-    parameters = (one for group in optimizer.param_groups for one in group["params"])
-    return [one.grad for one in parameters if one.grad is not None]
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def optimizer_step(
@@ -150,15 +150,15 @@ def mesh_reduce(tag: str, data: Any, reduce_fn: Callable[[list[Any]], Any]) -> A
     file = io.BytesIO()
     torch.save(host_transfer.to_cpu(data), file)
     got = rendezvous(tag, file.getvalue())
-    return reduce_fn([torch.load(io.BytesIO(one), weights_only=False) for one in got])
+    return reduce_fn([torch.load(io.BytesIO(payload), weights_only=False) for payload in got])
 
 
 def do_on_ordinals(
     target: Callable[..., Any], data: Any = (), ordinals: Sequence[int] | set[int] | int = (0,)
 ) -> Any:
     """Call a function on some replicas."""
-    asked = {ordinals} if isinstance(ordinals, int) else set(ordinals)
-    result = target(*host_transfer.to_cpu(data)) if 0 in asked else None
+    requested = {ordinals} if isinstance(ordinals, int) else set(ordinals)
+    result = target(*host_transfer.to_cpu(data)) if 0 in requested else None
     rendezvous("do_on_ordinals")
     return result
 

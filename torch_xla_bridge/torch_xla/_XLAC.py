@@ -89,19 +89,19 @@ def _xla_tensors_from_aten(
     tensors: Sequence[torch.Tensor], devices: Sequence[str], shardings: Any = None
 ) -> list[torch.Tensor]:
     """CPU tensors on the device, marked where a layout is given."""
-    found = [tensor.to(device) for tensor, device in zip(tensors, devices, strict=True)]
-    for tensor, one in zip(found, shardings or (), strict=bool(shardings)):
-        if one is not None:
-            _xla_mark_sharding(tensor, one.sharding)
-    return found
+    tensors_out = [tensor.to(device) for tensor, device in zip(tensors, devices, strict=True)]
+    for tensor, sharding in zip(tensors_out, shardings or (), strict=bool(shardings)):
+        if sharding is not None:
+            _xla_mark_sharding(tensor, sharding.sharding)
+    return tensors_out
 
 
 def _xla_user_computation(
     name: str, tensors: Sequence[torch.Tensor], computation: Any
 ) -> list[torch.Tensor]:
     """The results of a computation of `torch_xla.core.xla_builder` on tensors."""
-    found = _TorchFunction(computation, name, wide=True)(*tensors)
-    return list(found) if isinstance(found, tuple) else [found]
+    results = _TorchFunction(computation, name, wide=True)(*tensors)
+    return list(results) if isinstance(results, tuple) else [results]
 
 
 def _get_stablehlo(

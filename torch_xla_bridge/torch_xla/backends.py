@@ -54,9 +54,9 @@ def get_mat_mul_precision() -> Precision:
     Raises:
         RuntimeError: JAX was set to a precision that has no such name.
     """
-    own: Any = jax.config.jax_default_matmul_precision
-    if own not in _OF_JAX:
+    precision: Any = jax.config.jax_default_matmul_precision
+    if precision not in _OF_JAX:
         raise RuntimeError(
-            f"jax_default_matmul_precision is {own!r}, which is none of {', '.join(_OWN)}"
+            f"jax_default_matmul_precision is {precision!r}, which is none of {', '.join(_OWN)}"
         )
-    return cast(Precision, _OF_JAX[own])
+    return cast(Precision, _OF_JAX[precision])

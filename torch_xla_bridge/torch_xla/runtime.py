@@ -65,17 +65,17 @@ def set_device_type(pjrt_device: str) -> None:
         ValueError: JAX knows no such platform.
         RuntimeError: JAX is running on another one already.
     """
-    wanted = pjrt_device.split("_")[0].upper()
-    if wanted not in _PLATFORMS:
+    platform = pjrt_device.split("_")[0].upper()
+    if platform not in _PLATFORMS:
         raise ValueError(f"{pjrt_device!r} is none of {', '.join(_PLATFORMS)}")
     if _has_started():
-        if wanted.replace("GPU", "CUDA") != device_type():
+        if platform.replace("GPU", "CUDA") != device_type():
             raise RuntimeError(
                 f"the device type cannot become {pjrt_device!r}: JAX is running on {device_type()} "
                 "already. Call set_device_type before any tensor is made or device is listed."
             )
     else:
-        jax.config.update("jax_platforms", _PLATFORMS[wanted])
+        jax.config.update("jax_platforms", _PLATFORMS[platform])
     os.environ["PJRT_DEVICE"] = pjrt_device
 
 
@@ -159,12 +159,12 @@ def global_runtime_device_attributes() -> list[dict[str, object]]:
 
 
 def _attributes(chip: Device) -> dict[str, object]:
-    found: dict[str, object] = {"name": hardware.chip_names([chip])[0]}
+    attributes: dict[str, object] = {"name": hardware.chip_names([chip])[0]}
     for name in ("coords", "core_on_chip", "num_cores", "slice_index"):
         value = getattr(chip, name, None)
         if value is not None:
-            found[name] = value
-    return found
+            attributes[name] = value
+    return attributes
 
 
 def get_master_ip() -> str:
@@ -173,9 +173,9 @@ def get_master_ip() -> str:
     Raises:
         RuntimeError: there are several processes, and `MASTER_ADDR` is not set.
     """
-    given = os.environ.get("MASTER_ADDR")
-    if given:
-        return given
+    address = os.environ.get("MASTER_ADDR")
+    if address:
+        return address
     if jax.process_count() == 1:
         return "127.0.0.1"
     raise RuntimeError(

@@ -150,7 +150,7 @@ def manual_seed(seed: int, device: str | torch.device | None = None) -> None:
     """Seed the random numbers of the device.
 
     Args:
-        seed: a whole number.
+        seed: an integer.
         device: the logical device; None means it too.
     """
     _xla_model.set_rng_state(seed, device)

@@ -26,9 +26,9 @@ def by_itself(tiles: Tiles) -> NamedSharding:
     the device numbers run in several strides). Its devices are in their own order, as far as the
     layout is a transposed count: JAX computes with arrays of such meshes together.
     """
-    found = _in_device_order(tiles)
-    if found is not None and Tiles.from_sharding(found, tiles.ndim) == tiles:
-        return found
+    sharding = _in_device_order(tiles)
+    if sharding is not None and Tiles.from_sharding(sharding, tiles.ndim) == tiles:
+        return sharding
     split = [axis for axis, count in enumerate(tiles.blocks) if count > 1]
     names = [*(f"dim{axis}" for axis in split), "replica"]
     sizes = [*(tiles.blocks[axis] for axis in split), tiles.replicas]

@@ -71,7 +71,7 @@ def from_jax(array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
     """Give the values of a `jax.Array` as a tensor of torch_xla.
 
     Args:
-        array: on one device, or laid out over all of them.
+        array: on one device, or sharded over all of them.
         copy: None shares memory where that is possible, False shares or raises, True copies.
 
     Returns:
@@ -84,7 +84,7 @@ def from_jax(array: jax.Array, *, copy: bool | None = None) -> torch.Tensor:
         TypeError: it is no jax.Array, is traced, or torch has no such dtype.
     """
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):
-        raise TypeError(f"from_jax takes a jax.Array that has data; given was {array!r}")
+        raise TypeError(f"from_jax takes a jax.Array that has data; got {array!r}")
     dtype = logical_dtype(array.dtype)
     if is_spmd():
         if copy is False:
@@ -113,7 +113,7 @@ def _view(bare: torch.Tensor, name: str, copy: bool | None) -> torch.Tensor:
 
 
 def _from_shards(tensor: torch.Tensor, bare: torch.Tensor, name: str) -> jax.Array:
-    """Each device's piece, copied through the host."""
+    """Each device's shard, copied through the host."""
     source = sharding_of(tensor)
     shape = tuple(tensor.shape)
     check_even(source.spec, mesh_of(source), shape, name=name)
@@ -121,13 +121,13 @@ def _from_shards(tensor: torch.Tensor, bare: torch.Tensor, name: str) -> jax.Arr
         _count_copies(bare.nbytes)
         return host_to_jax(to_numpy(bare.cpu()), source, name=name)
     shards = load("torch_xla.distributed.spmd").XLAShardedTensor(bare).local_shards
-    pieces = []
+    arrays_ = []
     for shard in shards:
         _count_copies(shard.data.nbytes)
         device = numbered(int(shard.shard_device.rpartition(":")[2]))
         host = to_numpy(shard.data)
-        pieces.append(host_to_jax(host, SingleDeviceSharding(device), name=name))
-    return jax.make_array_from_single_device_arrays(shape, source, pieces)
+        arrays_.append(host_to_jax(host, SingleDeviceSharding(device), name=name))
+    return jax.make_array_from_single_device_arrays(shape, source, arrays_)
 
 
 def _to_shards(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
@@ -149,7 +149,7 @@ def _host(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
 
 def _why_copied(array: jax.Array) -> str:
     if not array.is_fully_replicated:
-        return f"its pieces are on {len(array.sharding.device_set)} devices"
+        return f"its shards are on {len(array.sharding.device_set)} devices"
     platform = next(iter(array.devices())).platform
     if platform != "cpu":
         return f"the array is on {platform}"

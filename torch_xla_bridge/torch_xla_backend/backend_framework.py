@@ -34,7 +34,7 @@ class TorchXla(old_torch.OldTorch):
         """See `exchange.from_jax`."""
         if isinstance(array, UnevenArray):
             raise ShardingError(
-                f"torch_xla has no tensors in blocks of unequal sizes, and given was {array}; "
+                f"torch_xla has no tensors in blocks of unequal sizes, and got {array}; "
                 "gather it first: iso.full(array)"
             )
         return backend_exchange.from_jax(array, copy=copy)

@@ -20,7 +20,7 @@ from isoshard.core.runtime.private_names import or_absent
 from isoshard.torch_bridge._torch_internals.undocumented import WeakTensorKeyDictionary
 
 from .anonymous import by_itself
-from .backend_mesh import any_mesh, mesh_from_torch_xla, mesh_to_torch_xla, numbered, numbers_of
+from .backend_mesh import any_mesh, device_ids, mesh_from_torch_xla, mesh_to_torch_xla, numbered
 from .real import execute, is_spmd, load, plain
 
 _meshes: Any = or_absent(WeakTensorKeyDictionary)  # of the tensors that we marked
@@ -33,7 +33,7 @@ def mark(tensor: torch.Tensor, mesh: Any, spec: Any = None) -> torch.Tensor:
         tensor: on torch_xla's device, SPMD switched on (`torch_xla.runtime.use_spmd()`).
         mesh: a `jax.sharding.Mesh` or one of torch_xla, over all devices; or a `NamedSharding`,
             which is mesh and spec in one.
-        spec: every spelling that `isoshard.shard` takes; None for whole on every device.
+        spec: every spelling that `isoshard.shard` takes; None for replicated.
 
     Returns:
         `tensor` itself.
@@ -56,8 +56,8 @@ def mark(tensor: torch.Tensor, mesh: Any, spec: Any = None) -> torch.Tensor:
     theirs = mesh_to_torch_xla(mesh)
     present = annotation(bare)
     if present not in ("", "{replicated}"):
-        found, wanted = _tiles(present, tensor), _wanted(sharding, tensor.dim())
-        if found != wanted:
+        current, target = _tiles(present, tensor), _target_tiles(sharding, tensor.dim())
+        if current != target:
             raise ShardingError(
                 f"a tensor of shape {tuple(tensor.shape)} is annotated {present} already and "
                 f"cannot be marked {sharding.spec} as well; call "
@@ -101,9 +101,9 @@ def sharding_of(tensor: torch.Tensor, mesh: Any = None) -> NamedSharding:
     tiles = _tiles(text, tensor)
     if mesh is not None:
         return _over(any_mesh(mesh), tiles)
-    for known in _known_meshes(tensor):
+    for candidate in _candidate_meshes(tensor):
         with contextlib.suppress(UnrepresentableError):
-            return _over(known, tiles)
+            return _over(candidate, tiles)
     return by_itself(tiles)
 
 
@@ -136,7 +136,7 @@ def _sharding(tensor: torch.Tensor, mesh: Any, spec: Any) -> NamedSharding:
     return named_sharding(spec, mesh, tensor.dim(), shape=tuple(tensor.shape))
 
 
-def _known_meshes(tensor: torch.Tensor) -> Iterator[Mesh]:
+def _candidate_meshes(tensor: torch.Tensor) -> Iterator[Mesh]:
     if tensor in _meshes:
         yield _meshes[tensor]
     theirs = load("torch_xla.distributed.spmd").get_global_mesh()
@@ -147,7 +147,7 @@ def _known_meshes(tensor: torch.Tensor) -> Iterator[Mesh]:
 def _over(mesh: Mesh, tiles: Tiles) -> NamedSharding:
     """Name a layout over torch_xla's device numbers by a mesh."""
     if mesh.size == tiles.num_devices:
-        position = np.argsort(numbers_of(mesh))  # of each number in the mesh
+        position = np.argsort(device_ids(mesh))  # of each number in the mesh
         tiles = Tiles(position[tiles.grid], tiles.num_devices)
     return named_sharding(tiles.to_spec(mesh), mesh, tiles.ndim)
 
@@ -158,6 +158,6 @@ def _tiles(text: str, tensor: torch.Tensor) -> Tiles:
     return parse_op_sharding(text, tensor.dim(), num_devices=count)
 
 
-def _wanted(sharding: NamedSharding, ndim: int) -> Tiles:
+def _target_tiles(sharding: NamedSharding, ndim: int) -> Tiles:
     tiles = Tiles.from_sharding(sharding, ndim)
-    return Tiles(np.array(numbers_of(mesh_of(sharding)))[tiles.grid])
+    return Tiles(np.array(device_ids(mesh_of(sharding)))[tiles.grid])

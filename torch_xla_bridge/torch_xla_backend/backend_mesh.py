@@ -48,8 +48,8 @@ def mesh_from_torch_xla(mesh: Any) -> Mesh:
     """
     shape = tuple(int(extent) for extent in mesh.mesh_shape)
     names = mesh.axis_names or tuple(str(axis) for axis in range(len(shape)))
-    numbers = [int(number) for number in mesh.device_ids]
-    return make_mesh(shape, names, devices=[numbered(number) for number in numbers])
+    ids = [int(id_) for id_ in mesh.device_ids]
+    return make_mesh(shape, names, devices=[numbered(id_) for id_ in ids])
 
 
 def any_mesh(mesh: Any) -> Mesh:
@@ -59,10 +59,10 @@ def any_mesh(mesh: Any) -> Mesh:
     return as_mesh(mesh)
 
 
-def numbers_of(mesh: Mesh) -> list[int]:
+def device_ids(mesh: Mesh) -> list[int]:
     """torch_xla's number of each device of a mesh, in mesh order."""
-    known = {device: number for number, device in enumerate(jax.devices())}
-    return [known.get(device, -1) for device in mesh.devices.flat]
+    index_of = {device: index for index, device in enumerate(jax.devices())}
+    return [index_of.get(device, -1) for device in mesh.devices.flat]
 
 
 def numbered(number: int) -> Device:
@@ -79,14 +79,14 @@ def numbered(number: int) -> Device:
 
 @cached(64)
 def _to_torch_xla(mesh: Mesh) -> Any:
-    numbers, count = numbers_of(mesh), _count()
-    if sorted(numbers) != list(range(count)):
+    ids, count = device_ids(mesh), _count()
+    if sorted(ids) != list(range(count)):
         raise DeviceError(
             f"a mesh of torch_xla takes all of its {count} devices, and this one has {mesh.size}: "
             f"{list(mesh.devices.flat)}. Make it of all devices, and start torch_xla with as many "
             f"as JAX has ({len(jax.devices())}): CPU_NUM_DEVICES={len(jax.devices())}."
         )
-    return load("torch_xla.distributed.spmd").Mesh(numbers, mesh.devices.shape, mesh.axis_names)
+    return load("torch_xla.distributed.spmd").Mesh(ids, mesh.devices.shape, mesh.axis_names)
 
 
 def _count() -> int:

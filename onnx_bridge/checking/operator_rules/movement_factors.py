@@ -19,7 +19,7 @@ from isoshard.onnx_bridge.checking.factors import (
 
 @rule("Shape", "Size", "Range", "Constant", "ConstantOfShape", "EyeLike", "NonZero", "OneHot")
 def free(site: Site) -> Factors:
-    """Inputs lie as they like, and nothing follows for the result."""
+    """Inputs may have any sharding, and nothing follows for the result."""
     return Factors((None,) * len(site.node.inputs), (None,) * len(site.node.outputs), EXTENSION)
 
 
@@ -27,7 +27,7 @@ def free(site: Site) -> Factors:
 def transpose(site: Site) -> Factors:
     """Axes change places."""
     names = named("a", len(site.shape(0)))
-    order = site.numbers("perm") or list(range(len(names)))[::-1]
+    order = site.int_list("perm") or list(range(len(names)))[::-1]
     if sorted(order) != list(range(len(names))):
         raise Unfit(f"its perm is no order of {len(names)} axes")
     return Factors((names,), (tuple(names[axis] for axis in order),), EXTENSION)
@@ -36,9 +36,9 @@ def transpose(site: Site) -> Factors:
 @rule("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 def reshape(site: Site) -> Factors:
     """Where axes are merged or divided, the first of each side may be split."""
-    inputs, outputs, limits, whole = regrouped(site.shape(0), site.result(0))
+    inputs, outputs, limits, unsplit = regrouped(site.shape(0), site.result(0))
     others = (None,) * (len(site.node.inputs) - 1)
-    return Factors((inputs, *others), (outputs,), EXTENSION, frozenset(whole), limits=limits)
+    return Factors((inputs, *others), (outputs,), EXTENSION, frozenset(unsplit), limits=limits)
 
 
 def regrouped(before: Dims, after: Dims) -> tuple[Axes, Axes, dict[str, int], set[str]]:
@@ -57,7 +57,7 @@ def regrouped(before: Dims, after: Dims) -> tuple[Axes, Axes, dict[str, int], se
     inputs: list[str | None] = []
     outputs: list[str | None] = []
     limits: dict[str, int] = {}
-    whole: set[str] = set()
+    unsplit: set[str] = set()
     i = j = 0
     while i < len(before) or j < len(after):
         first, start = i, j
@@ -75,27 +75,27 @@ def regrouped(before: Dims, after: Dims) -> tuple[Axes, Axes, dict[str, int], se
             outputs.append(None)
             j += 1
             continue
-        i, j = _next_cut(before, after, i, j)
-        group, made = list(range(first, i)), list(range(start, j))
+        i, j = _next_boundary(before, after, i, j)
+        group, new_group = list(range(first, i)), list(range(start, j))
         lead = next((axis for axis in group if before[axis] != 1), None)
-        head = next((axis for axis in made if after[axis] != 1), None)
+        head = next((axis for axis in new_group if after[axis] != 1), None)
         for axis in group:
             inputs.append(name if axis == lead else f"w{axis}" if before[axis] != 1 else None)
             if before[axis] != 1 and axis != lead:
-                whole.add(f"w{axis}")
-        outputs += [name if axis == head else None for axis in made]
+                unsplit.add(f"w{axis}")
+        outputs += [name if axis == head else None for axis in new_group]
         if lead is not None and head is not None:
             sizes = (before[lead], after[head])
-            known = [size for size in sizes if isinstance(size, int)]
-            limits[name] = math.gcd(*known) if len(known) == 2 else 1
-    return tuple(inputs), tuple(outputs), limits, whole
+            static_sizes = [size for size in sizes if isinstance(size, int)]
+            limits[name] = math.gcd(*static_sizes) if len(static_sizes) == 2 else 1
+    return tuple(inputs), tuple(outputs), limits, unsplit
 
 
 def _same(a: int | str | None, b: int | str | None) -> bool:
     return a is not None and a == b
 
 
-def _next_cut(before: Dims, after: Dims, i: int, j: int) -> tuple[int, int]:
+def _next_boundary(before: Dims, after: Dims, i: int, j: int) -> tuple[int, int]:
     """The least ends of axes on both sides that hold as many elements; the ends if unknown."""
     left = right = 1
     while True:
@@ -126,48 +126,48 @@ def concat(site: Site) -> Factors:
     names = list(named("a", len(site.shape(0))))
     axis = site.axis(1, len(names))
     inputs = [
-        (*names[:axis], f"part{number}", *names[axis + 1 :]) for number in range(len(site.inputs))
+        (*names[:axis], f"part{index}", *names[axis + 1 :]) for index in range(len(site.inputs))
     ]
     result = tuple(None if at == axis else name for at, name in enumerate(names))
-    whole = frozenset(f"part{number}" for number in range(len(site.inputs)))
-    return Factors(tuple(inputs), (result,), EXTENSION, whole)
+    unsplit = frozenset(f"part{index}" for index in range(len(site.inputs)))
+    return Factors(tuple(inputs), (result,), EXTENSION, unsplit)
 
 
 @rule("Split")
 def split(site: Site) -> Factors:
     """The axis that is divided is gathered."""
-    return _cut(site, [site.axis(0, len(site.shape(0)))])
+    return _sliced(site, [site.axis(0, len(site.shape(0)))])
 
 
 @rule("Slice")
-def cut(site: Site) -> Factors:
+def slice_(site: Site) -> Factors:
     """The axes that are cut are gathered."""
     rank = len(site.shape(0))
-    return _cut(site, site.axes(3, rank) or list(range(rank)))
+    return _sliced(site, site.axes(3, rank) or list(range(rank)))
 
 
 @rule("Pad")
 def pad(site: Site) -> Factors:
     """The axes that grow are gathered."""
     rank = len(site.shape(0))
-    pads = site.numbers("pads") or site.constant(1)
+    pads = site.int_list("pads") or site.constant(1)
     if len(pads) != 2 * rank or site.has(3):
         raise Unfit("it does not pad every axis")
-    return _cut(site, [axis for axis in range(rank) if pads[axis] or pads[axis + rank]])
+    return _sliced(site, [axis for axis in range(rank) if pads[axis] or pads[axis + rank]])
 
 
 @rule("Gather")
 def gather(site: Site) -> Factors:
     """The indices' axes take the place of the one looked up; each device looks up what it has."""
-    names, places = named("a", len(site.shape(0))), named("i", len(site.shape(1)))
+    names, index_names = named("a", len(site.shape(0))), named("i", len(site.shape(1)))
     axis = site.axis(0, len(names))
-    result = (*names[:axis], *places, *names[axis + 1 :])
-    return Factors((names, places), (result,), EXTENSION)
+    result = (*names[:axis], *index_names, *names[axis + 1 :])
+    return Factors((names, index_names), (result,), EXTENSION)
 
 
-def _cut(site: Site, axes: list[int]) -> Factors:
+def _sliced(site: Site, axes: list[int]) -> Factors:
     names = named("a", len(site.shape(0)))
     result = tuple(None if axis in axes else name for axis, name in enumerate(names))
     others = (None,) * (len(site.node.inputs) - 1)
-    whole = frozenset(names[axis] for axis in axes)
-    return Factors((names, *others), (result,) * len(site.node.outputs), EXTENSION, whole)
+    unsplit = frozenset(names[axis] for axis in axes)
+    return Factors((names, *others), (result,) * len(site.node.outputs), EXTENSION, unsplit)

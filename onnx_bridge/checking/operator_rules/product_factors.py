@@ -17,7 +17,7 @@ from isoshard.onnx_bridge.checking.factors import (
 
 @rule("MatMul", "MatMulInteger", "QLinearMatMul")
 def matmul(site: Site) -> Factors:
-    """(.., m, k) and (.., k, n) to (.., m, n); scales and zero points lie as they like."""
+    """(.., m, k) and (.., k, n) to (.., m, n); scales and zero points may have any sharding."""
     second = 3 if site.node.op_type == "QLinearMatMul" else 1
     a, b = site.shape(0), site.shape(second)
     if not a or not b:
@@ -34,22 +34,22 @@ def matmul(site: Site) -> Factors:
 @rule("Gemm")
 def gemm(site: Site) -> Factors:
     """As MatMul, either side transposed if its attribute says so, and C broadcast to the result."""
-    a = ("k", "m") if site.number("transA", 0) else ("m", "k")
-    b = ("n", "k") if site.number("transB", 0) else ("k", "n")
+    a = ("k", "m") if site.int_attribute("transA", 0) else ("m", "k")
+    b = ("n", "k") if site.int_attribute("transB", 0) else ("k", "n")
     if not site.has(2):
         return Factors((a, b), (("m", "n"),), FORMALISM)
     return Factors((a, b, _against(site, 2, ("m", "n"))), (("m", "n"),), FORMALISM)
 
 
-def _against(site: Site, number: int, axes: Axes) -> Axes:
+def _against(site: Site, index: int, axes: Axes) -> Axes:
     """The axes of an input that is broadcast to a result with `axes`."""
-    shape, out = site.shape(number), site.result(0)
+    shape, out = site.shape(index), site.result(0)
     if len(shape) > len(axes) or len(out) != len(axes):
-        raise Unfit(f"its input {number} cannot be broadcast to its result")
-    kept, sizes = axes[len(axes) - len(shape) :], out[len(axes) - len(shape) :]
+        raise Unfit(f"its input {index} cannot be broadcast to its result")
+    aligned, sizes = axes[len(axes) - len(shape) :], out[len(axes) - len(shape) :]
     return tuple(
         None if size == 1 and wide != 1 else factor
-        for size, wide, factor in zip(shape, sizes, kept, strict=True)
+        for size, wide, factor in zip(shape, sizes, aligned, strict=True)
     )
 
 
@@ -71,7 +71,7 @@ def einsum(site: Site) -> Factors:
 @rule("Attention")
 def attention(site: Site) -> Factors:
     """Batch and heads may be split; positions of keys meet in the softmax."""
-    ranks = [len(site.shape(number)) for number in range(3)]
+    ranks = [len(site.shape(index)) for index in range(3)]
     if set(ranks) not in ({3}, {4}) or len(site.node.outputs) > 1:
         raise Unfit("there is no rule for caches, or for q, k and v of different rank")
     extra = [None] * (len(site.node.inputs) - 3)
@@ -79,11 +79,11 @@ def attention(site: Site) -> Factors:
         q = ("batch", "heads", "q", "width")
         k, v = ("batch", "heads", "kv", "width"), ("batch", "heads", "kv", "value")
         out = ("batch", "heads", "q", "value")
-        heads = [site.shape(number)[1] for number in range(3)]
+        heads = [site.shape(index)[1] for index in range(3)]
     else:  # (batch, length, heads x width)
         q, k, v = ("batch", "q", "heads"), ("batch", "kv", "heads"), ("batch", "kv", "heads")
         out = ("batch", "q", "heads")
-        heads = [site.number("q_num_heads", 1), site.number("kv_num_heads", 1)]
+        heads = [site.int_attribute("q_num_heads", 1), site.int_attribute("kv_num_heads", 1)]
     least = min((count for count in heads if isinstance(count, int)), default=1)
     return Factors((q, k, v, *extra), (out,), EXTENSION, limits={"heads": least})
 
@@ -93,4 +93,4 @@ def rotary(site: Site) -> Factors:
     """As its first input; halves of a head change places."""
     axes = named("a", len(site.shape(0)))
     others = (None,) * (len(site.node.inputs) - 1)
-    return Factors((axes, *others), (axes,), EXTENSION, whole=frozenset(axes[-1:]))
+    return Factors((axes, *others), (axes,), EXTENSION, unsplit=frozenset(axes[-1:]))

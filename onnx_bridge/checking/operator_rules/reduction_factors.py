@@ -25,9 +25,9 @@ def reduce(site: Site) -> Factors:
     """The axes that are left keep their factor; one that stays with size 1 has none."""
     rank = len(site.shape(0))
     axes = site.axes(1, rank)
-    if not axes and not site.number("noop_with_empty_axes", 0):
+    if not axes and not site.int_attribute("noop_with_empty_axes", 0):
         axes = list(range(rank))
-    keep = site.number("keepdims", 1)
+    keep = site.int_attribute("keepdims", 1)
     return _reduced(site, rank, axes, keep, FORMALISM)
 
 
@@ -36,7 +36,7 @@ def position(site: Site) -> Factors:
     """As a sum; where the largest one stands is counted over all shards."""
     rank = len(site.shape(0))
     axis = site.axis(0, rank)
-    return _reduced(site, rank, [axis], site.number("keepdims", 1), EXTENSION)
+    return _reduced(site, rank, [axis], site.int_attribute("keepdims", 1), EXTENSION)
 
 
 @rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
@@ -48,24 +48,24 @@ def global_pool(site: Site) -> Factors:
 
 def _reduced(site: Site, rank: int, axes: list[int], keep: int, basis: str) -> Factors:
     names = named("a", rank)
-    kept: list[str | None] = []
+    names_out: list[str | None] = []
     for axis, name in enumerate(names):
         if axis not in axes:
-            kept.append(name)
+            names_out.append(name)
         elif keep:
-            kept.append(None)
+            names_out.append(None)
     inputs: list[Axes | None] = [names, *(None,) * (len(site.node.inputs) - 1)]
-    return Factors(tuple(inputs), (tuple(kept),), basis)
+    return Factors(tuple(inputs), (tuple(names_out),), basis)
 
 
 @rule("Softmax", "LogSoftmax", "LpNormalization", "Hardmax")
 def softmax(site: Site) -> Factors:
-    """The result lies as the input; sums along the axis cross its shards."""
+    """The result is sharded as the input; sums along the axis cross its shards."""
     names = named("a", len(site.shape(0)))
     old = site.graph.opsets.get("", 1) < 13 and site.node.op_type != "LpNormalization"
     axis = site.axis(1 if old else -1, len(names))
-    along = names[axis:] if old else (names[axis],)
-    return Factors((names,), (names,), EXTENSION, inside=frozenset(along))
+    reduced_axes = names[axis:] if old else (names[axis],)
+    return Factors((names,), (names,), EXTENSION, inside=frozenset(reduced_axes))
 
 
 @rule("LayerNormalization", "RMSNormalization")
@@ -76,13 +76,13 @@ def layer_norm(site: Site) -> Factors:
     inputs: list[Axes | None] = [names]
     for shape in site.inputs[1:]:
         inputs.append(None if shape is None else names[max(0, len(names) - len(shape)) :])
-    kept = (*names[:axis], *(None,) * (len(names) - axis))  # mean and deviation
-    outputs = (names, *(kept,) * (len(site.node.outputs) - 1))
+    leading = (*names[:axis], *(None,) * (len(names) - axis))  # mean and deviation
+    outputs = (names, *(leading,) * (len(site.node.outputs) - 1))
     return Factors(tuple(inputs), outputs, EXTENSION, inside=frozenset(names[axis:]))
 
 
 @rule("CumSum", "TopK")
-def along_one_axis(site: Site) -> Factors:
+def over_one_axis(site: Site) -> Factors:
     """Other axes may be split; the one it works along is gathered."""
     names = named("a", len(site.shape(0)))
     if site.node.op_type == "CumSum":
@@ -91,4 +91,4 @@ def along_one_axis(site: Site) -> Factors:
         axes = [site.axis(-1, len(names))]
     inputs: tuple[Axes | None, ...] = (names, *(None,) * (len(site.node.inputs) - 1))
     outputs = (names,) * len(site.node.outputs)
-    return Factors(inputs, outputs, EXTENSION, whole=frozenset(names[axis] for axis in axes))
+    return Factors(inputs, outputs, EXTENSION, unsplit=frozenset(names[axis] for axis in axes))

@@ -13,7 +13,7 @@ def convolution(site: Site) -> Factors:
     """(batch, c, ..) and (o, c, ..) to (batch, o, ..); with groups, c and o go together."""
     rank = len(site.shape(0))
     space, window = named("s", rank - 2), named("window", rank - 2)
-    groups = site.number("group", 1)
+    groups = site.int_attribute("group", 1)
     channels = "o" if groups > 1 else "c"
     x: Axes = ("batch", channels, *space)
     weight: Axes = ("o", None if groups > 1 else "c", *window)
@@ -25,7 +25,7 @@ def convolution(site: Site) -> Factors:
         (x, weight, *others),
         (("batch", "o", *space),),
         EXTENSION,
-        whole=frozenset(window),
+        unsplit=frozenset(window),
         inside=frozenset(space),
         limits=limits,
     )
@@ -33,7 +33,7 @@ def convolution(site: Site) -> Factors:
 
 @rule("MaxPool", "AveragePool", "LpPool")
 def pool(site: Site) -> Factors:
-    """Batch and channels stay as they are."""
+    """Batch and channels are unchanged."""
     names = named("a", len(site.shape(0)))
     outputs = (names,) * len(site.node.outputs)
     return Factors((names,), outputs, EXTENSION, inside=frozenset(names[2:]))
@@ -45,8 +45,8 @@ def channel_norm(site: Site) -> Factors:
     names = named("a", len(site.shape(0)))
     if len(names) < 2:
         raise Unfit("its input has no channels")
-    along = {"BatchNormalization": (), "InstanceNormalization": names[2:]}
-    inside = along.get(site.node.op_type, names[1:])
+    reduced_axes = {"BatchNormalization": (), "InstanceNormalization": names[2:]}
+    inside = reduced_axes.get(site.node.op_type, names[1:])
     others = ((names[1],),) * (len(site.node.inputs) - 1)
     outputs = (names, *(None,) * (len(site.node.outputs) - 1))
     return Factors((names, *others), outputs, EXTENSION, inside=frozenset(inside))

@@ -137,11 +137,11 @@ def hardmax(x, *, axis=-1):
 def _flattened(function):
     """An older form: along all axes from `axis` on, as if they were one."""
 
-    def whole_rows(x, *, axis=1):
+    def flattened_rows(x, *, axis=1):
         rows = math.prod(x.shape[: axis_of(axis, x.ndim)])
         return function(x.reshape(rows, -1), axis=-1).reshape(x.shape)
 
-    return whole_rows
+    return flattened_rows
 
 
 for _op_type, _function in (

@@ -70,10 +70,16 @@ def power(base, exponent):
     """The base to the power of the exponent, in the dtype of the base."""
     if isinstance(base, np.ndarray):
         return np.power(base, exponent).astype(base.dtype)
-    whole = isinstance(exponent, np.ndarray) and exponent.size == 1 and float(exponent.item())
-    if whole is not False and float(whole).is_integer() and 0 <= whole <= 8:
+    is_static_scalar = (
+        isinstance(exponent, np.ndarray) and exponent.size == 1 and float(exponent.item())
+    )
+    if (
+        is_static_scalar is not False
+        and float(is_static_scalar).is_integer()
+        and 0 <= is_static_scalar <= 8
+    ):
         shape = np.broadcast_shapes(base.shape, np.shape(exponent))
-        return jnp.broadcast_to(lax.integer_pow(base, int(whole)), shape)
+        return jnp.broadcast_to(lax.integer_pow(base, int(is_static_scalar)), shape)
     floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in (base, exponent)]
     if floats == [False, True]:
         return jnp.power(base.astype(exponent.dtype), exponent).astype(base.dtype)
@@ -117,7 +123,7 @@ def bit_shift(x, y, *, direction):
 
 @operator("PRelu", since=7)
 def prelu(x, slope):
-    """The input; where it is negative, times `slope`."""
+    """The input; where it is negative, times `gradient`."""
     return jnp.where(x < 0, x * slope, x)
 
 

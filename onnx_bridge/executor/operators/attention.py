@@ -72,21 +72,21 @@ def attention(
         raise ModelError(f"{q.shape[1]} heads of queries do not share {k.shape[1]} of keys evenly")
     root = np.sqrt(1 / np.sqrt(q.shape[-1]) if scale is None else scale).astype(np.float32)
     root = jnp.asarray(root, q.dtype)
-    found = [scores(q * root, k * root).astype(q.dtype)]
-    found.append(softcap * jnp.tanh(found[0] / softcap) if softcap else found[0])
+    stages = [scores(q * root, k * root).astype(q.dtype)]
+    stages.append(softcap * jnp.tanh(stages[0] / softcap) if softcap else stages[0])
     window = (left_window_size, 0 if is_causal else right_window_size)
-    bias, seen = _bias(found[0].shape, attn_mask, nonpad_kv_seqlen, past, window)
-    found.append(masked(found[1] if bias is None else found[1] + bias, seen))
+    bias, is_visible = _bias(stages[0].shape, attn_mask, nonpad_kv_seqlen, past, window)
+    stages.append(masked(stages[1] if bias is None else stages[1] + bias, is_visible))
     precise = q.dtype if softmax_precision is None else physical(dtype_of(softmax_precision))
-    free, shares = bias is None and seen is None, found[2].astype(precise)
+    free, shares = bias is None and is_visible is None, stages[2].astype(precise)
     shares = jax.nn.softmax(shares, -1) if free else softmax(shares)[0]
-    found.append(shares.astype(q.dtype))
-    y = weighted(found[3].astype(v.dtype), v).astype(q.dtype)
+    stages.append(shares.astype(q.dtype))
+    y = weighted(stages[3].astype(v.dtype), v).astype(q.dtype)
     if flat:
         y = y.swapaxes(1, 2).reshape(y.shape[0], y.shape[2], -1)
     if not 0 <= qk_matmul_output_mode <= 3:
         raise ModelError(f"qk_matmul_output_mode is {qk_matmul_output_mode}; possible are 0..3")
-    return y, keys, values, found[qk_matmul_output_mode]
+    return y, keys, values, stages[qk_matmul_output_mode]
 
 
 def _heads(x, count):
@@ -100,21 +100,21 @@ def _heads(x, count):
 def _bias(shape, mask, valid, past, window):
     """What is added to the scores, and which are seen at all; None for nothing and all."""
     queries, keys = shape[-2:]
-    bias, seen = None, None
+    bias, is_visible = None, None
     if mask is not None:
         missing = [(0, 0)] * (mask.ndim - 1) + [(0, keys - mask.shape[-1])]
         if mask.dtype == bool:
-            seen = jnp.pad(mask, missing)
+            is_visible = jnp.pad(mask, missing)
         else:
             bias = jnp.pad(mask, missing, constant_values=-jnp.inf)
     valid = None if valid is None else valid.reshape(-1, 1, 1, 1)
     row = jax.lax.broadcasted_iota(jnp.int32, (queries, 1), 0)
-    own = row + (past if past or valid is None else valid - queries)
+    position = row + (past if past or valid is None else valid - queries)
     before, after = (size if size >= 0 else None for size in window)
-    around = visible(own, keys, before=before, after=after, count=valid)
-    if seen is None or around is None:
-        return bias, around if seen is None else seen
-    return bias, seen & around
+    around = visible(position, keys, before=before, after=after, count=valid)
+    if is_visible is None or around is None:
+        return bias, around if is_visible is None else is_visible
+    return bias, is_visible & around
 
 
 @operator("RotaryEmbedding", since=23)
@@ -146,12 +146,16 @@ def rotary_embedding(
     if position_ids is not None:
         cos_cache, sin_cache = cos_cache[position_ids], sin_cache[position_ids]
     cos, sin = cos_cache[:, :, None], sin_cache[:, :, None]
-    part, rest = y[..., :turned], y[..., turned:]
+    rotated_slice, rest = y[..., :turned], y[..., turned:]
     if interleaved:
-        a, b = part[..., 0::2], part[..., 1::2]
+        a, b = rotated_slice[..., 0::2], rotated_slice[..., 1::2]
     else:
-        a, b = part[..., : turned // 2], part[..., turned // 2 :]
+        a, b = rotated_slice[..., : turned // 2], rotated_slice[..., turned // 2 :]
     pair = (cos * a - sin * b, sin * a + cos * b)
-    part = jnp.stack(pair, -1).reshape(part.shape) if interleaved else jnp.concatenate(pair, -1)
-    y = jnp.concatenate([part, rest], -1)
+    rotated_slice = (
+        jnp.stack(pair, -1).reshape(rotated_slice.shape)
+        if interleaved
+        else jnp.concatenate(pair, -1)
+    )
+    y = jnp.concatenate([rotated_slice, rest], -1)
     return y.swapaxes(1, 2) if x.ndim == 4 else y.reshape(x.shape)

@@ -7,19 +7,15 @@ many convolutions of images that are split along a spatial axis, so these axes a
 from __future__ import annotations
 
 import jax
-from jax import lax
-
-from isoshard.core.nn.convolution import (
-    halves,
-    on_channel_axis,
-    transposed_kernel,
-    transposed_padding,
-)
-
-from ...errors import ModelError
+from isoshard.core.nn.convolution import halves
+from isoshard.core.nn.convolution import on_channel_axis
+from isoshard.core.nn.convolution import transposed_kernel
+from isoshard.core.nn.convolution import transposed_padding
+from isoshard.onnx_bridge.errors import ModelError
 from .registry import operator
-from .unsharded_axes import whole
+from .unsharded_axes import unsharded
 from .windows import windows_of
+from jax import lax
 
 
 @operator("Conv")
@@ -108,8 +104,8 @@ def conv_transpose(
         axes = zip(x.shape[2:], w.shape[2:], windows.stride, windows.dilation, more, strict=True)
         full = [step * (n - 1) + extra + d * (k - 1) + 1 for n, k, step, d, extra in axes]
         padding = [
-            halves(reached - wanted, more_before=auto_pad != "SAME_UPPER")
-            for reached, wanted in zip(full, output_shape, strict=True)
+            halves(reached - size, more_before=auto_pad != "SAME_UPPER")
+            for reached, size in zip(full, output_shape, strict=True)
         ]
     return _convolve(
         x,
@@ -130,5 +126,7 @@ def _check_kernel(w, kernel_shape):
 
 def _convolve(x, w, b, **how) -> jax.Array:
     spatial = range(2, x.ndim)
-    y = whole(lax.conv_general_dilated(whole(x, spatial), whole(w, spatial), **how), spatial)
+    y = unsharded(
+        lax.conv_general_dilated(unsharded(x, spatial), unsharded(w, spatial), **how), spatial
+    )
     return y if b is None else y + on_channel_axis(b, len(spatial))

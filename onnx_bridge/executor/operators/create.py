@@ -14,7 +14,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from ...errors import ModelError
-from .operator_arguments import axis_of, dtype_of, library, number_of, on_device, physical, sizes_of
+from .operator_arguments import axis_of, dtype_of, library, on_device, physical, scalar_of, sizes_of
 from .registry import HOST_LIMIT, largest, operator
 
 _SATURATING = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz")
@@ -35,16 +35,16 @@ def constant(
     """The attribute that is given, known while compiling."""
     if value is not None:
         return numpy_helper.to_array(value)
-    for given, dtype in (
+    for numbers, dtype in (
         (value_float, np.float32),
         (value_floats, np.float32),
         (value_int, np.int64),
         (value_ints, np.int64),
     ):
-        if given is not None:
-            return np.asarray(given, dtype)
-    what = "a sparse tensor" if sparse_value is not None else "strings"
-    raise ModelError(f"the constant is {what}, which JAX does not have")
+        if numbers is not None:
+            return np.asarray(numbers, dtype)
+    kind = "a sparse tensor" if sparse_value is not None else "strings"
+    raise ModelError(f"the constant is {kind}, which JAX does not have")
 
 
 @operator("ConstantOfShape", static=("shape",), host=lambda inputs: math.prod(inputs[0].tolist()))
@@ -53,12 +53,12 @@ def constant_of_shape(shape, *, value=None):
     fill = np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
     sizes = sizes_of(shape)
     if math.prod(sizes) <= HOST_LIMIT:
-        return np.full(sizes, number_of(fill, "value"), fill.dtype)
+        return np.full(sizes, scalar_of(fill, "value"), fill.dtype)
     return jnp.broadcast_to(on_device(fill, "value").reshape(()), sizes)
 
 
 def _count(bounds):
-    first, last, step = (number_of(x, "a bound of Range") for x in bounds)
+    first, last, step = (scalar_of(x, "a bound of Range") for x in bounds)
     if step == 0:
         raise ModelError("the delta of Range is 0")
     return max(math.ceil((last - first) / step), 0)
@@ -86,20 +86,20 @@ def trilu(x, k=None, *, upper=1):
     """The matrices without what lies below (`upper=0`: above) their k-th diagonal."""
     shift = jnp.int32(0) if k is None else k.reshape(()).astype(jnp.int32)
     rows, columns = (jax.lax.broadcasted_iota(jnp.int32, x.shape[-2:], axis) for axis in (0, 1))
-    kept = columns >= rows + shift if upper else columns <= rows + shift
-    return jnp.where(kept, x, jnp.zeros((), x.dtype))
+    mask = columns >= rows + shift if upper else columns <= rows + shift
+    return jnp.where(mask, x, jnp.zeros((), x.dtype))
 
 
 @operator("OneHot", since=9, static=("depth",))
 def one_hot(indices, depth, values, *, axis=-1):
     """The second of `values` where an index points along a new axis, the first elsewhere."""
-    depth = int(number_of(depth, "depth"))
+    depth = int(scalar_of(depth, "depth"))
     axis = axis_of(axis, indices.ndim + 1)
-    places = jnp.where(indices < 0, indices + depth, indices).astype(jnp.int32)
+    indices_ = jnp.where(indices < 0, indices + depth, indices).astype(jnp.int32)
     counting = jax.lax.broadcasted_iota(
         jnp.int32, [*indices.shape[:axis], depth, *indices.shape[axis:]], axis
     )
-    return jnp.where(jnp.expand_dims(places, axis) == counting, values[1], values[0])
+    return jnp.where(jnp.expand_dims(indices_, axis) == counting, values[1], values[0])
 
 
 @operator("Cast", since=6, host=largest)

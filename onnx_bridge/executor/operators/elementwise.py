@@ -94,12 +94,12 @@ def logical_not(x):
 @operator("IsInf")
 def isinf(x, *, detect_negative=1, detect_positive=1):
     """Whether an element is infinite, of the asked signs."""
-    found = jnp.zeros(x.shape, bool)
+    result = jnp.zeros(x.shape, bool)
     if detect_positive:
-        found |= jnp.isposinf(x)
+        result |= jnp.isposinf(x)
     if detect_negative:
-        found |= jnp.isneginf(x)
-    return found
+        result |= jnp.isneginf(x)
+    return result
 
 
 @operator("Clip", since=11, host=largest)

@@ -25,20 +25,20 @@ def gather(data, indices, *, axis=0):
     axis = axis_of(axis, data.ndim)
     if not isinstance(indices, np.ndarray):
         return jnp.take(data, indices, axis=axis)
-    places = _checked(indices, data.shape[axis], axis)
-    if places.ndim == 0:
-        return data[(slice(None),) * axis + (int(places),)]
+    positions = _checked(indices, data.shape[axis], axis)
+    if positions.ndim == 0:
+        return data[(slice(None),) * axis + (int(positions),)]
     if library(data) is np:
-        return np.take(data, places, axis=axis)
-    return jnp.take(data, on_device(places, "indices"), axis=axis)
+        return np.take(data, positions, axis=axis)
+    return jnp.take(data, on_device(positions, "indices"), axis=axis)
 
 
 @operator("GatherElements", since=11)
 def gather_elements(data, indices, *, axis=0):
     """Of each place of `indices`, the element of `data` there, its place along `axis` replaced."""
     axis = axis_of(axis, data.ndim)
-    cut = tuple(slice(None) if d == axis else slice(n) for d, n in enumerate(indices.shape))
-    return jnp.take_along_axis(data[cut], indices, axis=axis)
+    leading = tuple(slice(None) if d == axis else slice(n) for d, n in enumerate(indices.shape))
+    return jnp.take_along_axis(data[leading], indices, axis=axis)
 
 
 @operator("GatherND", since=11)
@@ -48,21 +48,21 @@ def gather_nd(data, indices, *, batch_dims=0):
     if not 0 <= batch_dims < min(data.ndim, indices.ndim):
         raise ModelError(f"batch_dims is {batch_dims}, of tensors {data.shape}, {indices.shape}")
 
-    def one(data, indices):
+    def gather_one(data, indices):
         return data.at[tuple(jnp.moveaxis(indices, -1, 0))].get(mode="fill")
 
     for _ in range(batch_dims):
-        one = jax.vmap(one)
-    return one(data, indices)
+        gather_one = jax.vmap(gather_one)
+    return gather_one(data, indices)
 
 
 @operator("ScatterElements", since=11)
 def scatter_elements(data, indices, updates, *, axis=0, reduction="none"):
     """`data` with each update written at its own place, that along `axis` replaced."""
     axis = axis_of(axis, data.ndim)
-    places = list(jnp.indices(indices.shape, jnp.int32, sparse=True))
-    places[axis] = indices
-    return _write(data, tuple(jnp.broadcast_arrays(*places)), updates, reduction)
+    positions = list(jnp.indices(indices.shape, jnp.int32, sparse=True))
+    positions[axis] = indices
+    return _write(data, tuple(jnp.broadcast_arrays(*positions)), updates, reduction)
 
 
 @operator("ScatterND", since=11)
@@ -87,8 +87,8 @@ def compress(x, condition, *, axis=None):
     """The slices along an axis (or the elements) at which a condition holds."""
     if axis is None:
         x, axis = x.reshape(-1), 0
-    places = np.nonzero(condition.reshape(-1))[0]
-    return library(x).take(x, places.astype(np.int32), axis=axis_of(axis, x.ndim))
+    positions = np.nonzero(condition.reshape(-1))[0]
+    return library(x).take(x, positions.astype(np.int32), axis=axis_of(axis, x.ndim))
 
 
 @operator("ReverseSequence", since=10)
@@ -97,8 +97,8 @@ def reverse_sequence(x, sequence_lens, *, batch_axis=1, time_axis=0):
     y = jnp.moveaxis(x, (batch_axis, time_axis), (0, 1))
     time = jnp.arange(y.shape[1], dtype=sequence_lens.dtype)
     lens = sequence_lens[:, None]
-    places = jnp.where(time < lens, lens - 1 - time, time)
-    turned = jax.vmap(lambda row, place: row[place])(y, places)
+    positions = jnp.where(time < lens, lens - 1 - time, time)
+    turned = jax.vmap(lambda row, position: row[position])(y, positions)
     return jnp.moveaxis(turned, (0, 1), (batch_axis, time_axis))
 
 
@@ -108,12 +108,12 @@ def tensor_scatter(past_cache, update, write_indices=None, *, axis=-2, mode="lin
     axis = axis_of(axis, past_cache.ndim)
     batch, size, count = past_cache.shape[0], past_cache.shape[axis], update.shape[axis]
     first = jnp.zeros(batch, jnp.int32) if write_indices is None else write_indices
-    places = first[:, None].astype(jnp.int32) + jnp.arange(count, dtype=jnp.int32)
+    positions = first[:, None].astype(jnp.int32) + jnp.arange(count, dtype=jnp.int32)
     if choice(mode, "mode", ("linear", "circular")) == "circular":
-        places %= size
+        positions %= size
     cache, new = (jnp.moveaxis(x, axis, 1) for x in (past_cache, update))
-    written = jax.vmap(lambda row, place, rows: row.at[place].set(rows, mode="drop"))(
-        cache, places, new
+    written = jax.vmap(lambda row, position, rows: row.at[position].set(rows, mode="drop"))(
+        cache, positions, new
     )
     return jnp.moveaxis(written, 1, axis)
 
@@ -127,19 +127,19 @@ def _checked(indices: np.ndarray, size: int, axis: int) -> np.ndarray:
     return np.where(indices < 0, indices + size, indices)
 
 
-def _write(data: jax.Array, places: tuple[Any, ...], updates: jax.Array, reduction: str):
+def _write(data: jax.Array, positions: tuple[Any, ...], updates: jax.Array, reduction: str):
     """Write at places, in a form that XLA's partitioner treats rightly.
 
     XLA turns a scatter of a single index into a slice, and adds the offsets of two slices on a
     mesh; so a single index gets company: a second one outside, at which nothing is written.
     """
     method = _REDUCTIONS[choice(reduction, "reduction", tuple(_REDUCTIONS))]
-    if places[0].size == 1:
+    if positions[0].size == 1:
         nowhere = [np.full((1,), n, np.int32) for n in data.shape]
-        places = tuple(
-            jnp.concatenate([place.reshape(1).astype(jnp.int32), far])
-            for place, far in zip(places, nowhere, strict=False)
+        positions = tuple(
+            jnp.concatenate([position.reshape(1).astype(jnp.int32), far])
+            for position, far in zip(positions, nowhere, strict=False)
         )
-        updates = updates.reshape(1, *data.shape[len(places) :])
+        updates = updates.reshape(1, *data.shape[len(positions) :])
         updates = jnp.concatenate([updates, jnp.zeros_like(updates)])
-    return getattr(data.at[places], method)(updates, mode="drop")
+    return getattr(data.at[positions], method)(updates, mode="drop")

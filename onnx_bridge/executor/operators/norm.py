@@ -14,7 +14,7 @@ from isoshard.core.nn.normalization import reciprocal_rms, statistics
 from isoshard.core.nn.precision import wide
 
 from ...errors import ModelError
-from .operator_arguments import axis_of, number_of
+from .operator_arguments import axis_of, scalar_of
 from .registry import operator
 
 
@@ -125,8 +125,8 @@ def lrn(x, *, size, alpha=1e-4, beta=0.75, bias=1.0):
 @operator("Dropout", since=12, static=("ratio", "training_mode"))
 def dropout(x, ratio=None, training_mode=None, *, seed=None):
     """The input, and a mask of ones: nothing is dropped outside training."""
-    training = training_mode is not None and bool(number_of(training_mode, "training_mode"))
-    if training and (ratio is None or number_of(ratio, "ratio") != 0):
+    training = training_mode is not None and bool(scalar_of(training_mode, "training_mode"))
+    if training and (ratio is None or scalar_of(ratio, "ratio") != 0):
         raise ModelError(
             "Dropout is in training mode, which draws random numbers: export the model in its "
             "inference mode (torch: module.eval())"

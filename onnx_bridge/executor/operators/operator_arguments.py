@@ -78,10 +78,10 @@ def axis_of(axis: int, rank: int) -> int:
 
 def axes_of(axes: Sequence[int] | np.ndarray, rank: int) -> tuple[int, ...]:
     """Axes counted from the front, each once."""
-    found = tuple(axis_of(int(axis), rank) for axis in np.asarray(axes).reshape(-1))
-    if len(set(found)) != len(found):
+    axes_ = tuple(axis_of(int(axis), rank) for axis in np.asarray(axes).reshape(-1))
+    if len(set(axes_)) != len(axes_):
         raise ModelError(f"axes {[int(a) for a in axes]} of rank {rank} name an axis twice")
-    return found
+    return axes_
 
 
 def sizes_of(sizes: np.ndarray) -> tuple[int, ...]:
@@ -89,24 +89,24 @@ def sizes_of(sizes: np.ndarray) -> tuple[int, ...]:
     return tuple(int(size) for size in np.asarray(sizes).reshape(-1))
 
 
-def number_of(value: np.ndarray, what: str) -> Any:
+def scalar_of(value: np.ndarray, role: str) -> Any:
     """The one element of a static input."""
     if value.size != 1:
-        raise ModelError(f"{what} has shape {value.shape}, and one element is wanted")
+        raise ModelError(f"{role} has shape {value.shape}, and one element is wanted")
     return value.reshape(()).item()
 
 
-def choice(value: str, what: str, possible: Sequence[str]) -> str:
+def choice(value: str, role: str, possible: Sequence[str]) -> str:
     """An attribute that is one of a few words."""
     if value not in possible:
-        raise ModelError(f"{what} is {value!r}; possible are {', '.join(map(repr, possible))}")
+        raise ModelError(f"{role} is {value!r}; possible are {', '.join(map(repr, possible))}")
     return value
 
 
-def bounded(numbers: int, what: str) -> None:
+def bounded(count: int, role: str) -> None:
     """Refuse a table that is too large to be made while compiling."""
-    if numbers > TABLE_LIMIT:
-        raise ModelError(f"{what} are {numbers} numbers, more than {TABLE_LIMIT}")
+    if count > TABLE_LIMIT:
+        raise ModelError(f"{role} are {count} numbers, more than {TABLE_LIMIT}")
 
 
 def _none(name: str) -> np.dtype:

@@ -47,16 +47,16 @@ def _pad(data, pads, value, axes, mode):
     if mode == "constant":
         fill = jnp.zeros((), data.dtype) if value is None else value.reshape(()).astype(data.dtype)
         return lax.pad(data, fill, [(before, after, 0) for before, after in amounts])
-    cut = tuple(
+    crop = tuple(
         slice(max(-before, 0), size - max(-after, 0))
         for size, (before, after) in zip(data.shape, amounts, strict=True)
     )
     added = [(max(before, 0), max(after, 0)) for before, after in amounts]
     if any(
-        max(some) > _MOST_REPEATS * size for some, size in zip(added, data[cut].shape, strict=True)
+        max(some) > _MOST_REPEATS * size for some, size in zip(added, data[crop].shape, strict=True)
     ):
         raise ModelError(
             f"pads {list(pads)} repeat a tensor of shape {data.shape} more than {_MOST_REPEATS} "
             "times"
         )
-    return jnp.pad(data[cut], added, mode=_MODES[mode])
+    return jnp.pad(data[crop], added, mode=_MODES[mode])

@@ -20,7 +20,7 @@ from isoshard.core.nn.precision import wide
 from ...errors import ModelError
 from .operator_arguments import bounded
 from .registry import operator
-from .unsharded_axes import whole
+from .unsharded_axes import unsharded
 from .windows import windows_of
 
 _MOST_DILATED = 4096
@@ -50,18 +50,18 @@ def max_pool(
         pads: see `windows_of`.
         storage_order: 1 counts places in an image down its columns.
         strides: see `windows_of`.
-        outputs: 2 for the places too, flat in the whole of `x`.
+        outputs: 2 for the places too, flat in the global array of `x`.
 
     Returns:
         The maxima, or them and their places.
     """
     windows = windows_of(x.shape[2:], kernel_shape, auto_pad, pads, strides, dilations, ceil_mode)
     spatial = range(2, x.ndim)
-    x = whole(x, spatial)
-    found = _window_max(x, windows)
+    x = unsharded(x, spatial)
+    result = _window_max(x, windows)
     if outputs == 1:
-        return whole(found, spatial)
-    return whole(found, spatial), _places(lax.stop_gradient(x), windows, storage_order)
+        return unsharded(result, spatial)
+    return unsharded(result, spatial), _flat_indices(lax.stop_gradient(x), windows, storage_order)
 
 
 def _window_max(x, windows):
@@ -77,14 +77,14 @@ def _window_max(x, windows):
     return functools.reduce(jnp.maximum, windows.elements(y))
 
 
-def _places(x, windows, storage_order):
-    """Where the first largest element of each window lies in all of `x`."""
+def _flat_indices(x, windows, storage_order):
+    """Where the first largest element of each window is in all of `x`."""
     position = jnp.arange(math.prod(x.shape), dtype=jnp.int32)
     if storage_order:
         order = (*x.shape[:2], *reversed(x.shape[2:]))
         position = position.reshape(order).transpose(0, 1, *reversed(range(2, x.ndim)))
-    places = window_argmax(x, position.reshape(x.shape), windows)
-    return places.astype(jax.dtypes.canonicalize_dtype(np.int64))
+    indices = window_argmax(x, position.reshape(x.shape), windows)
+    return indices.astype(jax.dtypes.canonicalize_dtype(np.int64))
 
 
 @operator("AveragePool")

@@ -16,9 +16,9 @@ from jax import lax
 
 from isoshard.core.nn.precision import wide
 
-from .operator_arguments import axes_of, axis_of, library, number_of
+from .operator_arguments import axes_of, axis_of, library, scalar_of
 from .registry import largest, operator
-from .unsharded_axes import whole
+from .unsharded_axes import unsharded
 
 
 def _lowest(dtype):
@@ -33,51 +33,51 @@ def _is_float(dtype):
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-def _sum(x, **along):
+def _sum(x, **kwargs):
     """In the dtype of `x`; halves are added up as floats, which JAX does if no dtype is named."""
-    return library(x).sum(x, dtype=None if _is_float(x.dtype) else x.dtype, **along)
+    return library(x).sum(x, dtype=None if _is_float(x.dtype) else x.dtype, **kwargs)
 
 
-def _mean(x, **along):
-    total = _sum(x, **along)
+def _mean(x, **kwargs):
+    total = _sum(x, **kwargs)
     count = np.asarray(x.size // max(total.size, 1), x.dtype)
     return total / count if _is_float(x.dtype) else lax.div(total, jnp.full_like(total, count))
 
 
-def _max(x, **along):
-    return library(x).max(x, initial=_lowest(x.dtype), **along)
+def _max(x, **kwargs):
+    return library(x).max(x, initial=_lowest(x.dtype), **kwargs)
 
 
-def _min(x, **along):
-    return library(x).min(x, initial=_highest(x.dtype), **along)
+def _min(x, **kwargs):
+    return library(x).min(x, initial=_highest(x.dtype), **kwargs)
 
 
-def _prod(x, **along):
-    return library(x).prod(x, dtype=x.dtype, **along)
+def _prod(x, **kwargs):
+    return library(x).prod(x, dtype=x.dtype, **kwargs)
 
 
-def _l1(x, **along):
-    return _sum(jnp.abs(x), **along)
+def _l1(x, **kwargs):
+    return _sum(jnp.abs(x), **kwargs)
 
 
-def _l2(x, **along):
-    return _root(_sum_square(x, **along), x.dtype)
+def _l2(x, **kwargs):
+    return _root(_sum_square(x, **kwargs), x.dtype)
 
 
 def _root(x, dtype):
     return jnp.sqrt(x if _is_float(dtype) else x.astype(jnp.float32)).astype(dtype)
 
 
-def _sum_square(x, **along):
-    return _sum(x * x, **along)
+def _sum_square(x, **kwargs):
+    return _sum(x * x, **kwargs)
 
 
-def _log_sum(x, **along):
-    return jnp.log(_sum(x, **along)).astype(x.dtype)
+def _log_sum(x, **kwargs):
+    return jnp.log(_sum(x, **kwargs)).astype(x.dtype)
 
 
-def _log_sum_exp(x, **along):
-    return jax.nn.logsumexp(x, **along).astype(x.dtype)
+def _log_sum_exp(x, **kwargs):
+    return jax.nn.logsumexp(x, **kwargs).astype(x.dtype)
 
 
 def _register(op_type: str, function: Callable[..., Any], input_since: int, on_host: bool) -> None:
@@ -119,26 +119,26 @@ for _op_type, _function, _on_host in (
     _register(_op_type, _function, 18, _on_host)
 
 
-def _register_place(op_type: str, find: Callable[..., jax.Array]) -> None:
+def _register_arg(op_type: str, find: Callable[..., jax.Array]) -> None:
     @operator(op_type)
-    def place(x, *, axis=0, keepdims=1, select_last_index=0):
+    def arg(x, *, axis=0, keepdims=1, select_last_index=0):
         axis = axis_of(axis, x.ndim)
-        found = find(jnp.flip(x, axis) if select_last_index else x, axis)
+        index = find(jnp.flip(x, axis) if select_last_index else x, axis)
         if select_last_index:
-            found = x.shape[axis] - 1 - found
-        return jnp.expand_dims(found, axis) if keepdims else found
+            index = x.shape[axis] - 1 - index
+        return jnp.expand_dims(index, axis) if keepdims else index
 
 
-_register_place("ArgMax", jnp.argmax)
-_register_place("ArgMin", jnp.argmin)
+_register_arg("ArgMax", jnp.argmax)
+_register_arg("ArgMin", jnp.argmin)
 
 
 @operator("CumSum", since=11, static=("axis",), host=lambda inputs: inputs[0].size)
 def cumsum(x, axis, *, exclusive=0, reverse=0):
     """The sum of all elements up to each along an axis, itself included or not."""
-    axis = axis_of(number_of(axis, "axis"), x.ndim)
+    axis = axis_of(scalar_of(axis, "axis"), x.ndim)
     np_ = library(x)
-    x = x if np_ is np else whole(x, [axis])
+    x = x if np_ is np else unsharded(x, [axis])
     y = np_.flip(x, axis) if reverse else x
     total = np_.cumsum(y, axis, dtype=x.dtype)
     if exclusive:
@@ -154,13 +154,13 @@ def top_k(x, k, *, axis=-1, largest=1, sorted=1):
 
     Of equal elements, the first come first; an unordered result is ordered too.
     """
-    axis, count = axis_of(axis, x.ndim), int(number_of(k, "k"))
+    axis, count = axis_of(axis, x.ndim), int(scalar_of(k, "k"))
     y = jnp.moveaxis(x, axis, -1)
     key = y if largest else (-y if _is_float(x.dtype) else ~y)
-    _, places = lax.top_k(lax.stop_gradient(key), count)
-    values = jnp.take_along_axis(y, places, -1)
-    places = places.astype(jax.dtypes.canonicalize_dtype(np.int64))
-    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(places, -1, axis)
+    _, indices = lax.top_k(lax.stop_gradient(key), count)
+    values = jnp.take_along_axis(y, indices, -1)
+    indices = indices.astype(jax.dtypes.canonicalize_dtype(np.int64))
+    return jnp.moveaxis(values, -1, axis), jnp.moveaxis(indices, -1, axis)
 
 
 @operator("TopK")

@@ -152,12 +152,12 @@ def find(domain: str, op_type: str, opset: int) -> Operator | None:
     fitting = [since for since in versions if since <= opset]
     if not fitting:
         return None
-    found = versions[max(fitting)]
+    entry = versions[max(fitting)]
     if not domain and opset > NEWEST:
         changed = onnx.defs.get_schema(op_type, opset, domain).since_version
-        if changed > NEWEST and found.since != changed:
+        if changed > NEWEST and entry.since != changed:
             return None
-    return found
+    return entry
 
 
 def entries() -> tuple[Operator, ...]:

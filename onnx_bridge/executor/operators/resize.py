@@ -75,7 +75,7 @@ def resize(
         sizes: of the result, in place of `scales`.
         antialias: widen the filter where the result is smaller.
         axes: which are resized; all if left out.
-        coordinate_transformation_mode: where an element of the result lies in the input.
+        coordinate_transformation_mode: where an element of the result is in the input.
         cubic_coeff_a: the free number of the cubics.
         exclude_outside: elements outside the input weigh nothing, instead of the edge's.
         extrapolation_value: fills what "tf_crop_and_resize" reads outside.
@@ -91,26 +91,33 @@ def resize(
     choice(coordinate_transformation_mode, "coordinate_transformation_mode", _COORDINATES)
     choice(nearest_mode, "nearest_mode", _NEAREST)
     named = tuple(range(x.ndim)) if axes is None else axes_of(axes, x.ndim)
-    asked = _asked(x.shape, named, roi, scales, sizes, keep_aspect_ratio_policy)
+    resized = _resized_axes(x.shape, named, roi, scales, sizes, keep_aspect_ratio_policy)
     taps, outside = {}, {}
-    bounded(max((one.count for one in asked.values()), default=0), "the places of Resize")
-    for axis, one in asked.items():
-        if one.count == one.size and one.scale == 1 and one.roi == (0, 1):
+    bounded(
+        max((axis_resize.count for axis_resize in resized.values()), default=0),
+        "the places of Resize",
+    )
+    for axis, axis_resize in resized.items():
+        if (
+            axis_resize.count == axis_resize.size
+            and axis_resize.scale == 1
+            and axis_resize.roi == (0, 1)
+        ):
             continue
-        where = _where(one, coordinate_transformation_mode)
+        where = _where(axis_resize, coordinate_transformation_mode)
         if coordinate_transformation_mode == "tf_crop_and_resize":
-            outside[axis] = (where < 0) | (where > one.size - 1)
+            outside[axis] = (where < 0) | (where > axis_resize.size - 1)
         if mode == "nearest":
-            places = np.clip(_rounded(where, nearest_mode), 0, one.size - 1)
-            taps[axis] = Taps(places[None], None)
+            positions = np.clip(_rounded(where, nearest_mode), 0, axis_resize.size - 1)
+            taps[axis] = Taps(positions[None], None)
             continue
         kernel = triangle if mode == "linear" else functools.partial(cubic, a=cubic_coeff_a)
         reach = 1 if mode == "linear" else 2
-        squeezed = min(one.scale, 1.0) if antialias else 1.0
+        squeezed = min(axis_resize.scale, 1.0) if antialias else 1.0
         weights = len(tap_offsets(reach, squeezed)) * max(len(where), 1)
         bounded(weights, "the weights of Resize")
         how = {"squeezed": squeezed, "exclude_outside": bool(exclude_outside)}
-        taps[axis] = filter_taps(where, one.size, kernel, reach, **how)
+        taps[axis] = filter_taps(where, axis_resize.size, kernel, reach, **how)
     return _apply(x, taps, outside, extrapolation_value)
 
 
@@ -127,37 +134,39 @@ def resize_10(x, scales, *, mode="nearest"):
     )
 
 
-def _asked(shape, named, roi, scales, sizes, policy) -> dict[int, Axis]:
+def _resized_axes(shape, named, roi, scales, sizes, policy) -> dict[int, Axis]:
     choice(policy, "keep_aspect_ratio_policy", _POLICIES)
     scales, sizes, roi = (None if v is None or v.size == 0 else v for v in (scales, sizes, roi))
     if (scales is None) == (sizes is None):
         raise ModelError("Resize wants scales or sizes, one of them")
-    given: Any = scales if sizes is None else sizes
-    if given.size != len(named):
-        raise ModelError(f"{given.size} scales or sizes are given for {len(named)} axes")
+    requested: Any = scales if sizes is None else sizes
+    if requested.size != len(named):
+        raise ModelError(f"{requested.size} scales or sizes are given for {len(named)} axes")
     read = [shape[axis] for axis in named]
     if sizes is None:
-        ratios = [float(scale) for scale in given]
+        ratios = [float(scale) for scale in requested]
         counts = [int(np.floor(n * r)) for n, r in zip(read, ratios, strict=True)]
     else:
-        counts = [int(n) for n in given]
+        counts = [int(n) for n in requested]
         ratios = [n / size for n, size in zip(counts, read, strict=True)]
         if policy != "stretch":
             ratios = [min(ratios) if policy == "not_larger" else max(ratios)] * len(named)
             counts = [int(r * n + 0.5) for n, r in zip(read, ratios, strict=True)]
-    parts = [(0.0, 1.0)] * len(named)
+    regions = [(0.0, 1.0)] * len(named)
     if roi is not None:
         if roi.size != 2 * len(named):
             raise ModelError(f"roi has {roi.size} numbers, and two per axis are {2 * len(named)}")
-        parts = list(zip(roi[: len(named)].tolist(), roi[len(named) :].tolist(), strict=True))
+        regions = list(zip(roi[: len(named)].tolist(), roi[len(named) :].tolist(), strict=True))
     return {
-        axis: Axis(size, count, ratio, part)
-        for axis, size, count, ratio, part in zip(named, read, counts, ratios, parts, strict=True)
+        axis: Axis(size, count, ratio, region)
+        for axis, size, count, ratio, region in zip(
+            named, read, counts, ratios, regions, strict=True
+        )
     }
 
 
 def _where(axis: Axis, mode: str) -> np.ndarray:
-    """Where each element of the result lies in the input."""
+    """Where each element of the result is in the input."""
     index = np.arange(axis.count, dtype=np.float64)
     width = axis.scale * axis.size
     if mode == "align_corners":
@@ -193,14 +202,14 @@ def _rounded(where: np.ndarray, mode: str) -> np.ndarray:
 def _apply(
     x: jax.Array, taps: dict[int, Taps], outside: dict[int, np.ndarray], fill: float
 ) -> jax.Array:
-    exact = all(one.weights is None for one in taps.values())
+    exact = all(axis_taps.weights is None for axis_taps in taps.values())
     floats = jnp.issubdtype(x.dtype, jnp.floating)
     y = x if exact else wide(x) if floats else x.astype(jnp.float32)
-    for axis, one in taps.items():
-        y = resample(y, axis, one)
-    for axis, there in outside.items():
-        if there.any():
-            line = there.reshape([-1 if axis == d else 1 for d in range(x.ndim)])
+    for axis, axis_taps in taps.items():
+        y = resample(y, axis, axis_taps)
+    for axis, outside_axis in outside.items():
+        if outside_axis.any():
+            line = outside_axis.reshape([-1 if axis == d else 1 for d in range(x.ndim)])
             y = jnp.where(line, jnp.asarray(fill, y.dtype), y)
     if exact or floats:
         return y.astype(x.dtype)

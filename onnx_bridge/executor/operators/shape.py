@@ -31,14 +31,14 @@ def size(x):
 @operator("Reshape", since=5, static=("shape",), host=lambda inputs: inputs[0].size)
 def reshape(x, shape, *, allowzero=0):
     """The elements in another shape: 0 keeps an axis (unless `allowzero`), -1 is what is left."""
-    wanted = sizes_of(shape)
+    sizes = sizes_of(shape)
     if not allowzero:
-        if any(n == 0 and axis >= x.ndim for axis, n in enumerate(wanted)):
-            raise ModelError(f"shape {list(wanted)} keeps an axis that {x.shape} does not have")
-        wanted = tuple(x.shape[axis] if n == 0 else n for axis, n in enumerate(wanted))
-    elif 0 in wanted and -1 in wanted:
-        raise ModelError(f"shape {list(wanted)} with allowzero=1 has a 0 and a -1: which is open")
-    return x.reshape(wanted)
+        if any(n == 0 and axis >= x.ndim for axis, n in enumerate(sizes)):
+            raise ModelError(f"shape {list(sizes)} keeps an axis that {x.shape} does not have")
+        sizes = tuple(x.shape[axis] if n == 0 else n for axis, n in enumerate(sizes))
+    elif 0 in sizes and -1 in sizes:
+        raise ModelError(f"shape {list(sizes)} with allowzero=1 has a 0 and a -1: which is open")
+    return x.reshape(sizes)
 
 
 @operator("Flatten")
@@ -123,13 +123,13 @@ def split(x, split=None, *, axis=0, num_outputs=None, outputs):
     """Pieces along an axis: of the given sizes, or alike with a smaller last one."""
     axis = axis_of(axis, x.ndim)
     if split is not None:
-        return _cut(x, sizes_of(split), axis, outputs)
+        return _split_at(x, sizes_of(split), axis, outputs)
     if num_outputs not in (None, outputs):
         raise ModelError(f"num_outputs is {num_outputs}, and the node has {outputs} outputs")
     count = outputs
-    piece = -(-x.shape[axis] // count)
-    sizes = [max(min(piece, x.shape[axis] - piece * k), 0) for k in range(count)]
-    return _cut(x, sizes, axis, outputs)
+    size = -(-x.shape[axis] // count)
+    sizes = [max(min(size, x.shape[axis] - size * k), 0) for k in range(count)]
+    return _split_at(x, sizes, axis, outputs)
 
 
 @operator("Split", since=13, static=("split",), host=largest, counted=True)
@@ -149,18 +149,18 @@ def _split_evenly(x, sizes, axis, outputs):
     if sizes is None:
         if x.shape[axis] % outputs:
             raise ModelError(
-                f"axis {axis} of size {x.shape[axis]} cannot be split into {outputs} equal pieces: "
+                f"axis {axis} of size {x.shape[axis]} cannot be split into {outputs} equal shards: "
                 "give their sizes"
             )
         sizes = [x.shape[axis] // outputs] * outputs
-    return _cut(x, sizes, axis, outputs)
+    return _split_at(x, sizes, axis, outputs)
 
 
-def _cut(x, sizes, axis, outputs):
+def _split_at(x, sizes, axis, outputs):
     if sum(sizes) != x.shape[axis] or len(sizes) != outputs or min(sizes, default=0) < 0:
         raise ModelError(
             f"sizes {list(sizes)} do not split axis {axis} of size {x.shape[axis]} into "
-            f"{outputs} pieces"
+            f"{outputs} shards"
         )
     ends = np.cumsum([0, *sizes]).tolist()
     lead = (slice(None),) * axis

@@ -2,14 +2,14 @@
 
 A running sum, and a convolution that is dilated, grouped, transposed or whose kernel is split, come
 out wrong where XLA splits them along such an axis. Their functions ask for the axes that they need
-whole, forward and backward; the others stay as they are. Which devices a program runs on is
+whole, forward and backward; the others are unchanged. Which devices a program runs on is
 said around its evaluation:
 
 >>> x = jax.numpy.ones((2, 3))
->>> whole(x, [1]) is x                           # no mesh, nothing to do
+>>> unsharded(x, [1]) is x                           # no mesh, nothing to do
 True
 >>> with on_mesh(jax.sharding.Mesh(np.array(jax.devices()), ("x",))):
-...     jax.jit(lambda x: whole(x, [1]))(x).shape
+...     jax.jit(lambda x: unsharded(x, [1]))(x).shape
 (2, 3)
 """
 
@@ -42,8 +42,8 @@ def on_mesh(mesh: Mesh | None) -> Iterator[None]:
         _MESH.reset(token)
 
 
-def whole(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """The array with some axes on every device as a whole."""
+def unsharded(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The array with some axes on every device unsplit."""
     mesh = _MESH.get()
     if mesh is None or mesh.size == 1 or not len(axes):
         return x

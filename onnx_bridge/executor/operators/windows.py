@@ -35,7 +35,7 @@ def windows_of(
     strides = tuple(strides or (1,) * rank)
     dilations = tuple(dilations or (1,) * rank)
     pads = tuple(pads or (0,) * (2 * rank))
-    for what, values, length, least in (
+    for role, values, length, least in (
         ("kernel_shape", kernel, rank, 1),
         ("strides", strides, rank, 1),
         ("dilations", dilations, rank, 1),
@@ -43,7 +43,7 @@ def windows_of(
     ):
         if len(values) != length or (least and min(values, default=1) < least):
             raise ModelError(
-                f"{what} is {list(values)}, and {length} numbers"
+                f"{role} is {list(values)}, and {length} numbers"
                 f"{f' of at least {least}' if least else ''} are wanted for {rank} axes"
             )
     padding = tuple(zip(pads[:rank], pads[rank:], strict=True))

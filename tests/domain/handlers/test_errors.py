@@ -38,7 +38,7 @@ def double(returned):
         (lambda s, x: ((x, x), (P("x"),) * 2), ShardingError, "results of the structure"),
         (lambda s, x: (x[:1], s.like(x, 0)), ShardingError, r"local shape \(1,\) is wrong: axis 0"),
         (lambda s, x: (x, s.uneven(P("x"), [(2, 2, 4)])), ShardingError, "for 4 shards"),
-        (lambda s, x: (x, s.uneven(P("x"), [(2, 2, 3, 1)])), ShardingError, "holds 0 to 2"),
+        (lambda s, x: (x, s.uneven(P("x"), [(2, 2, 3, 1)])), ShardingError, "takes 0 to 2"),
         (lambda s, x: (x, ResultLayout(P("x"), (None, None))), ShardingError, "are for 2 axes"),
         (lambda s, x: (x, P()), ShardingError, "JAX cannot prove it .*reduce it with shards"),
     ],

@@ -149,7 +149,7 @@ def test_what_cannot_be_searched():
         with pytest.raises(iso.ShardingError, match=f"k={k!r} is no number of neighbours among 40"):
             knn(points, points, k)
     with pytest.raises(
-        iso.ShardingError, match=r"max_points=0 is no whole.*radius=-1 is no number"
+        iso.ShardingError, match=r"max_points=0 is no integer.*radius=-1 is no number"
     ):
         radius_search(points, points, -1, 0)
     with pytest.raises(iso.ShardingError, match="radius=nan is no number from 0"):

@@ -62,7 +62,7 @@ def put(message, **fields) -> None:
 
 
 def split_first_axis(model: onnx.ModelProto) -> None:
-    """The contraction in two, of which `x` says that it is whole on both devices."""
+    """The contraction in two, of which `x` says that it is not split on both devices."""
     w(model).sharded_dim[0].axis = 0
     entry(model).sharding_spec.add(tensor_name="x", device=[0, 1])
 

@@ -1,4 +1,4 @@
-"""Models of one node whose tensors are laid out by specs over a mesh."""
+"""Models of one node whose tensors are sharded by specs over a mesh."""
 
 import dataclasses
 

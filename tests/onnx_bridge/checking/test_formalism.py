@@ -55,7 +55,7 @@ class TestAdd:
         inputs = [t(4, 8, spec=P("x")), t(4, 8, spec=P("y"))]  # devices 0 and 3 could go on
         (finding,) = validate(model("Add", inputs, [t(4, 8)]))
         assert finding.rule == "formalism.devices"
-        assert "device 1 holds pieces that do not go together, as do 1 more" in finding.message
+        assert "device 1 holds shards that do not go together, as do 1 more" in finding.message
 
 
 class TestComposing:
@@ -162,6 +162,6 @@ LISTED = (
 
 def test_every_operator_that_the_proposal_lists_has_a_rule():
     assert [op for op in LISTED if rule_of(op, "") is None] == []
-    ours = {*elementwise_factors.UNARY_OF_OURS, *elementwise_factors.BROADCAST_OF_OURS}
+    ours = {*elementwise_factors.UNARY_EXTENSIONS, *elementwise_factors.BROADCAST_EXTENSIONS}
     assert not ours & set(LISTED)
     assert {*elementwise_factors.UNARY, *elementwise_factors.BROADCAST} <= set(LISTED)

@@ -66,12 +66,12 @@ def test_a_spec_that_cannot_be_followed_is_left_out():
     model = sound()
     broken("structure.device-unknown")(model)
     (stage,) = holdings(model)
-    assert {one.name: one.said for one in stage.tensors} == {"x": False, "w": False, "y": True}
+    assert {one.name: one.annotated for one in stage.tensors} == {"x": False, "w": False, "y": True}
 
 
 def test_layouts_without_end_are_refused():
     pool = Pool(most=10)
-    first = pool.keep(Placement.whole(1, range(6)))
-    assert pool.keep(Placement.whole(1, range(6))) is first
+    first = pool.keep(Placement.unsplit(1, range(6)))
+    assert pool.keep(Placement.unsplit(1, range(6))) is first
     with pytest.raises(ModelError, match="too many layouts over too many devices"):
-        pool.keep(Placement.whole(2, range(6)))
+        pool.keep(Placement.unsplit(2, range(6)))

@@ -11,9 +11,9 @@ from isoshard.core.runtime.jaxprs import CALLS, ELEMENTWISE, equations
 from isoshard.onnx_bridge import ModelError, validate
 from isoshard.onnx_bridge.checking.operator_rules.elementwise_factors import (
     BROADCAST,
-    BROADCAST_OF_OURS,
+    BROADCAST_EXTENSIONS,
     UNARY,
-    UNARY_OF_OURS,
+    UNARY_EXTENSIONS,
 )
 from isoshard.onnx_bridge.executor.operators import find
 from tests.onnx_bridge.checking.one_node import constant, inferred, model, placed, rules, t
@@ -107,9 +107,9 @@ def test_faults_of_ours_are_warnings(op, inputs, rule):
 @pytest.mark.parametrize(("op", "inputs", "out", "attributes", "why"), [
     ("Slice", [t(4, spec=P("x")), t(1), t(1), t(1)], t(2), {}, "input 3 is computed"),
     ("Concat", [t(4, spec=P("x"))], t(4), {"axis": 9}, "axis 9 of a tensor of rank 1"),
-    ("Concat", [t(4, spec=P("x"))], t(4), {"axis": "z"}, "axis is no whole number"),
+    ("Concat", [t(4, spec=P("x"))], t(4), {"axis": "z"}, "axis is no integer"),
     ("Transpose", [t(4, 8, spec=P("x"))], t(8, 4), {"perm": [0, 7]}, "no order of 2 axes"),
-    ("Transpose", [t(4, 8, spec=P("x"))], t(8, 4), {"perm": [0.5]}, "no whole numbers"),
+    ("Transpose", [t(4, 8, spec=P("x"))], t(8, 4), {"perm": [0.5]}, "no integers"),
     ("Gemm", [t(4, 8, 2, spec=P("x")), t(8, 6)], t(4, 6), {}, "its input 0 has rank 3"),
     ("Einsum", [t(4, spec=P("x"))], t(4), {"equation": "...->..."}, "equation '...->...'"),
 ])  # fmt: skip
@@ -141,7 +141,7 @@ def _traced(operator):
 
 def test_elementwise_operators_are_elementwise_primitives():
     """The table of the checks and core's agree: each operator lowers to those primitives alone."""
-    names = {*UNARY, *UNARY_OF_OURS, *BROADCAST, *BROADCAST_OF_OURS} - {"Cast", "BitShift"}
+    names = {*UNARY, *UNARY_EXTENSIONS, *BROADCAST, *BROADCAST_EXTENSIONS} - {"Cast", "BitShift"}
     operators = [found for name in sorted(names) if (found := find("", name, 22))]
     assert len(operators) > 50
     for operator in operators:

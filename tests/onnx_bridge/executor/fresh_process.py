@@ -1,6 +1,6 @@
 """Run by `tests/fresh.py`: every model of a folder, on eight devices, without torch.
 
-For each `NAME.onnx` with inputs `NAME.npz`: the outputs, the pieces of every parameter and the
+For each `NAME.onnx` with inputs `NAME.npz`: the outputs, the shards of every parameter and the
 compiled programs are left beside it.
 """
 

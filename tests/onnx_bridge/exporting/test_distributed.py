@@ -1,4 +1,4 @@
-"""Modules whose weights lie on devices already: of DTensors, and on the device `jax`."""
+"""Modules whose weights are on devices already: of DTensors, and on the device `jax`."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ class TestDTensor:
     def test_the_mesh_may_be_that_of_the_tensors(self, found):
         specs, mesh = found["fake"]
         assert _trimmed(specs) == _trimmed(PARALLEL)
-        assert mesh == {"tp": 2}  # the slice that the tensors lie on
+        assert mesh == {"tp": 2}  # the slice that the tensors are on
 
     def test_what_cannot_be_copied_needs_a_twin(self, found, wanted):
         assert "FSDPMLP cannot be copied" in found["fsdp"]

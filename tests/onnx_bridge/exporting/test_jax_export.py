@@ -54,7 +54,7 @@ def mlp(params, x):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A function whose arguments lie on 8 devices, from a file."""
+    """A function whose arguments are on 8 devices, from a file."""
     params = {"up": jax.device_put(W, over(None, "tp")), "down": jax.device_put(V, over("tp"))}
     x = jax.device_put(X, over("dp"))
     fn = jax.jit(mlp, out_shardings={"y": over("dp"), "hidden": over("dp", "tp")})

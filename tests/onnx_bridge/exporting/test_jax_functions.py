@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from isoshard.onnx_bridge import ModelError
-from isoshard.onnx_bridge.exporting.jax_functions import output_names, take_apart
+from isoshard.onnx_bridge.exporting.jax_functions import output_names, split_function
 
 X = np.ones((2, 4), np.float32)
 
@@ -30,7 +30,7 @@ def _same(taken, wanted):
 def test_an_nnx_module_is_its_own_weights():
     model = Net(nnx.Rngs(0))
     model.eval()
-    taken = take_apart(model, (X,))
+    taken = split_function(model, (X,))
     assert {"up.kernel", "up.bias", "norm.scale", "norm.mean"} <= set(taken.weights)
     assert list(taken.inputs) == ["x"]
     assert taken.name == "Net"
@@ -42,7 +42,7 @@ def test_inputs_go_by_argument_and_path():
         return (batch["x"] + batch["more"][1] * scale + rest[0]) ** power
 
     args = ({"x": X, "more": [X, X]}, X, X)
-    taken = take_apart(fn, args, kwargs={"power": 2})
+    taken = split_function(fn, args, kwargs={"power": 2})
     assert list(taken.inputs) == ["batch.more.0", "batch.more.1", "batch.x", "scale", "input_2"]
     _same(taken, fn(*args, power=2))
 
@@ -57,7 +57,7 @@ def test_results_go_by_their_paths(results, names):
 
 
 def test_state_that_changes_is_refused():
-    taken = take_apart(Net(nnx.Rngs(0)), (X,))
+    taken = split_function(Net(nnx.Rngs(0)), (X,))
     with pytest.raises(ModelError, match=r"Net changes its own state .* call model.eval\(\) first"):
         jax.make_jaxpr(taken.function)(*taken.weights.values(), X)
 
@@ -69,9 +69,9 @@ def test_state_that_changes_is_refused():
 ])  # fmt: skip
 def test_what_has_no_name_or_value(args, params, told):
     with pytest.raises(ModelError, match=told):
-        take_apart(lambda p, a, b: a, args, params)
+        split_function(lambda p, a, b: a, args, params)
 
 
 def test_weights_twice():
     with pytest.raises(ModelError, match="Net has weights of its own: export it without params"):
-        take_apart(Net(nnx.Rngs(0)), (X,), params={"w": jnp.ones(2)})
+        split_function(Net(nnx.Rngs(0)), (X,), params={"w": jnp.ones(2)})

@@ -149,7 +149,7 @@ class TestRefusals:
             export_torch(seeded(MLP), (torch.randn(8, 16),), mesh)
 
     def test_no_mesh(self):
-        with pytest.raises(ShardingError, match="MLP lies on no mesh of its own; pass one"):
+        with pytest.raises(ShardingError, match="MLP is on no mesh of its own; pass one"):
             export_torch(seeded(MLP), (torch.randn(8, 16),), None, MLP_PLAN)
 
     def test_what_torch_cannot_export(self, mesh):

@@ -1,4 +1,4 @@
-"""Layouts over a mesh: parts of it, uneven axes, orders that no axis has, faults."""
+"""Layouts over a mesh: parts of it, uneven axes, orders that no axis has, errors."""
 
 import jax
 import pytest

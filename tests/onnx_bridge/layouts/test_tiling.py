@@ -1,4 +1,4 @@
-"""What a message may say, what it may not, and how the fault is told."""
+"""What a message may say, what it may not, and how the error is told."""
 
 import pytest
 
@@ -25,8 +25,8 @@ def fused(*parts):
 @pytest.mark.parametrize(
     ("text", "shape", "devices", "expected"),
     [
-        (TWO, (4,), 2, [[0], [1]]),  # no devices, as many as pieces
-        ("device: [2, 0]", (4,), 4, [[0, 2]]),  # one piece, several devices: copies
+        (TWO, (4,), 2, [[0], [1]]),  # no devices, as many as shards
+        ("device: [2, 0]", (4,), 4, [[0, 2]]),  # one shard, several devices: copies
         (
             "device: [0, -1] index_to_device_group_map { key: -1 value: [1, 2] }",
             (4,),
@@ -56,7 +56,7 @@ def test_a_rank_that_is_not_known():
 
 
 @pytest.mark.parametrize(("text", "match"), [
-    ("device: [0, 1, 2] " + TWO, r"lists 3 devices or groups for 2 pieces"),
+    ("device: [0, 1, 2] " + TWO, r"lists 3 devices or groups for 2 shards"),
     ("device: [0, 0] " + TWO, r"device 0 is named 2 times.*The devices are 0\.\.3"),
     ("device: [0, 9] " + TWO, r"there is no device 9"),
     ("device: [0, -7] " + TWO, r"-7 is neither a device nor a key of the map"),
@@ -64,8 +64,8 @@ def test_a_rank_that_is_not_known():
     ("device: [-1, 1] " + GROUPS + TWO, r"device 1 is named 2 times"),
     (GROUPS + GROUPS + "device: [-1]", r"one key twice"),
     ("device: [-1] index_to_device_group_map { key: -1 }", r"groups is empty"),
-    ("", r"lists 0 devices or groups for 1 pieces"),
-    ("sharded_dim { axis: 0 simple_sharding { num_shards: 8 } }", r"0 devices .* 8 pieces"),
+    ("", r"lists 0 devices or groups for 1 shards"),
+    ("sharded_dim { axis: 0 simple_sharding { num_shards: 8 } }", r"0 devices .* 8 shards"),
 ])  # fmt: skip
 def test_faults_of_devices(text, match):
     with pytest.raises(AnnotationError, match=rf"^tensor 'w': .*{match}"):

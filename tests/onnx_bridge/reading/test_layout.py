@@ -1,4 +1,4 @@
-"""Layouts of whole models: meshes of stages, parameters, inputs, notes, faults."""
+"""Layouts of whole models: meshes of stages, parameters, inputs, notes, errors."""
 
 import jax
 import pytest
@@ -78,7 +78,7 @@ def test_a_parameter_of_two_stages_lies_in_both():
     found = layout(annotate(model, make_mesh(*MESH), {"w0": P("model")}, {"*0": 0, "*1": 1}))
     assert list(found.parameters["w0"]) == [0, 1]
     assert "w1" not in found.parameters
-    assert "parameter 'w0' lies in stages 0, 1" in found.notes
+    assert "parameter 'w0' is in stages 0, 1" in found.notes
 
 
 def test_a_parameter_that_is_read_in_two_ways():
@@ -88,7 +88,7 @@ def test_a_parameter_that_is_read_in_two_ways():
     found = layout(annotate(model, make_mesh(*MESH), specs))
     assert found.parameters["w0"][0].spec == P("model")
     assert found.sharding(3, "w0").spec == P(None, "data")
-    assert "read as P('model',), P(None, 'data') in stage 0; it lies as" in found.notes[0]
+    assert "read as P('model',), P(None, 'data') in stage 0; it is sharded as" in found.notes[0]
 
 
 def test_uneven_axes():
@@ -105,7 +105,7 @@ def test_tensors_on_other_devices_than_their_stage():
     annotated = annotate(mlp(), make_mesh((4,), ("x",)), {"x": P("x"), "w0": None})
     spec = annotated.graph.node[0].device_configurations[0].sharding_spec[1]
     spec.index_to_device_group_map[0].value[:] = [0, 1]
-    with pytest.raises(AnnotationError, match=r"'up0', tensor 'w0': it lies on devices \[0, 1\]"):
+    with pytest.raises(AnnotationError, match=r"'up0', tensor 'w0': it is on devices \[0, 1\]"):
         layout(annotated)
 
 

@@ -59,7 +59,7 @@ DEEPER = [DEEPEST + 1, 60]
 
 
 def annotated(deep, mesh):
-    """A model of which a file says how it is laid out; its graph is another, in memory."""
+    """A model of which a file says how it is sharded; its graph is another, in memory."""
     model = iso.onnx.annotate(nested(1), mesh, {"y1": P("x")})
     model.graph.CopyFrom(deep.graph)
     return model

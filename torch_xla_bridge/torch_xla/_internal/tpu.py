@@ -24,8 +24,8 @@ def _chips(local: bool = True) -> list[Device]:
 
 def num_available_chips() -> int:
     """How many TPU chips this machine has: 0 without any."""
-    places = {tuple(getattr(chip, "coords", (chip.id,))) for chip in _chips()}
-    return len(places)
+    coordinates = {tuple(getattr(chip, "coords", (chip.id,))) for chip in _chips()}
+    return len(coordinates)
 
 
 def num_available_devices() -> int:
@@ -110,13 +110,13 @@ def tpu_type(device_kind: str) -> str:
     >>> [tpu_type(kind) for kind in ("TPU v4", "TPU v5 lite", "TPU v5p", "TPU v6e", "TPU v5")]
     ['v4', 'v5e', 'v5p', 'v6e', 'v5p']
     """
-    found = re.match(r"TPU v(\d)\s*(lite|e|p|i)?", device_kind)
-    if not found:
+    match = re.match(r"TPU v(\d)\s*(lite|e|p|i)?", device_kind)
+    if not match:
         raise OSError(f"{device_kind!r} is no TPU whose generation is known")
-    number, letter = found.groups()
-    if number == "5" and letter is None:
+    generation, letter = match.groups()
+    if generation == "5" and letter is None:
         letter = "p"
-    return f"v{number}{_NAMES.get(letter or '', letter or '')}"
+    return f"v{generation}{_NAMES.get(letter or '', letter or '')}"
 
 
 def get_worker_ips() -> list[str]:

@@ -81,22 +81,22 @@ class Computation:
             return self._evaluate(arrays)
 
     def _evaluate(self, arrays: Sequence[Any]) -> Any:
-        made: dict[int, Any] = {}
+        values: dict[int, Any] = {}
         waiting = [self.root]
         while waiting:  # no recursion: a computation may be long
             node = waiting[-1]
-            missing = [one for one in node.inputs if id(one) not in made]
-            if missing and id(node) not in made:
+            missing = [one for one in node.inputs if id(one) not in values]
+            if missing and id(node) not in values:
                 waiting += missing
                 continue
             waiting.pop()
-            if id(node) not in made:
-                made[id(node)] = (
+            if id(node) not in values:
+                values[id(node)] = (
                     arrays[node.function]
                     if isinstance(node.function, int)
-                    else node.function(*(made[id(one)] for one in node.inputs))
+                    else node.function(*(values[id(one)] for one in node.inputs))
                 )
-        return made[id(self.root)]
+        return values[id(self.root)]
 
 
 def _all(root: Node) -> Iterator[Node]:

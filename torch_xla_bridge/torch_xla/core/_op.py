@@ -32,26 +32,26 @@ def _unary(name: str) -> Callable[[Op], Op]:
     return method
 
 
-def _with(name: str, *words: str, **defaults: Any) -> Callable[..., Op]:
+def _with(name: str, *names: str, **defaults: Any) -> Callable[..., Op]:
     """A method whose arguments after `self` are the operation's, by position or name."""
 
     def method(self: Op, *args: Any, **kwargs: Any) -> Op:
-        given = {**defaults, **dict(zip(words, args, strict=False)), **kwargs}
-        if len(args) > len(words):
-            raise TypeError(f"{name} takes {', '.join(words)}")
-        return mkop(name, (self.op,), **given)
+        attributes = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        if len(args) > len(names):
+            raise TypeError(f"{name} takes {', '.join(names)}")
+        return mkop(name, (self.op,), **attributes)
 
-    method.__doc__ = f"XLA's `{name}`, with {', '.join((*words, *defaults))}."
+    method.__doc__ = f"XLA's `{name}`, with {', '.join((*names, *defaults))}."
     return method
 
 
-def _conv(*words: str) -> Callable[..., Op]:
-    words = ("window_strides", *words)
+def _conv(*names: str) -> Callable[..., Op]:
+    names = ("window_strides", *names)
 
     def method(self: Op, kernel: Op, *args: Any, **kwargs: Any) -> Op:
-        return mkop("Conv", (self.op, kernel.op), **dict(zip(words, args, strict=False)), **kwargs)
+        return mkop("Conv", (self.op, kernel.op), **dict(zip(names, args, strict=False)), **kwargs)
 
-    method.__doc__ = f"XLA's convolution with a kernel and {', '.join(words)}."
+    method.__doc__ = f"XLA's convolution with a kernel and {', '.join(names)}."
     return method
 
 
@@ -139,7 +139,7 @@ class Op:
 
     def dynamic_slice(self, start_indices: Sequence[Op], slice_sizes: Sequence[int]) -> Op:
         """XLA's `DynamicSlice`."""
-        starts = [one.op for one in start_indices]
+        starts = [start.op for start in start_indices]
         return mkop("DynamicSlice", (self.op, *starts), slice_sizes=slice_sizes)
 
     def dynamic_update_slice(self, update: Op, start_indices: Sequence[Op]) -> Op:
@@ -152,14 +152,14 @@ class Op:
 
     def reduce(self, init_value: Op, computation: Any, dimensions: Sequence[int]) -> Op:
         """XLA's `Reduce`, with a function of two numbers."""
-        found = self._of_two("Reduce", computation)
+        built = self._of_two("Reduce", computation)
         operands = (self.op, init_value.op)
-        return mkop("Reduce", operands, computation=found, dimensions=dimensions)
+        return mkop("Reduce", operands, computation=built, dimensions=dimensions)
 
     def reduce_all(self, init_value: Op, computation: Any) -> Op:
         """XLA's `ReduceAll`, with a function of two numbers."""
-        found = self._of_two("ReduceAll", computation)
-        return mkop("ReduceAll", (self.op, init_value.op), computation=found)
+        built = self._of_two("ReduceAll", computation)
+        return mkop("ReduceAll", (self.op, init_value.op), computation=built)
 
     def reduce_window(
         self,
@@ -180,8 +180,8 @@ class Op:
         )
 
     def _of_two(self, name: str, computation: Any) -> Computation:
-        number = self.shape().as_scalar()
-        return Op.make_computation(name, computation, (number, number))
+        scalar = self.shape().as_scalar()
+        return Op.make_computation(name, computation, (scalar, scalar))
 
     def select(self, true_value: Op, false_value: Op) -> Op:
         """XLA's `Select`."""
@@ -272,18 +272,18 @@ class Op:
     @classmethod
     def tuple(cls, ops: Sequence[Op], builder: Any = None) -> Op:
         """XLA's `Tuple`."""
-        return mkop("Tuple", [one.op for one in ops])
+        return mkop("Tuple", [op.op for op in ops])
 
     @classmethod
     def concat_in_dim(cls, ops: Sequence[Op], dimension: int, builder: Any = None) -> Op:
         """XLA's `ConcatInDim`."""
-        return mkop("ConcatInDim", [one.op for one in ops], dimension=dimension)
+        return mkop("ConcatInDim", [op.op for op in ops], dimension=dimension)
 
     @classmethod
     def call(cls, computation: Any, ops: Sequence[Op], builder: Any = None) -> Op:
         """What a computation makes of values."""
-        found = Op.make_computation("Call", computation, ops)
-        return mkop("Call", [one.op for one in ops], computation=found)
+        built = Op.make_computation("Call", computation, ops)
+        return mkop("Call", [one.op for one in ops], computation=built)
 
     @classmethod
     def constant(cls, builder: Any, value: torch.Tensor) -> Op:
@@ -324,7 +324,7 @@ class Op:
             dimension: the axis; the last by default.
             is_stable: it always is.
         """
-        nodes = [one.op for one in ops]
+        nodes = [op.op for op in ops]
         return mkop("Sort", nodes, comparator=comparator, dimension=dimension)
 
     @classmethod
@@ -332,7 +332,7 @@ class Op:
         cls, ops: Sequence[Op], computation: Any, dimensions: Any, static_operands: Any = ()
     ) -> Op:
         """XLA's `Map`: a computation of numbers, for each element."""
-        return mkop("Map", [one.op for one in (*ops, *static_operands)], computation=computation)
+        return mkop("Map", [op.op for op in (*ops, *static_operands)], computation=computation)
 
     @classmethod
     def to_torch_type(cls, dtype: str | None) -> torch.dtype:

@@ -29,7 +29,7 @@ DTYPES = {
 """XLA's names of dtypes, and NumPy's."""
 
 
-def _alike(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unary(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of two arrays of one shape, for two that broadcast."""
     return lambda a, b: function(*jnp.broadcast_arrays(a, b))
 
@@ -131,12 +131,12 @@ def _conv(
     **axes: Any,
 ) -> Any:
     layouts = []
-    for what, (first, second, first_at, second_at) in _PLACES.items():
+    for role, (first, second, first_at, second_at) in _PLACES.items():
         letters = [""] * a.ndim
         letters[axes.get(first_at, 0)], letters[axes.get(second_at, 1)] = first, second
-        spatial = axes.get(f"{what}_spatial_dimensions", range(2, a.ndim))
-        for number, axis in enumerate(spatial):
-            letters[axis] = str(number)
+        spatial = axes.get(f"{role}_spatial_dimensions", range(2, a.ndim))
+        for index, axis in enumerate(spatial):
+            letters[axis] = str(index)
         layouts.append("".join(letters))
     return lax.conv_general_dilated(
         a,
@@ -156,9 +156,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Sub": jnp.subtract,
     "Mul": jnp.multiply,
     "Dot": jnp.dot,
-    "Div": _alike(lax.div),
+    "Div": _unary(lax.div),
     "Pow": jnp.power,
-    "Rem": _alike(lax.rem),
+    "Rem": _unary(lax.rem),
     "And": jnp.bitwise_and,
     "Or": jnp.bitwise_or,
     "Xor": jnp.bitwise_xor,

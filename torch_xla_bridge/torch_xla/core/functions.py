@@ -76,8 +76,8 @@ def distributed_mm(w: torch.Tensor, x: torch.Tensor, split: int = 1) -> torch.Te
             f"w of shape {tuple(w.shape)} times x of shape {tuple(x.shape)} in {split} parts: "
             f"x needs {w.size(1)} rows, and columns that {split} divides"
         )
-    parts = torch.split(x, x.size(1) // split, dim=1)
-    return torch.cat([w @ part for part in parts], dim=1)
+    chunks = torch.split(x, x.size(1) // split, dim=1)
+    return torch.cat([w @ chunk for chunk in chunks], dim=1)
 
 
 class SyncBatchNorm(torch.nn.Module):

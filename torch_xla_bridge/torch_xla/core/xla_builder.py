@@ -16,19 +16,27 @@ torch_xla's builder is here too: what it builds, JAX traces. A function in JAX i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import torch
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Sequence
+from isoshard.core.runtime.caches import Bounded
+from isoshard.core.runtime.caches import PROGRAMS
+from isoshard.torch_bridge.interop.calling_jax import TorchFunction
+from isoshard.torch_bridge.interop.calling_jax import torch_function
+from isoshard.torch_bridge.interop.same_function import identity
+from ._computations import Computation
+from ._computations import hlo
+from ._op import Op
+from ._op import create_computation
+from ._op import mkleaf
+from ._op import mkop
+from ._op import mkparam
+from ._operations import DTYPES
+from ._shapes import Builder
+from ._shapes import Shape
 from typing import Any
 
-import torch
-
-from isoshard.core.runtime.caches import PROGRAMS, Bounded
-from isoshard.torch_bridge.interop.calling_jax import TorchFunction, torch_function
-from isoshard.torch_bridge.interop.same_function import identity
-
-from ._computations import Computation, hlo
-from ._op import Op, create_computation, mkleaf, mkop, mkparam
-from ._operations import DTYPES
-from ._shapes import Builder, Shape
 
 __all__ = [
     "Op",
@@ -82,16 +90,16 @@ def call_jax(
         )
     try:
         key = identity(jax_func) if override_hash is None else ("hash", override_hash)
-        found = _KNOWN.pop((key, name), None)
+        cached = _KNOWN.pop((key, name), None)
     except TypeError as error:
         raise TypeError(
             f"call_jax remembers a function by its hash, and {jax_func!r} has none ({error}); pass "
             "override_hash=.."
         ) from None
-    if found is None:
-        found = torch_function(jax_func, name=name)
-    _KNOWN[key, name] = found  # last again: the first is the one not used for longest
-    return found(*args, **(kwargs or {}))
+    if cached is None:
+        cached = torch_function(jax_func, name=name)
+    _KNOWN[key, name] = cached  # last again: the first is the one not used for longest
+    return cached(*args, **(kwargs or {}))
 
 
 class Type:

@@ -255,12 +255,12 @@ def check_view_sharing(obj: Any) -> None:
     Raises:
         RuntimeError: two different tensors do.
     """
-    known: dict[Any, torch.Tensor] = {}
+    by_storage: dict[Any, torch.Tensor] = {}
 
     def check(tensor: Any) -> None:
         ours = isinstance(tensor, lazy_tensor.LazyTensor)
         memory = id(tensor._storage) if ours else tensor.untyped_storage().data_ptr()
-        other = known.setdefault((ours, memory), tensor)
+        other = by_storage.setdefault((ours, memory), tensor)
         if other is not tensor and memory:
             raise RuntimeError(
                 f"a tensor of shape {tuple(tensor.shape)} and one of shape {tuple(other.shape)} "

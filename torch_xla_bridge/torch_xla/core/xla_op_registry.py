@@ -49,12 +49,12 @@ class Op:
         """
         shapes = xla_builder.tensor_shape(args)
         key = pickle.dumps(([shape.shape for shape in shapes], kwargs))
-        found = self._known.get(key)
-        if found is None:
+        cached = self._known.get(key)
+        if cached is None:
             build = xla_builder.Op.wrap_function(self._opfn)
             computation = xla_builder.create_computation(self._name, build, shapes, **kwargs)
-            found = self._known[key] = TorchFunction(computation, self._name, wide=True)
-        return found(*args)
+            cached = self._known[key] = TorchFunction(computation, self._name, wide=True)
+        return cached(*args)
 
 
 def register(name: str, opfn: Callable[..., Any]) -> Op:

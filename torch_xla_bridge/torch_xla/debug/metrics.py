@@ -54,17 +54,17 @@ _PERCENTILES = (1, 5, 10, 20, 50, 80, 90, 95, 99)
 
 def _counters() -> dict[str, int]:
     """Every counter that is not zero."""
-    found = {name: amount for name, amount in metrics.counters().items() if amount}
-    runs, compiled = found.get("executions", 0), found.get("compilations", 0)
+    counts = {name: amount for name, amount in metrics.counters().items() if amount}
+    runs, compiled = counts.get("executions", 0), counts.get("compilations", 0)
     named = {
         "CachedCompile": max(runs - compiled, 0),
         "UncachedCompile": compiled,
         "ExecuteReplicated" if is_spmd() else "ExecuteComputation": runs,
         "CompileWithAutoSharding": compiled if auto_spmd() else 0,
     }
-    named |= {name: found.get(own, 0) for name, own in _COUNTS.items()}
+    named |= {name: counts.get(own, 0) for name, own in _COUNTS.items()}
     named |= _fallbacks()
-    for name, amount in found.items():
+    for name, amount in counts.items():
         if name.partition(".")[0] not in _NAMED:
             named[f"isoshard::{name}"] = amount
     return {name: amount for name, amount in named.items() if amount}
@@ -72,13 +72,13 @@ def _counters() -> dict[str, int]:
 
 def _fallbacks() -> dict[str, int]:
     """How often each operator ran on the CPU."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, amount in metrics.counters().items():
         kind, _, operator = name.partition(".")
         if kind == "fallbacks" and operator:
             operator = operator if "::" in operator else "aten::index.Tensor"
-            found[operator] = found.get(operator, 0) + amount
-    return found
+            counts[operator] = counts.get(operator, 0) + amount
+    return counts
 
 
 def _metrics() -> dict[str, samples.Series]:
@@ -94,9 +94,9 @@ def _metrics() -> dict[str, samples.Series]:
     return times | {name: series[own] for name, own in others.items() if own in series}
 
 
-def _scaled(one: samples.Series, factor: float) -> samples.Series:
-    latest = tuple((when, value * factor) for when, value in one.latest)
-    return samples.Series(one.count, one.total * factor, latest)
+def _scaled(series_: samples.Series, factor: float) -> samples.Series:
+    latest = tuple((when, value * factor) for when, value in series_.latest)
+    return samples.Series(series_.count, series_.total * factor, latest)
 
 
 def counter_names() -> list[str]:
@@ -132,8 +132,8 @@ def metric_data(name: str) -> tuple[int, float, tuple[tuple[float, float], ...]]
         value); None if there is none. Times are in nanoseconds, sizes in bytes.
     """
     execute = "ExecuteReplicatedTime" if is_spmd() else "ExecuteTime"
-    found = _metrics().get(execute if name.startswith("Execute") else name)
-    return None if found is None else (found.count, found.total, found.latest)
+    series_ = _metrics().get(execute if name.startswith("Execute") else name)
+    return None if series_ is None else (series_.count, series_.total, series_.latest)
 
 
 def metrics_report() -> str:
@@ -150,11 +150,11 @@ def short_metrics_report(
         counter_names: by default `CachedCompile` and `MarkStep`.
         metric_names: by default the five times.
     """
-    asked = counter_names or ("CachedCompile", "MarkStep")
+    counters_ = counter_names or ("CachedCompile", "MarkStep")
     times = metric_names or tuple(_TIMES)
-    asked = {*asked, *_fallbacks()}
-    counters = {name: amount for name, amount in _counters().items() if name in asked}
-    return _report({n: one for n, one in _metrics().items() if n in times}, counters)
+    counters_ = {*counters_, *_fallbacks()}
+    counters = {name: amount for name, amount in _counters().items() if name in counters_}
+    return _report({n: series_ for n, series_ in _metrics().items() if n in times}, counters)
 
 
 def executed_fallback_ops() -> list[str]:
@@ -162,17 +162,17 @@ def executed_fallback_ops() -> list[str]:
     return list(_fallbacks())
 
 
-def _report(found: dict[str, samples.Series], counters: dict[str, int]) -> str:
+def _report(metrics_: dict[str, samples.Series], counters: dict[str, int]) -> str:
     lines = []
-    for name, one in found.items():
-        write = _size if name in _SIZES else _number if name in _NUMBERS else _time
-        values = sorted(value for _, value in one.latest)
+    for name, series_ in metrics_.items():
+        write = _size if name in _SIZES else _formatted if name in _NUMBERS else _time
+        values = sorted(value for _, value in series_.latest)
         ranks = {p: values[min(len(values) * p // 100, len(values) - 1)] for p in _PERCENTILES}
         lines += [
             f"Metric: {name}",
-            f"  TotalSamples: {one.count}",
-            f"  Accumulator: {write(one.total)}",
-            *_rates(one, write),
+            f"  TotalSamples: {series_.count}",
+            f"  Accumulator: {write(series_.total)}",
+            *_rates(series_, write),
             "  Percentiles: " + "; ".join(f"{p}%={write(v)}" for p, v in ranks.items()),
         ]
     for name, amount in counters.items():
@@ -180,15 +180,15 @@ def _report(found: dict[str, samples.Series], counters: dict[str, int]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _rates(one: samples.Series, write: object) -> list[str]:
+def _rates(series_: samples.Series, write: object) -> list[str]:
     """How much and how many a second, over the time of the samples that are kept."""
-    passed = one.latest[-1][0] - one.latest[0][0]
+    passed = series_.latest[-1][0] - series_.latest[0][0]
     if passed <= 0 or not callable(write):
         return []
-    kept = sum(value for _, value in one.latest)
+    recent = sum(value for _, value in series_.latest)
     return [
-        f"  ValueRate: {write(kept / passed)} / second",
-        f"  Rate: {len(one.latest) / passed:.6g} / second",
+        f"  ValueRate: {write(recent / passed)} / second",
+        f"  Rate: {len(series_.latest) / passed:.6g} / second",
     ]
 
 
@@ -205,7 +205,7 @@ def _time(nanoseconds: float) -> str:
     return f"{text}{rest / 1e3:07.3f}us"
 
 
-def _number(amount: float) -> str:
+def _formatted(amount: float) -> str:
     """Such as `3.00`."""
     return f"{amount:.2f}"
 

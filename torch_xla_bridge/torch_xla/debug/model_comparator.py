@@ -49,7 +49,9 @@ def save(name: str | None, tensor: torch.Tensor, step: int | None = None) -> tor
         The tensor.
     """
     global _step
-    folder = _folder or (Path(found) if (found := os.environ.get("MODELCMP_SAVEDIR")) else None)
+    folder = _folder or (
+        Path(configured) if (configured := os.environ.get("MODELCMP_SAVEDIR")) else None
+    )
     if folder is None:
         return tensor
     if step is not None:
@@ -90,19 +92,19 @@ def compare_tensors(
     """
     if tensor1.shape != tensor2.shape:
         return f"Tensors have different shape: {list(tensor1.shape)} vs. {list(tensor2.shape)}\n"
-    first, second = (_numbers_of(tensor) for tensor in (tensor1, tensor2))
+    first, second = (_array_of(tensor) for tensor in (tensor1, tensor2))
     close = np.isclose(first, second, rtol=rtol, atol=atol, equal_nan=True)
-    places = np.argwhere(~close)
+    mismatches = np.argwhere(~close)
     lines = [
-        f"{place.tolist()}: {first[tuple(place)]} vs. {second[tuple(place)]}\n"
-        for place in places[:max_diffs]
+        f"{mismatch.tolist()}: {first[tuple(mismatch)]} vs. {second[tuple(mismatch)]}\n"
+        for mismatch in mismatches[:max_diffs]
     ]
-    if len(places) > max_diffs:
+    if len(mismatches) > max_diffs:
         lines.append(f"... aborting after {max_diffs} differences\n")
     return "".join(lines)
 
 
-def _numbers_of(tensor: torch.Tensor) -> np.ndarray:
+def _array_of(tensor: torch.Tensor) -> np.ndarray:
     wide = torch.complex128 if tensor.is_complex() else torch.float64
     return tensor.to(
         wide if tensor.is_floating_point() or tensor.is_complex() else tensor.dtype
@@ -125,10 +127,10 @@ def tensor_file_compare(
     lines = compare_tensors(first, second, rtol, atol, max_diffs).splitlines()
     if not lines:
         return ""
-    name, _, number = Path(path1).name.rpartition(".")
+    name, _, index = Path(path1).name.rpartition(".")
     kind, _, step = Path(path1).parent.name.partition("step-")
     when = f" at step={step}" if step and not kind else ""
-    head = f'Changes in saved tensor "{name}" with id={number}{when}\n'
+    head = f'Changes in saved tensor "{name}" with id={index}{when}\n'
     return head + "".join(f"  {line}\n" for line in lines)
 
 
@@ -155,8 +157,8 @@ def compare(
     report = ""
     for name in sorted(first | second):
         if name not in first or name not in second:
-            lacking = save_dir2 if name in first else save_dir1
-            report += f"Mismatch: {name} not in {lacking}\n"
+            missing_in = save_dir2 if name in first else save_dir1
+            report += f"Mismatch: {name} not in {missing_in}\n"
             continue
         paths = Path(save_dir1) / name, Path(save_dir2) / name
         report += tensor_file_compare(*paths, rtol=rtol, atol=atol, max_diffs=max_diffs)

@@ -78,11 +78,11 @@ def make_kernel_from_pallas(
     ) -> Any:
         results = call(*args, **kwargs)
         leaves: Sequence[Any] = results if isinstance(results, tuple | list) else (results,)
-        found = [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
-        wanted = [(tuple(shape), dtype) for shape, dtype in output_shape_dtype_fn(*args)]
-        if found != wanted:
+        got = [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
+        expected = [(tuple(shape), dtype) for shape, dtype in output_shape_dtype_fn(*args)]
+        if got != expected:
             raise ValueError(
-                f"{name} was to give {wanted} by its output_shape_dtype_fn, and gives {found}"
+                f"{name} was to give {expected} by its output_shape_dtype_fn, and gives {got}"
             )
         return leaves[0] if len(leaves) == 1 else tuple(leaves)
 

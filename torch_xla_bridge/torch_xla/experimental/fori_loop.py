@@ -44,8 +44,8 @@ def while_loop(
     rest = tuple(additional_inputs or ())
     followed = FOLLOWED.found()
     return _while_loop(
-        followed(lambda *carried: cond_fn(*carried, *rest)),
-        followed(lambda *carried: tuple([one.clone() for one in body_fn(*carried, *rest)])),
+        followed(lambda *carry: cond_fn(*carry, *rest)),
+        followed(lambda *carry: tuple([one.clone() for one in body_fn(*carry, *rest)])),
         tuple(carried_inputs),
     )
 
@@ -75,8 +75,8 @@ def fori_loop(
 
     @followed
     def step(left: Any, *values: Any) -> tuple[Any, ...]:
-        made = body_fun(*values)
-        return (left - 1, *(made if isinstance(made, tuple | list) else (made,)))
+        outputs = body_fun(*values)
+        return (left - 1, *(outputs if isinstance(outputs, tuple | list) else (outputs,)))
 
     left = (upper - lower).clamp(min=0)
     goes_on = followed(lambda left, *_: (left > 0).reshape(()))

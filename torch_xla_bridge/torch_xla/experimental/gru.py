@@ -102,10 +102,10 @@ class GRU(torch.nn.GRU):
         every = (f"{name}_l{layer}" for layer in range(self.num_layers))
         return [named[one] for one in every if one in named]
 
-    def _layer(self, number: int, first: torch.Tensor, steps: torch.Tensor) -> Any:
+    def _layer(self, layer: int, first: torch.Tensor, steps: torch.Tensor) -> Any:
         """One layer: its last hidden state, and that after every step."""
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        into, across, shift, inner = (getattr(self, f"{name}_l{number}", None) for name in names)
+        into, across, shift, inner = (getattr(self, f"{name}_l{layer}", None) for name in names)
         assert into is not None and across is not None
         # What depends on the input alone is one product for all steps, before the loop.
         projected = functional.linear(steps, into, shift)

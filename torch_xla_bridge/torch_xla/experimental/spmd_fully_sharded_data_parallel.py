@@ -13,14 +13,14 @@
 
 A parameter is split along its longest axis that the devices of the mesh axis "fsdp" divide. XLA
 gathers it where it is used and scatters its gradient; wrap the layers of a deep model one by one
-(`auto_wrap_policy`), so that the output of each is split by rows and only one layer need be whole
-at a time. Parameters marked before keep their layout. Optimizer state follows the parameters.
+(`auto_wrap_policy`), so that the output of each is split by rows and only one layer need be not
+split at a time. Parameters marked before keep their layout. Optimizer state follows the parameters.
 
 After `use_spmd(auto=True)` that is the layout until the first compiled step: it finds a plan over
-the wrapper's mesh, by which the parameters are laid out (`isoshard.torch_bridge.auto_plan`). The
+the wrapper's mesh, by which the parameters are sharded (`isoshard.torch_bridge.auto_plan`). The
 mesh may then be left out; it is all devices, in the shape of `XLA_AUTO_SPMD_MESH`.
 
-One whose axes are all divided unevenly stays whole on every device, with an `UnevenWarning`; so
+One whose axes are all divided unevenly stays replicated, with an `UnevenWarning`; so
 does the output of a batch that does not divide.
 """
 

@@ -21,7 +21,7 @@ def to_dlpack(xla_tensor: torch.Tensor) -> Any:
     """Share the buffer of a tensor; it is computed first if need be.
 
     Args:
-        xla_tensor: on the logical device, and laid out on one chip.
+        xla_tensor: on the logical device, and sharded on one chip.
 
     Returns:
         A DLPack capsule. What is written to it shows in the tensor.

@@ -38,7 +38,7 @@ def save(
 
     Args:
         data: any nesting of tensors, containers and objects.
-        path: the file of the structure; the tensors lie in the folder `path + ".tensors"`.
+        path: the file of the structure; the tensors are in the folder `path + ".tensors"`.
         master_only: only masters write.
         global_master: only process 0 is a master, not one process of each machine.
     """

@@ -76,7 +76,7 @@ REFUSED = [
     (Case("Squeeze", (X, ints(0)), {}, (1,)), r"axes \[0\] of shape \(8, 3, 4\) are not"),
     (Case("Unsqueeze", (X, ints(0, -5)), {}, (1,)), "name an axis twice"),
     (Case("Split", (X, ints(1, 1)), {}, (1,), outputs=2), r"sizes \[1, 1\] do not split axis 0"),
-    (Case("Split", (X,), {"axis": 1}, opset=13, outputs=2), "into 2 equal pieces"),
+    (Case("Split", (X,), {"axis": 1}, opset=13, outputs=2), "into 2 equal shards"),
     (Case("Split", (X,), {"num_outputs": 1 << 40}, outputs=2), "and the node has 2 outputs"),
     (Case("Slice", (X, ints(0), ints(2), None, ints(0)), {}, (1, 2, 4)), "hold a 0"),
     (Case("Flatten", (X,), {"axis": 4}), r"axis 4 of a tensor of rank 3: -3\.\.3"),

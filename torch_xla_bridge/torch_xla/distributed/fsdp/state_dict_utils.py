@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 _ADVICE = (
     "puts together what XlaFullyShardedDataParallel saved in many processes; isoshard has no such "
     "files. Put them together with torch_xla (python -m torch_xla.distributed.fsdp."
-    "consolidate_sharded_ckpts) and load the one state_dict; state dicts made here are whole."
+    "consolidate_sharded_ckpts) and load the one state_dict; state dicts made here are not split."
 )
 
 

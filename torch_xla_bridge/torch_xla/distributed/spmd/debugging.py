@@ -77,9 +77,9 @@ def visualize_sharding(
     rows = _boxes(sharding)
     lines = max(1, int(3 * scale) - 2)
     longest = max(len(label) for row in rows for label in row)
-    room = max(1, max_width // len(rows[0]) - 1)
+    columns = max(1, max_width // len(rows[0]) - 1)
     for _ in rows[0]:
-        width = min(max(min_width, longest + 2, int(4.5 * scale)), room)
+        width = min(max(min_width, longest + 2, int(4.5 * scale)), columns)
         table.add_column(justify="center", min_width=width)
     colors = itertools.cycle(COLORS)
     for row in rows:
@@ -155,10 +155,10 @@ def _grid(sharding: str) -> np.ndarray:
     """The device numbers of the blocks, copies last; they may be those of a part of all devices."""
     head, bracket, rest = sharding.partition("]")
     listed = rest.partition(" ")[0].rstrip("}") if bracket else ""
-    numbers = sorted({int(part) for part in listed.split(",") if part.strip().isdecimal()})
-    if numbers and numbers[-1] >= len(numbers):
-        place = {number: str(at) for at, number in enumerate(numbers)}
-        listed = ",".join(place[int(part)] for part in listed.split(","))
+    ids = sorted({int(id_) for id_ in listed.split(",") if id_.strip().isdecimal()})
+    if ids and ids[-1] >= len(ids):
+        index_of = {id_: str(at) for at, id_ in enumerate(ids)}
+        listed = ",".join(index_of[int(id_)] for id_ in listed.split(","))
         sharding = f"{head}]{listed}{rest[len(rest.partition(' ')[0].rstrip('}')) :]}"
-        return np.array(numbers)[parse_op_sharding(sharding).grid]
+        return np.array(ids)[parse_op_sharding(sharding).grid]
     return parse_op_sharding(sharding).grid

@@ -74,7 +74,7 @@ def narrow_tensor_by_index(
 
 
 def _is_sharded_tensor(x: Any) -> bool:
-    """Whether `x` is a tensor whose parts lie on different devices."""
+    """Whether `x` is a tensor whose parts are on different devices."""
     return isinstance(x, XLAShardedTensor) and is_sharded(x)
 
 
