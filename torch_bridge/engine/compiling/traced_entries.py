@@ -23,7 +23,7 @@ from isoshard.core.runtime.jaxprs import opened
 from isoshard.torch_bridge.engine.recording import random_state
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
 from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.lowerings.cse import one_program
+from isoshard.torch_bridge.lowerings.cse import shared_program
 
 from .equation_templates import EquationTemplate, Known, TemplateWriter
 from .execution_plan import CompileRequest
@@ -171,7 +171,7 @@ class _Entries:
             before = [dict(enumerate(env)), dict(env.last), dict(unmerged)]
             floats = [next(given) for _ in range(recipe.lifted)]
             key = random_state.key_of(next(given)) if recipe.random else None
-            with one_program():
+            with shared_program():
                 env += EntryValues(env, makers, unmerged).of(recipe, entry, floats, key)
             after = [dict(enumerate(env)), env.last, unmerged]
             places.extend(

@@ -34,7 +34,7 @@ from isoshard.torch_bridge._torch_internals.dispatcher import elementwise_dtypes
 from isoshard.torch_bridge.common.dtypes import is_wide, numpy_dtype, physical_dtype
 from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leaves
 from isoshard.torch_bridge.lowerings import channels_last, registry
-from isoshard.torch_bridge.lowerings.argument_forms import cast, number, wide_dtype
+from isoshard.torch_bridge.lowerings.argument_forms import as_scalar, cast, wide_dtype
 
 from .moved_dtypes import check_moved_only
 from .number_range import in_range
@@ -291,7 +291,7 @@ def _bind(
         def lift(leaf: Any) -> Any:
             if not is_operand(leaf):
                 return leaf
-            return number(place(leaf), dtype)
+            return as_scalar(place(leaf), dtype)
 
         with jax.enable_x64(wide):
             real = [
