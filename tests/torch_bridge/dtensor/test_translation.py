@@ -21,7 +21,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from isoshard import Tiles, UnrepresentableError
 from isoshard.core.layout.spec import same_layout
-from isoshard.torch_bridge.placements.chunked_axes import pieces
+from isoshard.torch_bridge.placements.chunked_axes import chunk_ranges
 from isoshard.torch_bridge.placements.translation import (
     jax_mesh,
     layout_of,
@@ -89,7 +89,7 @@ def test_uneven_strided_blocks_are_those_of_torch_or_refused():
             try:
                 layout = layout_of(placements, mesh, (extent,))
             except UnrepresentableError as error:
-                assert "pieces that are not consecutive" in str(error)
+                assert "ranges that are not consecutive" in str(error)
                 refused += 1
             else:
                 check_blocks(layout, held)
@@ -103,7 +103,7 @@ def is_strided(placement):
 
 def test_fsdp_over_tensor_parallel_with_a_block_in_two_pieces():
     placements = (_StridedShard(0, split_factor=2), Shard(0))
-    assert pieces(13, [(3, 2, 2), (2, 0, 1)]) == [(6, 7), (11, 12)]
+    assert chunk_ranges(13, [(3, 2, 2), (2, 0, 1)]) == [(6, 7), (11, 12)]
     with pytest.raises(UnrepresentableError, match=r"size 13.*\[\(6, 7\), \(11, 12\)\].*of 6"):
         layout_of(placements, torch_mesh((3, 2)), (13,))
 
