@@ -11,23 +11,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 import numpy as np
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from isoshard.core.layout.mesh import describe_mesh
-from isoshard.core.plan.rule_patterns import check_patterns
-from isoshard.core.plan.rule_patterns import matches
-from isoshard.core.runtime.formatting import listed
-from .weight_layouts import modules_around
-from isoshard.onnx_bridge.errors import AnnotationError
-from isoshard.onnx_bridge.layouts.meshes import NumberedMesh
-from isoshard.onnx_bridge.layouts.meshes import submesh
-from isoshard.onnx_bridge.reading.graph import Graph
-from isoshard.onnx_bridge.reading.graph import Node
-from isoshard.onnx_bridge.reading.mesh_record import MeshRecord
 from jax.sharding import Mesh
 
+from isoshard.core.layout.mesh import describe_mesh
+from isoshard.core.plan.rule_patterns import check_patterns, matches
+from isoshard.core.runtime.formatting import listed
+from isoshard.onnx_bridge.errors import AnnotationError
+from isoshard.onnx_bridge.layouts.meshes import NumberedMesh, submesh
+from isoshard.onnx_bridge.reading.graph import Graph, Node
+from isoshard.onnx_bridge.reading.mesh_record import MeshRecord
+
+from .weight_layouts import modules_around
 
 Stages = Mapping[str, int] | Callable[[Node], int | None]
 

@@ -9,19 +9,12 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
-from collections.abc import Sequence
-from isoshard.core.pictures.box_drawing import Line
-from isoshard.core.pictures.box_drawing import colored
-from isoshard.core.pictures.box_drawing import grid_lines
-from isoshard.core.pictures.box_drawing import plain
-from isoshard.core.runtime.formatting import human_bytes
-from isoshard.core.runtime.formatting import table
-from isoshard.onnx_bridge.checking.holdings import DeviceTensor
-from isoshard.onnx_bridge.checking.holdings import StageHoldings
-from isoshard.onnx_bridge.checking.holdings import holdings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from isoshard.core.pictures.box_drawing import Line, colored, grid_lines, plain
+from isoshard.core.runtime.formatting import human_bytes, table
+from isoshard.onnx_bridge.checking.holdings import DeviceTensor, StageHoldings, holdings
 
 LARGEST = 12
 _HEADER = ("tensor", "kind", "shape", "dtype", "blocks", "copies", "bytes/device", "from")

@@ -10,15 +10,17 @@ collectives the compiled programs have.
 from __future__ import annotations
 
 import argparse
-import isoshard as iso
-import numpy as np
 import sys
 import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import isoshard as iso
 from isoshard import onnx
 from isoshard.core.runtime.hlo_collectives import counted
 from isoshard.onnx_bridge.reading.annotations import choose
-from pathlib import Path
-from typing import Any
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -33,35 +33,35 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import jax
-import jax.numpy as jnp
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from isoshard.core.layout.axis_types import auto
-from isoshard.core.layout.axis_types import constrain
-from isoshard.core.layout.axis_types import is_typed
-from isoshard.core.layout.axis_types import on_mesh
-from isoshard.core.layout.axis_types import same_grid
-from isoshard.core.layout.axis_types import spec_over
-from isoshard.core.layout.axis_types import under_auto
-from isoshard.core.layout.partial_sums import stored
-from isoshard.core.layout.partial_sums import unreduced
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
-from isoshard.core.runtime._jax_internals.jaxpr_classes import JaxprEqn
-from isoshard.core.runtime.jaxprs import CALLS
-from isoshard.core.runtime.jaxprs import evaluate
-from isoshard.core.runtime.jaxprs import jaxprs_inside
-from isoshard.core.runtime.jaxprs import needed
-from isoshard.core.runtime.jaxprs import opened
-from isoshard.core.runtime.jaxprs import replaced
-from isoshard.core.runtime.jaxprs import scan_counts
-from isoshard.onnx_bridge.errors import ModelError
-from jax.sharding import AxisType
-from jax.sharding import NamedSharding
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+
+from isoshard.core.layout.axis_types import (
+    auto,
+    constrain,
+    is_typed,
+    on_mesh,
+    same_grid,
+    spec_over,
+    under_auto,
+)
+from isoshard.core.layout.partial_sums import stored, unreduced
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr, JaxprEqn
+from isoshard.core.runtime.jaxprs import (
+    CALLS,
+    evaluate,
+    jaxprs_inside,
+    needed,
+    opened,
+    replaced,
+    scan_counts,
+)
+from isoshard.onnx_bridge.errors import ModelError
 
 _CONSTRAINT = "sharding_constraint"
 _WRITTEN_OUT = {*CALLS, "scan"}
@@ -225,10 +225,14 @@ def _results(notes: _Notes, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[
 def _call(eqn: JaxprEqn, operands: Sequence[Any], notes: _Notes) -> list[Any]:
     body = eqn.params[CALLS[eqn.primitive.name]]
     shardings = eqn.params.get("in_shardings", (None,) * len(operands))
-    operands = [notes.constrained(value, layout) for value, layout in zip(operands, shardings, strict=True)]
+    operands = [
+        notes.constrained(value, layout) for value, layout in zip(operands, shardings, strict=True)
+    ]
     results = _run(body, operands, notes)
     shardings = eqn.params.get("out_shardings", (None,) * len(results))
-    return [notes.constrained(value, layout) for value, layout in zip(results, shardings, strict=True)]
+    return [
+        notes.constrained(value, layout) for value, layout in zip(results, shardings, strict=True)
+    ]
 
 
 def _scan(eqn: JaxprEqn, operands: Sequence[Any], notes: _Notes) -> list[Any]:

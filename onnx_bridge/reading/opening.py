@@ -13,29 +13,25 @@ the file.
 
 from __future__ import annotations
 
-import onnx
 import os
 import stat
 import warnings
-from google.protobuf import json_format
-from google.protobuf import text_format
-from google.protobuf.message import DecodeError
-from isoshard.core.runtime.formatting import listed
-from isoshard.onnx_bridge.errors import AnnotationError
-from isoshard.onnx_bridge.errors import AnnotationWarning
-from isoshard.onnx_bridge.errors import ModelError
-from .contents import error_of
-from .dangling import dangling
-from .external import is_external
-from .external import memory
-from .external import read_external
-from .nesting import too_deep
-from .soundness import model_errors
-from .soundness import too_many
-from .texts import text_errors
-from .walking import tensors
 from pathlib import Path
 
+import onnx
+from google.protobuf import json_format, text_format
+from google.protobuf.message import DecodeError
+
+from isoshard.core.runtime.formatting import listed
+from isoshard.onnx_bridge.errors import AnnotationError, AnnotationWarning, ModelError
+
+from .contents import error_of
+from .dangling import dangling
+from .external import is_external, memory, read_external
+from .nesting import too_deep
+from .soundness import model_errors, too_many
+from .texts import text_errors
+from .walking import tensors
 
 LARGEST = (1 << 31) - 1  # bytes of a protobuf message
 _TEXTS = {".json": "json", ".onnxjson": "json", ".textproto": "textproto", ".prototxt": "textproto"}

@@ -11,11 +11,10 @@
 
 from __future__ import annotations
 
-import onnx
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import onnx
 
 LONGEST = 80
 

@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
 
 
 RANKS_ASKED = (
-    "asks for the part of one process",
+    "needs the rank of a process",
     "process group has not been initialized",
     "Default process group",
     "Process group cannot be None",

@@ -47,7 +47,7 @@ def parallelize_module(module: Any, mesh: Any = None, *plan: Any, **named: Any) 
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         is_whole = isinstance(tensor, XLAShardedTensor) and not isinstance(tensor, ManualTensor)
-        if not is_whole or not tensor.is_leaf or tensor._storage in tensor_placements._GIVEN:
+        if not is_whole or not tensor.is_leaf or tensor._storage in tensor_placements._PLACEMENTS:
             return tensor
         return DTensor.from_local(tensor, mesh, [Replicate()]).to_local()
 

@@ -1,4 +1,4 @@
-"""torch.distributed._functional_collectives' names for pieces, as `to_local` gives them.
+"""torch.distributed._functional_collectives' functions for local tensors of `to_local`.
 
 A group is a mesh, all of it, or a part of one, or a mesh and the number or name of a dimension.
 
@@ -52,32 +52,26 @@ __all__ = [
 
 
 def all_reduce(self: torch.Tensor, reduceOp: str, group: Opaque, tag: str = "") -> Any:
-    """What the pieces of a group come to, on each of its devices.
+    """The reduction of a group's shards, on each of its devices.
 
     Args:
-        self: each device's piece.
+        self: each device's shard.
         reduceOp: `"sum"`, `"avg"`, `"min"` or `"max"`.
         group: see the module's description.
         tag: makes no difference.
 
     Raises:
-        ShardingError: the tensor is whole; the group is of another mesh, or is none.
+        ShardingError: the tensor is global; the group is of another mesh, or is none.
         ValueError: the operation is another.
     """
     return _exchanged(self, "all_reduce", _operation(reduceOp), 0, group)
 
 
 def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: Opaque, tag: str = "") -> Any:
-    """The pieces of a group one after the other, on each of its devices.
-
-    Args:
-        self: each device's piece.
-        gather_dim: the axis along which they follow each other.
-        group: see the module's description.
-        tag: makes no difference.
+    """The concatenation of a group's shards, on each of its devices.
 
     Raises:
-        ShardingError: the tensor is whole; the group is of another mesh, or is none.
+        ShardingError: the tensor is global; the group is of another mesh, or is none.
     """
     return _exchanged(self, "all_gather", "sum", gather_dim % self.dim(), group)
 
@@ -85,22 +79,22 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: Opaque, tag: s
 def reduce_scatter_tensor(
     self: torch.Tensor, reduceOp: str, scatter_dim: int, group: Opaque, tag: str = ""
 ) -> Any:
-    """What the pieces of a group come to, each device's part of it.
+    """The reduction of a group's shards, scattered over its devices.
 
     Args:
-        self: each device's piece.
+        self: each device's shard.
         reduceOp: `"sum"` or `"avg"`.
-        scatter_dim: the axis that is cut.
+        scatter_dim: the axis that is split.
         group: see the module's description.
         tag: makes no difference.
 
     Raises:
-        ShardingError: the tensor is whole; the group is of another mesh, or is none; its devices
+        ShardingError: the tensor is global; the group is of another mesh, or is none; its devices
             do not divide the axis.
         ValueError: the operation is another.
     """
     if reduceOp not in ("sum", "avg"):
-        raise ValueError(f"reduce_scatter_tensor takes 'sum' or 'avg', and was given {reduceOp!r}")
+        raise ValueError(f"reduce_scatter_tensor takes 'sum' or 'avg', got {reduceOp!r}")
     return _exchanged(self, "reduce_scatter", reduceOp, scatter_dim % self.dim(), group)
 
 
@@ -114,14 +108,14 @@ def all_to_all_single(
     """Each device's n-th part of axis 0 goes to the n-th device of the group.
 
     Args:
-        self: each device's piece.
+        self: each device's shard.
         output_split_sizes: None, or equal sizes: all devices run one program.
-        input_split_sizes: likewise.
+        input_split_sizes: must be None or equal.
         group: see the module's description.
         tag: makes no difference.
 
     Raises:
-        ShardingError: the tensor is whole; the group is of another mesh, or is none; its devices
+        ShardingError: the tensor is global; the group is of another mesh, or is none; its devices
             do not divide axis 0; the sizes differ.
     """
     for sizes in (output_split_sizes, input_split_sizes):
@@ -134,11 +128,7 @@ def all_to_all_single(
 
 
 def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A result of these functions, as it is: JAX waits where a value is read.
-
-    Args:
-        tensor: any.
-    """
+    """A result of these functions, as it is: JAX waits where a value is read."""
     return tensor
 
 
@@ -147,29 +137,29 @@ reduce_scatter_tensor_autograd = reduce_scatter_tensor
 all_to_all_single_autograd = all_to_all_single
 
 
-def _exchanged(pieces: Any, kind: str, how: str, dim: int, group: Any) -> Any:
-    if _is_alike_everywhere(pieces):
+def _exchanged(shards: Any, kind: str, how: str, dim: int, group: Any) -> Any:
+    if _is_replicated(shards):
         mesh, _ = _mesh(kind, group)
         copies = jax.sharding.NamedSharding(mesh.get_jax_mesh(), P())
         axes = mesh.all_axis_names()
-        pieces = local_tensors.cut(pieces, copies, axes, tuple((axis, "sum") for axis in axes))
-    if not isinstance(pieces, ManualTensor):
+        shards = local_tensors.split(shards, copies, axes, tuple((axis, "sum") for axis in axes))
+    if not isinstance(shards, ManualTensor):
         raise ShardingError(
             f"{kind} takes what each device has, of to_local() or inside local_map, and this "
-            f"{type(pieces).__name__} of shape {tuple(pieces.shape)} is one whole: use "
+            f"{type(shards).__name__} of shape {tuple(shards.shape)} is global: use "
             "tensor.redistribute(mesh, placements)"
         )
-    axes, count = _axes(pieces, kind, group)
-    if kind in ("reduce_scatter", "all_to_all") and pieces.shape[dim] % count:
+    axes, count = _axes(shards, kind, group)
+    if kind in ("reduce_scatter", "all_to_all") and shards.shape[dim] % count:
         raise ShardingError(
-            f"{kind} over {count} devices cuts axis {dim} of a piece of shape "
-            f"{tuple(pieces.shape)}, which they do not divide; pad it"
+            f"{kind} over {count} devices splits axis {dim} of a shard of shape "
+            f"{tuple(shards.shape)}, which they do not divide; pad it"
         )
-    return _Exchange.apply(pieces, kind, how, dim, axes, count)
+    return _Exchange.apply(shards, kind, how, dim, axes, count)
 
 
-def _is_alike_everywhere(tensor: Any) -> bool:
-    """Whether it lies on no mesh: made inside `local_map`, it is each device's own, all alike."""
+def _is_replicated(tensor: Any) -> bool:
+    """Whether it is on no mesh: created inside `local_map`, it is equal on all devices."""
     ours = isinstance(tensor, XLAShardedTensor) and not isinstance(tensor, ManualTensor)
     return ours and not tensor_placements.is_placed(tensor)
 
@@ -180,57 +170,57 @@ def _mesh(kind: str, group: Any) -> tuple[DeviceMesh, Any]:
     if not isinstance(mesh, DeviceMesh | jax.sharding.Mesh):
         raise ShardingError(
             f"{kind} takes a mesh, or (mesh, dimension), as its group: here are no process groups; "
-            f"given was {group!r}"
+            f"got {group!r}"
         )
     return device_mesh_of(mesh), dim
 
 
-def _axes(pieces: ManualTensor, kind: str, group: Any) -> tuple[Axes, int]:
+def _axes(shards: ManualTensor, kind: str, group: Any) -> tuple[Axes, int]:
     """The mesh axes of a group, and how many devices it has."""
     mesh, dim = _mesh(kind, group)
-    if not same_grid(mesh.get_jax_mesh(), pieces.home):
-        raise ShardingError(f"{kind} over {mesh} of pieces that lie on {pieces.home}")
+    if not same_grid(mesh.get_jax_mesh(), shards.home):
+        raise ShardingError(f"{kind} over {mesh} of local tensors on {shards.home}")
     dims = range(mesh.ndim)
     if dim is not None:
         names = mesh.mesh_dim_names or ()
         dims = [names.index(dim) if isinstance(dim, str) else dim]
-    axes = tuple(name for one in dims for name in mesh.axis_names(one))
-    if not set(axes) <= set(pieces.axes):
+    axes = tuple(name for dim in dims for name in mesh.axis_names(dim))
+    if not set(axes) <= set(shards.axes):
         raise ShardingError(
-            f"{kind} over {axes} of pieces over {pieces.axes}: along other axes of {mesh.root} "
-            "they are whole, and there is nothing to exchange; name one of these, or take "
-            "to_local() of a tensor that lies on the mesh of both"
+            f"{kind} over {axes} of local tensors over {shards.axes}: over other axes of "
+            f"{mesh.root} they are replicated, and there is nothing to exchange; name one of "
+            "these, or take to_local() of a tensor on the mesh of both"
         )
     return axes, devices_along(mesh.get_jax_mesh(), axes)
 
 
 def _operation(name: str) -> str:
     if name not in _REDUCED:
-        raise ValueError(f"all_reduce takes one of {[*_REDUCED]}, and was given {name!r}")
+        raise ValueError(f"all_reduce takes one of {[*_REDUCED]}, got {name!r}")
     return name
 
 
 class _Exchange(torch.autograd.Function):
-    """`apply(pieces, kind, how, dim, axes, count)`: one collective."""
+    """`apply(shards, kind, how, dim, axes, count)`: one collective."""
 
     @staticmethod
     def forward(
-        ctx: Any, pieces: Any, kind: str, how: str, dim: int, axes: Axes, count: int
+        ctx: Any, shards: Any, kind: str, how: str, dim: int, axes: Axes, count: int
     ) -> Any:
         ctx.how = kind, how, dim, axes, count
-        recipe = _recipe(pieces.home, pieces.axes, kind, how, dim, axes)
+        recipe = _recipe(shards.home, shards.axes, kind, how, dim, axes)
         group = frozenset(axes)
         is_same = kind in ("all_reduce", "all_gather")
-        alike = pieces.alike | group if is_same else pieces.alike - group
-        like = ShardKind(pieces.home, pieces.axes, alike)
-        return ManualTensor.made(recipe, pieces.stacked, like, _shape, kind, dim, count)
+        replicated_axes = shards.alike | group if is_same else shards.alike - group
+        like = ShardKind(shards.home, shards.axes, replicated_axes)
+        return ManualTensor.made(recipe, shards.stacked, like, _shape, kind, dim, count)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
         kind, how, dim, axes, count = ctx.how
         if how in ("min", "max"):
             raise RuntimeError(
-                f"all_reduce({how!r}) has no gradient: which device's piece it is is not kept"
+                f"all_reduce({how!r}) has no gradient: which device's shard it is is not stored"
             )
         back = _Exchange.apply(gradient[0], _BACK[kind], "sum", dim, axes, count)
         return back / count if how == "avg" else back, None, None, None, None, None
@@ -263,20 +253,20 @@ _REDUCED = {
 def _recipe(
     mesh: jax.sharding.Mesh, over: Axes, kind: str, how: str, dim: int, axes: Axes
 ) -> Recipe:
-    """One collective along `axes`, of pieces over the axes `over`."""
+    """One collective over `axes`, of shards over the axes `over`."""
     size = devices_along(mesh, axes)
 
     def local(stacked: jax.Array) -> jax.Array:
-        piece = stacked[0]
+        shard = stacked[0]
         if kind == "all_gather":
-            return jax.lax.all_gather(piece, axes, axis=dim, tiled=True)[None]
+            return jax.lax.all_gather(shard, axes, axis=dim, tiled=True)[None]
         if kind == "all_to_all":
-            return jax.lax.all_to_all(piece, axes, dim, dim, tiled=True)[None]
-        wide = summable(piece, mesh, over)
+            return jax.lax.all_to_all(shard, axes, dim, dim, tiled=True)[None]
+        wide = summable(shard, mesh, over)
         if kind == "all_reduce":
-            return _REDUCED[how](wide, axes).astype(piece.dtype)[None]
+            return _REDUCED[how](wide, axes).astype(shard.dtype)[None]
         part = jax.lax.psum_scatter(wide, axes, scatter_dimension=dim, tiled=True)
-        return (part / size if how == "avg" else part).astype(piece.dtype)[None]
+        return (part / size if how == "avg" else part).astype(shard.dtype)[None]
 
     run = mapped(local, mesh, over, P(over), P(over))
     return Recipe(kind, lambda arrays, _scalars, _key: [run(arrays[0])], 1)

@@ -1,6 +1,6 @@
-"""Layouts along one dimension of a mesh; what the other dimensions do stays as it is.
+"""Shardings over one dimension of a mesh; the other dimensions are unchanged.
 
-A tensor-parallel style speaks of one dimension of the mesh, and of a (dp, tp) mesh the other one
+A tensor-parallel style is over one dimension of the mesh, and of a (dp, tp) mesh the other one
 belongs to somebody else: `Replicate()` along `tp` must not gather the batch that `dp` splits.
 
 >>> import torch, isoshard.torch_bridge as xs
@@ -8,12 +8,12 @@ belongs to somebody else: `Replicate()` along `tp` must not gather the batch tha
 >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
 >>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
 >>> weight = xs.mark_sharding(torch.ones(8, 8, device="jax"), mesh.get_xs_mesh(), ("dp", None))
->>> lay_out_whole(weight, mesh["tp"], Shard(0))
+>>> shard_in_place(weight, mesh["tp"], Shard(0))
 >>> weight.partition_spec
 P(('dp', 'tp'),)
 
-Data lie in one layout that is known, so for parameters the spec is rewritten. A value inside a step
-has the layout that XLA gives it, and the program says only what holds along the one dimension, or
+Parameters have a known sharding, so their spec is rewritten. A value inside a step
+has the sharding that XLA chooses, and the program constrains only the one dimension, or
 along those of a part of the mesh: it is a `jax.shard_map` over these axes whose function does
 nothing.
 """
@@ -52,7 +52,7 @@ from isoshard.torch_bridge.spmd.uneven import even_part
 from .device_mesh import DeviceMesh, device_mesh_of
 
 
-def one_dimension(device_mesh: MeshLike, what: str) -> DeviceMesh:
+def mesh_of_one_dimension(device_mesh: MeshLike, what: str) -> DeviceMesh:
     """A mesh of one dimension, in any form.
 
     Args:
@@ -74,8 +74,8 @@ def one_dimension(device_mesh: MeshLike, what: str) -> DeviceMesh:
     return mesh
 
 
-def lay_out_whole(t: torch.Tensor, device_mesh: DeviceMesh, placement: PlacementLike) -> None:
-    """Lay data (a parameter, a buffer) out along one dimension, in place.
+def shard_in_place(t: torch.Tensor, device_mesh: DeviceMesh, placement: PlacementLike) -> None:
+    """Shard a parameter or buffer over one dimension, in place.
 
     Args:
         t: on the `jax` device.
@@ -84,51 +84,51 @@ def lay_out_whole(t: torch.Tensor, device_mesh: DeviceMesh, placement: Placement
 
     Raises:
         IndexError: the tensor has no such axis.
-        ShardingError: it is on another device, or laid out over another mesh.
-        ValueError: the placement is no layout that data can lie in.
+        ShardingError: it is on another device, or sharded over another mesh.
+        ValueError: the placement is `Partial`.
     """
     names = device_mesh.axis_names(0)
     axis = _axis(placement, t.dim())
     mesh = device_mesh.get_jax_mesh()
-    held, _ = checked(t, mesh, (None,) * t.dim(), "a layout along one dimension")
+    tensor, _ = checked(t, mesh, (None,) * t.dim(), "a layout along one dimension")
     entries: list[tuple[str, ...]] = [()] * t.dim()
-    present = marks.asked(held)
+    present = marks.asked(tensor)
     if present is not None and _splits(present):
         if not same_grid(present.mesh, mesh):
             raise ShardingError(
-                f"a tensor of shape {tuple(t.shape)} is laid out as {present.spec} over "
-                f"{present.mesh} and cannot be laid out along {device_mesh} as well; use parts of "
+                f"a tensor of shape {tuple(t.shape)} is sharded as {present.spec} over "
+                f"{present.mesh} and cannot be sharded over {device_mesh} as well; use parts of "
                 "one mesh, or call xs.clear_sharding(t) first"
             )
-        for number, entry in enumerate(present.spec):
-            entries[number] = tuple(name for name in axis_names(entry) if name not in names)
+        for index, entry in enumerate(present.spec):
+            entries[index] = tuple(name for name in axis_names(entry) if name not in names)
     if axis is not None:
         entries[axis] += names
-    asked = named_sharding(P(*(entry or None for entry in entries)), mesh, t.dim())
+    requested = named_sharding(P(*(entry or None for entry in entries)), mesh, t.dim())
     if present is not None and same_grid(present.mesh, mesh):
-        if same_layout(present, asked, t.dim()):
+        if same_layout(present, requested, t.dim()):
             return
-    even, ask = even_part(asked, t.shape)
-    marks.annotate(held, even, ask=ask)
+    even, padded_request = even_part(requested, t.shape)
+    marks.annotate(tensor, even, ask=padded_request)
 
 
-def lay_out(t: torch.Tensor, device_mesh: DeviceMesh, placement: PlacementLike) -> torch.Tensor:
-    """The same elements as a new tensor, laid out along one dimension, and its gradient likewise.
+def constrain(t: torch.Tensor, device_mesh: DeviceMesh, placement: PlacementLike) -> torch.Tensor:
+    """The same elements as a new tensor, sharded over one dimension, as is its gradient.
 
     Args:
-        t: on the `jax` device; it stays as it is.
+        t: on the `jax` device; it is not modified.
         device_mesh: of one dimension.
-        placement: `Shard(axis)` or `Replicate()`. `Partial()` asks for nothing: a tensor here is
-            whole, the sum of what each device would hold.
+        placement: `Shard(axis)` or `Replicate()`. `Partial()` is a no-op: a tensor here is
+            global, the sum over the devices.
 
     Returns:
-        The new tensor. Where `device_mesh` is a part of a mesh, its `placements` are known once it
-        is computed.
+        The new tensor. Where `device_mesh` is a part of a mesh, its `placements` are available once
+        it is computed.
 
     Raises:
         IndexError: the tensor has no such axis.
         ShardingError: it is on another device.
-        ValueError: the placement is no layout of a whole tensor.
+        ValueError: the placement is not `Shard` or `Replicate`.
     """
     if placement.is_partial("sum"):
         return t
@@ -140,14 +140,14 @@ def lay_out(t: torch.Tensor, device_mesh: DeviceMesh, placement: PlacementLike) 
         if axis is not None:
             spec[axis] = names
         return mark_sharding_with_gradients(t, mesh, P(*spec))
-    spec = [names if number == axis else None for number in range(t.dim())]
+    spec = [names if index == axis else None for index in range(t.dim())]
     there = AlongAxes(mesh, names, P(*spec))
     result: Any = _Along.apply(t, there)
     return result
 
 
 class AlongAxes(NamedTuple):
-    """How a tensor lies along some axes of a mesh, whatever the others do.
+    """The sharding of a tensor over some axes of a mesh; the others are unconstrained.
 
     Args:
         mesh: the devices.
@@ -160,17 +160,17 @@ class AlongAxes(NamedTuple):
     spec: P
 
 
-def laid_along(t: DeviceTensor, there: AlongAxes) -> Any:
-    """The same elements as a new tensor, laid out along some axes; outside autograd.
+def constrain_over_axes(t: DeviceTensor, there: AlongAxes) -> Any:
+    """The same elements as a new tensor, sharded over some axes; outside autograd.
 
     Args:
-        t: on the `jax` device; it stays as it is.
-        there: how. An axis of `t` that the mesh axes do not divide is whole.
+        t: on the `jax` device; it is not modified.
+        there: how. An axis of `t` that the mesh axes do not divide is replicated.
     """
-    return graph_calls.laid_by(_laid_along, graph_calls.same_shape, t, there)
+    return graph_calls.laid_by(_constrain_over_axes, graph_calls.same_shape, t, there)
 
 
-def _laid_along(t: Any, there: AlongAxes) -> Any:
+def _constrain_over_axes(t: Any, there: AlongAxes) -> Any:
     mesh, names, spec = there
     blocks = block_counts(t.dim(), mesh, names, spec)
     sides = zip(t.shape, blocks, spec_along(spec, names), strict=False)
@@ -184,28 +184,28 @@ def _laid_along(t: Any, there: AlongAxes) -> Any:
     return lazy_tensor.fresh(Aval.contiguous(tuple(t.shape), t.dtype), result)
 
 
-def constraint(hook: Opaque, *alike: Any) -> Any:
-    """A hook that only lays out, for `scan_layers`, which runs one layer's hooks for all layers.
+def constraint(hook: Opaque, *key: Any) -> Any:
+    """A hook that only constrains, for `scan_layers`, which runs one layer's hooks for all.
 
     Args:
         hook: of a module.
-        alike: what it depends on; equal for two hooks that do the same.
+        key: what it depends on; equal for two hooks that do the same.
     """
-    return Constraint(hook, alike)
+    return Constraint(hook, key)
 
 
 class Constraint:
-    """A hook that only lays out; dynamo follows it, see `dynamo_layouts`.
+    """A hook that only constrains shardings; dynamo follows it, see `dynamo_layouts`.
 
     Attributes:
         hook: what is called.
         alike: what it depends on.
     """
 
-    def __init__(self, hook: Callable[..., Any], alike: tuple[Any, ...]):
+    def __init__(self, hook: Callable[..., Any], key: tuple[Any, ...]):
         """See the class."""
         self.hook = hook
-        self.alike = alike
+        self.alike = key
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the hook."""
@@ -218,7 +218,7 @@ class _Along(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, t: Any, there: AlongAxes) -> torch.Tensor:
         ctx.there = there
-        return laid_along(t, there)
+        return constrain_over_axes(t, there)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
@@ -227,8 +227,8 @@ class _Along(torch.autograd.Function):
 
 @cached(1024)
 def _constraint(mesh: jax.sharding.Mesh, names: Axes, spec: P) -> Recipe:
-    """The entry of a program that says how a value lies along some axes of the mesh."""
-    run = mapped(lambda piece: piece, mesh, names, spec, spec)
+    """The program entry that constrains a value over some axes of the mesh."""
+    run = mapped(lambda shard: shard, mesh, names, spec, spec)
     return Recipe("mark_along", lambda arrays, _scalars, _key: [run(arrays[0])], 1)
 
 
@@ -239,7 +239,7 @@ def _axis(placement: Any, ndim: int) -> int | None:
     dim = getattr(placement, "dim", None)
     if dim is None or not placement.is_shard():
         raise ValueError(
-            f"{placement} is no layout of a whole tensor; use Shard(axis) or Replicate"
+            f"{placement} is not a placement of a global tensor; use Shard(axis) or Replicate"
         )
     if not -ndim <= dim < ndim:
         raise IndexError(

@@ -7,11 +7,11 @@ DeviceMesh((dp=2, tp=4), 'jax')
 DeviceMesh((tp=4), 'jax', of (dp=2, tp=4))
 
 Under torchrun `mesh["tp"]` is, in every process, the row that the process stands in. Here it is all
-rows at once: it remembers the mesh it was cut from, and what is split over `tp` alone is the same
+rows at once: it keeps the mesh it was sliced from, and what is split over `tp` alone is the same
 along `dp`. So a layout over a part of a mesh is a layout over its root, and `get_jax_mesh()` of
 both is one mesh. `mesh.mesh` of a part gives its first row.
 
-What asks "which process am I?" is refused (`get_rank`, `get_local_rank`, `get_coordinate`,
+Queries of the current process's rank raise (`get_rank`, `get_local_rank`, `get_coordinate`,
 `get_group`).
 """
 
@@ -43,16 +43,16 @@ class DeviceMesh(OneProcess):
 
     Args:
         device_type: `"jax"` (or `"xla"`); also the kind of JAX's devices, as `"cpu"` or `"cuda"`.
-        mesh: places in `jax.devices()`, nested lists or an integer tensor of the grid's shape.
+        mesh: indices in `jax.devices()`, nested lists or an integer tensor of the grid's shape.
         mesh_dim_names: one name per dimension, if there are names.
 
     Attributes:
-        root: the mesh this one was cut from; itself if it was not cut.
+        root: the mesh this one was sliced from, or itself.
         root_axes: for each of its dimensions, the dimensions of `root` that it is made of.
 
     Raises:
-        RuntimeError: names are given twice, or are too few or too many; there are too few devices.
-        ShardingError: a device is given twice, or JAX has no devices of this type.
+        RuntimeError: names are repeated, or are too few or too many; there are too few devices.
+        ShardingError: a device is repeated, or JAX has no devices of this type.
 
     Example:
         >>> mesh = DeviceMesh("jax", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
@@ -85,7 +85,7 @@ class DeviceMesh(OneProcess):
 
     @property
     def device_type(self) -> str:
-        """`"jax"`, as tensors say of their device."""
+        """`"jax"`, as tensors' `device`."""
         name = naming.current().type
         return DeviceType(name) if name == "jax" else name
 
@@ -113,7 +113,7 @@ class DeviceMesh(OneProcess):
         """Devices along one dimension, or in all.
 
         Args:
-            mesh_dim: the dimension; all of them if not given.
+            mesh_dim: the dimension; by default all of them.
         """
         return self._grid.size if mesh_dim is None else self._grid.shape[mesh_dim]
 
@@ -133,8 +133,8 @@ class DeviceMesh(OneProcess):
         """
         if self.root is not self:
             raise ShardingError(
-                f"{self} is cut from another mesh, and an xs.Mesh is not: pass mesh.root, and name "
-                f"its axes {self.root.get_jax_mesh().axis_names} in the spec"
+                f"{self} is sliced from another mesh, and an xs.Mesh is not: pass mesh.root, and "
+                f"name its axes {self.root.get_jax_mesh().axis_names} in the spec"
             )
         return self._xs_mesh
 
@@ -171,29 +171,29 @@ class DeviceMesh(OneProcess):
             RuntimeError: the dimensions have no names.
             KeyError: a name is unknown, or they are in another order than in the mesh.
         """
-        wanted = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
+        names = (mesh_dim_names,) if isinstance(mesh_dim_names, str) else tuple(mesh_dim_names)
         if self._names is None:
             raise RuntimeError(
-                f"{self} has no names to take {wanted} by; make it with mesh_dim_names="
+                f"{self} has no names to take {names} by; make it with mesh_dim_names="
             )
-        if wanted == self._names:
+        if names == self._names:
             return self
-        if len(wanted) == 1 and wanted[0] in self.root._flattened:
-            return self.root._flattened[wanted[0]]
-        if unknown := [name for name in wanted if name not in self._names]:
-            known = [*self._names, *self.root._flattened]
-            raise KeyError(f"{unknown} names no dimension of {self}; it has {known}")
-        dims = [self._names.index(name) for name in wanted]
+        if len(names) == 1 and names[0] in self.root._flattened:
+            return self.root._flattened[names[0]]
+        if unknown := [name for name in names if name not in self._names]:
+            available = [*self._names, *self.root._flattened]
+            raise KeyError(f"{unknown} names no dimension of {self}; it has {available}")
+        dims = [self._names.index(name) for name in names]
         if dims != sorted(set(dims)):
             raise KeyError(
-                f"{wanted} is not the order of {self}; a part keeps the order of the dimensions: "
-                f"{tuple(name for name in self._names if name in wanted)}"
+                f"{names} is not the order of {self}; a part keeps the order of the dimensions: "
+                f"{tuple(name for name in self._names if name in names)}"
             )
         first = tuple(slice(None) if dim in dims else 0 for dim in range(self.ndim))
         axes = tuple(self.root_axes[dim] for dim in dims)
-        return self._cut(self._grid[first], wanted, axes)
+        return self._submesh(self._grid[first], names, axes)
 
-    def _cut(
+    def _submesh(
         self, grid: np.ndarray, names: tuple[str, ...] | None, axes: tuple[tuple[int, ...], ...]
     ) -> DeviceMesh:
         part = object.__new__(DeviceMesh)
@@ -205,10 +205,10 @@ class DeviceMesh(OneProcess):
         """The same devices in one dimension, found again as `root[name]`, as torch's.
 
         Args:
-            mesh_dim_name: its name; the names joined by "_" if not given.
+            mesh_dim_name: its name; by default the names joined by "_".
 
         Raises:
-            RuntimeError: the dimensions have no names, and none is given.
+            RuntimeError: the dimensions have no names, and none is passed.
             ValueError: the root has another dimension of this name.
         """
         if mesh_dim_name is None:
@@ -216,7 +216,7 @@ class DeviceMesh(OneProcess):
                 raise RuntimeError(f"{self} has no names; give the flattened dimension one")
             mesh_dim_name = "_".join(self._names)
         axes = (tuple(axis for dim in self.root_axes for axis in dim),)
-        flat = self._cut(self._grid.reshape(-1), (mesh_dim_name,), axes)
+        flat = self._submesh(self._grid.reshape(-1), (mesh_dim_name,), axes)
         present = self.root._flattened.get(mesh_dim_name)
         clash = mesh_dim_name in (self.root._names or ())
         if (clash and self.root_axes != axes) or (present is not None and present != flat):
@@ -228,7 +228,7 @@ class DeviceMesh(OneProcess):
         return flat
 
     def __enter__(self) -> DeviceMesh:
-        """Make it the mesh that is used where none is given."""
+        """Make it the default mesh."""
         _stack().append(self)
         return self
 
@@ -241,7 +241,7 @@ class DeviceMesh(OneProcess):
         return root._grid.tobytes(), root._grid.shape, root._names, self._names, self.root_axes
 
     def __eq__(self, other: object) -> bool:
-        """Whether it has the same devices in the same places, with the same names."""
+        """Whether it has the same devices in the same order, with the same names."""
         return isinstance(other, DeviceMesh) and self._key() == other._key()
 
     def __hash__(self) -> int:
@@ -250,12 +250,14 @@ class DeviceMesh(OneProcess):
 
     def __fx_repr__(self) -> tuple[str, dict[str, Any]]:
         """An expression that makes it again, and the names in it; for graphs of `torch.compile`."""
-        made, given = self.__reduce__()
-        parts = [part.tolist() if isinstance(part, np.ndarray) else part for part in given]
-        return f"{made.__name__}({', '.join(map(repr, parts))})", {made.__name__: made}
+        constructor, args = self.__reduce__()
+        parts = [part.tolist() if isinstance(part, np.ndarray) else part for part in args]
+        return f"{constructor.__name__}({', '.join(map(repr, parts))})", {
+            constructor.__name__: constructor
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by the places of its devices."""
+        """Pickled by the indices of its devices."""
         return _rebuilt, (
             self.root._grid,
             self.root._names,
@@ -289,8 +291,8 @@ def init_device_mesh(
         The mesh.
 
     Raises:
-        RuntimeError: names are given twice, or are too few or too many; there are too few devices.
-        ShardingError: JAX has no devices of this type, or a backend is given.
+        RuntimeError: names are repeated, or are too few or too many; there are too few devices.
+        ShardingError: JAX has no devices of this type, or a backend is passed.
 
     Example:
         >>> init_device_mesh("jax", (8,))
@@ -307,8 +309,8 @@ def current_mesh_or_none() -> DeviceMesh | None:
     """The mesh of the innermost `with mesh:`, else the one of `xs.set_global_mesh`, else None."""
     if stack := _stack():
         return stack[-1]
-    found = get_global_mesh()
-    return None if found is None else device_mesh_of(found)
+    global_mesh = get_global_mesh()
+    return None if global_mesh is None else device_mesh_of(global_mesh)
 
 
 def current_mesh() -> DeviceMesh:
@@ -317,10 +319,10 @@ def current_mesh() -> DeviceMesh:
     Raises:
         RuntimeError: there is neither.
     """
-    if (found := current_mesh_or_none()) is not None:
-        return found
+    if (device_mesh := current_mesh_or_none()) is not None:
+        return device_mesh
     raise RuntimeError(
-        "no device mesh is given and none is active: pass device_mesh=, or write it inside "
+        "no device mesh is passed and none is active: pass device_mesh=, or write it inside "
         "`with mesh:` or after xs.set_global_mesh(mesh)"
     )
 
@@ -329,7 +331,7 @@ def device_mesh_of(mesh: MeshLike) -> DeviceMesh:
     """A mesh in any form as a `DeviceMesh`; the current one for None.
 
     Args:
-        mesh: ours, an `xs.Mesh`, a `jax.sharding.Mesh`, or torch's `DeviceMesh` over places in
+        mesh: ours, an `xs.Mesh`, a `jax.sharding.Mesh`, or torch's `DeviceMesh` over indices in
             `jax.devices()`.
 
     Raises:
@@ -351,19 +353,19 @@ def device_mesh_of(mesh: MeshLike) -> DeviceMesh:
 
 @cached(256)
 def _of_jax(mesh: jax.sharding.Mesh) -> DeviceMesh:
-    found = mesh_from(mesh)
+    xla_mesh = mesh_from(mesh)
     unnamed = mesh.axis_names == tuple(map(str, range(len(mesh.axis_names))))
     names = None if unnamed else mesh.axis_names
-    made = DeviceMesh("jax", found.get_logical_mesh(), mesh_dim_names=names)
-    made._xs_mesh = found
-    return made
+    device_mesh = DeviceMesh("jax", xla_mesh.get_logical_mesh(), mesh_dim_names=names)
+    device_mesh._xs_mesh = xla_mesh
+    return device_mesh
 
 
 def _rebuilt(
     grid: np.ndarray, names: Any, part: np.ndarray, part_names: Any, axes: Any
 ) -> DeviceMesh:
     root = DeviceMesh("jax", grid, mesh_dim_names=names)
-    return root if axes == root.root_axes else root._cut(part, part_names, axes)
+    return root if axes == root.root_axes else root._submesh(part, part_names, axes)
 
 
 _local = threading.local()

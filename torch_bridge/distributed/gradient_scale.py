@@ -14,12 +14,7 @@ import torch
 
 
 def with_scaled_gradient(tensor: torch.Tensor, scale: float) -> torch.Tensor:
-    """The tensor, whose gradient is `scale` times that of the result.
-
-    Args:
-        tensor: any.
-        scale: a number.
-    """
+    """The tensor, whose gradient is `scale` times that of the result."""
     result: Any = _Scaled.apply(tensor, scale)
     return result
 

@@ -33,55 +33,57 @@ from .tensor_placements import MeshPlacements
 
 @body_of("to_local")
 def to_local(tensor: DeviceTensor, grad_placements: Sequence[Any] | None) -> Any:
-    """Each device's piece of a tensor.
+    """Each device's local tensor.
 
     Args:
-        tensor: on the `jax` device, laid out; its axes divide.
+        tensor: on the `jax` device, sharded evenly.
         grad_placements: as for `XLAShardedTensor.to_local`.
     """
-    laid = tensor_placements.found(tensor)
-    if laid is None and marks.is_recorded(tensor):
+    mesh_placements = tensor_placements.mesh_placements_of(tensor)
+    if mesh_placements is None and marks.is_recorded(tensor):
         tapes.materialize([lazy_tensor.read(tensor)])
-        laid = tensor_placements.found(tensor)
-    if laid is None:
+        mesh_placements = tensor_placements.mesh_placements_of(tensor)
+    if mesh_placements is None:
         raise RuntimeError(
-            f"a tensor of shape {tuple(tensor.shape)} that lies on no mesh has no local pieces; "
+            f"a tensor of shape {tuple(tensor.shape)} that is on no mesh has no local tensors; "
             "lay it out first: distribute_tensor(t, mesh, placements), or t.redistribute(..)"
         )
-    return pieces(tensor, laid, grad_placements)
+    return local_tensor_of(tensor, mesh_placements, grad_placements)
 
 
-def pieces(
-    tensor: DeviceTensor, laid: MeshPlacements, grad_placements: Sequence[Any] | None
+def local_tensor_of(
+    tensor: DeviceTensor, mesh_placements: MeshPlacements, grad_placements: Sequence[Any] | None
 ) -> Any:
-    """Each device's piece of a tensor, along the dimensions of a mesh, or of a part of one.
+    """Each device's local tensor over the dimensions of a mesh, or of a submesh.
 
     Args:
         tensor: on the `jax` device.
-        laid: how it is cut.
+        mesh_placements: of the tensor.
         grad_placements: as for `XLAShardedTensor.to_local`.
     """
     if not graph_calls.is_traced(tensor) and tensor.block_sizes is not None:
         raise UnevenError(
-            f"a tensor of shape {tuple(tensor.shape)} in blocks {tensor.block_sizes} has pieces of "
+            f"a tensor of shape {tuple(tensor.shape)} in blocks {tensor.block_sizes} has shards of "
             "several shapes, and to_local() is one tensor of one shape; take tensor.local_shards, "
             "isoshard.local_shards(tensor), or write a handler: docs/own_operators.md"
         )
-    check_even(laid.along(), mesh_of(laid.sharding), tuple(tensor.shape))
+    check_even(mesh_placements.along(), mesh_of(mesh_placements.sharding), tuple(tensor.shape))
     back: list[tuple[str, str]] = []
-    for dim, (here, there) in enumerate(_pairs(laid, grad_placements, tensor.dim())):
+    for dim, (here, there) in enumerate(_pairs(mesh_placements, grad_placements, tensor.dim())):
         if there.is_partial() and here.is_replicate():
-            back += [(axis, _reduction(there)) for axis in laid.mesh.axis_names(dim)]
+            back += [(axis, _reduction(there)) for axis in mesh_placements.mesh.axis_names(dim)]
         elif there != here:
-            _refuse_gradient(here, there)
-    axes = laid.mesh.all_axis_names()
+            _raise_gradient_error(here, there)
+    axes = mesh_placements.mesh.all_axis_names()
     order = _order_in_memory(tensor)
     if order is None:
-        return local_tensors.cut(tensor, laid.sharding, axes, tuple(back))
-    turned, placements, _ = _permuted(order, tensor, laid.mesh, laid.placements, None)
-    there = tensor_placements.layout(tuple(turned.shape), laid.mesh, placements)
-    cut: Any = local_tensors.cut(turned, there.sharding, axes, tuple(back))
-    return cut.permute(_inverse(order))
+        return local_tensors.split(tensor, mesh_placements.sharding, axes, tuple(back))
+    turned, placements, _ = _permuted(
+        order, tensor, mesh_placements.mesh, mesh_placements.placements, None
+    )
+    there = tensor_placements.layout(tuple(turned.shape), mesh_placements.mesh, placements)
+    local: Any = local_tensors.split(turned, there.sharding, axes, tuple(back))
+    return local.permute(_inverse(order))
 
 
 @body_of("from_local")
@@ -94,40 +96,44 @@ def from_local(
     stride: Sequence[int] | None,
     grad_placements: Sequence[Any] | None,
 ) -> Any:
-    """The whole that local tensors make.
+    """The global tensor of local tensors.
 
     Args:
         local: as for `XLAShardedTensor.from_local`, and so all others.
         device_mesh: the mesh.
         placements: one per mesh dimension.
         run_check: whether copies become those of the first device.
-        shape: of the whole.
-        stride: of the whole.
+        shape: global.
+        stride: global.
         grad_placements: of the gradient.
     """
     mesh = device_mesh_of(device_mesh)
     if (shape is None) != (stride is None):
         raise RuntimeError(
-            "Please pass both shape and stride at the same time, or neither; given are "
+            "Please pass both shape and stride at the same time, or neither; got "
             f"{shape} and {stride}"
         )
-    local = [_made(one) for one in local] if isinstance(local, list | tuple) else _made(local)
+    local = (
+        [_materialized(tensor) for tensor in local]
+        if isinstance(local, list | tuple)
+        else _materialized(local)
+    )
     order = _order_in_memory(local)
-    given = (
+    args = (
         (local, placements, grad_placements)
         if order is None
         else _permuted(order, local, mesh, placements, grad_placements)
     )
-    whole, laid, partial = _whole(given[0], mesh, given[1], run_check, given[2])
-    whole = tensor_placements.remember(whole, laid._replace(placements=partial))
+    full, mesh_placements, partial = _full_tensor(args[0], mesh, args[1], run_check, args[2])
+    full = tensor_placements.remember(full, mesh_placements._replace(placements=partial))
     if order is not None:
-        whole = whole.permute(_inverse(order))
+        full = full.permute(_inverse(order))
     if shape is not None:
-        _check_shape(whole, tuple(shape), tuple(stride or ()))
-    return whole
+        _check_shape(full, tuple(shape), tuple(stride or ()))
+    return full
 
 
-def _made(local: Any) -> Any:
+def _materialized(local: Any) -> Any:
     """A meta tensor as an `empty` one, as `distribute_tensor` makes it."""
     if not isinstance(local, torch.Tensor) or not local.is_meta:
         return local
@@ -157,15 +163,15 @@ def _permuted(
     order: list[int], tensors: Any, mesh: DeviceMesh, placements: Any, grads: Any
 ) -> tuple[Any, Any, Any]:
     """Tensors and placements with their axes in another order."""
-    places = {axis: place for place, axis in enumerate(order)}
+    positions = {axis: position for position, axis in enumerate(order)}
 
-    def moved(given: Any) -> Any:
-        if given is None:
+    def moved(old_placements: Any) -> Any:
+        if old_placements is None:
             return None
-        from_left = tensor_placements.normalized(given, mesh, len(order))
+        from_left = tensor_placements.normalized(old_placements, mesh, len(order))
         return [
-            tensor_placements.with_dim(one, lambda axis: places.get(axis, axis))
-            for one in from_left
+            tensor_placements.with_dim(placement, lambda axis: positions.get(axis, axis))
+            for placement in from_left
         ]
 
     if isinstance(tensors, list | tuple):
@@ -173,7 +179,7 @@ def _permuted(
     return tensors.permute(order), moved(placements), moved(grads)
 
 
-def _whole(
+def _full_tensor(
     local: Any, mesh: DeviceMesh, placements: Any, run_check: bool, grad_placements: Any
 ) -> tuple[Any, MeshPlacements, tuple[Any, ...]]:
     from torch.distributed.tensor import Replicate
@@ -181,52 +187,52 @@ def _whole(
     several = isinstance(local, list | tuple)
     _check_local(local, several, mesh)
     ndim = local[0].dim() if several else local.dim()
-    given = tensor_placements.normalized(placements, mesh, ndim)
-    reductions = {dim: _reduction(p) for dim, p in enumerate(given) if p.is_partial()}
-    kept = tuple(Replicate() if p.is_partial() else p for p in given)
+    normalized = tensor_placements.normalized(placements, mesh, ndim)
+    reductions = {dim: _reduction(p) for dim, p in enumerate(normalized) if p.is_partial()}
+    kept = tuple(Replicate() if p.is_partial() else p for p in normalized)
     if isinstance(local, ManualTensor):
-        whole, laid = _joined(local, mesh, given, kept, run_check, grad_placements)
-        return whole, laid, kept
+        full, mesh_placements = _joined(local, mesh, normalized, kept, run_check, grad_placements)
+        return full, mesh_placements, kept
     if grad_placements is not None:
         raise ShardingError(
-            "grad_placements says how gradients of each device's own tensor become one, and these "
-            "are plain tensors, whose gradients are whole; leave it out, or give a tensor of "
+            "grad_placements defines how gradients of local tensors are combined, and these "
+            "are plain tensors, whose gradients are global; leave it out, or pass a tensor of "
             "to_local()"
         )
     if several:
-        whole = _assembled(local, mesh, kept, reductions)
+        full = _assembled(local, mesh, kept, reductions)
     else:
-        whole = _repeated(local, mesh, kept, reductions)
-    laid = tensor_placements.layout(tuple(whole.shape), mesh, kept)
+        full = _repeated(local, mesh, kept, reductions)
+    mesh_placements = tensor_placements.layout(tuple(full.shape), mesh, kept)
     sizes = _unequal(local, mesh, kept) if several else {}
     if sizes:
-        whole = whole if isinstance(whole, XLAShardedTensor) else whole.to("jax")
-        sharding = laid.sharding
-        return mark_sharding(whole, sharding.mesh, sharding.spec, sizes=sizes), laid, kept
-    if not isinstance(whole, XLAShardedTensor) and not graph_calls.is_traced(whole):
-        whole = tensor_placements.mark(whole.to("jax"), laid)
-        return (moved(whole, laid) if whole.requires_grad else whole), laid, kept
-    is_open = mesh.is_part() and not tensor_placements.is_nowhere(whole)
-    laid = laid._replace(is_open=is_open)
-    return moved(whole, laid, laid.sharding), laid, kept
+        full = full if isinstance(full, XLAShardedTensor) else full.to("jax")
+        sharding = mesh_placements.sharding
+        return mark_sharding(full, sharding.mesh, sharding.spec, sizes=sizes), mesh_placements, kept
+    if not isinstance(full, XLAShardedTensor) and not graph_calls.is_traced(full):
+        full = tensor_placements.mark(full.to("jax"), mesh_placements)
+        return (moved(full, mesh_placements) if full.requires_grad else full), mesh_placements, kept
+    is_open = mesh.is_part() and not tensor_placements.is_nowhere(full)
+    mesh_placements = mesh_placements._replace(is_open=is_open)
+    return moved(full, mesh_placements, mesh_placements.sharding), mesh_placements, kept
 
 
 def _unequal(locals_: Sequence[Any], mesh: DeviceMesh, kept: Any) -> dict[int, tuple[int, ...]]:
-    """The sizes of the blocks, by tensor axis, where one mesh dimension makes pieces differ."""
+    """The sizes of the blocks, by tensor axis, where one mesh dimension has unequal shards."""
     grid = np.arange(mesh.size()).reshape(mesh.shape)
-    found = {}
+    sizes_by_axis = {}
     for dim, placement in enumerate(kept):
         line = np.moveaxis(grid, dim, 0).reshape(mesh.shape[dim], -1)[:, 0]
         if not placement.is_replicate():
-            found[placement.dim] = tuple(locals_[n].shape[placement.dim] for n in line)
-    return {axis: sizes for axis, sizes in found.items() if len(set(sizes)) > 1}
+            sizes_by_axis[placement.dim] = tuple(locals_[n].shape[placement.dim] for n in line)
+    return {axis: sizes for axis, sizes in sizes_by_axis.items() if len(set(sizes)) > 1}
 
 
 def _check_local(local: Any, several: bool, mesh: DeviceMesh) -> None:
     tensors = list(local) if several else [local]
     if several and len(tensors) != mesh.size():
         raise ShardingError(
-            f"{len(tensors)} local tensors for {mesh} of {mesh.size()} devices; give one per device"
+            f"{len(tensors)} local tensors for {mesh} of {mesh.size()} devices; pass one per device"
         )
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
@@ -234,7 +240,7 @@ def _check_local(local: Any, several: bool, mesh: DeviceMesh) -> None:
         if isinstance(tensor, ManualTensor):
             if several:
                 raise ShardingError(
-                    "a tensor of to_local() is one per device already; give it alone"
+                    "a tensor of to_local() is one per device already; pass it alone"
                 )
             continue
         if type(tensor).__name__ == "DTensor":
@@ -242,47 +248,47 @@ def _check_local(local: Any, several: bool, mesh: DeviceMesh) -> None:
                 "from_local takes a local tensor, and this is a DTensor of another process mesh; "
                 "pass its .to_local()"
             )
-        laid = marks.marked(tensor) if isinstance(tensor, XLAShardedTensor) else None
+        sharding = marks.marked(tensor) if isinstance(tensor, XLAShardedTensor) else None
         names = mesh.all_axis_names()
-        if laid is not None and any(map(axis_names, spec_along(laid.spec, names))):
+        if sharding is not None and any(map(axis_names, spec_along(sharding.spec, names))):
             raise RuntimeError(
-                f"from_local takes what one device holds, and this tensor of shape "
-                f"{tuple(tensor.shape)} is a whole that lies as {laid.spec}; use "
+                f"from_local takes the shard of one device, and this tensor of shape "
+                f"{tuple(tensor.shape)} is global and sharded as {sharding.spec}; use "
                 "tensor.redistribute(mesh, placements), or tensor.to_local() first"
             )
 
 
 def _joined(
-    local: ManualTensor, mesh: DeviceMesh, given: Any, kept: Any, check: bool, grads: Any
+    local: ManualTensor, mesh: DeviceMesh, normalized: Any, kept: Any, check: bool, grads: Any
 ) -> tuple[Any, MeshPlacements]:
     outside = _outside(local, mesh)
     for dim in outside:
-        if not given[dim].is_replicate():
+        if not normalized[dim].is_replicate():
             raise ShardingError(
-                f"these local tensors are over {local.axes} of {mesh.root}, and whole along "
-                f"dimension {dim} of {mesh}, so Replicate() is possible there, and {given[dim]} is "
-                "not; redistribute the result"
+                f"these local tensors are over {local.axes} of {mesh.root}, and replicated over "
+                f"dimension {dim} of {mesh}, so Replicate() is possible there, and "
+                f"{normalized[dim]} is not; redistribute the result"
             )
-    counts = [mesh.size(dim) if p.is_shard() else 1 for dim, p in enumerate(given)]
+    counts = [mesh.size(dim) if p.is_shard() else 1 for dim, p in enumerate(normalized)]
     shape = list(local.shape)
     for placement, count in zip(kept, counts, strict=True):
         if not placement.is_replicate():
             shape[placement.dim] *= count
-    laid = tensor_placements.layout(tuple(shape), mesh, kept)
+    mesh_placements = tensor_placements.layout(tuple(shape), mesh, kept)
     how: list[tuple[str, str]] = []
     parts = 1
-    for dim, (here, there) in enumerate(_pairs(laid, grads, local.dim())):
+    for dim, (here, there) in enumerate(_pairs(mesh_placements, grads, local.dim())):
         kind = "first" if check and here.is_replicate() and dim not in outside else None
-        kind = _reduction(given[dim]) if given[dim].is_partial() else kind
+        kind = _reduction(normalized[dim]) if normalized[dim].is_partial() else kind
         how += [(axis, kind) for axis in mesh.axis_names(dim) if kind]
         if there.is_partial() and here.is_replicate():
             parts *= mesh.size(dim) if _reduction(there) == "sum" and dim not in outside else 1
         elif there != here:
-            _refuse_gradient(here, there)
-    whole = local_tensors.join(local, laid.sharding, tuple(how), parts)
+            _raise_gradient_error(here, there)
+    full = local_tensors.join(local, mesh_placements.sharding, tuple(how), parts)
     if outside:
-        return moved(whole, laid, laid.sharding), laid
-    return whole, laid._replace(is_open=mesh.is_part())
+        return moved(full, mesh_placements, mesh_placements.sharding), mesh_placements
+    return full, mesh_placements._replace(is_open=mesh.is_part())
 
 
 def _outside(local: ManualTensor, mesh: DeviceMesh) -> list[int]:
@@ -292,18 +298,18 @@ def _outside(local: ManualTensor, mesh: DeviceMesh) -> list[int]:
     if is_all and not mesh.is_part() and same_devices(local.home, root):
         return []
     if not same_grid(local.home, root):
-        raise ShardingError(f"these local tensors lie on {local.home}, and the mesh is {mesh}")
+        raise ShardingError(f"these local tensors are on {local.home}, and the mesh is {mesh}")
     if not set(local.axes) <= set(mesh.all_axis_names()):
         raise ShardingError(
             f"{mesh} is one row of many, and these local tensors are over {local.axes} of "
-            f"{mesh.root}, so rows may differ: give placements for the whole mesh, or take pieces "
-            "over the part alone: DTensor.from_local(t, part, [Replicate()]).to_local()"
+            f"{mesh.root}, so rows may differ: pass placements for all of the mesh, or local "
+            "tensors over the part alone: DTensor.from_local(t, part, [Replicate()]).to_local()"
         )
     return [dim for dim in range(mesh.ndim) if not set(mesh.axis_names(dim)) <= set(local.axes)]
 
 
 def _repeated(local: Any, mesh: DeviceMesh, kept: Any, reductions: dict[int, str]) -> Any:
-    """The whole if every device's own tensor is this one."""
+    """The global tensor where every device has this local tensor."""
     if not isinstance(local, XLAShardedTensor) and not graph_calls.is_traced(local):
         local = local.to("jax")
     times = [1] * local.dim()
@@ -313,17 +319,17 @@ def _repeated(local: Any, mesh: DeviceMesh, kept: Any, reductions: dict[int, str
     sums = math.prod(mesh.size(dim) for dim, kind in reductions.items() if kind == "sum")
     if local.requires_grad and (copies := sums * math.prod(times)) > 1:
         local = with_scaled_gradient(local, 1 / copies)  # the mean of what the copies get
-    whole = local.repeat(times) if math.prod(times) > 1 else local
-    return whole * sums if sums > 1 else whole
+    full = local.repeat(times) if math.prod(times) > 1 else local
+    return full * sums if sums > 1 else full
 
 
 def _assembled(
     locals_: Sequence[Any], mesh: DeviceMesh, kept: Any, reductions: dict[int, str]
 ) -> Any:
-    """The whole of one tensor per device, in the order of the mesh."""
+    """The global tensor of one tensor per device, in the order of the mesh."""
     grid = np.empty(mesh.shape, object)
-    for place, tensor in zip(np.ndindex(*mesh.shape), locals_, strict=True):
-        grid[place] = tensor
+    for position, tensor in zip(np.ndindex(*mesh.shape), locals_, strict=True):
+        grid[position] = tensor
     entries = tensor_placements.spec_of(kept, locals_[0].dim(), mesh.shape)
     inner = {
         dim: at for entry in entries if isinstance(entry, tuple) for at, dim in enumerate(entry)
@@ -331,9 +337,11 @@ def _assembled(
     # Of the mesh dimensions that split one axis, the innermost is put together first.
     for dim in sorted(range(mesh.ndim), key=lambda dim: -inner.get(dim, 0)):
         result = np.empty([1 if n == dim else size for n, size in enumerate(grid.shape)], object)
-        for place in itertools.product(*map(range, result.shape)):
-            line = [grid[(*place[:dim], k, *place[dim + 1 :])] for k in range(grid.shape[dim])]
-            result[place] = _combined(line, kept[dim], reductions.get(dim))
+        for position in itertools.product(*map(range, result.shape)):
+            line = [
+                grid[(*position[:dim], k, *position[dim + 1 :])] for k in range(grid.shape[dim])
+            ]
+            result[position] = _combined(line, kept[dim], reductions.get(dim))
         grid = result
     return grid.ravel()[0]
 
@@ -349,38 +357,42 @@ def _combined(line: list[Any], placement: Any, reduction: str | None) -> Any:
     return stacked.amin(0) if reduction == "min" else stacked.amax(0)
 
 
-def _pairs(laid: MeshPlacements, grads: Sequence[Any] | None, ndim: int) -> list[tuple[Any, Any]]:
+def _pairs(
+    mesh_placements: MeshPlacements, grads: Sequence[Any] | None, ndim: int
+) -> list[tuple[Any, Any]]:
     """Each mesh dimension's placement, and that of the gradient."""
     there = (
-        laid.placements if grads is None else tensor_placements.normalized(grads, laid.mesh, ndim)
+        mesh_placements.placements
+        if grads is None
+        else tensor_placements.normalized(grads, mesh_placements.mesh, ndim)
     )
-    return list(zip(laid.placements, there, strict=True))
+    return list(zip(mesh_placements.placements, there, strict=True))
 
 
 def _reduction(placement: Any) -> str:
     if placement.reduce_op not in local_tensors.REDUCTIONS:
         raise NotImplementedError(
-            f"{placement!r} is not taken here; the reductions are "
+            f"{placement!r} is not supported; the reductions are "
             + ", ".join(local_tensors.REDUCTIONS)
         )
     return placement.reduce_op
 
 
-def _refuse_gradient(here: Any, there: Any) -> None:
+def _raise_gradient_error(here: Any, there: Any) -> None:
     raise ValueError(
         f"the gradient of a local tensor placed {here} has its shape, so {there} is not possible; "
         "a Shard keeps its axis, and a Replicate may become Partial()"
     )
 
 
-def _check_shape(whole: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
-    if tuple(whole.shape) != shape:
+def _check_shape(full: Any, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    if tuple(full.shape) != shape:
         raise ShardingError(
-            f"the local tensors make a whole of shape {tuple(whole.shape)}, and shape={shape} was "
-            "given; for pieces of unequal size give a list with one tensor per device"
+            f"the local tensors make a tensor of shape {tuple(full.shape)}, and shape={shape} was "
+            "passed; for shards of unequal size pass a list with one tensor per device"
         )
-    if tuple(whole.stride()) != stride:
+    if tuple(full.stride()) != stride:
         raise ShardingError(
-            f"the local tensors make a whole of shape {shape} with strides "
-            f"{tuple(whole.stride())}, and stride={stride} was given"
+            f"the local tensors make a tensor of shape {shape} with strides "
+            f"{tuple(full.stride())}, and stride={stride} was passed"
         )

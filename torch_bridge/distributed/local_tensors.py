@@ -1,7 +1,7 @@
-"""`to_local` and `from_local`: between a whole tensor and what each device holds of it.
+"""`to_local` and `from_local`: between a global tensor and each device's shard.
 
-What `to_local` gives is a tensor of one device's piece, on which operations act on every device by
-itself (see `isoshard.torch_bridge.spmd.manual`); `from_local` makes such pieces one whole again.
+`to_local` returns a tensor of one device's shard, on which operations act on every device by
+itself (see `isoshard.torch_bridge.spmd.manual`); `from_local` joins such shards to a global tensor.
 
 >>> from isoshard.torch_bridge.distributed.device_mesh import init_device_mesh
 >>> from isoshard.torch_bridge.distributed.tensor import DTensor, Replicate, Shard
@@ -16,9 +16,9 @@ tensor([ 1.,  5.,  9., 13.], device='jax:0', sharding=P('0',))
 >>> DTensor.from_local(mine.sum(), mesh, [Partial()])                      # their sum
 tensor(28., device='jax:0', sharding=P())
 
-Gradients follow DTensor's rule: pieces of a split tensor get their pieces of the gradient; each
-copy of a replicated one gets the whole gradient; and the copies' gradients are taken to be one,
-unless `grad_placements` says that they are parts of a sum. Neither direction communicates, but for
+Gradients follow DTensor's rule: shards of a split tensor get their shards of the gradient; each
+copy of a replicated one gets the full gradient; and the copies' gradients are assumed to be equal,
+unless `grad_placements` declares them partial sums. Neither direction communicates, but for
 the sums of `Partial`, which are taken at once.
 """
 
@@ -40,58 +40,60 @@ Sharding = jax.sharding.NamedSharding
 P = jax.sharding.PartitionSpec
 
 
-def cut(whole: DeviceTensor, sharding: Sharding, axes: Axes, back: Reductions = ()) -> ManualTensor:
-    """The pieces of a whole over some axes of its mesh.
+def split(
+    full: DeviceTensor, sharding: Sharding, axes: Axes, back: Reductions = ()
+) -> ManualTensor:
+    """The local shards of a global tensor over some axes of its mesh.
 
     Args:
-        whole: on the `jax` device; the axes divide it.
-        sharding: how it is cut; what it says of other axes makes no difference.
-        axes: those that the pieces are over, in the order of the mesh.
+        full: on the `jax` device; the axes divide it.
+        sharding: of the global tensor; its other axes are ignored.
+        axes: those that the shards are over, in the order of the mesh.
         back: how the gradients of copies become one.
     """
-    result: Any = _ToLocal.apply(whole, sharding, axes, back, 1)
+    result: Any = _ToLocal.apply(full, sharding, axes, back, 1)
     return result
 
 
-def join(pieces: ManualTensor, sharding: Sharding, how: Reductions = (), parts: int = 1) -> Any:
-    """The whole that pieces make.
+def join(shards: ManualTensor, sharding: Sharding, how: Reductions = (), parts: int = 1) -> Any:
+    """The global tensor of local shards.
 
     Args:
-        pieces: over the mesh of `sharding`, or some axes of it.
-        sharding: how they lie in the whole.
+        shards: over the mesh of `sharding`, or some axes of it.
+        sharding: of the global tensor.
         how: see `Reductions`.
-        parts: what the gradient of every piece is divided by.
+        parts: what the gradient of every shard is divided by.
     """
-    result: Any = _Join.apply(pieces, sharding, how, parts)
+    result: Any = _Join.apply(shards, sharding, how, parts)
     return result
 
 
 class _ToLocal(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, whole: Any, sharding: Any, axes: Axes, back: Any, parts: int) -> Any:
+    def forward(ctx: Any, full: Any, sharding: Any, axes: Axes, back: Any, parts: int) -> Any:
         ctx.how = sharding, axes, back, parts
         mesh = mesh_of(sharding)
         recipe = cut_recipe(mesh, axes, sharding.spec, parts=parts)
         split = {name for entry in sharding.spec for name in axis_names(entry)}
         like = ShardKind(mesh, axes, frozenset(axes) - split)
-        return ManualTensor.made(recipe, whole, like, cut_shape, mesh, axes, sharding.spec)
+        return ManualTensor.made(recipe, full, like, cut_shape, mesh, axes, sharding.spec)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:
         sharding, axes, back, parts = ctx.how
-        pieces = gradient[0]
-        if not isinstance(pieces, ManualTensor):  # the value that all devices have was used
-            pieces = cut(pieces, Sharding(mesh_of(sharding), P()), axes)
-        return _Join.apply(pieces, sharding, back, parts), None, None, None, None
+        shards = gradient[0]
+        if not isinstance(shards, ManualTensor):  # the value that all devices have was used
+            shards = split(shards, Sharding(mesh_of(sharding), P()), axes)
+        return _Join.apply(shards, sharding, back, parts), None, None, None, None
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pieces: Any, sharding: Any, how: Any, parts: int) -> Any:
-        is_known = pieces.axes == pieces.home.axis_names
-        axes = mesh_of(sharding).axis_names if is_known else pieces.axes
+    def forward(ctx: Any, shards: Any, sharding: Any, how: Any, parts: int) -> Any:
+        is_over_all_axes = shards.axes == shards.home.axis_names
+        axes = mesh_of(sharding).axis_names if is_over_all_axes else shards.axes
         ctx.how = sharding, axes, how, parts
-        return joined(pieces, sharding, how)
+        return joined(shards, sharding, how)
 
     @staticmethod
     def backward(ctx: Any, *gradient: Any) -> Any:

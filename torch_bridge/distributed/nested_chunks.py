@@ -1,6 +1,6 @@
 """Pieces of an axis that several mesh dimensions split one after the other, and do not divide.
 
-DTensor cuts with `torch.chunk`, and each piece with `torch.chunk` again:
+DTensor splits with `torch.chunk`, and each shard with `torch.chunk` again:
 
 >>> nested_chunks((10, 6), ((0, 1), None), (2, 2))
 ((0, (3, 2, 3, 2)),)
@@ -21,10 +21,10 @@ from isoshard.torch_bridge.layout.marks import Chunks
 def nested_chunks(
     shape: Sequence[int], entries: Sequence[Any], mesh_shape: Sequence[int]
 ) -> Chunks:
-    """The axes with such pieces, and the sizes of these from the first to the last.
+    """The axes with such shards, and the sizes of these in order.
 
     Args:
-        shape: of the whole.
+        shape: global.
         entries: for each axis the mesh dimension that splits it; a tuple of several; or None.
         mesh_shape: devices along each mesh dimension.
 
@@ -44,7 +44,7 @@ def _sizes(
     if list(dims) != sorted(dims):
         raise UnevenError(
             f"axis {axis} of {extent} elements is split by the mesh dimensions {dims} in this "
-            "order (_StridedShard), and they do not divide it: DTensor has no such pieces either. "
+            "order (_StridedShard), and they do not divide it: DTensor has no such shards either. "
             "Split it by one mesh dimension, or pad it."
         )
     sizes = [extent]

@@ -16,7 +16,7 @@ _OTHER_NAMES = {"cuda": "gpu", "rocm": "gpu"}
 class DeviceType(str):
     """The device type of a mesh: `"jax"`, which equals its other name `"xla"`.
 
-    torch's `distribute_tensor` asks for `"xla"` before it leaves a mesh to another library.
+    torch's `distribute_tensor` reads `"xla"` before it leaves a mesh to another library.
 
     >>> DeviceType("jax") == "xla", DeviceType("jax") == "cuda", str(DeviceType("jax"))
     (True, False, 'jax')
@@ -40,7 +40,7 @@ class DeviceType(str):
 
 
 class OneProcess:
-    """What a mesh is asked by a process that wants to know its own place: refused."""
+    """Methods of a mesh about the rank of the current process: not supported."""
 
     def get_rank(self) -> NoReturn:
         """Refused: one process drives all devices.
@@ -48,7 +48,7 @@ class OneProcess:
         Raises:
             RuntimeError: always.
         """
-        _refuse("get_rank")
+        _raise_unsupported("get_rank")
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> NoReturn:
         """Refused: one process drives all devices.
@@ -56,7 +56,7 @@ class OneProcess:
         Raises:
             RuntimeError: always.
         """
-        _refuse("get_local_rank")
+        _raise_unsupported("get_local_rank")
 
     def get_coordinate(self) -> NoReturn:
         """Refused: one process drives all devices.
@@ -64,7 +64,7 @@ class OneProcess:
         Raises:
             RuntimeError: always.
         """
-        _refuse("get_coordinate")
+        _raise_unsupported("get_coordinate")
 
     def get_group(self, mesh_dim: int | str | None = None) -> NoReturn:
         """Refused: there are no process groups.
@@ -72,7 +72,7 @@ class OneProcess:
         Raises:
             RuntimeError: always.
         """
-        _refuse("get_group")
+        _raise_unsupported("get_group")
 
     @staticmethod
     def from_group(*_: Opaque, **__: Opaque) -> NoReturn:
@@ -81,7 +81,7 @@ class OneProcess:
         Raises:
             RuntimeError: always.
         """
-        _refuse("from_group")
+        _raise_unsupported("from_group")
 
     def get_all_groups(self) -> NoReturn:
         """Refused: there are no process groups.
@@ -89,7 +89,7 @@ class OneProcess:
         Raises:
             RuntimeError: always.
         """
-        _refuse("get_all_groups")
+        _raise_unsupported("get_all_groups")
 
 
 def check_type(device_type: str) -> None:
@@ -127,9 +127,9 @@ def check_names(names: tuple[str, ...] | None, shape: tuple[int, ...]) -> None:
         raise RuntimeError(f"the names of mesh dimensions must differ, and they are {names}")
 
 
-def _refuse(what: str) -> NoReturn:
+def _raise_unsupported(what: str) -> NoReturn:
     raise RuntimeError(
-        f"{what}() asks for the part of one process in the mesh, and here one process drives all "
+        f"{what}() needs the rank of a process in the mesh, and one process drives all "
         "devices. Pieces are tensor.local_shards; for code that each device runs, see to_local() "
         "and local_map. Under torchrun use torch's own DeviceMesh."
     )

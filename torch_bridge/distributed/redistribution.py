@@ -32,17 +32,24 @@ from isoshard.torch_bridge.spmd.manual_recipes import spec_along
 from isoshard.torch_bridge.spmd.marking import mark_sharding
 from isoshard.torch_bridge.spmd.uneven import laid_out
 
-from .along import AlongAxes, laid_along
+from .along import AlongAxes, constrain_over_axes
 from .device_mesh import DeviceMesh
 from .gradient_scale import with_scaled_gradient
-from .tensor_placements import MeshPlacements, found, layout, mesh_of_tensor, normalized, remember
+from .tensor_placements import (
+    MeshPlacements,
+    layout,
+    mesh_of_tensor,
+    mesh_placements_of,
+    normalized,
+    remember,
+)
 
 Sharding = jax.sharding.NamedSharding
 
 
 def moved(
     tensor: DeviceTensor,
-    laid: MeshPlacements,
+    mesh_placements: MeshPlacements,
     back: Sharding | None = None,
     dtype: torch.dtype | None = None,
     gradient_dtype: torch.dtype | None = None,
@@ -50,31 +57,35 @@ def moved(
     """The same elements in another layout, as a new tensor; twice differentiable.
 
     Args:
-        tensor: on the `jax` device; it stays as it is.
-        laid: the layout.
-        back: that of the gradient; if not given, the one `tensor` has, if over the same devices.
+        tensor: on the `jax` device; it is not modified.
+        mesh_placements: the layout.
+        back: that of the gradient; by default that of `tensor`, if over the same devices.
         dtype: what to cast to before anything moves.
         gradient_dtype: what the gradient is cast to before it moves.
     """
     traced = is_traced(tensor)
-    have = (found(tensor) or laid).sharding if traced else marks.asked(tensor)
-    sizes = None if traced else _kept_blocks(tensor, laid)
+    have = (
+        (mesh_placements_of(tensor) or mesh_placements).sharding if traced else marks.asked(tensor)
+    )
+    sizes = None if traced else _kept_blocks(tensor, mesh_placements)
     if sizes is not None and back is None and gradient_dtype in (None, tensor.dtype):
         cast = dtype not in (None, tensor.dtype)
-        if _is_laid(tensor, laid):
+        if _is_sharded_as(tensor, mesh_placements):
             return tensor.to(dtype) if cast else tensor.view_as(tensor)
-        kept = tensor.to(dtype) if cast else tensor.clone()
-        mark_sharding(kept, mesh_of(laid.sharding), laid.sharding.spec, sizes=sizes)
-        return remember(kept, laid)
-    there, source = laid.sharding, back or _same_devices(have, laid.sharding)
+        unmoved = tensor.to(dtype) if cast else tensor.clone()
+        mark_sharding(
+            unmoved, mesh_of(mesh_placements.sharding), mesh_placements.sharding.spec, sizes=sizes
+        )
+        return remember(unmoved, mesh_placements)
+    there, source = mesh_placements.sharding, back or _same_devices(have, mesh_placements.sharding)
     result: Any = _Moved.apply(
         tensor,
-        _along(there, laid) if laid.is_open else there,
-        _along(source, laid) if laid.is_open else source,
+        _along(there, mesh_placements) if mesh_placements.is_open else there,
+        _along(source, mesh_placements) if mesh_placements.is_open else source,
         dtype or tensor.dtype,
         gradient_dtype or tensor.dtype,
     )
-    return remember(result, laid)
+    return remember(result, mesh_placements)
 
 
 @body_of("redistribute")
@@ -93,19 +104,22 @@ def redistributed(
         )
     if any(getattr(placement, "is_partial", bool)() for placement in placements):
         raise NotImplementedError(
-            f"Can not redistribute to Partial, as {[*placements]} asks: a tensor here is seen as a "
-            "whole, so sums over devices are taken already. Use Shard(dim) or Replicate()."
+            f"Can not redistribute to Partial, as {[*placements]} requires: a tensor on the jax "
+            "device is global, so sums over devices are reduced already. Use Shard(dim) "
+            "or Replicate()."
         )
     if device_mesh is None:
         device_mesh = mesh_of_tensor(tensor)
-    laid = _opened(tensor, layout(tuple(tensor.shape), device_mesh, placements))
-    return moved(tensor, laid, None, dtype, gradient_dtype)
+    mesh_placements = _opened(tensor, layout(tuple(tensor.shape), device_mesh, placements))
+    return moved(tensor, mesh_placements, None, dtype, gradient_dtype)
 
 
-def _opened(tensor: DeviceTensor, laid: MeshPlacements) -> MeshPlacements:
-    """A layout over the part of a mesh that a tensor lies on: the other axes stay open."""
-    own = found(tensor)
-    return laid._replace(is_open=own is not None and own.is_open and own.mesh == laid.mesh)
+def _opened(tensor: DeviceTensor, mesh_placements: MeshPlacements) -> MeshPlacements:
+    """A layout over a tensor's submesh; the other axes of the mesh are unconstrained."""
+    own = mesh_placements_of(tensor)
+    return mesh_placements._replace(
+        is_open=own is not None and own.is_open and own.mesh == mesh_placements.mesh
+    )
 
 
 @body_of("full_tensor")
@@ -115,7 +129,7 @@ def full_tensor(tensor: DeviceTensor) -> Callable[..., Any]:
     if mesh is None:
         raise AttributeError(
             f"a tensor of shape {tuple(tensor.shape)} on no mesh has no full_tensor(): it is "
-            "whole. Lay it out with isoshard.shard(t, mesh, spec) or xs.mark_sharding"
+            "replicated. Shard it with isoshard.shard(t, mesh, spec) or xs.mark_sharding"
         )
     return functools.partial(gathered, tensor, mesh)
 
@@ -123,44 +137,46 @@ def full_tensor(tensor: DeviceTensor) -> Callable[..., Any]:
 def gathered(
     tensor: DeviceTensor, mesh: DeviceMesh, *, grad_placements: Sequence[Any] | None = None
 ) -> Any:
-    """The same elements whole on every device of a mesh, as a new tensor; twice differentiable.
+    """The tensor replicated over a mesh, as a new tensor; twice differentiable.
 
     Args:
         tensor: on the `jax` device.
         mesh: the mesh.
-        grad_placements: the layout of the gradient as it comes back; that of `tensor` if not given.
+        grad_placements: of the gradient; by default those of `tensor`.
             Where it is `Partial()`, each device's copy has the gradient that comes back, and the
             tensor gets their sum.
     """
     shape, back, times = tuple(tensor.shape), None, 1
     if grad_placements is not None:
-        wanted = normalized(grad_placements, mesh, len(shape))
-        sums = [dim for dim, placement in enumerate(wanted) if _is_sum(placement)]
+        grads = normalized(grad_placements, mesh, len(shape))
+        sums = [dim for dim, placement in enumerate(grads) if _is_sum(placement)]
         times = math.prod(mesh.size(dim) for dim in sums)
-        back = None if sums else layout(shape, mesh, wanted).sharding
-    whole = moved(tensor, _opened(tensor, layout(shape, mesh, None)), back)
-    return with_scaled_gradient(whole, times) if times > 1 else whole
+        back = None if sums else layout(shape, mesh, grads).sharding
+    full = moved(tensor, _opened(tensor, layout(shape, mesh, None)), back)
+    return with_scaled_gradient(full, times) if times > 1 else full
 
 
 def _is_sum(placement: Any) -> bool:
     return placement.is_partial() and placement.reduce_op == "sum"
 
 
-def _kept_blocks(tensor: Any, laid: MeshPlacements) -> Sizes | None:
+def _kept_blocks(tensor: Any, mesh_placements: MeshPlacements) -> Sizes | None:
     """The blocks of the axes that a layout splits as before; None without any."""
     sizes, have = tensor.block_sizes, marks.asked(tensor)
-    if sizes is None or have is None or mesh_of(have) != mesh_of(laid.sharding):
+    if sizes is None or have is None or mesh_of(have) != mesh_of(mesh_placements.sharding):
         return None
-    before, after = _names_of(have, len(sizes)), _names_of(laid.sharding, len(sizes))
+    before, after = _names_of(have, len(sizes)), _names_of(mesh_placements.sharding, len(sizes))
     kept = zip(sizes, before, after, strict=True)
-    found = tuple(own if names and names == wanted else None for own, names, wanted in kept)
-    return found if any(found) else None
+    block_sizes = tuple(
+        own if names and names == target_names else None for own, names, target_names in kept
+    )
+    return block_sizes if any(block_sizes) else None
 
 
-def _is_laid(tensor: Any, laid: MeshPlacements) -> bool:
+def _is_sharded_as(tensor: Any, mesh_placements: MeshPlacements) -> bool:
     """Whether a tensor is split as a layout over its mesh says, in whatever blocks."""
     count = tensor.dim()
-    return _names_of(marks.asked(tensor), count) == _names_of(laid.sharding, count)
+    return _names_of(marks.asked(tensor), count) == _names_of(mesh_placements.sharding, count)
 
 
 def _names_of(sharding: Any, count: int) -> list[tuple[str, ...]]:
@@ -175,10 +191,10 @@ def _same_devices(have: Sharding | None, want: Sharding) -> Sharding:
     return have
 
 
-def _along(sharding: Sharding, laid: MeshPlacements) -> AlongAxes:
-    """What a sharding says of the part of a mesh that a layout is for."""
-    names = laid.mesh.all_axis_names()
-    return AlongAxes(mesh_of(laid.sharding), names, spec_along(sharding.spec, names))
+def _along(sharding: Sharding, mesh_placements: MeshPlacements) -> AlongAxes:
+    """A sharding restricted to the submesh of a layout."""
+    names = mesh_placements.mesh.all_axis_names()
+    return AlongAxes(mesh_of(mesh_placements.sharding), names, spec_along(sharding.spec, names))
 
 
 class _Moved(torch.autograd.Function):
@@ -188,7 +204,7 @@ class _Moved(torch.autograd.Function):
     def forward(ctx: Any, t: Any, there: Any, back: Any, dtype: Any, gradient_dtype: Any) -> Any:
         ctx.how = t.dtype, there, back, dtype, gradient_dtype
         if isinstance(there, AlongAxes):
-            return laid_along(t.to(dtype), there)
+            return constrain_over_axes(t.to(dtype), there)
         return laid_out(t.to(dtype), there)
 
     @staticmethod

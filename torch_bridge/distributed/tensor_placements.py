@@ -1,4 +1,4 @@
-"""Placements over a `DeviceMesh`, or a part of one, as layouts; and what a tensor was given.
+"""Placements over a `DeviceMesh` or submesh as shardings; and those of tensors.
 
 A placement per mesh dimension becomes a spec over the axes of the root's mesh: what a part of a
 mesh does not name stays whole.
@@ -53,9 +53,9 @@ class MeshPlacements(NamedTuple):
         mesh: the mesh, or part of one, that the placements are for.
         placements: one per mesh dimension, tensor axes counted from the left.
         sharding: over the root's mesh.
-        chunks: sizes of the pieces along axes that several mesh dimensions split and that they do
+        chunks: sizes of the shards along axes that several mesh dimensions split and that they do
             not divide: those of torch.chunk, of each piece again.
-        is_open: whether the partitioner chooses what lies along the axes of the root's mesh that
+        is_open: whether the partitioner chooses the sharding over the axes of the root's mesh that
             are not in `mesh`; `sharding` tells what is known. Otherwise it is whole along them.
     """
 
@@ -66,7 +66,7 @@ class MeshPlacements(NamedTuple):
     is_open: bool = False
 
     def along(self) -> jax.sharding.PartitionSpec:
-        """How a tensor lies along the axes of `mesh`, whatever the others do."""
+        """The sharding of a tensor over the axes of `mesh`; the others are unconstrained."""
         return spec_along(self.sharding.spec, self.mesh.all_axis_names())
 
 
@@ -76,27 +76,29 @@ def layout(
     """The layout that placements mean for a shape; axes need not divide.
 
     Args:
-        shape: of the whole tensor.
+        shape: global.
         device_mesh: a mesh in any form; the current one for None.
-        placements: one per mesh dimension; whole on every device for None.
+        placements: one per mesh dimension; replicated for None.
 
     Raises:
         ValueError: there are more or fewer placements than mesh dimensions.
         IndexError: a `Shard` names an axis that the tensor does not have.
         NotImplementedError: a placement is `Partial`.
         UnevenError: a `_StridedShard` splits an axis that its mesh dimensions do not divide.
-        RuntimeError: no mesh is given, and none is current.
+        RuntimeError: no mesh is passed, and none is current.
     """
     mesh = device_mesh_of(device_mesh)
-    given = normalized(placements, mesh, len(shape))
-    entries = spec_of(given, len(shape), mesh.shape)
+    normal_placements = normalized(placements, mesh, len(shape))
+    entries = spec_of(normal_placements, len(shape), mesh.shape)
     spec = tuple(_names(mesh, entry) for entry in entries)
     sharding = layout_for(tuple(shape), mesh.get_jax_mesh(), spec)
-    return MeshPlacements(mesh, given, sharding, nested_chunks(shape, entries, mesh.shape))
+    return MeshPlacements(
+        mesh, normal_placements, sharding, nested_chunks(shape, entries, mesh.shape)
+    )
 
 
 def normalized(placements: Sequence[Any] | None, mesh: DeviceMesh, ndim: int) -> tuple[Any, ...]:
-    """Placements with tensor axes counted from the left; whole on every device for None.
+    """Placements with tensor axes counted from the left; replicated for None.
 
     Args:
         placements: one per mesh dimension, or None.
@@ -120,12 +122,7 @@ def normalized(placements: Sequence[Any] | None, mesh: DeviceMesh, ndim: int) ->
 
 
 def with_dim(placement: PlacementLike, changed: Callable[[int], int]) -> Any:
-    """The placement that splits another axis; one that splits none as it is.
-
-    Args:
-        placement: of one mesh dimension.
-        changed: the axis for the present one.
-    """
+    """The placement that splits another axis; one that splits none as it is."""
     dim = getattr(placement, "dim", None)
     if dim is None or changed(dim) == dim:
         return placement
@@ -141,27 +138,27 @@ def _names(mesh: DeviceMesh, entry: Any) -> tuple[str, ...] | None:
     return tuple(name for dim in dims for name in mesh.axis_names(dim))
 
 
-_GIVEN: weakref.WeakKeyDictionary[Storage, MeshPlacements] = weakref.WeakKeyDictionary()
+_PLACEMENTS: weakref.WeakKeyDictionary[Storage, MeshPlacements] = weakref.WeakKeyDictionary()
 
 
-def remember(tensor: DeviceTensor, laid: MeshPlacements) -> Any:
-    """Note what a tensor was laid out by, so that it says the same; returns the tensor."""
+def remember(tensor: DeviceTensor, mesh_placements: MeshPlacements) -> Any:
+    """Record the placements of a tensor, which it then reports; returns the tensor."""
     if is_traced(tensor):
-        tensor._laid = laid
+        tensor._laid = mesh_placements
     elif not tensor._chain.ops:
-        _GIVEN[tensor._storage] = laid
-        marks.note_chunks(tensor, laid.chunks)
+        _PLACEMENTS[tensor._storage] = mesh_placements
+        marks.note_chunks(tensor, mesh_placements.chunks)
         if naming.is_torch_xla():  # scripts of torch_xla read mesh axes by number
-            written = spec_of(laid.placements, tensor.dim(), laid.mesh.shape)
+            written = spec_of(mesh_placements.placements, tensor.dim(), mesh_placements.mesh.shape)
             marks.note_written(tensor, written)
     return tensor
 
 
 def unknown(tensor: DeviceTensor) -> str:
-    """The message for a layout that nobody can tell yet."""
+    """The message for an unknown sharding."""
     return (
         f"a tensor of shape {tuple(tensor.shape)} has no mesh_shape and no partition_spec: it is "
-        "on no mesh, or its value is not computed yet and nobody marked it. Mark it with "
+        "on no mesh, or its value is not computed yet and it is not marked. Mark it with "
         "xs.mark_sharding(t, mesh, spec), or execute it with sync()"
     )
 
@@ -172,10 +169,10 @@ def dtensor_spec(tensor: DeviceTensor, cached: Opaque = None) -> Any:
 
     Args:
         tensor: on the `jax` device.
-        cached: one made before; it is the result if it still says how the tensor lies.
+        cached: a previous result; it is returned if it is still valid.
 
     Raises:
-        ValueError: the layout is not known.
+        ValueError: the sharding is unknown.
 
     >>> import torch
     >>> from isoshard.torch_bridge.distributed.tensor import Shard, distribute_tensor
@@ -184,46 +181,48 @@ def dtensor_spec(tensor: DeviceTensor, cached: Opaque = None) -> Any:
     >>> t._spec.placements, t._spec is t._spec
     ((Shard(dim=0),), True)
     """
-    laid = found(tensor)
-    if laid is None and _is_computed(tensor):
-        laid = found(tensor)
-    if laid is None:
+    mesh_placements = mesh_placements_of(tensor)
+    if mesh_placements is None and _is_computed(tensor):
+        mesh_placements = mesh_placements_of(tensor)
+    if mesh_placements is None:
         raise ValueError(unknown(tensor))
     meta = TENSOR_META.found()(tensor.shape, tensor.stride(), tensor.dtype)
-    if cached is not None and cached.mesh == laid.mesh and cached.tensor_meta == meta:
-        if cached.placements == laid.placements:
+    if cached is not None and cached.mesh == mesh_placements.mesh and cached.tensor_meta == meta:
+        if cached.placements == mesh_placements.placements:
             return cached
-    return DTENSOR_SPEC.found()(laid.mesh, laid.placements, tensor_meta=meta)
+    return DTENSOR_SPEC.found()(mesh_placements.mesh, mesh_placements.placements, tensor_meta=meta)
 
 
-def found(tensor: DeviceTensor) -> MeshPlacements | None:
-    """The layout of a tensor by the mesh it was given, else by the whole mesh; None if unknown.
+def mesh_placements_of(tensor: DeviceTensor) -> MeshPlacements | None:
+    """The placements of a tensor on the mesh it was placed on, else on its root; or None.
 
     A view that shows a part of a split axis, as `t[:4]`, is gathered along that axis, as DTensor
     gathers it; nothing moves before somebody uses it.
     """
     if is_traced(tensor):
         return getattr(tensor, "_laid", None)
-    asked = view_layouts.sharding_of_view(tensor, gathered=True)
-    laid = None if tensor._chain.ops else _GIVEN.get(tensor._storage)
-    if laid is not None and laid.is_open:
-        if asked is None:
-            return laid
-        known = laid._replace(sharding=asked)
-        if mesh_of(asked) == mesh_of(laid.sharding) and _same(known.along(), laid.along()):
-            return known
-    if asked is None:
+    sharding = view_layouts.sharding_of_view(tensor, gathered=True)
+    mesh_placements = None if tensor._chain.ops else _PLACEMENTS.get(tensor._storage)
+    if mesh_placements is not None and mesh_placements.is_open:
+        if sharding is None:
+            return mesh_placements
+        updated = mesh_placements._replace(sharding=sharding)
+        if mesh_of(sharding) == mesh_of(mesh_placements.sharding) and _same(
+            updated.along(), mesh_placements.along()
+        ):
+            return updated
+    if sharding is None:
         return None
-    if laid is not None and laid.sharding == asked:
-        return laid
-    return MeshPlacements(device_mesh_of(mesh_of(asked)), placements_of(asked), asked)
+    if mesh_placements is not None and mesh_placements.sharding == sharding:
+        return mesh_placements
+    return MeshPlacements(device_mesh_of(mesh_of(sharding)), placements_of(sharding), sharding)
 
 
-def over(laid: MeshPlacements, mesh: DeviceMesh) -> MeshPlacements:
+def over(mesh_placements: MeshPlacements, mesh: DeviceMesh) -> MeshPlacements:
     """A layout by the dimensions of another part of the same mesh; another mesh changes nothing.
 
     Args:
-        laid: the layout.
+        mesh_placements: the layout.
         mesh: the part, or all of it.
 
     Raises:
@@ -235,23 +234,23 @@ def over(laid: MeshPlacements, mesh: DeviceMesh) -> MeshPlacements:
     >>> over(layout((8, 8), mesh, [Shard(0), Shard(1)]), mesh["tp"]).placements
     (Shard(dim=1),)
     """
-    if laid.mesh == mesh or laid.mesh.root != mesh.root:
-        return laid
-    spec = spec_along(laid.sharding.spec, mesh.all_axis_names())
+    if mesh_placements.mesh == mesh or mesh_placements.mesh.root != mesh.root:
+        return mesh_placements
+    spec = spec_along(mesh_placements.sharding.spec, mesh.all_axis_names())
     by_axis = placements_of(Sharding(mesh.get_jax_mesh(), spec))
-    found = [{by_axis[axis] for axis in axes} for axes in mesh.root_axes]
-    if any(len(each) > 1 for each in found):
+    dims_by_axis = [{by_axis[axis] for axis in axes} for axes in mesh.root_axes]
+    if any(len(each) > 1 for each in dims_by_axis):
         raise ShardingError(
-            f"a tensor that lies as {laid.placements} on {laid.mesh} has no one placement along "
-            f"each dimension of {mesh}; redistribute it on that mesh first"
+            f"a tensor sharded as {mesh_placements.placements} on {mesh_placements.mesh} has "
+            f"no one placement along each dimension of {mesh}; redistribute it on that mesh first"
         )
-    placements = tuple(each.pop() for each in found)
-    return MeshPlacements(mesh, placements, laid.sharding, is_open=mesh.is_part())
+    placements = tuple(each.pop() for each in dims_by_axis)
+    return MeshPlacements(mesh, placements, mesh_placements.sharding, is_open=mesh.is_part())
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two specs say the same, with or without None at the end."""
-    pairs = itertools.zip_longest(one, other)
+def _same(a: Any, b: Any) -> bool:
+    """Whether two specs are equal but for None at the end."""
+    pairs = itertools.zip_longest(a, b)
     return all(axis_names(a) == axis_names(b) for a, b in pairs)
 
 
@@ -261,50 +260,50 @@ _KEYS: dict[Any, int] = {}
 @body_of("_layout_key")
 def layout_key(tensor: DeviceTensor) -> int:
     """What `tensor._layout_key` is: equal for equal layouts, or for equal meshes of programs."""
-    said = found(tensor) or mesh_of_program(tensor)
-    return -1 if said is None else _KEYS.setdefault(said, len(_KEYS))
+    mesh_placements = mesh_placements_of(tensor) or mesh_of_program(tensor)
+    return -1 if mesh_placements is None else _KEYS.setdefault(mesh_placements, len(_KEYS))
 
 
 @body_of("placements")
 def placements_of_tensor(tensor: DeviceTensor) -> tuple[Any, ...] | None:
     """What `tensor.placements` is."""
-    laid = found(tensor)
-    if laid is None and _is_computed(tensor):
-        laid = found(tensor)
-    if laid is None and naming.is_torch_xla():
+    mesh_placements = mesh_placements_of(tensor)
+    if mesh_placements is None and _is_computed(tensor):
+        mesh_placements = mesh_placements_of(tensor)
+    if mesh_placements is None and naming.is_torch_xla():
         raise ValueError(f"placements: {unknown(tensor)}")
-    if laid is not None and naming.is_torch_xla():
+    if mesh_placements is not None and naming.is_torch_xla():
         return tensor._spec.placements  # which keeps the layout, as torch_xla's does
-    return laid.placements if laid else None
+    return mesh_placements.placements if mesh_placements else None
 
 
 @body_of("device_mesh")
 def mesh_of_tensor(tensor: DeviceTensor) -> DeviceMesh | None:
     """What `tensor.device_mesh` is."""
-    laid = found(tensor)
-    if laid is not None:
-        return laid.mesh
+    mesh_placements = mesh_placements_of(tensor)
+    if mesh_placements is not None:
+        return mesh_placements.mesh
     if is_traced(tensor):
         return None
     if (mesh := mesh_of_program(tensor)) is not None:
         return mesh
-    laid = found(tensor) if _is_computed(tensor) else None
-    return laid.mesh if laid else None
+    mesh_placements = mesh_placements_of(tensor) if _is_computed(tensor) else None
+    return mesh_placements.mesh if mesh_placements else None
 
 
 def is_placed(tensor: DeviceTensor) -> bool:
-    """Whether a tensor lies on a mesh, or will by the program that computes it."""
-    if found(tensor) is not None:
+    """Whether a tensor is on a mesh, or will be by the program that computes it."""
+    if mesh_placements_of(tensor) is not None:
         return True
     return marks.is_recorded(tensor) and mesh_of_program(tensor) is not None
 
 
 def is_nowhere(tensor: DeviceTensor) -> bool:
-    """Whether a tensor is known to lie on no mesh, nor to be computed from what does."""
+    """Whether a tensor is certainly on no mesh, nor computed from one that is."""
     if is_traced(tensor):
         return False
     if not marks.is_recorded(tensor):
-        return found(tensor) is None
+        return mesh_placements_of(tensor) is None
     value = tensor._storage.value
     return isinstance(value.tape, Tape) and not meshes_behind(value)
 
@@ -324,7 +323,7 @@ def _is_computed(tensor: DeviceTensor) -> bool:
 
 
 def mesh_of_program(tensor: DeviceTensor) -> DeviceMesh | None:
-    """The only mesh that what a tensor is made of lies on; None if it is not one."""
+    """The single mesh of a tensor's inputs; None if there is not exactly one."""
     meshes = meshes_behind(tensor._storage.value)
     return device_mesh_of(meshes.pop()) if len(meshes) == 1 else None
 

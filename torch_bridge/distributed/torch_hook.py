@@ -39,12 +39,12 @@ def install() -> None:
 
 
 class _HookFinder(importlib.abc.MetaPathFinder):
-    """Finds `torch_xla.distributed.spmd` when torch's DTensor asks for it."""
+    """Finds `torch_xla.distributed.spmd` when torch's DTensor imports it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec of one module; None if it is another, or somebody else asks."""
+        """The spec of one module; None if it is another, or imported by other code."""
         if fullname not in _MODULES or _asking() != ASKING.path:
             return None
         return importlib.machinery.ModuleSpec(

@@ -1,4 +1,4 @@
-"""The hint for a shape of one device's piece that a whole tensor is viewed by.
+"""The hint for a view of a global tensor by a local shape.
 
 A script of torchrun writes `view(batch, length, heads // tp, head_size)`, where a rank has its own
 heads. A whole tensor has them all.
@@ -7,7 +7,8 @@ heads. A whole tensor has them all.
 >>> from isoshard.torch_bridge.distributed import init_device_mesh
 >>> from isoshard.torch_bridge.distributed.tensor import Shard, distribute_tensor
 >>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))
->>> heads_of_piece(distribute_tensor(torch.ones(6, 8), mesh["tp"], [Shard(1)]), (6, 2)) is not None
+>>> t = distribute_tensor(torch.ones(6, 8), mesh["tp"], [Shard(1)])
+>>> local_heads_hint(t, (6, 2)) is not None
 True
 """
 
@@ -27,28 +28,32 @@ from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 from . import tensor_placements
 
 
-def heads_of_piece(tensor: DeviceTensor, shape: Sequence[int]) -> str | None:
-    """What to say of a view that has as many elements as one device's piece; None of others.
+def local_heads_hint(tensor: DeviceTensor, shape: Sequence[int]) -> str | None:
+    """The hint for a view that has as many elements as one shard; None of others.
 
     Args:
-        tensor: the whole.
+        tensor: the global tensor.
         shape: what it is viewed by.
     """
-    asked = math.prod(shape)
-    if asked <= 0 or tensor.numel() % asked:
+    num_requested = math.prod(shape)
+    if num_requested <= 0 or tensor.numel() % num_requested:
         return None
-    times = tensor.numel() // asked
-    laid = tensor_placements.found(tensor)
-    meshes = meshes_behind(tensor._storage.value) if laid is None else {mesh_of(laid.sharding)}
+    times = tensor.numel() // num_requested
+    mesh_placements = tensor_placements.mesh_placements_of(tensor)
+    meshes = (
+        meshes_behind(tensor._storage.value)
+        if mesh_placements is None
+        else {mesh_of(mesh_placements.sharding)}
+    )
     sizes = [pair for mesh in meshes for pair in mesh.shape.items() if pair[1] == times > 1]
     if not sizes:
         return None
     name, is_named = sizes[0][0], len(next(iter(meshes)).shape) > 1
     part = f"mesh[{name!r}]" if is_named else "mesh"
     return (
-        f"this tensor is the whole, of {times} times as many elements, and its mesh has {times} "
-        f"devices along {name!r}: is this the shape of one device's piece? Write -1, or the number "
-        f"of all heads, for heads // {times}; or give pieces to the module, of to_local(): "
+        f"this tensor is global, of {times} times as many elements, and its mesh has {times} "
+        f"devices along {name!r}: is this the shape of one device's shard? Write -1, or the number "
+        f"of all heads, for heads // {times}; or pass local tensors to the module, of to_local(): "
         f"DTensor.from_local(x, {part}, [Replicate()]).to_local()"
     )
 
@@ -59,4 +64,4 @@ def _of_view(args: tuple[Any, ...]) -> str | None:
     tensor = args[0]
     if not isinstance(tensor, XLAShardedTensor) or isinstance(tensor, ManualTensor):
         return None
-    return heads_of_piece(tensor, args[1])
+    return local_heads_hint(tensor, args[1])

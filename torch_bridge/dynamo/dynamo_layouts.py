@@ -194,8 +194,8 @@ def _pieces(tensor: Any, _: dict[str, Any]) -> str:
 
 
 def _border(tensor: Any, constants: dict[str, Any]) -> str:
-    known = constants.get("of_pieces", False) or (is_ours(tensor) and is_of_pieces(tensor))
-    constants["of_pieces"] = known
+    known = constants.get("from_local", False) or (is_ours(tensor) and is_of_pieces(tensor))
+    constants["from_local"] = known
     return ""
 
 
@@ -221,7 +221,7 @@ _FUNCTIONS = (
     _Verb(distributing.distribute_tensor, _no_leaf),
     _Verb(marking.mark_sharding, _no_input, lays=True),
     _Verb(gradients.mark_sharding_with_gradients, lays=True),
-    _Verb(along.lay_out, lays=True),
+    _Verb(along.constrain, lays=True),
     _Verb(module_border.enters, _border, lays=True),
     _Verb(module_border.leaves, _border, lays=True),
     _Verb(collectives.all_reduce, _pieces),
@@ -356,7 +356,7 @@ def teach(tracers: dict[type, Opaque]) -> None:
     for verb in _FUNCTIONS:
         table[id(verb.call)] = lambda builder, _, verb=verb: _function(verb, builder.source)
     rule = hooks.RULE.found()
-    table[id(module_border.is_of_pieces)] = lambda builder, _: rule(
+    table[id(module_border.is_local_tensor)] = lambda builder, _: rule(
         _asked_of_pieces, source=builder.source
     )
     tracers[along.Constraint] = _followed

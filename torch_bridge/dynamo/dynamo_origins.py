@@ -84,8 +84,8 @@ def is_of_pieces(tensor: Opaque) -> bool:
     for one in (example, viewed(example)):
         if (origin := getattr(one, "_input", None)) is not None:
             guard(hooks.ATTRIBUTE.found()(origin[0], "_of_pieces"), "EQUALS_MATCH")
-            return module_border.is_of_pieces(origin[1]())
-        if module_border.is_of_pieces(one):
+            return module_border.is_local_tensor(origin[1]())
+        if module_border.is_local_tensor(one):
             return True
     return False
 
@@ -102,7 +102,7 @@ def _laid(node: Any) -> Any:
         return laid
     source, tensor = origin
     guard(hooks.ATTRIBUTE.found()(source, "_layout_key"), "EQUALS_MATCH")
-    example._laid = tensor_placements.found(tensor())
+    example._laid = tensor_placements.mesh_placements_of(tensor())
     return example._laid
 
 

@@ -1,4 +1,4 @@
-"""Operations of whole algorithms: attention, and products of groups."""
+"""Fused operations: attention, and grouped products."""
 
 if __name__ != "isoshard.torch_bridge.kernels":
     raise ImportError(f"import isoshard.torch_bridge.kernels, not {__name__}")

@@ -72,7 +72,7 @@ def attend(
         attn_mask: broadcasts to (.., heads, L, S); bool (True attends), or a float that is added.
         dropout_p: probability of dropping a weight.
         is_causal: query `i` attends to keys `0..i`.
-        scale: of the products; the root of E below 1 if not given.
+        scale: of the products; by default 1 / sqrt(E).
         enable_gqa: key and value may have fewer heads, each for a group of the query's.
 
     Returns:
@@ -81,13 +81,13 @@ def attend(
     Raises:
         RuntimeError: the arguments do not fit together; torch's own message.
     """
-    given = (query, key, value)
-    if 0 <= dropout_p < 1 and _are_ours(*given, attn_mask) and _level() < 0:
-        flash, efficient = _choice(*given, attn_mask, is_causal, enable_gqa)
+    inputs = (query, key, value)
+    if 0 <= dropout_p < 1 and _are_ours(*inputs, attn_mask) and _level() < 0:
+        flash, efficient = _choice(*inputs, attn_mask, is_causal, enable_gqa)
         if flash and not dropout_p and flash_sdp_enabled():
-            return _FLASH(*given, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
+            return _FLASH(*inputs, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
         if efficient and mem_efficient_sdp_enabled():
-            return _EFFICIENT(*given, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+            return _EFFICIENT(*inputs, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
     return _ATTEND.decompose(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
@@ -113,10 +113,10 @@ def _choice(query: Any, key: Any, value: Any, mask: Any, *flags: bool) -> tuple[
     """Which of the two operators may be called; looked up once per combination."""
     about_mask = (None, False) if mask is None else (mask._aval, mask.requires_grad)
     seen = (query._aval, key._aval, value._aval, *about_mask, *flags)
-    known = _CHOICES.get(seen)
-    if known is None:
-        known = _CHOICES[seen] = _choose(query, key, value, mask, *flags)
-    return known
+    cached = _CHOICES.get(seen)
+    if cached is None:
+        cached = _CHOICES[seen] = _choose(query, key, value, mask, *flags)
+    return cached
 
 
 def _choose(
@@ -145,10 +145,10 @@ def _choose(
 @functools.cache
 def _masks_add_up() -> bool:
     """Whether this torch takes a mask and `is_causal`, as 2.13 does and 2.15 does not."""
-    one = torch.zeros(1, 1, 1, 1)
+    unit_mask = torch.zeros(1, 1, 1, 1)
     try:
         torch.nn.functional.scaled_dot_product_attention(
-            one, one, one, attn_mask=one, is_causal=True
+            unit_mask, unit_mask, unit_mask, attn_mask=unit_mask, is_causal=True
         )
     except RuntimeError:
         return False
@@ -277,9 +277,9 @@ def _with_graph(
     else:
         factors = _gains(dropout[0], (*query.shape[:-1], key.shape[-2]))(dropout[1])
         out = _with_gains(query, key, value, bias, is_causal, scale, factors)
-    wanted = [x for x in inputs if x is not None and x.requires_grad]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return tuple([next(found) if x is not None and x.requires_grad else None for x in inputs])
+    differentiable = [x for x in inputs if x is not None and x.requires_grad]
+    grads = iter(torch.autograd.grad(out, differentiable, grad, create_graph=True))
+    return tuple([next(grads) if x is not None and x.requires_grad else None for x in inputs])
 
 
 @cached(PROGRAMS)

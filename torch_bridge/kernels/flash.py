@@ -43,17 +43,17 @@ def flash_attention(
         v: (.., heads, keys, width).
         causal: query `i` sees keys `0..i`.
         q_segment_ids: (.., queries), integers; a query sees the keys with its number.
-        kv_segment_ids: (.., keys); needed if `q_segment_ids` is given.
-        sm_scale: of the scores. It is 1 unless given, not the root of the width below 1.
+        kv_segment_ids: (.., keys); required with `q_segment_ids`.
+        sm_scale: of the scores. 1 by default, not 1 / sqrt(width).
         ab: (.., heads, queries, keys), added to the scores before they are scaled.
-        partition_spec: how q, k, v and the result lie on the mesh; None leaves it to XLA.
-        mesh: the mesh of `partition_spec`; the global one if not given.
+        partition_spec: how q, k, v and the result are sharded; None leaves it to XLA.
+        mesh: the mesh of `partition_spec`; by default the global mesh.
 
     Returns:
         (.., heads, queries, width), of the dtype of `q`. It has gradients.
 
     Raises:
-        ValueError: the shapes do not fit together, or only one of the segment numbers is given.
+        ValueError: the shapes do not fit together, or only one of the segment ids is passed.
     """
     if (q_segment_ids is None) != (kv_segment_ids is None):
         raise ValueError(
@@ -99,5 +99,5 @@ class FlashAttention:
 
     @staticmethod
     def apply(*args: Any) -> torch.Tensor:
-        """See `flash_attention`; all arguments are given by position here."""
+        """See `flash_attention`; all arguments are positional."""
         return flash_attention(*args[:7], **dict(zip(_BY_NAME, args[7:], strict=False)))

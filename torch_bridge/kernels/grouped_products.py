@@ -125,7 +125,7 @@ def quantized_matmul_int8(
         (rows, outputs).
 
     Raises:
-        ValueError: a zero point or a block size is given.
+        ValueError: a zero point or a block size is passed.
     """
     if zero_point is not None or quant_block_size is not None:
         raise ValueError(
@@ -138,12 +138,12 @@ def quantized_matmul_int8(
 def repeat_with_fixed_output_size(
     input: torch.Tensor, repeats: torch.Tensor, total_repeat_length: int
 ) -> torch.Tensor:
-    """`torch.repeat_interleave` to a length that is known beforehand.
+    """`torch.repeat_interleave` to a static length.
 
     Args:
         input: one axis.
         repeats: how often each element comes.
-        total_repeat_length: the result is cut to this length, or filled with the last element.
+        total_repeat_length: the result is cropped to this length, or filled with the last element.
 
     Returns:
         (total_repeat_length,).

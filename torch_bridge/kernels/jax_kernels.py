@@ -30,7 +30,7 @@ def flash_attention(
     scale: float,
     sharding: jax.sharding.Sharding | None,
 ) -> jax.Array:
-    """See `flash.flash_attention`; `bias` is its `ab`, and `sharding` the layout it asks for."""
+    """See `flash.flash_attention`; `bias` is its `ab`, and `sharding` that of its operands."""
     if sharding is not None:
         q, k, v = (constrain(x, sharding) for x in (q, k, v))
     mask = None
@@ -39,7 +39,7 @@ def flash_attention(
     if bias is not None:
         bias = bias * scale
 
-    def one(
+    def attend_batch(
         q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array | None, mask: jax.Array | None
     ) -> jax.Array:
         if q.dtype == jnp.float64:  # whose softmax JAX's attention takes in float32
@@ -52,8 +52,8 @@ def flash_attention(
 
     axes = (0, 0, 0, None if bias is None else 0, None if mask is None else 0)
     for _ in range(q.ndim - 4):
-        one = jax.vmap(one, axes)
-    out = one(q, k, v, bias, mask)
+        attend_batch = jax.vmap(attend_batch, axes)
+    out = attend_batch(q, k, v, bias, mask)
     return out if sharding is None else constrain(out, sharding)
 
 
@@ -85,7 +85,9 @@ def multi_queries_paged_attention(
 ) -> jax.Array:
     """See `paged.multi_queries_paged_attention`."""
 
-    def one(q: jax.Array, length: jax.Array, pages: jax.Array, queries: jax.Array) -> jax.Array:
+    def attend_sequence(
+        q: jax.Array, length: jax.Array, pages: jax.Array, queries: jax.Array
+    ) -> jax.Array:
         keys, values = (
             x[:, pages].reshape(x.shape[0], -1, x.shape[-1]) for x in (k_pages, v_pages)
         )
@@ -94,7 +96,7 @@ def multi_queries_paged_attention(
         out = _attend(q.swapaxes(0, 1), keys, values, 1.0, soft_cap, (seen, -jnp.inf))
         return out.swapaxes(0, 1)
 
-    return jax.vmap(one)(q, lengths, page_indices, effective_q_lens)
+    return jax.vmap(attend_sequence)(q, lengths, page_indices, effective_q_lens)
 
 
 def ragged_paged_attention(
@@ -112,7 +114,7 @@ def ragged_paged_attention(
     k_scale: float | None,
     v_scale: float | None,
 ) -> jax.Array:
-    """Attention of sequences of different lengths, one behind the other.
+    """Attention of concatenated sequences of different lengths.
 
     Args:
         q: (tokens, heads, width).
@@ -134,24 +136,26 @@ def ragged_paged_attention(
     width = kv_pages.shape[-1]
     token, rows = jnp.arange(q.shape[0]), q.swapaxes(0, 1)
 
-    def one(number: jax.Array, out: jax.Array) -> jax.Array:
-        both = kv_pages[page_indices[number]].reshape(-1, kv_pages.shape[2], width).swapaxes(0, 1)
+    def attend_sequence(index: jax.Array, out: jax.Array) -> jax.Array:
+        both = kv_pages[page_indices[index]].reshape(-1, kv_pages.shape[2], width).swapaxes(0, 1)
         keys, values = both[0::2], both[1::2]
         if k_scale is not None:
             keys = (keys.astype(jnp.float32) * k_scale).astype(q.dtype)
         if v_scale is not None:
             values = (values.astype(jnp.float32) * v_scale).astype(q.dtype)
-        begin, end, length = cu_q_lens[number], cu_q_lens[number + 1], kv_lens[number]
+        begin, end, length = cu_q_lens[index], cu_q_lens[index + 1], kv_lens[index]
         last = (length - (end - begin) + token - begin)[:, None]
         before = None if window is None else window - 1
         seen = visible(last, keys.shape[1], before=before, after=0, count=length)
         exists = jnp.arange(keys.shape[1]) < length
         masks = (seen, mask_value), (exists, -jnp.inf)
-        found = _attend(rows, keys, values, scale, soft_cap, *masks)
-        mine = (token >= begin) & (token < end) & (number < num_seqs[0])
-        return jnp.where(mine[:, None], found, out)
+        output = _attend(rows, keys, values, scale, soft_cap, *masks)
+        in_sequence = (token >= begin) & (token < end) & (index < num_seqs[0])
+        return jnp.where(in_sequence[:, None], output, out)
 
-    return jax.lax.fori_loop(0, kv_lens.shape[0], one, jnp.zeros_like(rows)).swapaxes(0, 1)
+    return jax.lax.fori_loop(0, kv_lens.shape[0], attend_sequence, jnp.zeros_like(rows)).swapaxes(
+        0, 1
+    )
 
 
 def _attend(
@@ -166,13 +170,13 @@ def _attend(
 
     Each mask comes with the score of what it hides.
     """
-    found = scores(q, k).astype(q.dtype) * scale
+    logits = scores(q, k).astype(q.dtype) * scale
     if soft_cap is not None:
-        found = soft_cap * jnp.tanh(found / soft_cap)
-    found = found.astype(wide(q.dtype))
+        logits = soft_cap * jnp.tanh(logits / soft_cap)
+    logits = logits.astype(wide(q.dtype))
     for mask, low in masks:
-        found = masked(found, mask, low)
-    return weighted(jax.nn.softmax(found, -1).astype(v.dtype), v).astype(v.dtype)
+        logits = masked(logits, mask, low)
+    return weighted(jax.nn.softmax(logits, -1).astype(v.dtype), v).astype(v.dtype)
 
 
 def gmm(
@@ -202,7 +206,7 @@ def tgmm(
 ) -> jax.Array:
     """See `grouped_products.tgmm`: the gradient of `gmm`, of the dtype of `lhs`."""
     zeros = jnp.zeros((group_sizes.shape[0], lhs.shape[0], rhs.shape[1]), lhs.dtype)
-    _, back = jax.vjp(lambda one: jax.lax.ragged_dot(lhs.T, one, group_sizes), zeros)
+    _, back = jax.vjp(lambda rhs: jax.lax.ragged_dot(lhs.T, rhs, group_sizes), zeros)
     (every,) = back(rhs.astype(lhs.dtype))
     first = 0 if group_offset is None else group_offset.reshape(())
     return jax.lax.dynamic_slice_in_dim(every, first, groups)
@@ -216,5 +220,5 @@ def quantized_matmul(
         return (jnp.matmul(x, w.T.astype(x.dtype)) * scale).astype(x.dtype)
     steps = jnp.max(jnp.abs(x), -1, keepdims=True) / 127
     rounded = jnp.round(x / steps).astype(jnp.int8)
-    whole = jnp.matmul(rounded, w.T, preferred_element_type=jnp.int32)
-    return (whole * scale * steps).astype(x.dtype)
+    product = jnp.matmul(rounded, w.T, preferred_element_type=jnp.int32)
+    return (product * scale * steps).astype(x.dtype)

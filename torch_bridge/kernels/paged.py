@@ -1,4 +1,4 @@
-"""Attention to keys that lie in pages, by torch_xla's names.
+"""Paged attention, by torch_xla's names.
 
 Arguments that tune the TPU kernels (blocks, memory) are taken and do nothing.
 """
@@ -26,7 +26,7 @@ def paged_attention(
     megacore_mode: str | None = None,
     attn_logits_soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Attention of one query per sequence to keys that lie in pages.
+    """Attention of one query per sequence to paged keys.
 
     Args:
         q: (batch, heads, width), scaled by the caller.
@@ -56,7 +56,7 @@ def multi_queries_paged_attention(
     use_kernel: bool = True,
     attn_logits_soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Attention of several queries per sequence to keys that lie in pages.
+    """Attention of several queries per sequence to paged keys.
 
     Args:
         q: (batch, queries, heads, width), scaled by the caller; the first `effective_q_lens` of
@@ -104,7 +104,7 @@ def ragged_paged_attention(
     num_queries_per_block: int | None = None,
     vmem_limit_bytes: int | None = None,
 ) -> torch.Tensor:
-    """Attention of sequences of different lengths, one behind the other.
+    """Attention of concatenated sequences of different lengths.
 
     Args:
         q: (tokens, heads, width).

@@ -76,7 +76,7 @@ def _check(
     if not fits or w.dtype != torch.int8:
         point = "" if zero_point is None else f", zero_point {tuple(zero_point.shape)}"
         raise ValueError(
-            f"quantized_matmul of x {tuple(x.shape)} takes an int8 {shapes}, and was given "
+            f"quantized_matmul of x {tuple(x.shape)} takes an int8 {shapes}, and got "
             f"w {tuple(w.shape)} of {w.dtype} and scaler {tuple(scaler.shape)}{point}"
         )
     if quantize and size != -1:
@@ -113,10 +113,10 @@ class QuantizedLinear(torch.nn.Module):
         self.input_dim, self.output_dim = input_dim, output_dim
         self.is_symmetric, self.block_size = is_symmetric, block_size
         self.int4_weight, self.quantize_activation = int4_weight, quantize_activation
-        whole = block_size == -1
-        blocks = 1 if whole else input_dim // block_size
-        shape = (output_dim, input_dim) if whole else (blocks, block_size, output_dim)
-        scales = (output_dim,) if whole else (blocks, output_dim)
+        per_channel = block_size == -1
+        blocks = 1 if per_channel else input_dim // block_size
+        shape = (output_dim, input_dim) if per_channel else (blocks, block_size, output_dim)
+        scales = (output_dim,) if per_channel else (blocks, output_dim)
         self.register_buffer("weight", torch.zeros(shape, dtype=torch.int8))
         self.register_buffer("weight_scaler", torch.zeros(scales))
         self.register_buffer("zero_point", None if is_symmetric else torch.zeros(scales))

@@ -46,12 +46,12 @@ def _unchanged(t: torch.Tensor, *args: Any) -> torch.Tensor:
 
 
 def _of_sizes(*size_of: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-    """A kernel for other devices: a tensor of the result's shape, for what only asks that."""
+    """A kernel for other devices that returns an empty tensor of the result's shape."""
 
-    def made(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def meta(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return first.new_empty([size(first, second, *args) for size in size_of])
 
-    return made
+    return meta
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
@@ -132,12 +132,12 @@ _OPERATORS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     ),
 )
 
-for _schema, _function, _alike in _OPERATORS:
+for _schema, _function, _meta in _OPERATORS:
     _name = _schema.partition("(")[0]
     XLA_LIB.define(_schema)
     XLA_LIB.impl(_name, _function, "XLA")
-    XLA_LIB.impl(_name, _alike, "CompositeExplicitAutograd")
+    XLA_LIB.impl(_name, _meta, "CompositeExplicitAutograd")
 
-# Scripts mark a tensor and do not use the result; the mark stays in the graph for all that.
+# Scripts mark a tensor and do not use the result; the mark must not be removed as dead code.
 with optional():
     has_side_effect(torch.ops.xla.dynamo_mark_sharding.default)

@@ -151,8 +151,8 @@ def _tanh_backward(grad: jax.Array, y: jax.Array) -> jax.Array:
 @widely
 def _logit_backward(grad: jax.Array, x: jax.Array, eps: float | None = None) -> jax.Array:
     low, outside = (0.0, jnp.nan) if eps is None or eps < 0 else (eps, 0.0)
-    slope = x * (1 - x)
-    inside = jnp.where(slope == 0, grad * jnp.inf, grad / slope)  # also at -0.0
+    derivative = x * (1 - x)
+    inside = jnp.where(derivative == 0, grad * jnp.inf, grad / derivative)  # also at -0.0
     return jnp.where((x < low) | (x > 1 - low), outside, inside)
 
 
@@ -167,8 +167,8 @@ def _gelu(x: jax.Array, *, approximate: str = "none") -> jax.Array:
 def _gelu_backward(grad: jax.Array, x: jax.Array, *, approximate: str = "none") -> jax.Array:
     if approximate == "tanh":
         t = jnp.tanh(_TANH_SCALE * (x + _TANH_CUBIC * x**3))
-        slope = _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
-        return grad * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)
+        derivative = _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
+        return grad * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * derivative)
     density = jnp.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     return grad * (_normal_cdf(x) + x * density)
 

@@ -1,4 +1,4 @@
-"""Adaptive pooling: the output size is given. Where the sizes divide, windows are plain ones."""
+"""Adaptive pooling: output size to windows. Where the sizes divide, windows are plain ones."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _gather(x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Array, np.nda
     lead = x.ndim - rank
     inside = np.ones((), bool)
     for k, (size, count) in enumerate(zip(x.shape[lead:], output_size, strict=True)):
-        places, belongs = adaptive_windows(np.arange(count), size, count)
-        x = jnp.take(x, places.astype(np.int32), axis=lead + 2 * k)
+        indices, belongs = adaptive_windows(np.arange(count), size, count)
+        x = jnp.take(x, indices.astype(np.int32), axis=lead + 2 * k)
         inside = np.multiply.outer(inside, belongs)
     counts, offsets = range(0, 2 * rank, 2), range(1, 2 * rank, 2)
     order = (*counts, *offsets)
@@ -60,13 +60,13 @@ def _area(shape: Sequence[int], output_size: Sequence[int]):
 
 def _average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
     return over_space(
-        lambda x: _whole_average(x, output_size),
+        lambda x: _unsharded_average(x, output_size),
         lambda x: block_interpolate(x, size=tuple(output_size), mode="area"),
         len(output_size),
     )(x)
 
 
-def _whole_average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
+def _unsharded_average(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
     rank, y = len(output_size), wide(x)
     axes = tuple(range(-rank, 0))
     if _divides(x, output_size):
@@ -91,8 +91,8 @@ def _adaptive_avg_pool(x: jax.Array, output_size: Sequence[int]) -> jax.Array:
 def _adaptive_avg_pool_backward(rank: int, grad: jax.Array, x: jax.Array) -> jax.Array:
     output_size = grad.shape[-rank:]
     if by_rows(x, rank) and 0 not in output_size and not _of_all(output_size):
-        slope = cotangent_by_halos(_area(x.shape, output_size), wide(grad), wide(x))
-        return slope.astype(x.dtype)
+        cotangent = cotangent_by_halos(_area(x.shape, output_size), wide(grad), wide(x))
+        return cotangent.astype(x.dtype)
     return pull_back(lambda a: _average(a, output_size), grad, x)[0]
 
 
@@ -114,10 +114,10 @@ def _adaptive_max_pool(x: jax.Array, output_size: Sequence[int]) -> tuple[jax.Ar
     longest = int(np.prod(inside.shape[-rank:]))
     values = jnp.where(inside, parts, -jnp.inf).reshape(*lead, longest)
     flat = jnp.arange(int(np.prod(sizes)), dtype="int32").reshape(sizes)
-    places = _gather(flat, output_size)[0].reshape(*output_size, longest)
-    places = jnp.broadcast_to(places, values.shape)
+    indices = _gather(flat, output_size)[0].reshape(*output_size, longest)
+    indices = jnp.broadcast_to(indices, values.shape)
     take = functools.partial(jnp.take_along_axis, indices=argmax(values), axis=-1)
-    return take(values)[..., 0], take(places)[..., 0]
+    return take(values)[..., 0], take(indices)[..., 0]
 
 
 def _adaptive_max_pool_backward(

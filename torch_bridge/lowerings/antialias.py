@@ -49,15 +49,15 @@ def _matrices(
     scales: Sequence[float | None],
     dtype: type,
 ) -> list[np.ndarray]:
-    found = []
+    matrices = []
     for size, count, scale in zip(input_size, output_size, scales, strict=True):
         how = {"align_corners": align_corners, "scale": scale, "dtype": dtype}
         ratio = float(ratio_of(size, count, **how))
         where = ratio * (np.arange(count) + 0.5) - 0.5
         squeezed = 1 / max(ratio, 1.0)
         taps = filter_taps(where, size, *_FILTERS[name], squeezed=squeezed, exclude_outside=True)
-        found.append(matrix_of(taps, size))
-    return found
+        matrices.append(matrix_of(taps, size))
+    return matrices
 
 
 def _apply(equation: str, x: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:

@@ -1,8 +1,8 @@
-"""How aten's axes, numbers and half precisions are said in JAX; shared by the lowerings.
+"""aten's axes, scalars and half precisions in JAX; shared by the lowerings.
 
 >>> axes([-1], 3), axes([], 3), axes(0, 0)
 ((2,), (0, 1, 2), ())
->>> number(2**32 + 5, jnp.dtype("int32"))
+>>> as_scalar(2**32 + 5, jnp.dtype("int32"))
 Array(5, dtype=int32)
 """
 
@@ -36,33 +36,33 @@ def axis(dim: int, ndim: int) -> int:
 
 
 def per_axis(values: int | Sequence[int], rank: int) -> tuple[int, ...]:
-    """One number per axis of space; torch lets one stand for all."""
+    """One value per spatial axis; torch takes a single value for all."""
     values = (values,) if isinstance(values, int) else tuple(values)
     return values * rank if len(values) == 1 else values
 
 
-def whole_dtype(*ends: int) -> np.dtype:
-    """The narrowest dtype, from int32 on, for whole numbers between some."""
+def index_dtype(*ends: int) -> np.dtype:
+    """The narrowest dtype, from int32 on, for integers between bounds."""
     fits = all(-(2**31) <= end < 2**31 for end in ends)
     return np.dtype(np.int32 if fits else np.int64)
 
 
-def places(index: jax.Array, size: int) -> jax.Array:
-    """Places along an axis in 32 bits, if it is no longer than that; one out of range stays so.
+def in_bounds_indices(index: jax.Array, size: int) -> jax.Array:
+    """Indices along an axis in 32 bits, if its size fits; out of range remains out of range.
 
     Devices count in 32 bits faster, TPUs much so.
 
     Args:
-        index: integers; others stay as they are.
+        index: integers; other dtypes are returned unchanged.
         size: of the axis.
     """
-    if index.dtype not in (jnp.int64, jnp.uint64) or whole_dtype(size + 1) == np.int64:
+    if index.dtype not in (jnp.int64, jnp.uint64) or index_dtype(size + 1) == np.int64:
         return index
     bounds = np.iinfo(np.int32)
     return jnp.clip(index, bounds.min, bounds.max).astype(np.int32)
 
 
-def first_place(function: Any, x: jax.Array, axis: int, *, keepdims: bool = False) -> jax.Array:
+def first_index(function: Any, x: jax.Array, axis: int, *, keepdims: bool = False) -> jax.Array:
     """Where the first largest or smallest element along an axis is, or the first NaN.
 
     Args:
@@ -72,16 +72,16 @@ def first_place(function: Any, x: jax.Array, axis: int, *, keepdims: bool = Fals
         keepdims: keep the axis, with one element.
     """
     axis %= x.ndim
-    found = function(x, axis, whole_dtype(x.shape[axis]))
-    return jnp.expand_dims(found, axis) if keepdims else found
+    index = function(x, axis, index_dtype(x.shape[axis]))
+    return jnp.expand_dims(index, axis) if keepdims else index
 
 
 def lengths(shape: Sequence[int], along: Sequence[int]) -> int:
-    """How many elements one result of a reduction over the axes `along` is made of."""
+    """How many elements are reduced to one over the axes `along`."""
     return int(np.prod([shape[a] for a in along], dtype=np.int64))
 
 
-def number(value: Any, dtype: np.dtype) -> jax.Array:
+def as_scalar(value: Any, dtype: np.dtype) -> jax.Array:
     """`value` as a 0-d array of `dtype`.
 
     An integer out of range wraps, as in torch: `-1` is 255 to a uint8 tensor. But where 64 bits are
@@ -121,7 +121,7 @@ def cast(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _truncated(x: jax.Array, dtype: Any) -> jax.Array:
-    """Floats as integers; what does not fit is the least one, as CPUs have it.
+    """Floats as integers; what does not fit is the least integer, as on CPUs.
 
     XLA takes the nearest bound, and 0 for NaN.
     """

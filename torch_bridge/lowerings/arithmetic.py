@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from . import incomplete_gamma
-from .argument_forms import cast, number, wide
+from .argument_forms import as_scalar, cast, wide
 from .log_sum import log_add_exp
 from .memory_order import lower_cloned, lower_contiguous, lower_elementwise
 from .numerics import widely
@@ -80,7 +80,7 @@ def floor_divide(x: jax.Array, other: jax.Array) -> jax.Array:
     quotient = jnp.round(
         jnp.where((rest != 0) & ((other < 0) != (rest < 0)), quotient - 1, quotient)
     )
-    quotient = jnp.where(quotient == 0, jnp.copysign(number(0, x.dtype), x / other), quotient)
+    quotient = jnp.where(quotient == 0, jnp.copysign(as_scalar(0, x.dtype), x / other), quotient)
     return jnp.where(other == 0, x / other, quotient)
 
 
@@ -130,7 +130,9 @@ for _name, _function in _BITS.items():
         lower(f"aten::bitwise_{_name}.{_overload}", promote="inputs")(_function)
     _dunder = {"left_shift": "lshift", "right_shift": "rshift"}.get(_name, _name)
     for _overload in ("Tensor", "Scalar"):
-        _like = getattr(torch.ops.aten, f"bitwise_{_name}")  # the shapes of shifts refuse bools
+        _like = getattr(
+            torch.ops.aten, f"bitwise_{_name}"
+        )  # the meta kernels of shifts reject bools
         lower(f"aten::__{_dunder}__.{_overload}", promote="inputs", meta=_like)(_function)
 
 
@@ -155,11 +157,11 @@ def _power_shape(x: torch.Tensor, exponent: complex) -> torch.Tensor:
 
 @lower("aten::pow.Tensor_Scalar", "aten::pow_.Scalar", meta=_power_shape)
 def pow_scalar(x: jax.Array, exponent: complex) -> jax.Array:
-    """A power known when compiling: small whole ones become products."""
+    """A static power: small integer exponents become products."""
     if isinstance(exponent, complex):
         x = x.astype(jnp.result_type(x, jnp.complex64))
         if exponent.imag:
-            return _complex_power(x, number(exponent, x.dtype))
+            return _complex_power(x, as_scalar(exponent, x.dtype))
         exponent = exponent.real
     if not jnp.issubdtype(x.dtype, jnp.inexact) and isinstance(exponent, float):
         x = x.astype(jnp.float32)
@@ -173,35 +175,35 @@ def pow_scalar(x: jax.Array, exponent: complex) -> jax.Array:
     return jnp.power(base, exponent).astype(jnp.result_type(x, exponent))
 
 
-def _power_of_number_shape(x: complex, exponent: torch.Tensor) -> torch.Tensor:
+def _scalar_base_power_shape(x: complex, exponent: torch.Tensor) -> torch.Tensor:
     """torch's `meta` kernel keeps the order in memory; the others give row-major order."""
-    made = torch.ops.aten.pow.Scalar(x, exponent)
-    return torch.empty(made.shape, dtype=made.dtype, device="meta")
+    result = torch.ops.aten.pow.Scalar(x, exponent)
+    return torch.empty(result.shape, dtype=result.dtype, device="meta")
 
 
-@lower("aten::pow.Scalar", promote="inputs", meta=_power_of_number_shape)
-def pow_number(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """A number to a power."""
+@lower("aten::pow.Scalar", promote="inputs", meta=_scalar_base_power_shape)
+def power_by_scalar(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """A scalar to a power."""
     return pow_tensor(x, exponent)
 
 
 @lower("aten::pow.Tensor_Tensor", promote="inputs")
 @widely
 def pow_tensor(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """A power; whole numbers to a negative power are 0 unless the base is 1 or -1."""
+    """A power; integers to a negative power are 0 unless the base is 1 or -1."""
     if jnp.iscomplexobj(x):
         return _complex_power(x, exponent)
     if not _integer(x):
         return jnp.power(x, exponent)
-    power = _whole_power(x, jnp.abs(exponent))
+    power = _integer_power(x, jnp.abs(exponent))
     unit = jnp.where((x == 1) | (x == -1), power, jnp.zeros_like(power))
     return jnp.where(exponent < 0, unit, power)
 
 
-def _whole_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """A whole number to a power that is not negative, as it overflows; `jnp.power` looks at 6 bits.
+def _integer_power(x: jax.Array, exponent: jax.Array) -> jax.Array:
+    """An integer to a power that is not negative, as it overflows; `jnp.power` looks at 6 bits.
 
-    >>> int(_whole_power(jnp.int32(3), jnp.int32(100))) % 2**32 == 3**100 % 2**32
+    >>> int(_integer_power(jnp.int32(3), jnp.int32(100))) % 2**32 == 3**100 % 2**32
     True
     """
     digits = jnp.iinfo(exponent.dtype)
@@ -282,7 +284,7 @@ def lerp(x: jax.Array, end: jax.Array, weight: jax.Array) -> jax.Array:
 
 @lower("aten::clamp", "aten::clamp.Tensor", promote="inputs")
 def clamp(x: jax.Array, min: jax.Array | None = None, max: jax.Array | None = None) -> jax.Array:
-    """`x` held between the bounds; the upper one wins, NaN stays."""
+    """`x` clamped to the bounds; the upper one wins, NaN is propagated."""
     x = x if min is None else jnp.maximum(x, min)
     return x if max is None else jnp.minimum(x, max)
 
@@ -303,13 +305,13 @@ def where(condition: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
 @lower_contiguous("aten::masked_fill.Scalar", "aten::masked_fill.Tensor", lift=("value",))
 def masked_fill(x: jax.Array, mask: jax.Array, value: jax.Array | complex) -> jax.Array:
     """`value` where the mask is set, else `x`."""
-    return jnp.where(mask.astype(bool), number(value, x.dtype), x)
+    return jnp.where(mask.astype(bool), as_scalar(value, x.dtype), x)
 
 
 @lower_cloned("aten::fill.Scalar", "aten::fill.Tensor", lift=("value",))
 def fill(x: jax.Array, value: jax.Array | complex) -> jax.Array:
     """An array like `x` that holds only `value`."""
-    return jnp.broadcast_to(number(value, x.dtype), x.shape)
+    return jnp.broadcast_to(as_scalar(value, x.dtype), x.shape)
 
 
 def _integer(x: jax.Array) -> bool:

@@ -33,7 +33,7 @@ def _batch_statistics(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """As `statistics`; where devices share a batch, with one collective instead of two.
 
-    Each device has mean and variance of its part, and all of them make those of the whole (Chan,
+    Mean and variance of the shards are combined to those of the batch (Chan,
     Golub and LeVeque, 1983). As torch's, and unlike a mean of squares, nothing cancels.
     """
     mesh, images, *_ = partition()
@@ -130,20 +130,20 @@ _lower_batch_norm("_native_batch_norm_legit_functional", lift=("momentum",))(_ba
 
 @lower("aten::_native_batch_norm_legit.no_stats")
 def _batch_norm_without_statistics(
-    x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, training: bool, *numbers: Any
+    x: jax.Array, weight: jax.Array | None, bias: jax.Array | None, training: bool, *options: Any
 ) -> tuple[Any, ...]:
-    return _batch_norm(x, weight, bias, None, None, True, *numbers)[:3]
+    return _batch_norm(x, weight, bias, None, None, True, *options)[:3]
 
 
-def _by_name(training: bool, *given: Any) -> tuple[Any, ...]:
-    """`_batch_norm` under a name that says whether it trains."""
-    x, weight, bias, running_mean, running_var, momentum, eps = given
+def _by_name(training: bool, *args: Any) -> tuple[Any, ...]:
+    """`_batch_norm`, whose operator's name determines whether it trains."""
+    x, weight, bias, running_mean, running_var, momentum, eps = args
     return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
 @_lower_batch_norm("_native_batch_norm_legit_no_training")
-def _batch_norm_no_training(*given: Any) -> tuple[Any, ...]:
-    return _by_name(False, *given)[:3]
+def _batch_norm_no_training(*args: Any) -> tuple[Any, ...]:
+    return _by_name(False, *args)[:3]
 
 
 def _reserve() -> jax.Array:
@@ -152,14 +152,14 @@ def _reserve() -> jax.Array:
 
 
 @_lower_batch_norm("_batch_norm_no_update")
-def _batch_norm_no_update(*given: Any) -> tuple[Any, ...]:
-    return (*_by_name(False, *given)[:3], _reserve())
+def _batch_norm_no_update(*args: Any) -> tuple[Any, ...]:
+    return (*_by_name(False, *args)[:3], _reserve())
 
 
 @_lower_batch_norm("_batch_norm_with_update", **_UPDATES)
 @_lower_batch_norm("_batch_norm_with_update_functional", lift=("momentum",))
-def _batch_norm_with_update(*given: Any) -> tuple[Any, ...]:
-    got = _by_name(True, *given)
+def _batch_norm_with_update(*args: Any) -> tuple[Any, ...]:
+    got = _by_name(True, *args)
     return (*got[:3], _reserve(), *got[3:])
 
 
@@ -197,5 +197,5 @@ def _batch_norm_backward(
 
 
 @lower("aten::batch_norm_backward")
-def _batch_norm_backward_with_reserve(*given: Any) -> tuple[jax.Array | None, ...]:
-    return _batch_norm_backward(*given[:-1])
+def _batch_norm_backward_with_reserve(*args: Any) -> tuple[jax.Array | None, ...]:
+    return _batch_norm_backward(*args[:-1])

@@ -35,13 +35,10 @@ def by_rows(x: jax.Array, rank: int) -> bool:
 
 
 def by_shards(x: jax.Array) -> bool:
-    """Whether an operator may say itself what each device computes, in a program of split arrays.
+    """Whether an operator may define its per-device program, in a program of split arrays.
 
     Not of 64 bits: JAX (0.10.2) lowers what such an operator does in a thread where it makes
     constants of 32.
-
-    Args:
-        x: its operand.
     """
     return x.dtype.itemsize <= 4 and partition().mesh is not None and _may_ask(x)
 
@@ -49,11 +46,8 @@ def by_shards(x: jax.Array) -> bool:
 def by_groups(x: jax.Array) -> bool:
     """Whether that is so of a convolution in groups, also of 64 bits and in a function of JAX's.
 
-    What the engine does not compile has a mesh where JAX knows one, as of the arguments of
+    Outside the engine, the mesh is JAX's current one, as of the arguments of
     `jax.jit`.
-
-    Args:
-        x: its images.
     """
     if not jnp.issubdtype(x.dtype, jnp.inexact) or not _may_ask(x):
         return False
@@ -70,7 +64,7 @@ def over_space(
     """A function of images that is another on images in blocks.
 
     Args:
-        function: of (batch, channels, *space) and of whole arrays.
+        function: of (batch, channels, *space), on unsharded arrays.
         operator: the same in `iso.domain`.
         rank: the axes of space.
         channels_last: whether the function, and not the operator, has the channels at the end.
@@ -107,8 +101,8 @@ def pulled_over_space(
         shape: of the images.
 
     Returns:
-        A function of the gradient. The images' rows are taken to lie with the results at the same
-        place in the whole, as `iso.domain.interpolate` lays results out.
+        A function of the gradient. The images' rows are assumed to be sharded with the results at
+        the same position, as `iso.domain.interpolate` shards results.
     """
 
     def pulled(u: Any) -> Any:
@@ -122,15 +116,15 @@ def pulled_over_space(
         ]
         image = UnevenArray(jnp.zeros(padded, u.dtype), shape, sizes, u.layout)
         there, pull = jax.vjp(operator, image)
-        given = repack(u, there.sizes) if there.sizes != u.sizes else u
-        return pull(UnevenArray(given.array, there.shape, there.sizes, there.layout))[0]
+        residual = repack(u, there.sizes) if there.sizes != u.sizes else u
+        return pull(UnevenArray(residual.array, there.shape, there.sizes, there.layout))[0]
 
     return over_space(function, pulled, rank)
 
 
 def _reordered(u: UnevenArray, order: tuple[int, ...]) -> UnevenArray:
     """The axes in another order."""
-    assert u.layout is not None  # what is in blocks is told with its layout
+    assert u.layout is not None  # arrays in blocks have a layout
     entries = (*u.layout.spec, *(None,) * (u.ndim - len(u.layout.spec)))
     spec = PartitionSpec(*(entries[axis] for axis in order))
     shape = [u.shape[axis] for axis in order]

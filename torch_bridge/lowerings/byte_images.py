@@ -1,6 +1,6 @@
-"""Images of bytes, resized as torch does: in whole numbers, and rounded after each axis.
+"""Images of bytes, resized as torch does: in integers, and rounded after each axis.
 
-Weights become whole numbers of up to 16 bits (ATen/native/cpu/UpSampleKernel.cpp): as many bits
+Weights become integers of up to 16 bits (ATen/native/cpu/UpSampleKernel.cpp): as many bits
 behind the point as the largest weight leaves room for, 22 at most.
 
 >>> halfway = np.array([[1, 0], [0.5, 0.5], [0, 1]])
@@ -25,7 +25,7 @@ def resize(images: jax.Array, matrices: Sequence[np.ndarray | None]) -> jax.Arra
     Args:
         images: uint8, whose last axes are those of space.
         matrices: for each of these the weights of its elements, `(outputs, elements)`; None for one
-            that stays.
+            that is unchanged.
 
     Returns:
         uint8. The last axis is resized first.
@@ -47,7 +47,7 @@ def _along(images: jax.Array, axis: int, matrix: np.ndarray) -> jax.Array:
 
 
 def _bits(largest: float) -> int:
-    """How many bits of a weight stand behind the point."""
+    """How many fractional bits a weight has."""
     bits = 0
     while bits < _MOST_BITS and int(0.5 + largest * 2.0 ** (bits + 1)) < 1 << 15:
         bits += 1

@@ -60,8 +60,8 @@ _variant("convolution_backward", images=("grad_output", "input"))(
 def _flat(function: Callable[..., Any], images: int) -> Callable[..., Any]:
     """A function of (rows, channels) for images: batch and space are one axis to it.
 
-    Images in blocks keep their axes, and channels go to the second place: one axis made of several
-    lies in no blocks.
+    Images in blocks keep their axes, and channels become the second axis: one axis merged from
+    several cannot be in blocks.
 
     Args:
         function: its first `images` arguments and its first result are images.
@@ -82,7 +82,7 @@ def _flat(function: Callable[..., Any], images: int) -> Callable[..., Any]:
     return flattened
 
 
-# Statistics of each channel do not ask which axis is which.
+# Statistics of each channel do not depend on the order of axes.
 for _name in (
     "native_batch_norm",
     "_native_batch_norm_legit",

@@ -33,7 +33,7 @@ from isoshard.core.nn.convolution import (
 from . import integer_products
 from .argument_forms import per_axis, wide, wide_dtype
 from .block_operators import by_groups, by_rows, over_space
-from .conv_split import batch_split, kernel_whole
+from .conv_split import batch_split, kernel_unsharded
 from .memory_order import format_of
 from .program_partition import partition
 from .registry import lower
@@ -49,7 +49,7 @@ def _options(
     output_padding: Sequence[int],
     groups: int,
 ) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """The options of a convolution, with a number for every spatial axis."""
+    """The options of a convolution, with a value for every spatial axis."""
     stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
     return stride, padding, dilation, transposed, per_axis(output_padding, rank), groups
 
@@ -72,7 +72,7 @@ def convolve(
     Args:
         x: (batch, channels, *space), or (batch, *space, channels).
         weight: as torch has it: (out, in / groups, *kernel); transposed (in, out / groups, ..).
-        stride: one per spatial axis, or one for all; likewise the others.
+        stride: one per spatial axis, or one for all; so are the other options.
         padding: on both sides of each axis.
         dilation: between the elements of the kernel.
         transposed: whether it is the gradient of a convolution.
@@ -82,13 +82,13 @@ def convolve(
         sums: dtype of the result; by default that of `x`.
     """
     rank = x.ndim - 2
-    given = _options(rank, stride, padding, dilation, transposed, output_padding, groups)
-    stride, padding, dilation, *_ = given
-    rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=sums)
+    conv_options = _options(rank, stride, padding, dilation, transposed, output_padding, groups)
+    stride, padding, dilation, *_ = conv_options
+    rows = _of_rows(x, weight, *conv_options, channels_last=channels_last, sums=sums)
     if rows is not None:
         operator, kernel = rows
         return _last(by_halos(operator, _first(x, channels_last), kernel), channels_last)
-    numbers: dict[str, Any] = {
+    window: dict[str, Any] = {
         "stride": stride,
         "padding": padding,
         "dilation": dilation,
@@ -96,10 +96,10 @@ def convolve(
     }
     operator = block_conv
     if transposed:
-        operator, numbers["output_padding"] = block_conv_transpose, given[4]
+        operator, window["output_padding"] = block_conv_transpose, conv_options[4]
     return over_space(
-        lambda x, weight: _whole_convolve(x, weight, *given, channels_last, sums),
-        lambda x, weight: operator(x, weight, **numbers),
+        lambda x, weight: _unsharded_convolve(x, weight, *conv_options, channels_last, sums),
+        lambda x, weight: operator(x, weight, **window),
         rank,
         channels_last=channels_last,
     )(x, weight)
@@ -131,8 +131,8 @@ def _of_rows(
     if not transposed:
         pads = tuple((p, p) for p in padding)
         return conv_operator(weight.shape, stride, pads, dilation, groups, sums), weight
-    numbers = (stride, padding, output_padding, dilation, groups, sums)
-    return transposed_operator(weight.shape, *numbers), transposed_kernel(weight, groups)
+    settings = (stride, padding, output_padding, dilation, groups, sums)
+    return transposed_operator(weight.shape, *settings), transposed_kernel(weight, groups)
 
 
 def _first(images: jax.Array, channels_last: bool) -> jax.Array:
@@ -158,7 +158,7 @@ def biased(
     return out + (wide(bias) if channels_last else on_channel_axis(wide(bias), x.ndim - 2))
 
 
-def _whole_convolve(
+def _unsharded_convolve(
     x: jax.Array,
     weight: jax.Array,
     stride: tuple[int, ...],
@@ -188,33 +188,35 @@ def _grouped(
     rank = x.ndim - 2
     channels = x.ndim - 1 if channels_last else 1
     spread = any(d > 1 for d in options["rhs_dilation"]) or "lhs_dilation" in options
-    whole = groups > 1 or spread
-    if whole:
+    one_conv = groups > 1 or spread
+    if one_conv:
         x = batch_split(x)
     if channels_last:
         images = (0, rank + 1, *range(1, rank + 1))
         kernel = (rank + 1, rank, *range(rank))
-        numbers = lax.ConvDimensionNumbers(images, kernel, images)
+        layout = lax.ConvDimensionNumbers(images, kernel, images)
         order = (*range(2, rank + 2), 1, 0)
     else:
-        numbers, order = None, tuple(range(rank + 2))
+        layout, order = None, tuple(range(rank + 2))
     inputs = order.index(1)
 
-    def one(x: jax.Array, weight: jax.Array, groups: int) -> jax.Array:
+    def convolve_group(x: jax.Array, weight: jax.Array, groups: int) -> jax.Array:
         out = integer_products.convolution(
             x,
-            kernel_whole(weight.transpose(order), None if whole else inputs),
+            kernel_unsharded(weight.transpose(order), None if one_conv else inputs),
             feature_group_count=groups,
-            dimension_numbers=numbers,
+            dimension_numbers=layout,
             **options,
         )
-        return batch_split(out) if whole else out
+        return batch_split(out) if one_conv else out
 
     # XLA's partitioner is wrong where channels are split over more devices than there are groups.
     if groups == 1 or groups % jax.device_count() == 0:
-        return one(x, weight, groups)
-    pieces = zip(jnp.split(x, groups, channels), jnp.split(weight, groups), strict=True)
-    return jnp.concatenate([one(*piece, 1) for piece in pieces], channels)
+        return convolve_group(x, weight, groups)
+    groups_of_operands = zip(jnp.split(x, groups, channels), jnp.split(weight, groups), strict=True)
+    return jnp.concatenate(
+        [convolve_group(*operands, 1) for operands in groups_of_operands], channels
+    )
 
 
 def _refuse_negative(padding: Sequence[int], dilation: Sequence[int]) -> None:
@@ -225,22 +227,24 @@ def _refuse_negative(padding: Sequence[int], dilation: Sequence[int]) -> None:
         raise RuntimeError(f"dilation should be greater than zero: {list(dilation)}")
 
 
-def _as_kernels_lie(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> torch.Tensor:
+def _as_kernel_strides(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> torch.Tensor:
     """The shape of a convolution, with channels last where torch's CPU kernels write them so."""
     _refuse_negative(*options[2:4])
     out = torch.ops.aten.convolution.default(x, weight, *options)
     format = format_of(x) or format_of(weight)
     double = torch.float64 in (x.dtype, weight.dtype)
-    one = x.dim() == 5 and x.shape[0] == options[-1] == 1  # a volume without groups
-    return out if format is None or double or one else out.contiguous(memory_format=format)
+    single_volume = x.dim() == 5 and x.shape[0] == options[-1] == 1  # a volume without groups
+    return (
+        out if format is None or double or single_volume else out.contiguous(memory_format=format)
+    )
 
 
-lower("aten::convolution", meta=_as_kernels_lie)(biased)
+lower("aten::convolution", meta=_as_kernel_strides)(biased)
 
 
 @lower(
     "aten::_convolution",
-    meta=lambda x, weight, *options: _as_kernels_lie(x, weight, *options[:7]),
+    meta=lambda x, weight, *options: _as_kernel_strides(x, weight, *options[:7]),
 )
 def _convolution_with_flags(
     x: jax.Array, weight: jax.Array, bias: jax.Array | None, *options: Any
@@ -252,11 +256,11 @@ def gradient_of_images(
     grad: jax.Array, x: jax.Array, weight: jax.Array, *options: Any, channels_last: bool = False
 ) -> jax.Array:
     """The gradient of what `convolve` convolves; `options` as there."""
-    given = _options(x.ndim - 2, *options)
-    rows = _slope_operands(grad, x, weight, *given, channels_last=channels_last)
+    conv_options = _options(x.ndim - 2, *options)
+    rows = _cotangent_operands(grad, x, weight, *conv_options, channels_last=channels_last)
     if rows is None:
         function = functools.partial(convolve, channels_last=channels_last)
-        return pull_back(lambda a: function(a, weight, *given), grad, x)[0]
+        return pull_back(lambda a: function(a, weight, *conv_options), grad, x)[0]
     return _last(cotangent_by_halos(*rows).astype(x.dtype), channels_last)
 
 
@@ -264,40 +268,44 @@ def gradient_of_weight(
     grad: jax.Array, x: jax.Array, weight: jax.Array, *options: Any, channels_last: bool = False
 ) -> jax.Array:
     """The gradient of the weight of `convolve`; `options` as there."""
-    stride, padding, dilation, transposed, _, groups = given = _options(x.ndim - 2, *options)
-    rows = _slope_operands(grad, x, weight, *given, channels_last=channels_last)
+    stride, padding, dilation, transposed, _, groups = conv_options = _options(x.ndim - 2, *options)
+    rows = _cotangent_operands(grad, x, weight, *conv_options, channels_last=channels_last)
     if rows is not None:
-        slope = operand_cotangent_by_halos(*rows).astype(weight.dtype)
+        cotangent = operand_cotangent_by_halos(*rows).astype(weight.dtype)
         if not transposed:
-            return slope
-        return pull_back(lambda w: transposed_kernel(w, groups), slope, weight)[0]
+            return cotangent
+        return pull_back(lambda w: transposed_kernel(w, groups), cotangent, weight)[0]
     if partition().partly and not recording():
         if channels_last:
             grad, x = (jnp.moveaxis(images, -1, 1) for images in (grad, x))
-        image, slopes = (grad, x) if transposed else (x, grad)
-        return kernel_gradient(image, slopes, weight.shape[2:], stride, padding, dilation, groups)
+        image, cotangents = (grad, x) if transposed else (x, grad)
+        return kernel_gradient(
+            image, cotangents, weight.shape[2:], stride, padding, dilation, groups
+        )
 
     def usual(grad: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
         function = functools.partial(convolve, channels_last=channels_last)
-        return pull_back(lambda w: function(x, w, *given), grad, weight)[0]
+        return pull_back(lambda w: function(x, w, *conv_options), grad, weight)[0]
 
-    def apart(grad: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
-        def one(x: jax.Array, weight: jax.Array) -> jax.Array:
-            return _whole_convolve(x, weight, *given[:-1], 1, channels_last, None)
+    def by_group(grad: jax.Array, x: jax.Array, weight: jax.Array) -> jax.Array:
+        def group_product(x: jax.Array, weight: jax.Array) -> jax.Array:
+            return _unsharded_convolve(x, weight, *conv_options[:-1], 1, channels_last, None)
 
         channels = x.ndim - 1 if channels_last else 1
-        return pull_back(lambda w: each_group(one, x, w, groups, channels), grad, weight)[0]
+        return pull_back(lambda w: each_group(group_product, x, w, groups, channels), grad, weight)[
+            0
+        ]
 
-    if groups > 1 and partition().whole and not recording() and 0 not in x.shape:
-        return lax.platform_dependent(grad, x, weight, cpu=apart, default=usual)
+    if groups > 1 and partition().replicated and not recording() and 0 not in x.shape:
+        return lax.platform_dependent(grad, x, weight, cpu=by_group, default=usual)
     return usual(grad, x, weight)
 
 
-def _slope_operands(
-    grad: jax.Array, x: jax.Array, weight: jax.Array, *given: Any, channels_last: bool
+def _cotangent_operands(
+    grad: jax.Array, x: jax.Array, weight: jax.Array, *options: Any, channels_last: bool
 ):
-    """What the slopes of `_of_rows` take: the operator, both images, the kernel; or None."""
-    rows = _of_rows(x, weight, *given, channels_last=channels_last, sums=None)
+    """Operands of the gradients of `_of_rows`: operator, both images, kernel; or None."""
+    rows = _of_rows(x, weight, *options, channels_last=channels_last, sums=None)
     if rows is None:
         return None
     operator, kernel = rows
@@ -313,27 +321,27 @@ def gradients(
     *options: Any,
     channels_last: bool = False,
 ) -> tuple[jax.Array | None, ...]:
-    """The gradients of what `biased` takes; `options` as there, and which are wanted."""
-    *given, wanted = options
+    """The gradients of `biased`; `options` as there, then the output mask."""
+    *conv_options, output_mask = options
     of_x, of_weight = None, None
-    if wanted[0]:
-        of_x = gradient_of_images(grad, x, weight, *given, channels_last=channels_last)
-    if wanted[1]:
-        of_weight = gradient_of_weight(grad, x, weight, *given, channels_last=channels_last)
+    if output_mask[0]:
+        of_x = gradient_of_images(grad, x, weight, *conv_options, channels_last=channels_last)
+    if output_mask[1]:
+        of_weight = gradient_of_weight(grad, x, weight, *conv_options, channels_last=channels_last)
     channels = grad.ndim - 1 if channels_last else 1
     axes = tuple(axis for axis in range(grad.ndim) if axis != channels)
-    return of_x, of_weight, jnp.sum(grad, axis=axes) if wanted[2] else None
+    return of_x, of_weight, jnp.sum(grad, axis=axes) if output_mask[2] else None
 
 
 @lower("aten::conv_tbc")
 def _conv_tbc(x: jax.Array, weight: jax.Array, bias: jax.Array, pad: int = 0) -> jax.Array:
     """1-d convolution of (time, batch, channel) with a kernel (width, in, out)."""
-    numbers = ("HNC", "HIO", "HNC")
+    layout = ("HNC", "HIO", "HNC")
     sums = wide_dtype(x.dtype)
     out = integer_products.convolution(
         *(x, weight),
         feature_group_count=1,
-        dimension_numbers=numbers,
+        dimension_numbers=layout,
         window_strides=(1,),
         padding=[(pad, pad)],
         rhs_dilation=(1,),

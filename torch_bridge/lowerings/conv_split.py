@@ -3,7 +3,7 @@
 XLA's partitioner exchanges halos for a plain convolution of such images. It is wrong, or ends the
 process, for others: dilated, grouped or transposed ones, kernels that are split themselves, results
 that are split along channels as well, and the gradient of a weight where only a part of the mesh is
-used. In programs with such layouts (`partition().images`) kernels are kept whole, but for their
+used. In programs with such layouts (`partition().images`) kernels are unsharded, but for their
 input channels, images too for the convolutions that cannot be split, and where only a part of the
 mesh is used (`partition().partly`) the gradient of a weight is a product per element of the kernel,
 which is partitioned right:
@@ -22,7 +22,7 @@ from .program_partition import partition
 from .unsharded_axes import constrained
 
 
-def kernel_whole(kernel: jax.Array, inputs: int | None) -> jax.Array:
+def kernel_unsharded(kernel: jax.Array, inputs: int | None) -> jax.Array:
     """A kernel in a layout that the partitioner treats rightly, where a program splits images.
 
     Args:
@@ -38,7 +38,7 @@ def kernel_whole(kernel: jax.Array, inputs: int | None) -> jax.Array:
 
 
 def batch_split(x: jax.Array) -> jax.Array:
-    """Images that are whole, but for their batch, where a program splits images.
+    """Images that are unsharded but for their batch, where a program splits images.
 
     The constraint holds for the gradient of `x` too.
     """

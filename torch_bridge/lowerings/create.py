@@ -19,15 +19,17 @@ import jax.scipy.special as jss
 import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
-from .argument_forms import cast, number, whole_dtype
+from .argument_forms import as_scalar, cast, index_dtype
 from .float8 import E8M0
 from .memory_order import lower_cloned
 from .registry import lower
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """Zeros; a kind of float without one has its least number."""
-    return jnp.zeros(shape, dtype) if dtype != E8M0 else jnp.broadcast_to(number(0.0, dtype), shape)
+    """Zeros; a float dtype without zero has its least value."""
+    return (
+        jnp.zeros(shape, dtype) if dtype != E8M0 else jnp.broadcast_to(as_scalar(0.0, dtype), shape)
+    )
 
 
 @lower("aten::zeros", "aten::empty.memory_format", "aten::_efficientzerotensor")
@@ -46,19 +48,19 @@ def ones(size: Sequence[int], *, dtype: np.dtype | None = None) -> jax.Array:
 def full(
     size: Sequence[int], fill_value: jax.Array | complex, *, dtype: np.dtype | None = None
 ) -> jax.Array:
-    """One number in every place of a shape."""
-    return jnp.broadcast_to(_number(fill_value, dtype), tuple(size))
+    """A constant array of a shape."""
+    return jnp.broadcast_to(_scalar(fill_value, dtype), tuple(size))
 
 
 @lower("aten::scalar_tensor", lift=("s",))
 def scalar_tensor(s: jax.Array | complex, *, dtype: np.dtype | None = None) -> jax.Array:
-    """A number as a 0-d array."""
-    return _number(s, dtype)
+    """A scalar as a 0-d array."""
+    return _scalar(s, dtype)
 
 
-def _number(value: jax.Array | complex, dtype: np.dtype | None) -> jax.Array:
+def _scalar(value: jax.Array | complex, dtype: np.dtype | None) -> jax.Array:
     own = value.dtype if isinstance(value, jax.Array) else jnp.result_type(type(value))
-    return number(value, dtype or own)
+    return as_scalar(value, dtype or own)
 
 
 @lower("aten::empty_strided", "aten::empty_permuted")
@@ -91,8 +93,8 @@ def ones_like(x: jax.Array, *, dtype: np.dtype | None = None) -> jax.Array:
 def full_like(
     x: jax.Array, fill_value: jax.Array | complex, *, dtype: np.dtype | None = None
 ) -> jax.Array:
-    """One number in every place of the shape of `x`."""
-    return jnp.broadcast_to(number(fill_value, dtype or x.dtype), x.shape)
+    """A constant array of the shape of `x`."""
+    return jnp.broadcast_to(as_scalar(fill_value, dtype or x.dtype), x.shape)
 
 
 @lower("aten::new_zeros", "aten::new_empty")
@@ -123,8 +125,8 @@ def new_full(
     *,
     dtype: np.dtype | None = None,
 ) -> jax.Array:
-    """One number in every place of a shape, in the dtype of `x`."""
-    return jnp.broadcast_to(number(fill_value, dtype or x.dtype), tuple(size))
+    """A constant array of a shape, in the dtype of `x`."""
+    return jnp.broadcast_to(as_scalar(fill_value, dtype or x.dtype), tuple(size))
 
 
 @lower("aten::eye", "aten::eye.m")
@@ -165,7 +167,7 @@ def range_step(
 def _steps(start: float, step: float, count: int, dtype: np.dtype | None) -> jax.Array:
     if isinstance(start, int) and isinstance(step, int):
         ends = (start, start + step * count, count)
-        return start + jax.lax.iota(whole_dtype(*ends), count) * step
+        return start + jax.lax.iota(index_dtype(*ends), count) * step
     return start + jax.lax.iota(_real(dtype), count) * step
 
 
@@ -196,10 +198,10 @@ def linspace(
         start, end = start.astype(real), end.astype(real)
     if dtype is not None and jnp.issubdtype(dtype, jnp.integer):
         start, end = jnp.trunc(start), jnp.trunc(end)
-    place = jax.lax.iota(real, steps)
+    index = jax.lax.iota(real, steps)
     step = (end - start) / max(steps - 1, 1)
-    near = place < max(steps // 2, 1)
-    return jnp.where(near, start + step * place, end - step * (steps - 1 - place))
+    near = index < max(steps // 2, 1)
+    return jnp.where(near, start + step * index, end - step * (steps - 1 - index))
 
 
 @lower(
@@ -229,8 +231,8 @@ def kaiser_window(
     if window_length <= 1:
         return jnp.ones((window_length,), dtype or jnp.float32)
     half = (window_length if periodic else window_length - 1) / 2
-    place = jax.lax.iota(_real(dtype), window_length) / half - 1
-    return jss.i0(beta * jnp.sqrt(1 - place * place)) / jss.i0(_real(dtype).type(beta))
+    position = jax.lax.iota(_real(dtype), window_length) / half - 1
+    return jss.i0(beta * jnp.sqrt(1 - position * position)) / jss.i0(_real(dtype).type(beta))
 
 
 @lower("aten::tril_indices")

@@ -1,6 +1,6 @@
-"""What several operators of one program need alike, computed once.
+"""Subexpressions that several operators of one program share, computed once.
 
-XLA merges equal instructions only after it has decided how they lie on a mesh. Until then each of
+XLA merges equal instructions only after it has sharded them. Until then each of
 two copies is moved by itself: the token numbers that an embedding reads, and again those that its
 gradient writes.
 
@@ -8,7 +8,7 @@ gradient writes.
 >>> tokens = jnp.arange(3)
 >>> def column(x):
 ...     return x[:, None]
->>> with one_program():
+>>> with shared_program():
 ...     shared(column, tokens) is shared(column, tokens)
 True
 >>> shared(column, tokens) is shared(column, tokens)     # outside of a program, nothing is kept
@@ -26,7 +26,7 @@ _FOUND: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("_FOUND", def
 
 
 @contextlib.contextmanager
-def one_program() -> Iterator[None]:
+def shared_program() -> Iterator[None]:
     """For the time of the `with`, `shared` computes each thing once.
 
     A program inside of another one (the body of a loop) has its own: an array that belongs to a
@@ -49,10 +49,10 @@ def shared(compute: Callable[[Any], Any], array: Any) -> Any:
     Returns:
         `compute(array)`.
     """
-    found = _FOUND.get()
-    if found is None:
+    cache = _FOUND.get()
+    if cache is None:
         return compute(array)
     key = compute, id(array)
-    if key not in found:
-        found[key] = array, compute(array)
-    return found[key][1]
+    if key not in cache:
+        cache[key] = array, compute(array)
+    return cache[key][1]

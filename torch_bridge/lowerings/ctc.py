@@ -45,11 +45,11 @@ def _likelihoods(
     first = jnp.where((jnp.arange(states) < 2) & inside, emitted[:, 0], _IMPOSSIBLE)
 
     def step(alpha: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
-        stay = alpha
+        same_label = alpha
         move = jnp.pad(alpha[:, :-1], ((0, 0), (1, 0)), constant_values=_IMPOSSIBLE)
         jump = jnp.pad(alpha, ((0, 0), (2, 0)), constant_values=_IMPOSSIBLE)[:, :states]
         jump = jnp.where(jumps, jump, _IMPOSSIBLE)
-        fresh = jax.nn.logsumexp(jnp.stack([stay, move, jump]), axis=0) + emitted[:, time]
+        fresh = jax.nn.logsumexp(jnp.stack([same_label, move, jump]), axis=0) + emitted[:, time]
         fresh = jnp.where(inside, jnp.maximum(fresh, _IMPOSSIBLE), _IMPOSSIBLE)
         return jnp.where((time < spans)[:, None], fresh, alpha), fresh
 
@@ -83,10 +83,10 @@ def _rows(targets: jax.Array, sizes: jax.Array, longest: int) -> jax.Array:
     if targets.ndim == 2:
         return targets[:, :longest]
     starts = jnp.cumsum(sizes) - sizes
-    places = starts[:, None] + jnp.arange(longest)
+    indices = starts[:, None] + jnp.arange(longest)
     if targets.shape[0] == 0:
-        return jnp.zeros(places.shape, targets.dtype)
-    return jnp.take(targets, jnp.minimum(places, targets.shape[0] - 1))
+        return jnp.zeros(indices.shape, targets.dtype)
+    return jnp.take(targets, jnp.minimum(indices, targets.shape[0] - 1))
 
 
 def _shapes(
@@ -158,6 +158,6 @@ def _ctc_loss_backward(
     (posterior,) = pull_back(forward, jnp.where(jnp.isinf(loss), 0.0, grad), scores)
     spans = jnp.asarray(input_lengths, jnp.int32).reshape(-1)
     there = (jnp.arange(scores.shape[0])[:, None] < spans)[:, :, None]
-    slope = jnp.where(there, jnp.exp(scores) * grad[None, :, None], 0.0) + posterior
+    cotangent = jnp.where(there, jnp.exp(scores) * grad[None, :, None], 0.0) + posterior
     impossible = jnp.where(there, 0.0 if zero_infinity else jnp.nan, 0.0)
-    return jnp.where(jnp.isinf(loss)[None, :, None], impossible, slope)
+    return jnp.where(jnp.isinf(loss)[None, :, None], impossible, cotangent)

@@ -1,7 +1,7 @@
 """How a Dirichlet draw moves with its concentrations.
 
 A component `x` of such a draw is Beta distributed, with `alpha` and `beta = total - alpha`. If it
-moves with alpha so that it stays the same quantile, its slope is -(d cdf / d alpha) / pdf, which
+moves with alpha so that it is the same quantile, its derivative is -(d cdf / d alpha) / pdf, which
 has no closed form. As in torch there are four approximations, good to about a thousandth: two
 series near the ends, a saddle point expansion where alpha and beta are large, and a fitted rational
 function between. Source: ATen/native/Distributions.h, also of the coefficients.
@@ -63,13 +63,13 @@ _COEFFICIENTS = (
 
 @lower("aten::_dirichlet_grad", meta=lambda x, alpha, total: torch.empty_like(x))
 def dirichlet_grad(x: jax.Array, alpha: jax.Array, total: jax.Array) -> jax.Array:
-    """The slope of `x` with `alpha`, over 1 - x; all of one shape."""
+    """The derivative of `x` by `alpha`, over 1 - x; all of one shape."""
     x, alpha, total = wide(x), wide(alpha), wide(total)
     beta = total - alpha
     edge = total * x * (1 - x)
     got = _between(x, alpha, beta)
     got = jnp.where((alpha > 6) & (beta > 6), _of_large(x, alpha, beta), got)
-    got = jnp.where((x >= 0.5) & (edge < 0.75), -_slope_in_beta_at_0(1 - x, beta, alpha), got)
+    got = jnp.where((x >= 0.5) & (edge < 0.75), -_derivative_in_beta_at_0(1 - x, beta, alpha), got)
     return jnp.where((x <= 0.5) & (edge < 2.5), _slope_in_alpha_at_0(x, alpha, beta), got)
 
 
@@ -83,14 +83,14 @@ def _slope_in_alpha_at_0(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax
     return jnp.where(jnp.isnan(got), 0, got)
 
 
-def _slope_in_beta_at_0(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:
+def _derivative_in_beta_at_0(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:
     factor = digamma(alpha + beta) - digamma(beta)
-    power, product, slope, series = 1.0, 1.0, 0.0, factor / alpha
+    power, product, derivative, series = 1.0, 1.0, 0.0, factor / alpha
     for i in range(1, 9):
         power = power * -x / i
-        slope = slope * (beta - i) + product
+        derivative = derivative * (beta - i) + product
         product = product * (beta - i)
-        series += power / (alpha + i) * (slope + factor * product)
+        series += power / (alpha + i) * (derivative + factor * product)
     got = -((1 - x) ** (1 - beta)) * series
     return jnp.where(jnp.isnan(got), 0, got)
 
@@ -107,11 +107,11 @@ def _of_large(x: jax.Array, alpha: jax.Array, beta: jax.Array) -> jax.Array:
     left, right = away / mean, -away / (beta / total)
     deviation = jnp.sqrt(alpha * beta / (total + 1)) / total
     scale = jnp.sqrt(2 * alpha * beta / total)
-    one = 2 * alpha**2 * (x - 1) + alpha * beta * (x - 1) - x * beta**2
-    one = one / (jnp.sqrt(2 * alpha / beta) * total**3.5 * away**2)
+    numerator = 2 * alpha**2 * (x - 1) + alpha * beta * (x - 1) - x * beta**2
+    numerator = numerator / (jnp.sqrt(2 * alpha / beta) * total**3.5 * away**2)
     divergence = -alpha * _log1p_less(left) - beta * _log1p_less(right)
     sides = 2 * scale / (total * away) - jnp.sign(away) * divergence**-1.5
-    far = one - jnp.log1p(left) / 2 * sides
+    far = numerator - jnp.log1p(left) / 2 * sides
     far = -x / scale * _stirling(alpha) * _stirling(beta) / _stirling(total) * far
     return jnp.where(jnp.abs(away) <= 0.1 * deviation, _at_mean(x, alpha, beta), far)
 

@@ -30,7 +30,7 @@ def _norm(gap: jax.Array, p: float) -> jax.Array:
     return jnp.sum(size**p, axis=-1) ** (1 / p)
 
 
-def _slope(gap: jax.Array, norm: jax.Array, p: float) -> jax.Array:
+def _derivative(gap: jax.Array, norm: jax.Array, p: float) -> jax.Array:
     """The derivative of the norm (..., 1) by each difference (..., d)."""
     if p == 0:
         return jnp.zeros_like(gap)
@@ -38,13 +38,13 @@ def _slope(gap: jax.Array, norm: jax.Array, p: float) -> jax.Array:
         return jnp.sign(gap)
     if p == np.inf:
         return jnp.where(jnp.abs(gap) == norm, jnp.sign(gap), jnp.zeros_like(gap))
-    apart = norm != 0
-    safe = jnp.where(apart, norm, jnp.ones_like(norm))
+    nonzero = norm != 0
+    safe = jnp.where(nonzero, norm, jnp.ones_like(norm))
     if p == 2:
-        return jnp.where(apart, gap / safe, jnp.zeros_like(gap))
+        return jnp.where(nonzero, gap / safe, jnp.zeros_like(gap))
     moved = gap != 0
     share = jnp.where(moved, jnp.abs(gap), safe) / safe
-    return jnp.where(apart & moved, jnp.sign(gap) * share ** (p - 1), jnp.zeros_like(gap))
+    return jnp.where(nonzero & moved, jnp.sign(gap) * share ** (p - 1), jnp.zeros_like(gap))
 
 
 def _euclidean(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -74,11 +74,11 @@ def _cdist(a: jax.Array, b: jax.Array, p: float, compute_mode: int | None) -> ja
 def _cdist_backward(
     grad: jax.Array, a: jax.Array, b: jax.Array, p: float, cdist: jax.Array
 ) -> jax.Array:
-    """The gradient of the first operand; torch asks for the second by exchanging the two."""
+    """The gradient of the first operand; torch computes the second by exchanging the two."""
     gap = a[..., :, None, :] - b[..., None, :, :]
     if not gap.size:
         return jnp.zeros_like(a)
-    return jnp.sum(grad[..., None] * _slope(gap, cdist[..., None], p), axis=-2)
+    return jnp.sum(grad[..., None] * _derivative(gap, cdist[..., None], p), axis=-2)
 
 
 def _pairs(x: jax.Array) -> tuple[np.ndarray, np.ndarray, jax.Array]:
@@ -96,5 +96,5 @@ def _pdist(x: jax.Array, p: float = 2.0) -> jax.Array:
 @lower("aten::_pdist_backward")
 def _pdist_backward(grad: jax.Array, x: jax.Array, p: float, pdist: jax.Array) -> jax.Array:
     first, second, gap = _pairs(x)
-    each = grad[:, None] * _slope(gap, pdist[:, None], p)
+    each = grad[:, None] * _derivative(gap, pdist[:, None], p)
     return jnp.zeros_like(x).at[first].add(each).at[second].add(-each)

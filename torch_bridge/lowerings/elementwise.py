@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import jax.scipy.special as jss
 import torch
 
-from .argument_forms import number, wide
+from .argument_forms import as_scalar, wide
 from .registry import lower
 
 _OWN_DTYPE = {
@@ -95,12 +95,12 @@ def sign(x: jax.Array) -> jax.Array:
     """-1, 0 or 1; 0 for NaN, and for 0 of either sign."""
     if jnp.issubdtype(x.dtype, jnp.bool_):
         return x
-    return jnp.where(jnp.isnan(x) | (x == 0), number(0, x.dtype), jnp.sign(x))
+    return jnp.where(jnp.isnan(x) | (x == 0), as_scalar(0, x.dtype), jnp.sign(x))
 
 
 @lower("aten::signbit")
 def signbit(x: jax.Array) -> jax.Array:
-    """Whether the number is negative, or -0."""
+    """Whether the sign bit is set: negative, or -0."""
     return jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating) else x < 0
 
 
@@ -130,7 +130,9 @@ def angle(x: jax.Array) -> jax.Array:
     """The argument of complex numbers; 0 or pi for real ones."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return jnp.angle(x)
-    return jnp.where(jnp.isnan(x), x, jnp.where(x < 0, number(jnp.pi, x.dtype), number(0, x.dtype)))
+    return jnp.where(
+        jnp.isnan(x), x, jnp.where(x < 0, as_scalar(jnp.pi, x.dtype), as_scalar(0, x.dtype))
+    )
 
 
 @lower("aten::logit", promote="float")
@@ -146,7 +148,7 @@ def logit(x: jax.Array, eps: float | None = None) -> jax.Array:
 def nan_to_num(
     x: jax.Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> jax.Array:
-    """Replace NaN by `nan` (0), infinities by the given or the largest finite numbers."""
+    """Replace NaN by `nan` (0), infinities by arguments or the largest finite values."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     return jnp.nan_to_num(x, nan=0.0 if nan is None else nan, posinf=posinf, neginf=neginf)
@@ -155,7 +157,7 @@ def nan_to_num(
 @lower("aten::digamma", promote="float")
 def digamma(x: jax.Array) -> jax.Array:
     """Logarithmic derivative of gamma; a signed infinity at 0."""
-    return jnp.where(x == 0, jnp.copysign(number(jnp.inf, x.dtype), -x), jax.lax.digamma(x))
+    return jnp.where(x == 0, jnp.copysign(as_scalar(jnp.inf, x.dtype), -x), jax.lax.digamma(x))
 
 
 @lower("aten::special_erfcx", promote="float")

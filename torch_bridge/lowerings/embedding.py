@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from .argument_forms import places, whole_dtype, wide
+from .argument_forms import in_bounds_indices, index_dtype, wide
 from .cse import shared
 from .registry import lower
 
@@ -39,11 +39,11 @@ def _embedding(
 
 def _starts(indices: jax.Array, rows: int) -> jax.Array:
     """Where the rows begin, as a gather wants it: an axis of one coordinate."""
-    return shared(_rows if whole_dtype(rows) == jnp.int32 else _many_rows, indices)
+    return shared(_rows if index_dtype(rows) == jnp.int32 else _many_rows, indices)
 
 
 def _rows(indices: jax.Array) -> jax.Array:
-    return jnp.expand_dims(places(indices, 1), -1)
+    return jnp.expand_dims(in_bounds_indices(indices, 1), -1)
 
 
 def _many_rows(indices: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ def _embedding_backward(
 def _embedding_renorm(
     weight: jax.Array, indices: jax.Array, max_norm: float, norm_type: float
 ) -> jax.Array:
-    """Shrink the rows that `indices` names to `max_norm`; other rows stay."""
+    """Shrink the rows at `indices` to `max_norm`; other rows are unchanged."""
     norm = jnp.linalg.norm(wide(weight), ord=norm_type, axis=1)
     used = jnp.zeros((weight.shape[0],), bool).at[indices.reshape(-1)].set(True)
     factor = jnp.where(used & (norm > max_norm), max_norm / (norm + 1e-7), jnp.ones_like(norm))

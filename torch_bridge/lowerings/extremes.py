@@ -1,7 +1,7 @@
 """Largest and smallest elements that keep NaN also where an axis is split over devices.
 
 XLA's maximum over the CPU devices of a mesh forgets a NaN that one of them has found. So in a
-program on a mesh, whether there is one is asked for separately.
+program on a mesh, whether there is one is computed separately.
 
 >>> float(largest(jnp.array([1.0, jnp.nan, 3.0])))
 nan
@@ -39,5 +39,5 @@ def written(result: jax.Array, x: jax.Array, where: Any, source: jax.Array) -> j
     """What a maximum or minimum scattered into `x[where]` is, and NaN where there is one."""
     if not on_a_mesh() or not jnp.issubdtype(x.dtype, jnp.inexact):
         return result
-    found = jnp.isnan(x).at[where].max(jnp.isnan(source))
-    return jnp.where(found, jnp.nan, result)
+    has_nan = jnp.isnan(x).at[where].max(jnp.isnan(source))
+    return jnp.where(has_nan, jnp.nan, result)

@@ -1,14 +1,14 @@
 """Discrete Fourier transforms, the three that torch makes all others of.
 
-torch says the scale of a transform by a number: 0 for none, 1 for one over the root of the number
+torch encodes the scale of a transform: 0 for none, 1 for one over the root of the number
 of elements, 2 for one over their number. XLA transforms at most three axes at once, so more are
 done three at a time; and it cannot transform an axis that is split over devices.
 
 >>> print(_scaled(jnp.ones(4), 4, 1))
 [0.5 0.5 0.5 0.5]
 
-In a program on a mesh a transform is an operator that sees how its operand lies when it is compiled
-(`isoshard.domain.fourier.fourier_primitive`): along whole axes nothing is sent, and along
+In a program on a mesh a transform is an operator that reads its operand's sharding at compilation
+(`isoshard.domain.fourier.fourier_primitive`): along unsharded axes nothing is sent, and along
 split ones lines are exchanged. JAX compiles such an operator where all layouts are on one mesh;
 where they are on several, XLA gathers all that a transform reads.
 """
@@ -27,7 +27,7 @@ from isoshard.core.layout import custom_partitioning
 
 from .argument_forms import lengths
 from .registry import lower
-from .unsharded_axes import on_a_mesh, whole
+from .unsharded_axes import on_a_mesh, unsharded
 
 _AT_ONCE = 3
 
@@ -39,7 +39,7 @@ def _scaled(x: jax.Array, count: int, normalization: int) -> jax.Array:
 
 
 def _looks():
-    """Whether a transform sees how its operand lies; in blocks of unequal sizes it always does."""
+    """Whether a transform reads its operand's sharding; for uneven blocks it always does."""
     return custom_partitioning.possible() and on_a_mesh()
 
 
@@ -50,14 +50,14 @@ def _transform(x: jax.Array, dims: Sequence[int], forward: bool) -> jax.Array:
         return split_fft("fft" if forward else "ifft", x, along)
     while along:
         some, along = along[-_AT_ONCE:], along[:-_AT_ONCE]
-        x = whole(x, some)
+        x = unsharded(x, some)
         x = jnp.fft.fftn(x, axes=some) if forward else jnp.fft.ifftn(x, axes=some, norm="forward")
-        x = whole(x, some)
+        x = unsharded(x, some)
     return x
 
 
 def _in_order(x: torch.Tensor, sizes: Sequence[int], dims: Sequence[int]) -> torch.Tensor:
-    """The result on `meta`: signals lie together, and one behind the other as those of `x` do."""
+    """The result on `meta`: signals are contiguous, and in the memory order of those of `x`."""
     dims = [*sorted(dims[:-1], key=lambda axis: -x.stride(axis)), *dims[-1:]]
     others = [axis for axis in range(x.dim()) if axis not in dims]
     order = [*sorted(others, key=lambda axis: -x.stride(axis)), *dims]
@@ -103,7 +103,7 @@ def _real_to_complex(
     if onesided and _looks():
         got = split_fft("rfft", x, dim)
     elif onesided:
-        half = whole(jnp.fft.rfft(whole(x, dim[-1:]), axis=dim[-1]), dim[-1:])
+        half = unsharded(jnp.fft.rfft(unsharded(x, dim[-1:]), axis=dim[-1]), dim[-1:])
         got = _transform(half, dim[:-1], True)
     else:
         got = _transform(x.astype(jnp.result_type(x, jnp.complex64)), dim, True)
@@ -117,7 +117,7 @@ def _complex_to_real(
     if _looks():
         got = split_fft("irfft", x, dim, last_dim_size)
         return _scaled(got, lengths(got.shape, dim), normalization)
-    x = whole(_transform(x, dim[:-1], False), dim[-1:])
+    x = unsharded(_transform(x, dim[:-1], False), dim[-1:])
     got = jnp.fft.irfft(x, last_dim_size, axis=dim[-1], norm="forward")
-    got = whole(got, dim[-1:])
+    got = unsharded(got, dim[-1:])
     return _scaled(got, lengths(got.shape, dim), normalization)

@@ -47,10 +47,10 @@ def from_float8(x: jax.Array, dtype: Any) -> jax.Array:
         return x.astype(dtype)
     bits = jax.lax.bitcast_convert_type(x, jnp.uint8).astype(jnp.uint32)
     single = jnp.where(bits == 0, 0x00400000, jnp.where(bits == 255, 0x7FC00000, bits << 23))
-    found = jax.lax.bitcast_convert_type(single.astype(jnp.uint32), jnp.float32)
+    result = jax.lax.bitcast_convert_type(single.astype(jnp.uint32), jnp.float32)
     if dtype == jnp.float64:
-        return jnp.where(bits == 0, 2.0**-127, found.astype(dtype))
-    return found.astype(dtype)
+        return jnp.where(bits == 0, 2.0**-127, result.astype(dtype))
+    return result.astype(dtype)
 
 
 def _exponents(x: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ remains. Elements are promoted one by one: adding 0.5 to an int32 and a float32 
 float32 tensors. Half-precision elements are computed in float32 and rounded once, as torch does;
 otherwise a bfloat16 average times 0.999 would never decay.
 
->>> [x.dtype.name for x in _BY_ONE["add"]([jnp.ones(2, "int32"), jnp.ones(2)], 0.5)]
+>>> [x.dtype.name for x in _BY_SCALAR["add"]([jnp.ones(2, "int32"), jnp.ones(2)], 0.5)]
 ['float32', 'float32']
 """
 
@@ -28,7 +28,7 @@ from .numerics import wide_all
 from .registry import lower
 
 
-def _is_number(value: Any) -> bool:
+def _is_scalar(value: Any) -> bool:
     return isinstance(value, bool | int | float | complex)
 
 
@@ -41,7 +41,7 @@ def _rank(x: jax.Array) -> int:
 def _together(x: jax.Array, other: Any) -> tuple[jax.Array, jax.Array]:
     """Two operands in the dtype torch computes in; 0-d tensors weigh less than others."""
     x = wide(x)
-    if _is_number(other):
+    if _is_scalar(other):
         dtype = jnp.result_type(x, other)
         return cast(x, dtype), jnp.asarray(other, dtype)
     other = wide(other)
@@ -127,8 +127,8 @@ def _each(function: Callable) -> Callable:
     return lambda tensors, **placement: [function(x) for x in tensors]
 
 
-def _each_with_one(function: Callable) -> Callable:
-    """Each element with the same number or tensor, whatever the schema calls it."""
+def _each_with_shared(function: Callable) -> Callable:
+    """Each element with the same scalar or tensor, whatever the schema calls it."""
 
     def run(
         tensors: Sequence[jax.Array], *other: jax.Array | complex, **named: jax.Array | complex
@@ -151,7 +151,7 @@ def _each_with_its_own(function: Callable) -> Callable:
     return run
 
 
-_BY_ONE = {name: _each_with_one(function) for name, function in _BINARY.items()}
+_BY_SCALAR = {name: _each_with_shared(function) for name, function in _BINARY.items()}
 _BY_LIST = {name: _each_with_its_own(function) for name, function in _BINARY.items()}
 
 for _name, _function in _EXACT.items():
@@ -159,15 +159,15 @@ for _name, _function in _EXACT.items():
 for _name, _function in _FLOAT.items():
     lower(f"aten::_foreach_{_name}")(_each(lambda x, f=_function: f(floating(wide(x)))))
 for _name in _BINARY:
-    _numbers = ("exponent",) if _name == "pow" else ("scalar", "scalars")
-    lower(f"aten::_foreach_{_name}.Scalar", lift=_numbers)(_BY_ONE[_name])
-    lower(f"aten::_foreach_{_name}.ScalarList", lift=_numbers)(_BY_LIST[_name])
+    _scalars = ("exponent",) if _name == "pow" else ("scalar", "scalars")
+    lower(f"aten::_foreach_{_name}.Scalar", lift=_scalars)(_BY_SCALAR[_name])
+    lower(f"aten::_foreach_{_name}.ScalarList", lift=_scalars)(_BY_LIST[_name])
     if _name not in ("add", "sub"):  # these have an alpha: below
         lower(f"aten::_foreach_{_name}.List")(_BY_LIST[_name])
 
 
 for _name in ("mul", "div"):
-    lower(f"aten::_foreach_{_name}.Tensor")(_BY_ONE[_name])
+    lower(f"aten::_foreach_{_name}.Tensor")(_BY_SCALAR[_name])
 
 
 def _scaled(y: jax.Array, alpha: jax.Array | complex) -> jax.Array:
@@ -193,11 +193,11 @@ def _sub_list(
 def _add_tensor(
     tensors: Sequence[jax.Array], other: jax.Array, *, alpha: jax.Array | complex = 1
 ) -> list[jax.Array]:
-    return _BY_ONE["add"](tensors, _scaled(other, alpha))
+    return _BY_SCALAR["add"](tensors, _scaled(other, alpha))
 
 
 @lower("aten::_foreach_pow.ScalarAndTensor", lift=("self",))
-def _number_to_powers(base: jax.Array | complex, exponents: Sequence[jax.Array]) -> list[jax.Array]:
+def _scalar_to_powers(base: jax.Array | complex, exponents: Sequence[jax.Array]) -> list[jax.Array]:
     return [jnp.power(*reversed(_together(x, base))) for x in exponents]
 
 
@@ -205,18 +205,18 @@ def _number_to_powers(base: jax.Array | complex, exponents: Sequence[jax.Array])
 
 
 def _added(inner: Callable) -> tuple[Callable, Callable]:
-    """The list operators with one number for all, and with one for each element."""
+    """The list operators with one scalar for all, and with a scalar for each element."""
 
-    def one(x: jax.Array, a: jax.Array, b: jax.Array, value: jax.Array | complex) -> jax.Array:
+    def add_pair(x: jax.Array, a: jax.Array, b: jax.Array, value: jax.Array | complex) -> jax.Array:
         return _BINARY["add"](x, _scaled(inner(a, b), value))
 
-    def by_one(
+    def by_scalar(
         tensors: Sequence[jax.Array],
         firsts: Sequence[jax.Array],
         seconds: Sequence[jax.Array],
         value: jax.Array | complex = 1,
     ) -> list[jax.Array]:
-        return [one(*each, value) for each in zip(tensors, firsts, seconds, strict=True)]
+        return [add_pair(*each, value) for each in zip(tensors, firsts, seconds, strict=True)]
 
     def by_list(
         tensors: Sequence[jax.Array],
@@ -224,14 +224,14 @@ def _added(inner: Callable) -> tuple[Callable, Callable]:
         seconds: Sequence[jax.Array],
         scalars: jax.Array | Sequence[jax.Array | complex],
     ) -> list[jax.Array]:
-        return [one(*each) for each in zip(tensors, firsts, seconds, scalars, strict=True)]
+        return [add_pair(*each) for each in zip(tensors, firsts, seconds, scalars, strict=True)]
 
-    return by_one, by_list
+    return by_scalar, by_list
 
 
 def _meta_by_tensor(name: str) -> Callable[..., Any]:
-    """What a list operator with its numbers in one tensor gives, as with a list of numbers."""
-    with_numbers = getattr(torch.ops.aten, name).ScalarList
+    """The meta kernel of a list operator with its scalars in one tensor."""
+    with_scalars = getattr(torch.ops.aten, name).ScalarList
 
     def meta(tensors: Sequence[Any], firsts: Any, seconds: Any, scalars: torch.Tensor) -> Any:
         if scalars.dim() != 1:
@@ -243,22 +243,22 @@ def _meta_by_tensor(name: str) -> Callable[..., Any]:
                 f"Expected length of scalars to match input of length {len(tensors)} but got "
                 f"{len(scalars)} instead."
             )
-        number = torch.ones((), dtype=scalars.dtype).item()
-        return with_numbers(tensors, firsts, seconds, [number] * len(tensors))
+        scalar = torch.ones((), dtype=scalars.dtype).item()
+        return with_scalars(tensors, firsts, seconds, [scalar] * len(tensors))
 
     return meta
 
 
 for _name, _inner in {"addcmul": "mul", "addcdiv": "div"}.items():
-    _by_one, _by_list = _added(_BINARY[_inner])
-    lower(f"aten::_foreach_{_name}.Scalar", lift=("value",))(_by_one)
+    _by_scalar, _by_list = _added(_BINARY[_inner])
+    lower(f"aten::_foreach_{_name}.Scalar", lift=("value",))(_by_scalar)
     lower(f"aten::_foreach_{_name}.ScalarList", lift=("scalars",))(_by_list)
     lower(f"aten::_foreach_{_name}.Tensor", meta=_meta_by_tensor(f"_foreach_{_name}"))(_by_list)
 
 
 def _weights(weight: Any, dtype: np.dtype) -> tuple[Any, Any, Any]:
     """A weight, the one from the other end, and whether the first end is the nearer one."""
-    if not _is_number(weight):
+    if not _is_scalar(weight):
         weight = weight.astype(dtype)
     return weight, 1 - weight, abs(weight) < 0.5
 
@@ -274,7 +274,7 @@ def _lerp(x: jax.Array, end: jax.Array, weights: Callable[[np.dtype], Any]) -> j
 
 
 @lower("aten::_foreach_lerp.Scalar", lift=("weight",))
-def _lerp_by_one(
+def _lerp_by_scalar(
     tensors: Sequence[jax.Array], ends: Sequence[jax.Array], weight: jax.Array | complex
 ) -> list[jax.Array]:
     weights = functools.cache(functools.partial(_weights, weight))
@@ -286,7 +286,7 @@ def _lerp_by_list(
     tensors: Sequence[jax.Array], ends: Sequence[jax.Array], weight: Sequence[jax.Array | complex]
 ) -> list[jax.Array]:
     each = zip(tensors, ends, weight, strict=True)
-    return [_lerp(x, end, functools.partial(_weights, one)) for x, end, one in each]
+    return [_lerp(x, end, functools.partial(_weights, weight)) for x, end, weight in each]
 
 
 # The rest

@@ -1,4 +1,4 @@
-"""Fractional max pooling: windows of one size at pseudo-random places (Graham, 2014).
+"""Fractional max pooling: windows of one size at pseudo-random positions (Graham, 2014).
 
 A uniform number per sample, channel and axis fixes where the windows of that plane begin. torch
 takes the numbers of the last two axes in the order (width, height) in two dimensions, and in the
@@ -40,25 +40,25 @@ def _fractional_max_pool(
     output_size: Sequence[int],
     random_samples: jax.Array,
 ) -> tuple[jax.Array, ...]:
-    """The maxima, and their places in the flattened spatial axes."""
+    """The maxima, and their indices in the flattened spatial axes."""
     sizes = x.shape[-rank:]
     planes = x if x.ndim == rank + 2 else x[None]
     samples = random_samples[: planes.shape[0]]
     samples = samples[..., ::-1] if rank == 2 else samples
-    places = jnp.zeros((*planes.shape[:2], *(1,) * (2 * rank)), jnp.int32)
+    indices = jnp.zeros((*planes.shape[:2], *(1,) * (2 * rank)), jnp.int32)
     for k, (size, count, kernel) in enumerate(zip(sizes, output_size, kernel_size, strict=True)):
         starts = _starts(samples[..., k], size, count, kernel)
         window = starts[..., None] + jnp.arange(kernel, dtype=jnp.int32)
         shape = [1] * (2 * rank)
         shape[k], shape[rank + k] = count, kernel
-        places = places * size + window.reshape(*window.shape[:2], *shape)
+        indices = indices * size + window.reshape(*window.shape[:2], *shape)
     width = lengths(kernel_size, range(rank))
-    places = places.reshape(*planes.shape[:2], lengths(output_size, range(rank)), width)
+    indices = indices.reshape(*planes.shape[:2], lengths(output_size, range(rank)), width)
     flat = planes.reshape(*planes.shape[:2], 1, lengths(sizes, range(rank)))
-    values = jnp.take_along_axis(flat, places, axis=-1)
+    values = jnp.take_along_axis(flat, indices, axis=-1)
     best = argmax(values)
     shape = (*x.shape[:-rank], *output_size)
-    picked = (jnp.take_along_axis(a, best, axis=-1).reshape(shape) for a in (values, places))
+    picked = (jnp.take_along_axis(a, best, axis=-1).reshape(shape) for a in (values, indices))
     return tuple(picked)
 
 

@@ -25,17 +25,17 @@ _SGD = ("self", "grads", "momentum_buffer_list")
 def _each(
     function: Callable[..., tuple[Any, ...]], found_inf: Any, grad_scale: Any, *lists: list[Any]
 ) -> tuple[list[Any], ...]:
-    """Apply `function(param, grad, *state)` to each parameter, unless an infinity was found.
+    """Apply `function(param, grad, *state)` to each parameter, unless there is an infinity.
 
     Args:
         function: returns the new parameter and state; None for a state that is absent.
-        found_inf: 1.0 where no step is to be made, or None.
+        found_inf: 1.0 to skip the step, or None.
         grad_scale: what the gradients are multiples of, or None.
         *lists: parameters, gradients, and the lists of states; an empty list is absent.
     """
     new: list[list[Any]] = [[] for _ in lists]
-    for number, (param, grad) in enumerate(zip(*lists[:2], strict=True)):
-        old = [param, grad, *(state[number] if state else None for state in lists[2:])]
+    for index, (param, grad) in enumerate(zip(*lists[:2], strict=True)):
+        old = [param, grad, *(state[index] if state else None for state in lists[2:])]
         grad = wide(grad) if grad_scale is None else wide(grad) / grad_scale
         states = [None if x is None else wide(x) for x in old[2:]]
         step = function(wide(param), grad, *states)
@@ -73,7 +73,7 @@ def _adam(decoupled: bool) -> Callable[..., Any]:
         grad_scale: jax.Array | None = None,
         found_inf: jax.Array | None = None,
     ) -> tuple[list[Any], ...]:
-        def one(
+        def update(
             param: jax.Array,
             grad: jax.Array,
             average: jax.Array,
@@ -97,7 +97,7 @@ def _adam(decoupled: bool) -> Callable[..., Any]:
             return param - step * average / denominator, average, square, largest, count
 
         lists = (params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps)
-        return _each(one, found_inf, grad_scale, *lists)[:-1]
+        return _each(update, found_inf, grad_scale, *lists)[:-1]
 
     return run
 
@@ -117,7 +117,7 @@ def _sgd(
     grad_scale: jax.Array | None = None,
     found_inf: jax.Array | None = None,
 ) -> tuple[list[Any], ...]:
-    def one(param: jax.Array, grad: jax.Array, velocity: Any) -> tuple[Any, ...]:
+    def update(param: jax.Array, grad: jax.Array, velocity: Any) -> tuple[Any, ...]:
         grad = -grad if maximize else grad
         if weight_decay:
             grad = grad + weight_decay * param
@@ -126,7 +126,7 @@ def _sgd(
             grad = grad + momentum * velocity if nesterov else velocity
         return param - lr * grad, velocity
 
-    return _each(one, found_inf, grad_scale, params, grads, momentum_buffers)
+    return _each(update, found_inf, grad_scale, params, grads, momentum_buffers)
 
 
 def _adagrad(
@@ -143,7 +143,7 @@ def _adagrad(
     grad_scale: jax.Array | None = None,
     found_inf: jax.Array | None = None,
 ) -> tuple[list[Any], ...]:
-    def one(
+    def update(
         param: jax.Array, grad: jax.Array, total: jax.Array, count: jax.Array
     ) -> tuple[Any, ...]:
         grad = -grad if maximize else grad
@@ -153,7 +153,7 @@ def _adagrad(
         total = total + grad * grad
         return param - rate * grad / (jnp.sqrt(total) + eps), total, count
 
-    return _each(one, found_inf, grad_scale, params, grads, state_sums, state_steps)
+    return _each(update, found_inf, grad_scale, params, grads, state_sums, state_steps)
 
 
 for _name, _writes, _function in (

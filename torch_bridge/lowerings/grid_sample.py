@@ -1,4 +1,4 @@
-"""Sampling of images at given points: `torch.nn.functional.grid_sample` in 2 and 3 dimensions.
+"""Sampling of images at points: `torch.nn.functional.grid_sample` in 2 and 3 dimensions.
 
 A point (x, y) in [-1, 1] is scaled to pixel coordinates, brought back inside the image by the
 padding mode, and interpolated between the pixels around it.
@@ -50,15 +50,15 @@ def _bring_inside(at: jax.Array, size: int, padding_mode: int, align_corners: bo
     return _clip(at, size) if padding_mode == _BORDER else at
 
 
-def _pick(image: jax.Array, places: Sequence[jax.Array]) -> jax.Array:
-    """The pixels of (C, *spatial) at integer places, one array per axis; 0 outside."""
+def _pick(image: jax.Array, indices: Sequence[jax.Array]) -> jax.Array:
+    """The pixels of (C, *spatial) at integer indices, one array per axis; 0 outside."""
     inside = functools.reduce(
         jnp.logical_and,
-        [(p >= 0) & (p <= size - 1) for p, size in zip(places, image.shape[1:], strict=True)],
+        [(p >= 0) & (p <= size - 1) for p, size in zip(indices, image.shape[1:], strict=True)],
     )
     safe = [
         jnp.clip(p, 0, size - 1).astype("int32")
-        for p, size in zip(places, image.shape[1:], strict=True)
+        for p, size in zip(indices, image.shape[1:], strict=True)
     ]
     pixels = image[(slice(None), *safe)]
     return jnp.where(inside, pixels, jnp.zeros_like(pixels))
@@ -90,13 +90,13 @@ def _sample(
     if mode == _NEAREST:
         return _pick(image, [jnp.round(inside(a, n)) for a, n in zip(at, sizes, strict=True)])
     taps = [
-        [(inside(place, n), weight) for place, weight in _cubic_taps(a)]
+        [(inside(index, n), weight) for index, weight in _cubic_taps(a)]
         if mode == _BICUBIC
         else _linear_taps(inside(a, n))
         for a, n in zip(at, sizes, strict=True)
     ]
     terms = (
-        _pick(image, [place for place, _ in corner])
+        _pick(image, [index for index, _ in corner])
         * functools.reduce(jnp.multiply, [weight for _, weight in corner])
         for corner in itertools.product(*taps)
     )
@@ -112,10 +112,10 @@ def _grid_sampler(
     align_corners: bool,
 ) -> jax.Array:
     image, grid = wide_all(image, grid)
-    one = functools.partial(
+    sample = functools.partial(
         _sample, mode=interpolation_mode, padding_mode=padding_mode, align_corners=align_corners
     )
-    return jax.vmap(one)(image, grid)
+    return jax.vmap(sample)(image, grid)
 
 
 @lower("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward")

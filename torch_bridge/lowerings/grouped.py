@@ -59,7 +59,7 @@ def _grouped_mm(
     return jax.lax.ragged_dot_general(self, mat2, sizes, dimensions)
 
 
-# What transformers takes for experts while `torch.compiler.is_compiling()`, in place of torch's.
+# What transformers takes for experts while `torch.compiler.is_compiling()`, instead of torch's.
 @lower("transformers::grouped_mm_fallback")
 def _grouped_mm_fallback(input: jax.Array, weight: jax.Array, offs: jax.Array) -> jax.Array:
     return _grouped_mm(input, weight, offs)

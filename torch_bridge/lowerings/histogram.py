@@ -21,7 +21,7 @@ from .registry import lower
 def _outer(
     x: jax.Array, least: float | None, most: float | None, half: float
 ) -> tuple[jax.Array, jax.Array]:
-    """The outer edges: the given ones, or of the data where they are equal; never an empty span."""
+    """The outer edges: the arguments, or of the data where they are equal; never an empty span."""
     if least is None and x.size:
         low, high = jnp.min(x), jnp.max(x)
     else:
@@ -47,13 +47,13 @@ def _as_many_as_bins(
 
 @lower("aten::histc", meta=_as_many_as_bins)
 def _histc(x: jax.Array, bins: int = 100, min: float = 0, max: float = 0) -> jax.Array:
-    given = (None, None) if min == max else (min, max)
-    numbers = x.reshape(-1)
-    low, high = _outer(numbers, *given, 1)
-    place = jnp.floor((numbers - low) / (high - low) * bins)
-    inside = (numbers >= low) & (numbers <= high)
-    place = jnp.where(inside, jnp.minimum(place, bins - 1), bins).astype(jnp.int32)
-    return jnp.zeros((bins,), x.dtype).at[place].add(jnp.ones_like(numbers), mode="drop")
+    bounds = (None, None) if min == max else (min, max)
+    values = x.reshape(-1)
+    low, high = _outer(values, *bounds, 1)
+    bin_index = jnp.floor((values - low) / (high - low) * bins)
+    inside = (values >= low) & (values <= high)
+    bin_index = jnp.where(inside, jnp.minimum(bin_index, bins - 1), bins).astype(jnp.int32)
+    return jnp.zeros((bins,), x.dtype).at[bin_index].add(jnp.ones_like(values), mode="drop")
 
 
 def _edges(x: jax.Array, bins: int, span: Sequence[float] | None) -> jax.Array:
@@ -66,18 +66,18 @@ def _count(
     points: jax.Array, edges: Sequence[jax.Array], weight: jax.Array | None, density: bool
 ) -> jax.Array:
     """The histogram of points (M, D) over a grid with these edges along each axis."""
-    place = jnp.zeros(points.shape[:1], jnp.int32)
+    bin_index = jnp.zeros(points.shape[:1], jnp.int32)
     inside = jnp.ones(points.shape[:1], bool)
     for axis, edge in enumerate(edges):
         x, bins = points[:, axis], edge.shape[0] - 1
         inside &= (x >= edge[0]) & (x <= edge[-1])
-        found = jnp.searchsorted(edge, x, side="right").astype(jnp.int32) - 1
-        place = place * bins + jnp.clip(found, 0, bins - 1)
+        axis_bin = jnp.searchsorted(edge, x, side="right").astype(jnp.int32) - 1
+        bin_index = bin_index * bins + jnp.clip(axis_bin, 0, bins - 1)
     shape = [edge.shape[0] - 1 for edge in edges]
     total = functools.reduce(lambda a, b: a * b, shape, 1)
-    share = jnp.ones(place.shape, points.dtype) if weight is None else weight.reshape(-1)
+    share = jnp.ones(bin_index.shape, points.dtype) if weight is None else weight.reshape(-1)
     counts = jnp.zeros((total,), points.dtype)
-    counts = counts.at[jnp.where(inside, place, total)].add(share, mode="drop").reshape(shape)
+    counts = counts.at[jnp.where(inside, bin_index, total)].add(share, mode="drop").reshape(shape)
     if density:
         widths = [jnp.diff(edge) for edge in edges]
         volume = functools.reduce(jnp.multiply.outer, widths)

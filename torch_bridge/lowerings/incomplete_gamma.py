@@ -1,7 +1,7 @@
 """The regularised incomplete gamma functions P(a, x) and Q(a, x) = 1 - P(a, x).
 
 Near x = a, for large a, a sum in 32 bits has lost its digits before it starts, in the exponent of
-x**a * exp(-x) / gamma(a). There, the uniform expansion of Temme (DLMF 8.12) takes its place:
+x**a * exp(-x) / gamma(a). There, the uniform expansion of Temme (DLMF 8.12) replaces it:
 
     Q(a, x) = erfc(eta * sqrt(a / 2)) / 2 + exp(-a * eta**2 / 2) / sqrt(2 * pi * a) * S
     S = c_0(eta) + c_1(eta) / a + c_2(eta) / a**2 + ...
@@ -49,9 +49,9 @@ def _either(
     large = 1000 if a.dtype == jnp.float64 else 20
     near = (a > large) & (jnp.abs(x - a) < 0.3 * a) & jnp.isfinite(a)
     ends = _ends(a, x, jnp.asarray(max(sign, 0), a.dtype))
-    apart = near | functools.reduce(jnp.logical_or, [where for where, _ in ends])
-    # A sum of what is given to none of them may not end.
-    out = sums(jnp.where(apart, 1, a), jnp.where(apart, 1, x))
+    outside = near | functools.reduce(jnp.logical_or, [where for where, _ in ends])
+    # Elements of no region may not converge, so they are masked.
+    out = sums(jnp.where(outside, 1, a), jnp.where(outside, 1, x))
     near_out = _temme(jnp.where(near, a, 2000), jnp.where(near, x, 2000), sign)
     out = jnp.where(near, near_out, out)
     for where, value in reversed(ends):
@@ -103,9 +103,9 @@ def _expansion() -> list[list[float]]:
     inverse = _inverse_of_mu(length + 2)  # of eta / mu
     rows = [inverse[1:]]  # 1 / mu - 1 / eta
     for k in range(1, orders):
-        slope = [n * value for n, value in enumerate(rows[-1])][1:]
+        derivative = [n * value for n, value in enumerate(rows[-1])][1:]
         pole = [(-1) ** k * _STIRLING[k] * value for value in inverse]
-        rows.append([one + other for one, other in zip(slope, pole, strict=False)][1:])
+        rows.append([term + other for term, other in zip(derivative, pole, strict=False)][1:])
     return [[float(value) for value in row[:_TERMS]] for row in rows]
 
 
@@ -114,8 +114,8 @@ def _inverse_of_mu(length: int) -> list[Fraction]:
     ratio = [Fraction(1)]  # mu / eta
     for n in range(1, length):
         # The coefficient of eta**(n + 1) on both sides, with mu = sum(ratio[i] * eta**(i + 1)).
-        known = sum((ratio[i] * ratio[n - i] * (n - i + 1) for i in range(1, n)), Fraction(0))
-        ratio.append((ratio[n - 1] - known) / (n + 2))
+        partial = sum((ratio[i] * ratio[n - i] * (n - i + 1) for i in range(1, n)), Fraction(0))
+        ratio.append((ratio[n - 1] - partial) / (n + 2))
     inverse = [Fraction(1)]
     for n in range(1, length):
         inverse.append(-sum((ratio[i] * inverse[n - i] for i in range(1, n + 1)), Fraction(0)))

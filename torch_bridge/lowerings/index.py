@@ -8,8 +8,8 @@ Array([[2.],
 
 An index out of range is an error in torch; here it reads NaN (of integers the smallest, of unsigned
 ones the largest, of bools True), since a compiled program cannot raise. So do values that are
-missing for the places of a mask. A mask as an index has no shape that a compiler could know: the
-engine turns it into places first, except where a mask only chooses what to overwrite.
+missing for the indices of a mask. A mask as an index has no shape that a compiler could know: the
+engine converts it to indices first, except where a mask only chooses what to overwrite.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from .argument_forms import at_least_1d, axis, number, whole_dtype
-from .argument_forms import places as narrowed
+from .argument_forms import as_scalar, at_least_1d, axis, index_dtype
+from .argument_forms import in_bounds_indices as narrowed
 from .one_index_scatter import leading
 from .program_partition import partition
 from .registry import lower
-from .unsharded_axes import whole
+from .unsharded_axes import unsharded
 
 _COMPARE_ALL = 128  # boundaries up to which comparing with each is cheaper than a search
 
@@ -35,17 +35,19 @@ def along(index: jax.Array, x: jax.Array, axis: int) -> jax.Array:
     return narrowed(index, x.shape[axis])
 
 
-def places(x: jax.Array, indices: Sequence[jax.Array | None]) -> tuple[jax.Array | slice, ...]:
-    """aten's list of indices of `x` for JAX: None is a whole axis; the rule of shapes is one."""
-    found, axis = [], 0
+def index_arrays(
+    x: jax.Array, indices: Sequence[jax.Array | None]
+) -> tuple[jax.Array | slice, ...]:
+    """aten's list of indices of `x` for JAX: None is a full slice; shapes follow NumPy's rule."""
+    result, axis = [], 0
     for index in indices:
         if index is not None and index.dtype in (bool, jnp.uint8):  # a mask
-            found.append(index.astype(bool))
+            result.append(index.astype(bool))
             axis += index.ndim
             continue
-        found.append(slice(None) if index is None else along(index, x, axis))
+        result.append(slice(None) if index is None else along(index, x, axis))
         axis += 1
-    return tuple(found)
+    return tuple(result)
 
 
 @lower(
@@ -56,11 +58,11 @@ def places(x: jax.Array, indices: Sequence[jax.Array | None]) -> tuple[jax.Array
 )
 def index(x: jax.Array, indices: Sequence[jax.Array | None]) -> jax.Array:
     """`x[indices]`."""
-    at = places(x, indices)
+    at = index_arrays(x, indices)
     mesh = partition().mesh
     if mesh is not None and sum(n > 1 for n in mesh.shape.values()) > 1 and len(at) < x.ndim + 1:
         # XLA's partitioner fails where an index of several axes and the slices are both split.
-        at = tuple(i if isinstance(i, slice) else whole(i, range(i.ndim)) for i in at)
+        at = tuple(i if isinstance(i, slice) else unsharded(i, range(i.ndim)) for i in at)
     return x.at[at].get(mode="fill")
 
 
@@ -69,13 +71,13 @@ def masked_index(
     x: jax.Array, mask: jax.Array, indices: Sequence[jax.Array | None], fill: complex
 ) -> jax.Array:
     """`x[indices]` where the mask is set, else `fill`."""
-    got = x.at[places(x, indices)].get(mode="clip")
-    return jnp.where(mask.astype(bool), got, number(fill, x.dtype))
+    got = x.at[index_arrays(x, indices)].get(mode="clip")
+    return jnp.where(mask.astype(bool), got, as_scalar(fill, x.dtype))
 
 
 @lower("aten::gather")
 def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
-    """For each place of `index`, the element of `x` at that place but for the axis `dim`."""
+    """The elements of `x` at `index` along `dim`, at their own positions along other axes."""
     array = at_least_1d(x)
     lead = axis(dim, array.ndim)
     at = along(at_least_1d(index), array, lead)
@@ -88,7 +90,7 @@ def gather(x: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = Fals
 
 @lower("aten::index_select")
 def index_select(x: jax.Array, dim: int, index: jax.Array) -> jax.Array:
-    """The slices of `x` along an axis that a list of places names."""
+    """The slices of `x` along an axis at a list of indices."""
     if x.ndim == 0:
         return x
     return jnp.take(x, along(at_least_1d(index), x, dim), axis=dim)
@@ -117,14 +119,14 @@ def masked_scatter_backward(
 ) -> jax.Array:
     """The gradient of the source: the masked gradients in order, then zeros."""
     mask = jnp.broadcast_to(mask.astype(bool), grad_output.shape)
-    kept = jnp.where(mask, grad_output, number(0, grad_output.dtype))
+    kept = jnp.where(mask, grad_output, as_scalar(0, grad_output.dtype))
     flat = jnp.zeros(max(1, _count(sizes)), grad_output.dtype).at[order(mask)].add(kept)
     return flat[: _count(sizes)].reshape(tuple(sizes))
 
 
 def order(mask: jax.Array) -> jax.Array:
-    """For each element of a mask, how many masked ones stand before it."""
-    count = jnp.cumsum(mask.reshape(-1), dtype=whole_dtype(mask.size))
+    """For each element of a mask, how many masked elements precede it."""
+    count = jnp.cumsum(mask.reshape(-1), dtype=index_dtype(mask.size))
     return jnp.maximum(count - 1, 0).reshape(mask.shape)
 
 
@@ -145,7 +147,7 @@ def searchsorted(
     side: str | None = None,
     sorter: jax.Array | None = None,
 ) -> jax.Array:
-    """Where each value would stand in a sorted sequence, one per row or one for all."""
+    """The insertion index of each value in a sorted sequence, one per row or one for all."""
     if sorter is not None:
         sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, axis=-1)
     side = side or ("right" if right else "left")
@@ -153,13 +155,13 @@ def searchsorted(
         common = jnp.promote_types(sorted_sequence.dtype, values.dtype)
     rows, values = sorted_sequence.astype(common), values.astype(common)
 
-    def one(row: jax.Array, value: jax.Array) -> jax.Array:
+    def search_row(row: jax.Array, value: jax.Array) -> jax.Array:
         method = "compare_all" if row.shape[-1] <= _COMPARE_ALL else "scan"
         return jnp.searchsorted(row, value, side=side, method=method)
 
     for _ in range(rows.ndim - 1):
-        one = jax.vmap(one)
-    return one(rows, values)
+        search_row = jax.vmap(search_row)
+    return search_row(rows, values)
 
 
 @lower("aten::searchsorted.Scalar")
@@ -172,7 +174,7 @@ def searchsorted_scalar(
     side: str | None = None,
     sorter: jax.Array | None = None,
 ) -> jax.Array:
-    """Where a number would stand in a sorted sequence."""
+    """The insertion index of a scalar in a sorted sequence."""
     value = jnp.asarray(value)
     return searchsorted(sorted_sequence, value, right=right, side=side, sorter=sorter)
 
@@ -180,7 +182,7 @@ def searchsorted_scalar(
 def _bucket_shape(
     x: float, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
 ) -> torch.Tensor:
-    """Torch 2.10 finds it by the value of the number."""
+    """Torch 2.10 decomposes it by the scalar's value."""
     return boundaries.new_empty((), dtype=torch.int32 if out_int32 else torch.int64)
 
 
@@ -195,5 +197,5 @@ def bucketize(
 
 @lower("aten::nonzero_static")
 def nonzero_static(x: jax.Array, *, size: int, fill_value: int = -1) -> jax.Array:
-    """The first `size` places that are not 0, one row each; rows of `fill_value` when fewer."""
+    """Indices of the first `size` nonzero elements, a row each; then rows of `fill_value`."""
     return jnp.argwhere(x, size=size, fill_value=fill_value)

@@ -3,7 +3,7 @@
 XLA's compiler for TPU rewrites 64-bit types as pairs of 32-bit ones, and has no such rewriting for
 a product of matrices nor a convolution; that for CUDA has convolutions of 8-bit integers at most.
 Where one is missing, it is multiplied out and summed, which both have; elsewhere it is what it was.
-The platform is known when a program is lowered, so the programs of others hold nothing of this.
+The platform is static when a program is lowered, so other platforms' programs are unaffected.
 
 >>> a, b = jnp.arange(6).reshape(2, 3), jnp.arange(3) - 1
 >>> print(_summed_product(a, b), matmul(a, b))
@@ -25,13 +25,7 @@ from jax import lax
 def on_every_platform(
     usual: Callable[..., jax.Array], summed: Callable[..., jax.Array], *operands: jax.Array
 ) -> jax.Array:
-    """A product as it is, or multiplied out and summed where there is no such product.
-
-    Args:
-        usual: the operation.
-        summed: the same for integers, without products of matrices.
-        operands: of either.
-    """
+    """A product as it is, or multiplied out and summed where there is no such product."""
     if not _are(operands, np.int64, np.uint64):
         return usual(*operands)
     return lax.platform_dependent(*operands, tpu=summed, default=usual)
@@ -45,7 +39,7 @@ def matmul(a: jax.Array, b: jax.Array, **options: Any) -> jax.Array:
     """`jnp.matmul`.
 
     Args:
-        a: of any number of axes.
+        a: of any rank.
         b: likewise.
         options: of `jnp.matmul`.
     """
@@ -66,7 +60,7 @@ def dot_general(
     """`lax.dot_general`.
 
     Args:
-        a: of any number of axes.
+        a: of any rank.
         b: likewise.
         axes: as there: those that are contracted, and those of the batch.
         preferred_element_type: as there.
@@ -133,13 +127,13 @@ def convolution(
     def summed(x: jax.Array, weight: jax.Array) -> jax.Array:
         out = options.get("preferred_element_type") or x.dtype
         x, weight = x.astype(out), weight.astype(out)
-        numbers = lax.conv_dimension_numbers(x.shape, weight.shape, dimension_numbers)
-        x, weight = x.transpose(numbers.lhs_spec), weight.transpose(numbers.rhs_spec)
+        dimensions = lax.conv_dimension_numbers(x.shape, weight.shape, dimension_numbers)
+        x, weight = x.transpose(dimensions.lhs_spec), weight.transpose(dimensions.rhs_spec)
         edges = [(0, 0, 0)] * 2
         edges += [(*pair, step - 1) for pair, step in zip(padding, steps, strict=True)]
         x = lax.pad(x, jnp.zeros((), x.dtype), edges)
-        found = _summed_taps(x, weight, window_strides, rhs_dilation, feature_group_count)
-        return found.transpose(np.argsort(numbers.out_spec))
+        taps = _summed_taps(x, weight, window_strides, rhs_dilation, feature_group_count)
+        return taps.transpose(np.argsort(dimensions.out_spec))
 
     if _are((x, weight), np.integer) and not _are((x, weight), np.int64, np.uint64):
         return lax.platform_dependent(x, weight, cuda=summed, default=usual)
@@ -168,11 +162,11 @@ def _summed_taps(
     ]
     total = jnp.zeros((batch, groups, features // groups, *counts), x.dtype)
     for tap in itertools.product(*map(range, kernel)):
-        places = [
+        offsets = [
             slice(at * gap, at * gap + stride * (count - 1) + 1, stride) if count else slice(0)
             for at, gap, stride, count in zip(tap, dilation, strides, counts, strict=True)
         ]
-        seen = x[(slice(None), slice(None), *places)]
+        seen = x[(slice(None), slice(None), *offsets)]
         seen = seen.reshape(batch, groups, 1, channels // groups, *counts)
         factor = weight[(slice(None), slice(None), *tap)].reshape(
             1, groups, features // groups, channels // groups, *(1 for _ in counts)

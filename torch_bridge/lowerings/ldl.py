@@ -23,7 +23,7 @@ _ALPHA = (1 + math.sqrt(17)) / 8
 
 
 class _State(NamedTuple):
-    """Where the factorisation stands: next column, what is left, packed result, pivots, info."""
+    """State of the factorisation: next column, what is left, packed result, pivots, info."""
 
     k: jax.Array
     rest: jax.Array
@@ -38,18 +38,18 @@ def _size(x: jax.Array) -> jax.Array:
 
 
 def _exchanged(n: int, i: jax.Array, j: jax.Array) -> jax.Array:
-    """The order of `n` rows after rows i and j changed places."""
-    places = jnp.arange(n)
-    return jnp.where(places == i, j, jnp.where(places == j, i, places))
+    """The permutation of `n` rows that swaps rows i and j."""
+    indices = jnp.arange(n)
+    return jnp.where(indices == i, j, jnp.where(indices == j, i, indices))
 
 
 def _choose(rest: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The row to bring to the pivot, whether the pivot has size 2, and whether there is none."""
     n = rest.shape[-1]
-    places = jnp.arange(n)
-    column = jnp.where(places > k, _size(rest[:, k]), 0)
+    indices = jnp.arange(n)
+    column = jnp.where(indices > k, _size(rest[:, k]), 0)
     own, top, row = _size(rest[k, k]), jnp.max(column), jnp.argmax(column)
-    others = jnp.where((places >= k) & (places != row), _size(rest[row]), 0)
+    others = jnp.where((indices >= k) & (indices != row), _size(rest[row]), 0)
     widest = jnp.max(others)
     keep = (own >= _ALPHA * top) | (own * widest >= _ALPHA * top * top)
     single = keep | (_size(rest[row, row]) >= _ALPHA * widest)
@@ -59,44 +59,48 @@ def _choose(rest: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array, jax.Ar
 def _step(hermitian: bool, state: _State) -> _State:
     k, rest, packed, pivots, info = state
     n = rest.shape[-1]
-    places = jnp.arange(n)
+    indices = jnp.arange(n)
     flip: Callable[..., jax.Array] = jnp.conj if hermitian else (lambda x: x)
     chosen, double, singular = _choose(rest, k)
     last = k + double
     order = _exchanged(n, last, chosen)
     rest = rest[order][:, order]
-    below = places > last
+    below = indices > last
     first, second = (jnp.where(below, rest[:, i], 0) for i in (k, last))
     a, b, c = rest[k, k], rest[last, k], rest[last, last]
     # Columns of L: W times the inverse of the pivot.
     determinant = jnp.where(double, a * c - b * flip(b), 1)
     safe = jnp.where(singular, 1, a)
-    one = jnp.where(double, (first * c - second * b) / determinant, first / safe)
+    first_column = jnp.where(double, (first * c - second * b) / determinant, first / safe)
     two = jnp.where(double, (second * a - first * flip(b)) / determinant, 0)
-    change = jnp.outer(one, flip(first)) + jnp.where(double, jnp.outer(two, flip(second)), 0)
+    change = jnp.outer(first_column, flip(first)) + jnp.where(
+        double, jnp.outer(two, flip(second)), 0
+    )
     rest = jnp.where(singular, rest, rest - change)
-    one = jnp.where(places == k, a, jnp.where(double & (places == last), b, one))
-    packed = packed.at[:, k].set(jnp.where(places >= k, one, 0))
-    two = jnp.where(double, jnp.where(places == last, c, two), packed[:, last])
+    first_column = jnp.where(
+        indices == k, a, jnp.where(double & (indices == last), b, first_column)
+    )
+    packed = packed.at[:, k].set(jnp.where(indices >= k, first_column, 0))
+    two = jnp.where(double, jnp.where(indices == last, c, two), packed[:, last])
     packed = packed.at[:, last].set(two)
-    number = (chosen + 1).astype(pivots.dtype)
-    pivots = pivots.at[k].set(jnp.where(double, -number, number))
-    pivots = pivots.at[last].set(jnp.where(double, -number, number))
+    pivot = (chosen + 1).astype(pivots.dtype)
+    pivots = pivots.at[k].set(jnp.where(double, -pivot, pivot))
+    pivots = pivots.at[last].set(jnp.where(double, -pivot, pivot))
     info = jnp.where(singular & (info == 0), (k + 1).astype(info.dtype), info)
     return _State(last + 1, rest, packed, pivots, info)
 
 
-def _factor_one(hermitian: bool, a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _factor_matrix(hermitian: bool, a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     n = a.shape[-1]
     low = jnp.tril(a)
     turned = jnp.swapaxes(jnp.tril(a, -1), 0, 1)
-    whole = low + (jnp.conj(turned) if hermitian else turned)
+    hermitian_a = low + (jnp.conj(turned) if hermitian else turned)
     if hermitian and jnp.iscomplexobj(a):
-        diagonal = jnp.diagonal(whole)
-        whole = whole - jnp.diag(1j * diagonal.imag).astype(a.dtype)
+        diagonal = jnp.diagonal(hermitian_a)
+        hermitian_a = hermitian_a - jnp.diag(1j * diagonal.imag).astype(a.dtype)
     start = _State(
         jnp.zeros((), jnp.int32),
-        whole,
+        hermitian_a,
         jnp.zeros_like(a),
         jnp.zeros((n,), jnp.int32),
         jnp.zeros((), jnp.int32),
@@ -118,13 +122,13 @@ def _ldl_factor(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     if a.size == 0:
         return a, jnp.zeros(a.shape[:-1], "int32"), jnp.zeros(a.shape[:-2], "int32")
-    return _batched(functools.partial(_factor_one, hermitian), 2, a)
+    return _batched(functools.partial(_factor_matrix, hermitian), 2, a)
 
 
-def _solve_one(hermitian: bool, packed: jax.Array, pivots: jax.Array, b: jax.Array) -> jax.Array:
+def _solve_matrix(hermitian: bool, packed: jax.Array, pivots: jax.Array, b: jax.Array) -> jax.Array:
     """`F' inv(D) F b` with `F = inv(P L)`, which the elimination of the identity gives."""
     n = packed.shape[-1]
-    places = jnp.arange(n)
+    indices = jnp.arange(n)
     paired = pivots < 0
     opens = paired & (jnp.cumsum(paired) % 2 == 1)
 
@@ -133,7 +137,7 @@ def _solve_one(hermitian: bool, packed: jax.Array, pivots: jax.Array, b: jax.Arr
         here = k + opens[k]
         order = _exchanged(n, here, jnp.abs(pivots[k]) - 1)
         x = jnp.where(swaps, x[order], x)
-        factors = jnp.where(places > here, packed[:, k], 0)
+        factors = jnp.where(indices > here, packed[:, k], 0)
         return x - jnp.outer(factors, x[k])
 
     f = lax.fori_loop(0, n, eliminate, jnp.eye(n, dtype=packed.dtype))
@@ -152,7 +156,7 @@ def _ldl_solve(
     lead = jnp.broadcast_shapes(packed.shape[:-2], b.shape[:-2])
     packed, b = (jnp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in (packed, b))
     pivots = jnp.broadcast_to(pivots, (*lead, pivots.shape[-1]))
-    return _batched(functools.partial(_solve_one, hermitian), 2, packed, pivots, b)
+    return _batched(functools.partial(_solve_matrix, hermitian), 2, packed, pivots, b)
 
 
 def _solution_shape(packed: jax.Array, b: jax.Array) -> tuple[int, ...]:

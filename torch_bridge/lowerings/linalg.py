@@ -33,7 +33,7 @@ def _diagonal(a: jax.Array) -> jax.Array:
 
 
 def _first(bad: jax.Array) -> jax.Array:
-    """The number, from 1, of the first True along the last axis; 0 if there is none."""
+    """The index, from 1, of the first True along the last axis; 0 if there is none."""
     if bad.shape[-1] == 0:
         return jnp.zeros(bad.shape[:-1], "int32")
     return jnp.where(jnp.any(bad, axis=-1), jnp.argmax(bad, axis=-1).astype("int32") + 1, 0)
@@ -49,14 +49,14 @@ def _lu(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
 
 
 def _parity(pivots: jax.Array) -> jax.Array:
-    """The sign of the row permutation that pivots (from 1) stand for."""
-    places = jnp.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
-    swaps = jnp.sum(pivots != places, axis=-1)
+    """The sign of the row permutation of pivots (from 1)."""
+    positions = jnp.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
+    swaps = jnp.sum(pivots != positions, axis=-1)
     return 1 - 2 * (swaps % 2)
 
 
 def _permutation(pivots: jax.Array, rows: int) -> jax.Array:
-    """The order of rows after the exchanges that pivots (from 1) stand for."""
+    """The row permutation of pivots (from 1)."""
     return lax.linalg.lu_pivots_to_permutation(pivots - 1, rows)
 
 
@@ -145,7 +145,7 @@ def _lu_solve_old(b: jax.Array, packed: jax.Array, pivots: jax.Array) -> jax.Arr
 def _turns(a: jax.Array, contiguous: bool) -> bool:
     """Whether torch's gradient formulas take the factors for those of the transpose.
 
-    They do where the matrix is real and lies row by row in memory.
+    They do where the matrix is real and row-major in memory.
     """
     return contiguous and not jnp.iscomplexobj(a)
 

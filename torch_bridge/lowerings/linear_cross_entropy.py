@@ -1,6 +1,6 @@
 """`nn.LinearCrossEntropyLoss`: a linear layer and the cross entropy of its scores, as one.
 
-torch computes it chunk by chunk, so that the scores are never whole in memory, and works out the
+torch computes it chunk by chunk, so that the scores are never all in memory, and works out the
 gradients on the way. XLA sees the whole program and plans memory itself, so here the two are simply
 composed; the chunk sizes and accumulation policies that torch passes change nothing.
 """
@@ -57,7 +57,7 @@ def _reduced(
     compute_linear_weight_grad: bool,
     compute_linear_bias_grad: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The mean or sum, and the gradients that autograd will ask for."""
+    """The mean or sum, and the gradients for autograd."""
 
     def forward(x: jax.Array, matrix: jax.Array, bias: jax.Array | None) -> jax.Array:
         loss, factor = _losses(x, matrix, bias, target, weight, ignore_index, label_smoothing)

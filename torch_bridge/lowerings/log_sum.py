@@ -1,7 +1,7 @@
 """`log(exp(x) + exp(y))`, and its running form for complex numbers.
 
-The logarithm of a complex number is known up to multiples of 2 pi i. torch gives the one near the
-operand whose real part is larger (ATen/native/cpu/LogAddExp.h), so the imaginary part may lie
+The logarithm of a complex number is defined up to multiples of 2 pi i. torch gives the one near the
+operand whose real part is larger (ATen/native/cpu/LogAddExp.h), so the imaginary part may be
 beyond pi, and depends on the order in which several numbers are added.
 
 >>> round(float(jax.jit(log_add_exp)(1 - 4.5j, 1 - 4.5j).imag), 5)
@@ -22,10 +22,10 @@ def log_add_exp(x: jax.Array, y: jax.Array) -> jax.Array:
 def _complex(x: jax.Array, y: jax.Array) -> jax.Array:
     small, large = jnp.where(x.real < y.real, x, y), jnp.where(x.real >= y.real, x, y)
     total = jnp.log1p(jnp.exp(small - large)) + large
-    alike = ~jnp.isfinite(small.real) & (small.real == large.real)
+    equal_infinities = ~jnp.isfinite(small.real) & (small.real == large.real)
     ends = jnp.where(small.real < 0, small, jnp.log(jnp.exp(small) + jnp.exp(large)))
     unclear = jnp.isnan(x) | jnp.isnan(y)
-    return jnp.where(unclear, complex("nan+nanj"), jnp.where(alike, ends, total))
+    return jnp.where(unclear, complex("nan+nanj"), jnp.where(equal_infinities, ends, total))
 
 
 def running(x: jax.Array, along: int) -> jax.Array:

@@ -1,7 +1,7 @@
 """Losses, forward and backward.
 
-Elementwise losses share one shape: a formula per element, then torch's reduction, whose number is
-0 for none, 1 for mean, 2 for sum. Their backward multiplies the formula's slope by the incoming
+Elementwise losses share one shape: a formula per element, then torch's reduction, whose code is
+0 for none, 1 for mean, 2 for sum. Their backward multiplies its derivative by the incoming
 gradient and, for a mean, by one over the number of elements.
 """
 
@@ -22,7 +22,7 @@ from .vjp import pull_back
 
 _NONE, _MEAN, _SUM = 0, 1, 2
 _LOG_FLOOR = -100.0  # binary_cross_entropy clamps its logarithms here
-_SLOPE_FLOOR = 1e-12  # and the denominator of its gradient here
+_DERIVATIVE_FLOOR = 1e-12  # and the denominator of its gradient here
 
 
 def _reduce(x: jax.Array, reduction: int) -> jax.Array:
@@ -31,10 +31,10 @@ def _reduce(x: jax.Array, reduction: int) -> jax.Array:
     return jnp.sum(x) if reduction == _SUM else x
 
 
-def _spread(grad: jax.Array, slope: jax.Array, reduction: int) -> jax.Array:
-    """The gradient of an elementwise loss with this slope per element."""
-    scaled = slope * grad
-    return scaled / slope.size if reduction == _MEAN and slope.size else scaled
+def _spread(grad: jax.Array, derivative: jax.Array, reduction: int) -> jax.Array:
+    """The gradient of an elementwise loss from its derivative per element."""
+    scaled = derivative * grad
+    return scaled / derivative.size if reduction == _MEAN and derivative.size else scaled
 
 
 # Elementwise
@@ -70,8 +70,8 @@ def _smooth_l1_backward(
     grad, x, target = wide_all(grad, x, target)
     gap = x - target
     near = gap / beta if beta else gap
-    slope = jnp.where(gap <= -beta, -1.0, jnp.where(gap >= beta, 1.0, near)).astype(gap.dtype)
-    return _spread(grad, slope, reduction)
+    derivative = jnp.where(gap <= -beta, -1.0, jnp.where(gap >= beta, 1.0, near)).astype(gap.dtype)
+    return _spread(grad, derivative, reduction)
 
 
 def _like_scores(
@@ -122,8 +122,8 @@ def _bce_backward(
     reduction: int = _MEAN,
 ) -> jax.Array:
     grad, x, target, weight = wide_all(grad, x, target, weight)
-    slope = (x - target) / jnp.maximum((1 - x) * x, _SLOPE_FLOOR)
-    return _spread(grad, slope if weight is None else slope * weight, reduction)
+    derivative = (x - target) / jnp.maximum((1 - x) * x, _DERIVATIVE_FLOOR)
+    return _spread(grad, derivative if weight is None else derivative * weight, reduction)
 
 
 @lower("aten::binary_cross_entropy_with_logits")
@@ -169,8 +169,8 @@ def _target_weight(
     """A class per target that is surely in range, and the weight of each target (0: ignored)."""
     counted = target != ignore_index
     safe = jnp.where(counted, target, jnp.zeros_like(target))
-    one = jnp.ones(target.shape, x.dtype) if weight is None else jnp.take(weight, safe, axis=0)
-    return safe, jnp.where(counted, one, jnp.zeros_like(one))
+    weights = jnp.ones(target.shape, x.dtype) if weight is None else jnp.take(weight, safe, axis=0)
+    return safe, jnp.where(counted, weights, jnp.zeros_like(weights))
 
 
 @lower("aten::nll_loss_forward", "aten::nll_loss2d_forward")
@@ -204,10 +204,10 @@ def _nll_backward(
     safe, factor = _target_weight(x, target, weight, ignore_index)
     if reduction == _MEAN:
         grad = grad / total_weight
-    slope = jnp.where(factor == 0, jnp.zeros_like(factor), -grad * factor)
+    grad_target = jnp.where(factor == 0, jnp.zeros_like(factor), -grad * factor)
     classes = jax.lax.broadcasted_iota(target.dtype, x.shape, axis)
     hit = classes == jnp.expand_dims(safe, axis)
-    return jnp.where(hit, jnp.expand_dims(slope, axis), jnp.zeros_like(x))
+    return jnp.where(hit, jnp.expand_dims(grad_target, axis), jnp.zeros_like(x))
 
 
 # Margin losses over classes
@@ -242,7 +242,7 @@ def _margin_shape(
     weight: torch.Tensor | None = None,
     reduction: int = _MEAN,
 ) -> torch.Tensor:
-    """One row with one class gives a number, not a row of one, as the CPU kernel does."""
+    """One row with one class gives a 0-d result, as the CPU kernel does."""
     out = torch.ops.aten.multi_margin_loss.default(x, target, p, margin, weight, reduction)
     return out.reshape(()) if x.dim() <= 1 and target.dim() == 0 else out
 

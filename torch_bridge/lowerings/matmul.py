@@ -19,13 +19,13 @@ from .numerics import wide_all
 from .registry import lower
 
 
-def _is(number: jax.Array | complex, value: int) -> bool:
-    """Whether a number that may be lifted to an array is statically `value`."""
-    return isinstance(number, int | float) and number == value
+def _is(scalar: jax.Array | complex, value: int) -> bool:
+    """Whether a scalar that may be lifted to an array is statically `value`."""
+    return isinstance(scalar, int | float) and scalar == value
 
 
-def _scale(number: jax.Array | complex, x: jax.Array) -> jax.Array:
-    return x if _is(number, 1) else jnp.asarray(number).astype(x.dtype) * x
+def _scale(scalar: jax.Array | complex, x: jax.Array) -> jax.Array:
+    return x if _is(scalar, 1) else jnp.asarray(scalar).astype(x.dtype) * x
 
 
 def _combine(

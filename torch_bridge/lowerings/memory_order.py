@@ -61,10 +61,10 @@ def as_cloned(name: str) -> Shape:
     """
 
     def shape(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        made = _overload(name)(x, *args, **kwargs)
-        if kwargs.get("memory_format") in (None, torch.preserve_format) and made.shape == x.shape:
-            made = made.new_empty_strided(made.shape, torch.clone(x).stride())
-        return made
+        result = _overload(name)(x, *args, **kwargs)
+        if kwargs.get("memory_format") in (None, torch.preserve_format) and result.shape == x.shape:
+            result = result.new_empty_strided(result.shape, torch.clone(x).stride())
+        return result
 
     return shape
 
@@ -73,8 +73,8 @@ def as_contiguous(name: str) -> Shape:
     """The operator on `meta` tensors, with the strides of a contiguous tensor."""
 
     def shape(*args: Any, **kwargs: Any) -> torch.Tensor:
-        made = _overload(name)(*args, **kwargs)
-        return made.new_empty(made.shape)
+        result = _overload(name)(*args, **kwargs)
+        return result.new_empty(result.shape)
 
     return shape
 
@@ -83,27 +83,27 @@ def as_elementwise(name: str) -> Shape:
     """The operator on `meta` tensors, with the strides that torch's loop over elements chooses."""
 
     def shape(*args: Any, **kwargs: Any) -> torch.Tensor:
-        made = _overload(name)(*args, **kwargs)
+        result = _overload(name)(*args, **kwargs)
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         total = functools.reduce(torch.add, tensors) if len(tensors) > 1 else tensors[0] + 0
-        return made.new_empty_strided(made.shape, total.stride())
+        return result.new_empty_strided(result.shape, total.stride())
 
     return shape
 
 
-def as_images(name: str, place: int = 0) -> Shape:
-    """The operator on `meta` tensors, contiguous, or channels last as argument `place`."""
+def as_images(name: str, position: int = 0) -> Shape:
+    """The operator on `meta` tensors, contiguous, or channels last as argument `position`."""
 
     def shape(*args: Any, **kwargs: Any) -> torch.Tensor:
-        made = _overload(name)(*args, **kwargs)
-        format = format_of(args[place]) or torch.contiguous_format
-        return made.contiguous(memory_format=format)
+        result = _overload(name)(*args, **kwargs)
+        format = format_of(args[position]) or torch.contiguous_format
+        return result.contiguous(memory_format=format)
 
     return shape
 
 
 def format_of(x: torch.Tensor) -> torch.memory_format | None:
-    """The channels-last format that a tensor of images lies in; None if it is none alone."""
+    """The channels-last memory format of a tensor of images; None if ambiguous or none."""
     format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     fits = format is not None and x.is_contiguous(memory_format=format)
     return format if fits and not x.is_contiguous() else None

@@ -93,7 +93,7 @@ def _rms_norm_backward(
     )
 
 
-# Group norm. Channels are split into (group, channel in group); other axes stay as they are, so
+# Group norm. Channels are split into (group, channel in group); other axes are unchanged, so
 # that a batch or an image sharded over devices remains so.
 
 
@@ -145,8 +145,8 @@ def _group_norm_gradients(
         infer = torch.ops.aten.native_group_norm_backward
         return infer(grad, x, mean, rstd, weight, n, c, hxw, group, output_mask)
     shapes = (x.shape, (c,), (c,))
-    wanted = zip(shapes, output_mask, strict=True)
-    return tuple(x.new_empty(shape) if asked else None for shape, asked in wanted)
+    masked_shapes = zip(shapes, output_mask, strict=True)
+    return tuple(x.new_empty(shape) if required else None for shape, required in masked_shapes)
 
 
 @lower("aten::native_group_norm_backward", meta=_group_norm_gradients)

@@ -1,15 +1,15 @@
-"""Slices and writes at one place, said so that XLA's partitioner does not confuse two of them.
+"""Slices and writes at one index, expressed so that XLA's partitioner does not confuse two of them.
 
 XLA turns a scatter of a single index into a slice read at that index, a choice and a slice written.
-On the devices that the index does not belong to it lies outside, and where the array was itself
+On devices whose shard does not contain the index it is out of range, and where the array was itself
 sliced from one that every device had, XLA adds the two offsets without bringing the inner one
 inside: it reads another element and writes that. And a slice written to an axis that is split loses
-what lies behind it, or does not compile, where the slice itself was laid out otherwise (jax 0.10.2:
-one in twenty-five of random programs). So on a mesh a place or slice known beforehand is chosen by
-position, and of a place that is not two indices are scattered, the second dropped: a scatter of two
-is not turned into slices. A slice that begins at 0 may be the same array as its whole on every
-device, and where both are laid out anew XLA takes one for the other ("Expected instruction to have
-shape equal to f32[5], actual shape is f32[8]"); so it is cut from a copy in name only.
+what follows it, or does not compile, where the slice itself was sharded otherwise (jax 0.10.2:
+one in twenty-five of random programs). So on a mesh a static index or slice is chosen by
+position, and of a dynamic index two are scattered, the second dropped: a scatter of two
+is not turned into slices. A slice that begins at 0 may be the same array as its source on every
+device, and where both are resharded XLA takes one for the other ("Expected instruction to have
+shape equal to f32[5], actual shape is f32[8]"); so it is sliced from a copy in name only.
 
 >>> put(jnp.zeros(3), np.array([1]), jnp.ones(1))
 Array([0., 1., 0.], dtype=float32)
@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .argument_forms import number, places
+from .argument_forms import as_scalar, in_bounds_indices
 from .unsharded_axes import named, on_a_mesh
 
 _SCATTERS: dict[str, Any] = {
@@ -39,12 +39,12 @@ _SCATTERS: dict[str, Any] = {
 }
 
 
-def put(flat: jax.Array, places: np.ndarray | jax.Array, part: jax.Array) -> jax.Array:
-    """`flat` (1-d) with `part` at `places`, an array of its shape; a single one is known."""
-    if places.size == 1:
-        place = places.item()
-        return write_slice(flat, part.reshape(-1), 0, place, place + 1)
-    return flat.at[places].set(part)
+def put(flat: jax.Array, indices: np.ndarray | jax.Array, part: jax.Array) -> jax.Array:
+    """`flat` (1-d) with `part` at `indices`, an array of its shape; a single one is known."""
+    if indices.size == 1:
+        index = indices.item()
+        return write_slice(flat, part.reshape(-1), 0, index, index + 1)
+    return flat.at[indices].set(part)
 
 
 def read_slice(
@@ -55,9 +55,9 @@ def read_slice(
     Args:
         x: at least 1-d.
         dim: the axis.
-        start: the first place; at least 0, likewise `stop`, which is at most the size.
-        stop: behind the last place; None for the end.
-        step: from one place to the next.
+        start: the first index; at least 0, as `stop`, which is at most the size.
+        stop: after the last index; None for the end.
+        step: from one index to the next.
 
     >>> read_slice(jnp.arange(6), 0, 1, 6, 2)
     Array([1, 3, 5], dtype=int32)
@@ -68,7 +68,7 @@ def read_slice(
 
 
 def leading(x: jax.Array, sizes: Sequence[int]) -> jax.Array:
-    """The first `sizes[d]` places along each axis `d`; at most as many as there are."""
+    """The first `sizes[d]` elements along each axis `d`; at most as many as there are."""
     return x if x.shape == tuple(sizes) else lax.slice(named(x), [0] * x.ndim, sizes)
 
 
@@ -79,12 +79,12 @@ def write_slice(
 
     Args:
         x: at least 1-d.
-        part: with as many places along the axis as the slice has.
+        part: with as many elements along the axis as the slice.
         dim: the axis.
-        start: the first place; at least 0, likewise `stop`, which is at most the size. Both may be
-            traced, without a step; on a mesh if the slice is one place.
-        stop: behind the last place.
-        step: from one place to the next.
+        start: the first index; at least 0, as `stop`, which is at most the size. Both may be
+            traced, without a step; on a mesh if the slice has one element.
+        stop: after the last index.
+        step: from one index to the next.
 
     >>> write_slice(jnp.zeros(6), jnp.array([1.0, 2.0]), 0, 1, 5, 2)
     Array([0., 1., 0., 2., 0., 0.], dtype=float32)
@@ -93,12 +93,14 @@ def write_slice(
     if step == 1 and part.shape == x.shape:
         return part
     if on_a_mesh():
-        place = lax.broadcasted_iota(jnp.int32, x.shape, dim)
-        inside = (place >= start) & (place < stop)
+        position = lax.broadcasted_iota(jnp.int32, x.shape, dim)
+        inside = (position >= start) & (position < stop)
         if step > 1:
-            inside = inside & ((place - start) % step == 0)
-        one = part.shape[dim] == 1
-        return jnp.where(inside, part if one else spread(part, x.shape[dim], dim, start, step), x)
+            inside = inside & ((position - start) % step == 0)
+        single = part.shape[dim] == 1
+        return jnp.where(
+            inside, part if single else spread(part, x.shape[dim], dim, start, step), x
+        )
     if step == 1:
         # Under vmap this is a scatter that JAX lowers in the caller's setting, often of 32 bits.
         if max(x.shape) < 2**31:
@@ -110,14 +112,14 @@ def write_slice(
 def spread(part: jax.Array, size: int, dim: int, start: int, step: int) -> jax.Array:
     """Zeros of length `size` along `dim` with `part` at `start`, `start + step`, .."""
     if step > 1 and on_a_mesh():
-        part, step = _apart(part, dim, step), 1
+        part, step = _dilated(part, dim, step), 1
     used = start + (part.shape[dim] - 1) * step + 1 if part.shape[dim] else start
     edges = [(0, 0, 0)] * part.ndim
     edges[dim] = (start, size - used, step - 1)
-    return lax.pad(part, number(0, part.dtype), edges)
+    return lax.pad(part, as_scalar(0, part.dtype), edges)
 
 
-def _apart(part: jax.Array, dim: int, step: int) -> jax.Array:
+def _dilated(part: jax.Array, dim: int, step: int) -> jax.Array:
     """`part` with `step - 1` zeros between neighbours along an axis.
 
     XLA's partitioner misplaces, or refuses, what a pad with such zeros puts on several devices.
@@ -137,7 +139,7 @@ def write(
 
     Args:
         x: at least 1-d.
-        where: index arrays and whole slices.
+        where: index arrays and full slices.
         src: what is written; can be broadcast to `x[where]`.
         method: "set", "add", "multiply", "max" or "min".
         mode: what becomes of an index out of range: dropped (None), or "clip".
@@ -145,20 +147,20 @@ def write(
     axes = [d for d, index in enumerate(where) if not isinstance(index, slice)]
     if not on_a_mesh() or any(where[d].size != 1 or where[d].dtype == bool for d in axes):
         return getattr(x.at[where], method)(src, mode=mode)
-    place = jnp.stack([_inside(where[d].reshape(()), x.shape[d], mode) for d in axes])
-    nowhere = jnp.array([x.shape[d] for d in axes], place.dtype)
+    start = jnp.stack([_inside(where[d].reshape(()), x.shape[d], mode) for d in axes])
+    nowhere = jnp.array([x.shape[d] for d in axes], start.dtype)
     rest = [extent for d, extent in enumerate(x.shape) if d not in axes]
     got = jnp.broadcast_to(src, jax.eval_shape(lambda: x[where]).shape).reshape(rest)
-    numbers = lax.ScatterDimensionNumbers(
+    dimensions = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(range(1, 1 + len(rest))),
         inserted_window_dims=tuple(axes),
         scatter_dims_to_operand_dims=tuple(axes),
     )
-    indices, updates = jnp.stack([place, nowhere]), jnp.stack([got, got]).astype(x.dtype)
-    return _SCATTERS[method](x, indices, updates, numbers, mode="drop")
+    indices, updates = jnp.stack([start, nowhere]), jnp.stack([got, got]).astype(x.dtype)
+    return _SCATTERS[method](x, indices, updates, dimensions, mode="drop")
 
 
 def _inside(index: jax.Array, size: int, mode: str | None) -> jax.Array:
-    index = places(index, size)
+    index = in_bounds_indices(index, size)
     index = jnp.where(index < 0, index + size, index)
     return jnp.clip(index, 0, size - 1) if mode == "clip" else index

@@ -1,8 +1,8 @@
 """Pooling over windows of one size: maximum and average, any number of spatial axes.
 
 Windows are `lax.reduce_window`, so the values and gradients are the program one writes in JAX by
-hand, and the partitioner knows how to exchange halos for it. The positions of the maxima are a
-second window reduction, which XLA drops when nobody reads them; the gradient of a maximum does not.
+hand, and the partitioner exchanges halos for it. The positions of the maxima are a
+second window reduction, which XLA drops when they are unused; the gradient of a maximum does not.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _of_rows(grid: WindowGrid) -> tuple[tuple[int, ...], ...]:
 
 def _of_space(grid: WindowGrid) -> dict[str, Any]:
     """The keyword arguments of the operators of `iso.domain`."""
-    numbers = dict(zip(("window", "stride", "padding"), _of_rows(grid), strict=False))
-    return {**numbers, "ceil_mode": grid.ceil}
+    settings = dict(zip(("window", "stride", "padding"), _of_rows(grid), strict=False))
+    return {**settings, "ceil_mode": grid.ceil}
 
 
 def _by_rows(x: jax.Array, grid: WindowGrid) -> bool:
@@ -90,11 +90,11 @@ def max_pool(
     dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """The maxima of windows, and their places in the flattened spatial axes."""
+    """The maxima of windows, and their indices in the flattened spatial axes."""
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
     flat = jnp.arange(math.prod(grid.sizes), dtype="int32").reshape(grid.sizes)
-    places = window_argmax(lax.stop_gradient(x), jnp.broadcast_to(flat, x.shape), grid)
-    return _window_max(x, grid), places
+    indices = window_argmax(lax.stop_gradient(x), jnp.broadcast_to(flat, x.shape), grid)
+    return _window_max(x, grid), indices
 
 
 def max_pool_backward(
@@ -108,10 +108,10 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: jax.Array,
 ) -> jax.Array:
-    """The gradient of `max_pool`: JAX's own, which knows no dilation; there `indices` serve.
+    """The gradient of `max_pool`: JAX's own, or by `indices` where windows are dilated.
 
     XLA's partitioner loses the share of windows that reach over two devices: where rows are not
-    sent by hand images are whole, and so is the gradient, which may have to lie split afterwards.
+    sent by hand images are unsharded, and so is the gradient, which may be resharded afterwards.
     A TPU has JAX's of 32 bits, and of arrays with two axes before the spatial ones.
     """
     grid = windows(x.shape, rank, kernel_size, stride, padding, dilation, ceil_mode)
@@ -124,39 +124,39 @@ def max_pool_backward(
     def usual(grad: jax.Array, x: jax.Array, _: jax.Array) -> jax.Array:
         return pull_back(lambda a: _window_max(a, grid), grad, x)[0]
 
-    def by_places(grad: jax.Array, x: jax.Array, indices: jax.Array) -> jax.Array:
+    def by_indices(grad: jax.Array, x: jax.Array, indices: jax.Array) -> jax.Array:
         return scattered(grad, indices, x.shape, rank)
 
     if x.dtype != np.float64 and x.ndim - rank >= 2:
         return batch_split(usual(grad, x, indices))
-    return batch_split(lax.platform_dependent(grad, x, indices, tpu=by_places, default=usual))
+    return batch_split(lax.platform_dependent(grad, x, indices, tpu=by_indices, default=usual))
 
 
 def scattered(
     values: jax.Array, indices: jax.Array, shape: Sequence[int], rank: int, *, add: bool = True
 ) -> jax.Array:
-    """Put each value at the place its index names in the flattened last `rank` axes, 0 elsewhere.
+    """Scatter each value to its index in the flattened last `rank` axes of an array of zeros.
 
     Args:
         values: `(*lead, *windows)`.
         indices: flat positions, of the same shape.
         shape: `(*lead, *spatial)`, the shape of the result.
         rank: number of spatial axes.
-        add: values of one place are added up; else one of them is kept.
+        add: whether values of equal index are summed; else one of them is written.
 
     Returns:
-        The array; the leading axes stay apart, so that they may be sharded.
+        The array; leading axes are not merged, so that they may be sharded.
     """
     lead = len(shape) - rank
 
-    def one(values: jax.Array, places: jax.Array) -> jax.Array:
+    def scatter_plane(values: jax.Array, indices: jax.Array) -> jax.Array:
         zeros = jnp.zeros((math.prod(shape[lead:]),), values.dtype)
-        there = zeros.at[places.reshape(-1)]
+        there = zeros.at[indices.reshape(-1)]
         return (there.add if add else there.set)(values.reshape(-1))
 
     for _ in range(lead):
-        one = jax.vmap(one)
-    return one(values, indices).reshape(shape)
+        scatter_plane = jax.vmap(scatter_plane)
+    return scatter_plane(values, indices).reshape(shape)
 
 
 for _rank in (2, 3):
@@ -193,13 +193,13 @@ def _avg_pool(
     if _by_rows(x, grid):
         return by_halos(_mean_operator(grid, **options), wide(x)).astype(x.dtype)
     return over_space(
-        lambda x: _whole_avg_pool(x, grid, **options),
+        lambda x: _unsharded_avg_pool(x, grid, **options),
         lambda x: block_avg_pool(x, **_of_space(grid), **options),
         rank,
     )(x)
 
 
-def _whole_avg_pool(
+def _unsharded_avg_pool(
     x: jax.Array, grid: WindowGrid, count_include_pad: bool, divisor_override: int | None
 ) -> jax.Array:
     y, options = wide(x), grid.over(x.ndim)

@@ -1,7 +1,7 @@
 """How the program being compiled is split over devices.
 
-Some operations need another lowering where XLA's partitioner splits their arrays. The engine says
-with `compiling_for` which layouts a program names, and a lowering asks `partition()` what follows.
+Some operations need another lowering where XLA partitions their arrays. The engine declares
+a program's shardings with `compiling_for`, and a lowering reads `partition()`.
 
 >>> from isoshard import P, make_mesh
 >>> images = NamedSharding(make_mesh((2, 4), ("x", "y")), P(None, None, "y"))
@@ -27,7 +27,7 @@ from isoshard.core.layout.spec import axis_names
 
 
 class Partition(NamedTuple):
-    """What the layouts of a program say together.
+    """How a program's arrays are sharded.
 
     Attributes:
         mesh: over these devices; None if no axis is split. Where a program names several meshes,
@@ -35,14 +35,14 @@ class Partition(NamedTuple):
         images: whether an axis behind the second is split, as that of an image in space.
         partly: whether that is so over a part of the devices only, the others being left out or
             used for the second axis, the channels of an image.
-        whole: whether the program is known to split nothing. False where nobody has said, as in a
+        replicated: whether the program splits no array. False where undeclared, as in a
             function of JAX's.
     """
 
     mesh: Mesh | None = None
     images: bool = False
     partly: bool = False
-    whole: bool = False
+    replicated: bool = False
 
 
 _NOT_SPLIT = Partition()
@@ -53,7 +53,7 @@ _PARTITION: contextvars.ContextVar[Partition] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def compiling_for(layouts: Iterable[Sharding]) -> Iterator[None]:
-    """Say which layouts the program being compiled names."""
+    """Declare the shardings of the program that is compiled."""
     token = _PARTITION.set(_together(layouts))
     try:
         yield

@@ -29,13 +29,13 @@ def _product(
     """The shape, where CPUs take the arguments; torch's meta kernel has the limits of CUDA's."""
     if x.dim() != 2 or mat2.dim() != 2 or x.shape[1] != mat2.shape[0]:
         raise ValueError(
-            f"_scaled_mm multiplies matrices (m, k) and (k, n), and was given {tuple(x.shape)} and "
+            f"_scaled_mm multiplies matrices (m, k) and (k, n), and got {tuple(x.shape)} and "
             f"{tuple(mat2.shape)}"
         )
     wrong = [str(t.dtype) for t in (x, mat2) if t.dtype not in _FACTORS]
     if wrong:
         raise ValueError(
-            f"_scaled_mm multiplies matrices of {', '.join(map(str, _FACTORS))}, and was given "
+            f"_scaled_mm multiplies matrices of {', '.join(map(str, _FACTORS))}, and got "
             f"{' and '.join(wrong)}; quantize first: (x / scale).to(torch.float8_e4m3fn)"
         )
     rows, columns = x.shape[0], mat2.shape[1]
@@ -44,12 +44,12 @@ def _product(
     if {scale_a.dtype, scale_b.dtype} != {torch.float32} or not (by_tensor or by_row):
         raise ValueError(
             f"_scaled_mm takes float32 scales, one for each matrix or ({rows}, 1) and "
-            f"(1, {columns}) for rows and columns; given were scale_a {tuple(scale_a.shape)} of "
+            f"(1, {columns}) for rows and columns; got scale_a {tuple(scale_a.shape)} of "
             f"{scale_a.dtype} and scale_b {tuple(scale_b.shape)} of {scale_b.dtype}. Scales of "
             "blocks: multiply dequantized matrices"
         )
     if bias is not None and tuple(bias.shape) != (columns,):
-        raise ValueError(f"bias is of shape ({columns},), and was given {tuple(bias.shape)}")
+        raise ValueError(f"bias is of shape ({columns},), and got {tuple(bias.shape)}")
     return x.new_empty(rows, columns, dtype=out_dtype or x.dtype)
 
 
@@ -72,11 +72,11 @@ def scaled_mm(
     out_dtype: np.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> jax.Array:
-    """`(scale_a x) @ (scale_b mat2) + bias` in float32, the form that XLA knows for float8."""
+    """`(scale_a x) @ (scale_b mat2) + bias` in float32, the form that XLA recognizes for float8."""
     first = x.astype(jnp.float32) * (scale_a.reshape(()) if scale_a.size == 1 else scale_a)
     second = mat2.astype(jnp.float32) * (scale_b.reshape(()) if scale_b.size == 1 else scale_b)
-    found = jnp.matmul(first, second, precision=jax.lax.Precision.HIGHEST)
-    return found if bias is None else found + bias.astype(jnp.float32)
+    product = jnp.matmul(first, second, precision=jax.lax.Precision.HIGHEST)
+    return product if bias is None else product + bias.astype(jnp.float32)
 
 
 def _kept(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,10 +89,12 @@ def fake_quantize(
     x: jax.Array, scale: Any, zero_point: Any, quant_min: int, quant_max: int
 ) -> tuple[jax.Array, jax.Array]:
     """Numbers on a grid of integers times `scale`, and which were inside; the gradient's mask."""
-    found, scale = _on_grid(x, scale, zero_point)
-    inside = (quant_min <= found) & (found <= quant_max)
-    found = jnp.clip(jnp.where(jnp.isnan(found), quant_min, found), quant_min, quant_max)
-    return _off_grid(found, scale, zero_point), inside
+    quantized, scale = _on_grid(x, scale, zero_point)
+    inside = (quant_min <= quantized) & (quantized <= quant_max)
+    quantized = jnp.clip(
+        jnp.where(jnp.isnan(quantized), quant_min, quantized), quant_min, quant_max
+    )
+    return _off_grid(quantized, scale, zero_point), inside
 
 
 @lower("aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", meta=_kept)
@@ -104,10 +106,12 @@ def fake_quantize_by_tensors(
     quant_min: int,
     quant_max: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """The same where `fake_quant_enabled` is not 0; there all numbers stay, and are inside."""
-    made, inside = fake_quantize(x, scale.reshape(()), zero_point.reshape(()), quant_min, quant_max)
+    """The same where `fake_quant_enabled` is not 0; elsewhere values are unchanged."""
+    quantized, inside = fake_quantize(
+        x, scale.reshape(()), zero_point.reshape(()), quant_min, quant_max
+    )
     enabled = fake_quant_enabled.reshape(()) != 0
-    return jnp.where(enabled, made, x.astype(made.dtype)), inside | ~enabled
+    return jnp.where(enabled, quantized, x.astype(quantized.dtype)), inside | ~enabled
 
 
 @lower("aten::fake_quantize_per_channel_affine_cachemask", meta=_kept)
@@ -121,24 +125,26 @@ def fake_quantize_channels(
 ) -> tuple[jax.Array, jax.Array]:
     """The same with a scale and a zero point for each index along an axis.
 
-    What does not fit in 64 bits is the least number there, as on CPUs.
+    What does not fit in 64 bits is the least integer, as on CPUs.
     """
     shape = [1] * x.ndim
     shape[axis] = -1
     scale, zero_point = scale.reshape(shape), zero_point.reshape(shape)
-    found, scale = _on_grid(x, scale, zero_point)
-    found = jnp.where((found >= -(2.0**63)) & (found < 2.0**63), jnp.trunc(found), -jnp.inf)
-    inside = (quant_min <= found) & (found <= quant_max)
-    return _off_grid(jnp.clip(found, quant_min, quant_max), scale, zero_point), inside
+    quantized, scale = _on_grid(x, scale, zero_point)
+    quantized = jnp.where(
+        (quantized >= -(2.0**63)) & (quantized < 2.0**63), jnp.trunc(quantized), -jnp.inf
+    )
+    inside = (quant_min <= quantized) & (quantized <= quant_max)
+    return _off_grid(jnp.clip(quantized, quant_min, quant_max), scale, zero_point), inside
 
 
 def _on_grid(x: jax.Array, scale: Any, zero_point: Any) -> tuple[jax.Array, jax.Array]:
     """The nearest numbers of the grid, and its scale, which has 32 bits in torch."""
     scale = jnp.asarray(scale).astype(jnp.float32)
     x = x if x.dtype == jnp.float64 else x.astype(jnp.float32)
-    found = jnp.round(x * (1 / scale).astype(x.dtype))
-    return found + jnp.asarray(zero_point).astype(x.dtype), scale
+    rounded = jnp.round(x * (1 / scale).astype(x.dtype))
+    return rounded + jnp.asarray(zero_point).astype(x.dtype), scale
 
 
-def _off_grid(found: jax.Array, scale: jax.Array, zero_point: Any) -> jax.Array:
-    return (found - jnp.asarray(zero_point).astype(found.dtype)).astype(jnp.float32) * scale
+def _off_grid(quantized: jax.Array, scale: jax.Array, zero_point: Any) -> jax.Array:
+    return (quantized - jnp.asarray(zero_point).astype(quantized.dtype)).astype(jnp.float32) * scale

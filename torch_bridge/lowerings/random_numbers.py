@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from .argument_forms import cast, floating, number, whole_dtype, wide
+from .argument_forms import as_scalar, cast, floating, index_dtype, wide
 from .memory_order import lower_cloned, lower_elementwise
 from .registry import lower
 
@@ -36,7 +36,7 @@ def _open_uniform(key: jax.Array, x: jax.Array) -> jax.Array:
     return jax.random.uniform(key, x.shape, dtype, minval=jnp.finfo(dtype).tiny)
 
 
-def _whole(
+def _integers(
     key: jax.Array,
     shape: Sequence[int],
     low: int,
@@ -46,16 +46,16 @@ def _whole(
     """Whole numbers in [low, high), or in as much of that as the dtype holds."""
     bounds = jnp.iinfo(dtype or jnp.int64)
     low, high = max(int(low), int(bounds.min)), min(int(high), int(bounds.max) + 1)
-    bits = whole_dtype(low, high)
+    bits = index_dtype(low, high)
     if bits == jnp.int32 and high <= jnp.iinfo(bits).max:
         return jax.random.randint(key, shape, low, high, bits)
     if high - low == 2**64:
         return jax.random.bits(key, shape, jnp.uint64).astype(dtype or jnp.int64)
     span = jnp.uint64 if high - low > 2**63 - 1 else jnp.int64
     first, end = (jnp.asarray(n, span) for n in (0, high - low))
-    found = jax.random.randint(key, shape, first, end, span)
+    drawn = jax.random.randint(key, shape, first, end, span)
     start = jnp.asarray(low, jnp.int64 if low < 2**63 else jnp.uint64).astype(span)
-    return (found + start).astype(dtype or jnp.int64)
+    return (drawn + start).astype(dtype or jnp.int64)
 
 
 @lower("aten::rand", "aten::rand.generator", random=True)
@@ -104,7 +104,7 @@ def randint_low(
     dtype: np.dtype | None = None,
 ) -> jax.Array:
     """Whole numbers in [low, high)."""
-    return _whole(key, tuple(size), low, high)
+    return _integers(key, tuple(size), low, high)
 
 
 @lower_cloned(
@@ -132,7 +132,7 @@ def randint_like_low(
 @lower("aten::randperm", "aten::randperm.generator", random=True)
 def randperm(key: jax.Array, n: int, *, dtype: np.dtype | None = None) -> jax.Array:
     """The numbers 0 .. n - 1 in random order."""
-    return jax.random.permutation(key, jax.lax.iota(whole_dtype(n), n))
+    return jax.random.permutation(key, jax.lax.iota(index_dtype(n), n))
 
 
 @lower("aten::random", random=True)
@@ -151,8 +151,8 @@ def random_from(key: jax.Array, x: jax.Array, low: int, high: int | None) -> jax
     dtype = x.dtype if jnp.issubdtype(x.dtype, jnp.integer) else None
     if high is None:
         high = int(jnp.iinfo(dtype or jnp.int64).max) + 1
-    with jax.enable_x64(True):  # floats of 32 bits hold whole numbers beyond 32, roughly
-        return _whole(key, x.shape, low, high, dtype).astype(x.dtype)
+    with jax.enable_x64(True):  # float32 represents integers beyond 32 bits only roughly
+        return _integers(key, x.shape, low, high, dtype).astype(x.dtype)
 
 
 @lower("aten::random.to", random=True)
@@ -163,7 +163,7 @@ def random_to(key: jax.Array, x: jax.Array, high: int) -> jax.Array:
 
 @lower("aten::bernoulli", random=True)
 def bernoulli(key: jax.Array, x: jax.Array) -> jax.Array:
-    """1 with the probability in each place of `x`, else 0."""
+    """1 with the probability in each element of `x`, else 0."""
     return cast(jax.random.bernoulli(key, wide(x)), x.dtype)
 
 
@@ -193,7 +193,7 @@ def _normal_shape(
     meta=_normal_shape,
 )
 def normal(key: jax.Array, mean: jax.Array | float, std: jax.Array | float = 1.0) -> jax.Array:
-    """Normal with the mean and deviation in each place."""
+    """Normal with elementwise mean and deviation."""
     mean, std = floating(wide(jnp.asarray(mean))), floating(wide(jnp.asarray(std)))
     shape = jnp.broadcast_shapes(mean.shape, std.shape)
     return mean + std * _normal(key, shape, jnp.result_type(mean, std))
@@ -268,7 +268,7 @@ def geometric(key: jax.Array, x: jax.Array, p: jax.Array | float) -> jax.Array:
 
 @lower("aten::poisson", random=True)
 def poisson(key: jax.Array, x: jax.Array) -> jax.Array:
-    """Poisson with the rate in each place of `x`."""
+    """Poisson with the rate in each element of `x`."""
     return jax.random.poisson(_threefry(key), wide(x)).astype(x.dtype)
 
 
@@ -287,7 +287,7 @@ def binomial(key: jax.Array, count: jax.Array, prob: jax.Array) -> jax.Array:
 
 @lower("aten::_standard_gamma", random=True, meta=lambda x, *_: torch.empty_like(x))
 def standard_gamma(key: jax.Array, x: jax.Array) -> jax.Array:
-    """Gamma with the shape parameter in each place of `x`."""
+    """Gamma with the shape parameter in each element of `x`."""
     return jax.random.gamma(key, wide(x)).astype(x.dtype)
 
 
@@ -333,7 +333,7 @@ def native_dropout(
 def native_dropout_backward(
     grad_output: jax.Array, mask: jax.Array, scale: jax.Array | float
 ) -> jax.Array:
-    """The gradient of dropout: the kept places, scaled."""
+    """The gradient of dropout: the kept elements, scaled."""
     return jnp.where(mask, wide(grad_output) * scale, 0)
 
 
@@ -352,6 +352,6 @@ def rrelu_with_noise(
     if not training:
         return jnp.where(x <= 0, x * ((lower + upper) / 2), x), noise
     drawn = jax.random.uniform(key, x.shape, _drawn(x.dtype), minval=lower, maxval=upper)
-    slopes = drawn.astype(x.dtype)
-    slopes = jnp.where(x <= 0, slopes, number(1, x.dtype))
-    return x * slopes, slopes
+    slope_samples = drawn.astype(x.dtype)
+    slope_samples = jnp.where(x <= 0, slope_samples, as_scalar(1, x.dtype))
+    return x * slope_samples, slope_samples

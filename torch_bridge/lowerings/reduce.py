@@ -26,7 +26,7 @@ from .argument_forms import (
     axes,
     axis,
     cast,
-    first_place,
+    first_index,
     floating,
     lengths,
     wide,
@@ -36,7 +36,7 @@ from .block_operators import by_shards
 from .extremes import largest, smallest
 from .log_sum import running
 from .registry import lower
-from .unsharded_axes import diagonal, whole
+from .unsharded_axes import diagonal, unsharded
 
 
 @lower("aten::sum", "aten::sum.dim_IntList")
@@ -123,7 +123,7 @@ def var_mean(
     correction: float | None = None,
     keepdim: bool = False,
 ):
-    """Variance with divisor `n - correction` (1 unless given), and the mean."""
+    """Variance with divisor `n - correction` (1 by default), and the mean."""
     along = axes(dim, x.ndim)
     x = wide(x)
     center = averaged(x, along, keepdims=True)
@@ -194,36 +194,36 @@ def aminmax(
 @lower("aten::argmax")
 def argmax(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
     """Place of the first largest element, or of the first NaN."""
-    return _place(jax.lax.argmax, x, dim, keepdim)
+    return _arg_reduce(jax.lax.argmax, x, dim, keepdim)
 
 
 @lower("aten::argmin")
 def argmin(x: jax.Array, dim: int | None = None, keepdim: bool = False) -> jax.Array:
     """Place of the first smallest element, or of the first NaN."""
-    return _place(jax.lax.argmin, x, dim, keepdim)
+    return _arg_reduce(jax.lax.argmin, x, dim, keepdim)
 
 
 @lower("aten::max.dim")
 def max_dim(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Largest element along an axis, and its place."""
+    """Largest element along an axis, and its index."""
     return amax(x, dim, keepdim), argmax(x, dim, keepdim)
 
 
 @lower("aten::min.dim")
 def min_dim(x: jax.Array, dim: int, keepdim: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Smallest element along an axis, and its place."""
+    """Smallest element along an axis, and its index."""
     return amin(x, dim, keepdim), argmin(x, dim, keepdim)
 
 
-def _place(
+def _arg_reduce(
     function: Callable[..., jax.Array], x: jax.Array, dim: int | None, keepdim: bool
 ) -> jax.Array:
     if x.ndim == 0:
         return jnp.zeros((), jnp.int32)
     if dim is not None:
-        return first_place(function, x, dim, keepdims=keepdim)
-    found = first_place(function, x.reshape(-1), 0)
-    return found.reshape((1,) * x.ndim) if keepdim else found
+        return first_index(function, x, dim, keepdims=keepdim)
+    index = first_index(function, x.reshape(-1), 0)
+    return index.reshape((1,) * x.ndim) if keepdim else index
 
 
 def _truth_shape(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -232,8 +232,10 @@ def _truth_shape(op: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     def shape(
         x: torch.Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False
     ) -> torch.Tensor:
-        made = op(x, dim, keepdim)
-        return torch.empty(x.shape, dtype=made.dtype, device="meta") if dim in ((), []) else made
+        result = op(x, dim, keepdim)
+        return (
+            torch.empty(x.shape, dtype=result.dtype, device="meta") if dim in ((), []) else result
+        )
 
     return shape
 
@@ -348,7 +350,7 @@ def _where_split(
     """Devices give each other totals, and no rows, where the axis may be split."""
     if by_shards(line):
         return scan_where_split(verb, along, line)
-    return function(whole(line, [along]), along)
+    return function(unsharded(line, [along]), along)
 
 
 def _scan(
@@ -364,7 +366,9 @@ def _scan(
 @lower("aten::logcumsumexp")
 def logcumsumexp(x: jax.Array, dim: int) -> jax.Array:
     """Running `log(sum(exp(x)))`."""
-    return _scan(lambda line, along: running(whole(line, [along]), along), floating(x), dim, None)
+    return _scan(
+        lambda line, along: running(unsharded(line, [along]), along), floating(x), dim, None
+    )
 
 
 @lower("aten::hash_tensor")
@@ -375,6 +379,6 @@ def hash_tensor(
     kind = jnp.float64 if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.int64
     bits = jax.lax.bitcast_convert_type(x.astype(kind), jnp.uint64)
     along = axes(dim, x.ndim)
-    bits = whole(bits, along)  # XLA's CPU devices cannot combine what each of them finds
-    found = jax.lax.reduce(bits, np.uint64(0), jax.lax.bitwise_xor, along)
-    return jnp.expand_dims(found, along) if keepdim else found
+    bits = unsharded(bits, along)  # XLA's CPU devices cannot combine what each of them finds
+    hashed = jax.lax.reduce(bits, np.uint64(0), jax.lax.bitwise_xor, along)
+    return jnp.expand_dims(hashed, along) if keepdim else hashed

@@ -35,19 +35,19 @@ class Lowering:
     Attributes:
         name: schema name with overload, such as `aten::add.Tensor`.
         function: the pure JAX function.
-        promote: what happens to tensor arguments (and number arguments in tensor places) before
+        promote: what happens to tensor arguments (and scalars passed as tensor arguments) before
             the call. `"none"`: nothing; `"inputs"`: all are cast to `torch.result_type` of them;
             `"math"`: the same, but 16-bit floats are computed in float32, as torch does, and the
             result is rounded once; `"float"`: like `"math"`, and integers and bool become the
             default float dtype.
-        lift: names of number arguments that change between steps (learning rates, bias
-            corrections). A float given there arrives as a 0-d array, so that its value is an input
+        lift: names of scalar arguments that change between steps (learning rates, bias
+            corrections). A float argument arrives as a 0-d array, so that its value is an input
             of the compiled program and never a reason to recompile.
-        random: the function takes a JAX PRNG key before all other arguments. The name of a number
-            argument says that it draws only where that is not 0; the key is None elsewhere.
-        writes: names of arguments that torch updates though the schema may not say so. The function
-            returns their new values after its ordinary results (None for one that was None).
-        strided: the function takes `contiguous=`, whether the first tensor lies in row-major order
+        random: the function takes a JAX PRNG key before all other arguments. The name of a scalar
+            argument: it draws only where that argument is not 0; else the key is None.
+        writes: names of arguments that torch updates though the schema may not declare so. The
+            function returns their new values after its results (None for one that was None).
+        strided: the function takes `contiguous=`, whether the first tensor is in row-major order
             (torch's gradient formulas of some operators depend on it).
         meta: gives the results' shapes and dtypes where torch has no kernel for `meta` tensors: a
             function of the operator's arguments, with `meta` tensors in, and `meta` tensors out.
@@ -112,7 +112,7 @@ def lower(
 def register_lowering(
     name: str, function: Callable[..., Any], *, promote: Promotion = "none"
 ) -> Callable[..., Any]:
-    """Teach the `jax` device an operator, or replace how it computes one.
+    """Register the lowering of an operator for the `jax` device, or replace it.
 
     Args:
         name: schema name, `"aten::relu"` or `"mylib::op.overload"`.
@@ -149,7 +149,7 @@ def named(name: str) -> Lowering:
 
 
 def shape_function(op: OpOverload) -> Callable[..., Any]:
-    """What to run on `meta` tensors to learn the results' shapes: `op`, unless we know better."""
+    """What to run on `meta` tensors to learn the results' shapes: `op`, or an override."""
     lowering = _TABLE.get(op.name())
     return op if lowering is None or lowering.meta is None else lowering.meta
 

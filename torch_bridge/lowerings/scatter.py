@@ -6,7 +6,7 @@
 Array([2., 0., 4.], dtype=float32)
 
 An index out of range is an error in torch; here its write is dropped. Which of several writes to
-one place wins is open in both.
+one index wins is unspecified in both.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
-from .argument_forms import at_least_1d, axis, number, whole_dtype, wide
-from .argument_forms import places as narrowed
+from .argument_forms import as_scalar, at_least_1d, axis, index_dtype, wide
+from .argument_forms import in_bounds_indices as narrowed
 from .extremes import written
-from .index import order, places
+from .index import index_arrays, order
 from .memory_order import lower_cloned, lower_contiguous
 from .one_index_scatter import leading, write
 from .registry import lower
-from .unsharded_axes import whole
+from .unsharded_axes import unsharded
 
 _ADD, _MULTIPLY = "add", "multiply"
 _METHODS = {
@@ -56,16 +56,16 @@ def index_put(
 ) -> jax.Array:
     """`x` with `x[indices]` replaced by (or, accumulating, increased by) `values`."""
     values = values.astype(x.dtype)
-    given = [(d, index) for d, index in enumerate(indices) if index is not None]
-    if len(given) == 1 and given[0][1].dtype in (bool, jnp.uint8):
-        return _mask_put(x, *given[0], values, accumulate)
-    return _write(x, places(x, indices), values, "sum" if accumulate else None)
+    indexed = [(d, index) for d, index in enumerate(indices) if index is not None]
+    if len(indexed) == 1 and indexed[0][1].dtype in (bool, jnp.uint8):
+        return _mask_put(x, *indexed[0], values, accumulate)
+    return _write(x, index_arrays(x, indices), values, "sum" if accumulate else None)
 
 
 def _mask_put(
     x: jax.Array, lead: int, mask: jax.Array, values: jax.Array, accumulate: bool
 ) -> jax.Array:
-    """A write at one mask, behind `lead` whole axes: a choice, or an ordered read of `values`."""
+    """A write at one mask after `lead` full slices: a select, or an ordered read of `values`."""
     mask = mask.astype(bool)
     behind = x.ndim - lead - mask.ndim
     values = values.reshape((1,) * (lead + 1 + behind - values.ndim) + values.shape)
@@ -76,8 +76,8 @@ def _mask_put(
         spread = values.reshape(*before, *(1,) * mask.ndim, *after)
     else:
         at = jnp.where(
-            mask.sum(dtype=whole_dtype(mask.size)) == count, order(mask), count
-        )  # another number of places: NaN
+            mask.sum(dtype=index_dtype(mask.size)) == count, order(mask), count
+        )  # a mismatched count: NaN
         spread = jnp.take(values, at, axis=lead, mode="fill")
     mask = mask.reshape(*mask.shape, *(1,) * behind)
     return jnp.where(mask, x + spread if accumulate else spread, x)
@@ -88,13 +88,13 @@ def masked_index_put(
     x: jax.Array, mask: jax.Array, indices: Sequence[jax.Array | None], values: jax.Array
 ) -> jax.Array:
     """`x` with `x[indices]` increased by `values` where the mask is set."""
-    values = jnp.where(mask.astype(bool), values, number(0, values.dtype)).astype(x.dtype)
-    return _write(x, places(x, indices), values, "sum", mode="clip")
+    values = jnp.where(mask.astype(bool), values, as_scalar(0, values.dtype)).astype(x.dtype)
+    return _write(x, index_arrays(x, indices), values, "sum", mode="clip")
 
 
 @lower("aten::scatter.src")
 def scatter(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
-    """`x` with the places that `index` names along an axis replaced by `src`."""
+    """`x` with the elements at `index` along an axis replaced by `src`."""
     along = axis(dim, x.ndim) if x.ndim else 0
     if not _is_batch(x, along, index):
         return _scatter(x, dim, index, src, None)
@@ -105,13 +105,13 @@ def scatter(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Arr
 def scatter_value(
     x: jax.Array, dim: int, index: jax.Array, value: jax.Array | complex
 ) -> jax.Array:
-    """`x` with the places that `index` names along an axis replaced by a number."""
-    return scatter(x, dim, index, jnp.broadcast_to(number(value, x.dtype), index.shape))
+    """`x` with the elements at `index` along an axis replaced by a scalar."""
+    return scatter(x, dim, index, jnp.broadcast_to(as_scalar(value, x.dtype), index.shape))
 
 
 @lower("aten::scatter_add")
 def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
-    """`x` with `src` added at the places that `index` names along an axis."""
+    """`x` with `src` added at `index` along an axis."""
     along = axis(dim, x.ndim) if x.ndim else 0
     if x.dtype == bool or not _is_batch(x, along, index):
         return _scatter(x, dim, index, src, "sum")
@@ -120,8 +120,8 @@ def scatter_add(x: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax
 
 def _is_batch(x: jax.Array, along: int, index: jax.Array) -> bool:
     """Whether each line of `x` along an axis has its own line of `index`."""
-    beside = [d for d in range(x.ndim) if d != along]
-    return index.size > 1 and all(index.shape[d] == x.shape[d] for d in beside)
+    other_dims = [d for d in range(x.ndim) if d != along]
+    return index.size > 1 and all(index.shape[d] == x.shape[d] for d in other_dims)
 
 
 def _in_batches(
@@ -131,28 +131,28 @@ def _in_batches(
     index: jax.Array,
     src: jax.Array,
 ) -> jax.Array:
-    """A scatter of JAX's along one axis, for each place beside it."""
+    """A JAX scatter along one axis, for each index of the other axes."""
     index = narrowed(index, x.shape[along])
-    beside = tuple(d for d in range(x.ndim) if d != along)
+    other_dims = tuple(d for d in range(x.ndim) if d != along)
     # Said as a batch of scatters, which a mesh splits like any batch. Where what is added is split
     # along the axis of the scatter, XLA's partitioner gives wrong sums for some other layouts.
-    index, src = whole(index, [along]), whole(src, [along])
-    numbers = jax.lax.ScatterDimensionNumbers(
+    index, src = unsharded(index, [along]), unsharded(src, [along])
+    dimensions = jax.lax.ScatterDimensionNumbers(
         update_window_dims=(),
         inserted_window_dims=(along,),
         scatter_dims_to_operand_dims=(along,),
-        operand_batching_dims=beside,
-        scatter_indices_batching_dims=beside,
+        operand_batching_dims=other_dims,
+        scatter_indices_batching_dims=other_dims,
     )
     src = leading(src, index.shape).astype(x.dtype)
-    return function(x, index[..., None], src, numbers, mode="drop")
+    return function(x, index[..., None], src, dimensions, mode="drop")
 
 
 @lower("aten::scatter.reduce")
 def scatter_with(
     x: jax.Array, dim: int, index: jax.Array, src: jax.Array, *, reduce: str
 ) -> jax.Array:
-    """`x` with `src` added or multiplied in at the places that `index` names."""
+    """`x` with `src` added or multiplied in at `index`."""
     return _scatter(x, dim, index, src, reduce)
 
 
@@ -160,8 +160,8 @@ def scatter_with(
 def scatter_value_with(
     x: jax.Array, dim: int, index: jax.Array, value: jax.Array | complex, *, reduce: str
 ) -> jax.Array:
-    """`x` with a number added or multiplied in at the places that `index` names."""
-    src = jnp.broadcast_to(number(value, x.dtype), index.shape)
+    """`x` with a scalar added or multiplied in at `index`."""
+    src = jnp.broadcast_to(as_scalar(value, x.dtype), index.shape)
     return _scatter(x, dim, index, src, reduce)
 
 
@@ -175,7 +175,7 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> jax.Array:
-    """`x` with `src` reduced into the places that `index` names, with or without what was there."""
+    """`x` with `src` reduced into the elements at `index`, with or without their old values."""
     return _scatter(x, dim, index, src, reduce, include_self)
 
 
@@ -235,11 +235,11 @@ def _write(
 def _identity(reduce: str, dtype: np.dtype) -> jax.Array:
     """What leaves other numbers unchanged under a reduction."""
     if _METHODS[reduce] in (_ADD, _MULTIPLY):
-        return number(int(_METHODS[reduce] == _MULTIPLY), dtype)
+        return as_scalar(int(_METHODS[reduce] == _MULTIPLY), dtype)
     sign = -1 if reduce == "amax" else 1
     if jnp.issubdtype(dtype, jnp.inexact):
-        return number(sign * jnp.inf, dtype)
-    return number(jnp.iinfo(dtype).max if sign > 0 else jnp.iinfo(dtype).min, dtype)
+        return as_scalar(sign * jnp.inf, dtype)
+    return as_scalar(jnp.iinfo(dtype).max if sign > 0 else jnp.iinfo(dtype).min, dtype)
 
 
 def _along(x: jax.Array, dim: int, index: jax.Array) -> tuple[Any, ...]:
@@ -258,7 +258,7 @@ def index_add(
     alpha: jax.Array | complex | None = None,
 ) -> jax.Array:
     """`x` with `alpha source` added to the slices along an axis that `index` names."""
-    scaled = source if alpha is None else source * number(alpha, source.dtype)
+    scaled = source if alpha is None else source * as_scalar(alpha, source.dtype)
     return _index_write(x, dim, index, scaled, "sum")
 
 
@@ -284,8 +284,8 @@ def index_reduce(
 
 @lower_cloned("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor", lift=("value",))
 def index_fill(x: jax.Array, dim: int, index: jax.Array, value: jax.Array | complex) -> jax.Array:
-    """`x` with the slices along an axis that `index` names replaced by a number."""
-    return _index_write(x, dim, index, number(value, x.dtype), None)
+    """`x` with the slices at `index` along an axis replaced by a scalar."""
+    return _index_write(x, dim, index, as_scalar(value, x.dtype), None)
 
 
 def _index_write(

@@ -1,7 +1,7 @@
 """Writes through views, as functions: the array with a slice, a diagonal or a stride replaced.
 
 The gradients of views (`slice_backward`, ..) are the same writes into zeros. A part is padded to
-the size of the whole and chosen by position; GSPMD splits that along any axis, which it cannot do
+the full size and chosen by position; GSPMD splits that along any axis, which it cannot do
 for a scatter.
 
 >>> from isoshard.torch_bridge.lowerings import registry
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch  # noqa: F401  (for the doctest)
 
-from .argument_forms import axis, number
+from .argument_forms import as_scalar, axis
 from .one_index_scatter import put, spread, write_slice
 from .registry import lower
 
@@ -62,7 +62,7 @@ def diagonal_scatter(
     """`x` with the diagonal of the plane of two axes replaced by `src`."""
     dim1, dim2 = axis(dim1, x.ndim), axis(dim2, x.ndim)
     rows, columns = x.shape[dim1], x.shape[dim2]
-    # Element k of the diagonal stands in row k (offset >= 0) or in column k (offset < 0).
+    # Element k of the diagonal is in row k (offset >= 0) or in column k (offset < 0).
     size, across = (rows, -1) if offset >= 0 else (columns, -2)
     along = jnp.expand_dims(spread(src.astype(x.dtype), size, src.ndim - 1, 0, 1), across)
     plane = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
@@ -79,9 +79,9 @@ def as_strided_scatter(
     storage_offset: int | None = None,
 ) -> jax.Array:
     """`x` with the elements of a strided window over its flat form replaced by `src`."""
-    one = src.size == 1
-    places = np.array([storage_offset or 0]) if one else _strided(size, stride, storage_offset)
-    return put(x.reshape(-1), places, src.astype(x.dtype)).reshape(x.shape)
+    single = src.size == 1
+    offsets = np.array([storage_offset or 0]) if single else _strided(size, stride, storage_offset)
+    return put(x.reshape(-1), offsets, src.astype(x.dtype)).reshape(x.shape)
 
 
 @lower("aten::as_strided_copy")
@@ -93,11 +93,11 @@ def as_strided_copy(
 
 
 def _strided(size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> jax.Array:
-    """The flat place of each element of a strided window."""
-    places = jnp.full(tuple(size), storage_offset or 0, jnp.int32)
+    """The flat index of each element of a strided window."""
+    offsets = jnp.full(tuple(size), storage_offset or 0, jnp.int32)
     for dim, step in enumerate(stride):
-        places = places + step * jax.lax.broadcasted_iota(jnp.int32, tuple(size), dim)
-    return places
+        offsets = offsets + step * jax.lax.broadcasted_iota(jnp.int32, tuple(size), dim)
+    return offsets
 
 
 @lower("aten::slice_backward")
@@ -138,9 +138,9 @@ def unfold_backward(
     if not input_sizes:
         return grad_in.reshape(())
     windows = grad_in.shape[dim]
-    places = jnp.arange(windows)[:, None] * step + jnp.arange(size)
+    indices = jnp.arange(windows)[:, None] * step + jnp.arange(size)
     rows = jnp.moveaxis(grad_in, (dim, -1), (0, 1))
-    total = jnp.zeros((input_sizes[dim], *rows.shape[2:]), grad_in.dtype).at[places].add(rows)
+    total = jnp.zeros((input_sizes[dim], *rows.shape[2:]), grad_in.dtype).at[indices].add(rows)
     return jnp.moveaxis(total, 0, dim)
 
 
@@ -148,11 +148,11 @@ def unfold_backward(
 def fill_diagonal(
     x: jax.Array, fill_value: jax.Array | complex, wrap: bool = False
 ) -> tuple[jax.Array]:
-    """`x` with one number on its main diagonal, which `wrap` lets begin anew in tall matrices."""
+    """`x` with a constant main diagonal, which `wrap` restarts in tall matrices."""
     columns = x.shape[-1]
-    places = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
-    row = places % (columns + 1) if wrap and x.ndim == 2 else places
+    indices = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
+    row = indices % (columns + 1) if wrap and x.ndim == 2 else indices
     hit = jnp.ones(x.shape, bool)
     for along in range(1, x.ndim):
         hit &= row == jax.lax.broadcasted_iota(jnp.int32, x.shape, along)
-    return (jnp.where(hit, number(fill_value, x.dtype), x),)
+    return (jnp.where(hit, as_scalar(fill_value, x.dtype), x),)

@@ -12,7 +12,7 @@ and by what comes before: XLA gathers tokens where one more is put before them, 
 marked.
 
 Dropout is that of the *efficient* operator, which gives the two words that the weights were dropped
-by: what is dropped depends on them and on a weight's place, not on how anything lies, and the
+by: what is dropped depends on them and on a weight's position, not on any sharding, and the
 gradient drops the same.
 """
 
@@ -54,11 +54,11 @@ def _forward(
     """The result and the logarithm of its sums, round a ring if the sequence is split."""
     static = _static(q, is_causal, scale, rate)
 
-    def whole(q: jax.Array, k: jax.Array, *others: Any):
-        attend = static if may_split(q.shape, k.shape[-2]) else static.whole
+    def unsharded(q: jax.Array, k: jax.Array, *others: Any):
+        attend = static if may_split(q.shape, k.shape[-2]) else static.unsharded
         return attend(q, k, *others)
 
-    return in_blocks(whole, functools.partial(attend_in_blocks, static))(q, k, v, mask, words)
+    return in_blocks(unsharded, functools.partial(attend_in_blocks, static))(q, k, v, mask, words)
 
 
 def _backward(
@@ -75,10 +75,10 @@ def _backward(
     rate: float = 0.0,
     words: jax.Array | None = None,
 ) -> tuple[jax.Array | None, ...]:
-    """The gradients of query, key, value and mask; the last is None where it is not wanted."""
+    """The gradients of query, key, value and mask; the last is None where it is not required."""
     static = _static(q, is_causal, scale, rate)
 
-    def whole(
+    def unsharded(
         grad: jax.Array,
         q: jax.Array,
         k: jax.Array,
@@ -93,7 +93,7 @@ def _backward(
         return static.unsharded_gradients(grad, q, k, v, mask, None, wants_mask, words)
 
     blocks = functools.partial(gradients_in_blocks, static, wants_mask=wants_mask)
-    return in_blocks(whole, blocks)(grad, q, k, v, mask, logsumexp, products(out, grad), words)
+    return in_blocks(unsharded, blocks)(grad, q, k, v, mask, logsumexp, products(out, grad), words)
 
 
 @lower("aten::_scaled_dot_product_flash_attention_for_cpu")
@@ -181,8 +181,8 @@ def _efficient(
     if key is None:
         return *_forward(q, k, v, attn_bias, is_causal, scale), None, None
     words = words_of(key)
-    found = _forward(q, k, v, attn_bias, is_causal, scale, dropout_p, words)
-    return *found, jax.lax.bitcast_convert_type(words, jnp.int32), None
+    outputs = _forward(q, k, v, attn_bias, is_causal, scale, dropout_p, words)
+    return *outputs, jax.lax.bitcast_convert_type(words, jnp.int32), None
 
 
 def _efficient_gradient_shapes(
@@ -194,11 +194,11 @@ def _efficient_gradient_shapes(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[torch.Tensor | None, ...]:
-    wanted = kwargs["grad_input_mask"] if "grad_input_mask" in kwargs else args[5]
-    given = (query, key, value, attn_bias)
-    wanted = [want and grad is not None for want in wanted]
+    input_mask = kwargs["grad_input_mask"] if "grad_input_mask" in kwargs else args[5]
+    inputs = (query, key, value, attn_bias)
+    input_mask = [want and grad is not None for want in input_mask]
     return tuple(
-        x.new_empty(x.shape) if want else None for x, want in zip(given, wanted, strict=True)
+        x.new_empty(x.shape) if want else None for x, want in zip(inputs, input_mask, strict=True)
     )
 
 
@@ -224,6 +224,6 @@ def _efficient_backward(
         return (None,) * 4
     if dropout_p:
         words = jax.lax.bitcast_convert_type(philox_seed, jnp.uint32)
-    given = (grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale)
-    found = _backward(*given, grad_input_mask[3], dropout_p, words)
-    return tuple(x if want else None for x, want in zip(found, grad_input_mask, strict=True))
+    args = (grad, q, k, v, attn_bias, out, logsumexp, is_causal, scale)
+    grads = _backward(*args, grad_input_mask[3], dropout_p, words)
+    return tuple(x if want else None for x, want in zip(grads, grad_input_mask, strict=True))

@@ -1,4 +1,4 @@
-"""Reductions over consecutive segments of an axis, given by lengths or offsets.
+"""Reductions over consecutive segments of an axis, by lengths or offsets.
 
 Leading axes of `lengths` are batch axes: each row of data has its own segments. An empty segment
 gives the initial value: 0 for a sum, NaN for a mean, the neutral element otherwise.
@@ -41,10 +41,10 @@ def _rows(
 
 def _owners(starts: jax.Array, sizes: jax.Array, count: int) -> jax.Array:
     """The segment that each of `count` elements belongs to; the number of segments for none."""
-    place = jnp.arange(count, dtype=starts.dtype)
-    owner = jnp.searchsorted(starts + sizes, place, side="right")
+    position = jnp.arange(count, dtype=starts.dtype)
+    owner = jnp.searchsorted(starts + sizes, position, side="right")
     first = jnp.min(starts, initial=count)
-    return jnp.where((place >= first) & (owner < starts.shape[0]), owner, starts.shape[0])
+    return jnp.where((position >= first) & (owner < starts.shape[0]), owner, starts.shape[0])
 
 
 def _shape(
@@ -84,7 +84,7 @@ def _segment_reduce(
     count = starts.shape[1]
     start = jnp.asarray(_NEUTRAL[reduce] if initial is None else initial, data.dtype)
 
-    def one(row: jax.Array, starts: jax.Array, sizes: jax.Array) -> jax.Array:
+    def reduce_row(row: jax.Array, starts: jax.Array, sizes: jax.Array) -> jax.Array:
         owner = _owners(starts, sizes, row.shape[0])
         got = _REDUCE[reduce](row, owner, count + 1)[:count]
         size = sizes.reshape(-1, *(1,) * (row.ndim - 1))
@@ -98,7 +98,7 @@ def _segment_reduce(
         empty = jnp.asarray(jnp.nan if initial is None else initial, data.dtype)
         return jnp.where(size == 0, empty, got / jnp.maximum(size, 1))
 
-    return jax.vmap(one)(flat, starts, sizes).reshape(*lead, count, *flat.shape[2:])
+    return jax.vmap(reduce_row)(flat, starts, sizes).reshape(*lead, count, *flat.shape[2:])
 
 
 @lower(
@@ -123,7 +123,7 @@ def _segment_reduce_backward(
     count = starts.shape[1]
     grads, outputs = (x.reshape(flat.shape[0], count, *flat.shape[2:]) for x in (grad, output))
 
-    def one(
+    def row_gradient(
         row: jax.Array, starts: jax.Array, sizes: jax.Array, grad: jax.Array, output: jax.Array
     ) -> jax.Array:
         owner = _owners(starts, sizes, row.shape[0])
@@ -131,12 +131,12 @@ def _segment_reduce_backward(
         safe = jnp.minimum(owner, count - 1)
         if reduce == "mean":
             grad = grad / jnp.maximum(sizes, 1).reshape(-1, *(1,) * (row.ndim - 1))
-        slope = jnp.where(inside, grad[safe], 0)
+        cotangent = jnp.where(inside, grad[safe], 0)
         if reduce in ("max", "min"):
             hit = inside & ((row == output[safe]) | jnp.isnan(row))
             ties = jax.ops.segment_sum(hit.astype(row.dtype), owner, count + 1)[safe]
-            return jnp.where(hit, slope / jnp.maximum(ties, 1), 0)
-        return slope * _others(row, owner) if reduce == "prod" else slope
+            return jnp.where(hit, cotangent / jnp.maximum(ties, 1), 0)
+        return cotangent * _others(row, owner) if reduce == "prod" else cotangent
 
     def _others(row: jax.Array, owner: jax.Array) -> jax.Array:
         start = 1.0 if initial is None else initial
@@ -146,4 +146,4 @@ def _segment_reduce_backward(
         without = jnp.where(zero, rest, rest / jnp.where(zero, 1, row))
         return jnp.where(zeros > zero, 0, without)
 
-    return jax.vmap(one)(flat, starts, sizes, grads, outputs).reshape(data.shape)
+    return jax.vmap(row_gradient)(flat, starts, sizes, grads, outputs).reshape(data.shape)

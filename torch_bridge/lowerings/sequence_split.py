@@ -1,10 +1,10 @@
 """Whether the program being compiled may split the sequence of an attention over devices.
 
-The engine says what it knows before it traces: shapes and layouts of the program's inputs, and the
+Before it traces, the engine declares shapes and shardings of the program's inputs, and the
 layouts that are marked in it. A sequence of tokens is often made of something else, patches of an
-image or a sum of embeddings, so this is a guess on the safe side. Where it says yes, an attention
-looks again when the compiler has laid everything out, and goes round a ring only then. Where it
-says no (split by batch, or weights by rows and columns) programs stay as they are.
+image or a sum of embeddings, so this is a guess on the safe side. Where it is True, an attention
+reads the shardings that the compiler chose, and is a ring attention only then. Where it is
+False (split by batch, or weights by rows and columns) programs are unchanged.
 
 >>> from isoshard import P, make_mesh
 >>> mesh = make_mesh((2, 4), ("x", "y"))
@@ -39,7 +39,7 @@ _SPLITS: contextvars.ContextVar[tuple[_Split, ...]] = contextvars.ContextVar("sp
 def splitting(
     inputs: Iterable[tuple[tuple[int, ...], Sharding]], marks: Iterable[Sharding]
 ) -> Iterator[None]:
-    """Say how the program being compiled is laid out.
+    """Declare the shardings of the program that is compiled.
 
     Args:
         inputs: shape and layout of each.
@@ -49,9 +49,9 @@ def splitting(
     every += [(None, sharding) for sharding in marks]
     named = [(shape, s) for shape, s in every if isinstance(s, NamedSharding)]
     meshes = {mesh_of(s) for _, s in named}
-    found = [(shape, _axes(s)) for shape, s in named]
-    # JAX compiles an operator that asks for its layout only where all layouts are on one mesh.
-    splits = tuple(split for split in found if split[1]) if len(meshes) == 1 else ()
+    shardings = [(shape, _axes(s)) for shape, s in named]
+    # JAX compiles an operator that queries its sharding only where all layouts are on one mesh.
+    splits = tuple(split for split in shardings if split[1]) if len(meshes) == 1 else ()
     token = _SPLITS.set(tuple(dict.fromkeys(splits)))
     try:
         yield

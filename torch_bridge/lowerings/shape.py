@@ -22,11 +22,11 @@ import torch
 from isoshard.core.extensions import block_pad
 from isoshard.core.lifting.in_blocks import in_blocks
 
-from .argument_forms import axis, cast, number
+from .argument_forms import as_scalar, axis, cast
 from .memory_order import as_images, format_of, lower_cloned, lower_contiguous
 from .one_index_scatter import read_slice
 from .registry import lower
-from .unsharded_axes import named, whole
+from .unsharded_axes import named, unsharded
 
 for _name in ("clone", "lift_fresh_copy", "alias_copy", "detach_copy"):
     lower(f"aten::{_name}")(lambda x: x)
@@ -86,9 +86,9 @@ def roll(x: jax.Array, shifts: int | Sequence[int], dims: int | Sequence[int] = 
 
 def _rot90_shape(x: torch.Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> torch.Tensor:
     """torch's other kernels turn by a flip, which keeps strides, and a transposition."""
-    made = torch.ops.aten.rot90(x, k, dims)
+    result = torch.ops.aten.rot90(x, k, dims)
     if k % 4 == 0:
-        return made
+        return result
     flipped = x.clone()
     return flipped if k % 4 == 2 else flipped.transpose(*dims)
 
@@ -126,9 +126,9 @@ def triu(x: jax.Array, diagonal: int = 0) -> jax.Array:
 
 
 def _pixels_shuffled(x: torch.Tensor, upscale_factor: int) -> torch.Tensor:
-    made = torch.ops.aten.pixel_shuffle.default(x, upscale_factor)
+    result = torch.ops.aten.pixel_shuffle.default(x, upscale_factor)
     format = format_of(x)
-    return made if format is None else made.contiguous(memory_format=format)
+    return result if format is None else result.contiguous(memory_format=format)
 
 
 @lower("aten::pixel_shuffle", meta=_pixels_shuffled)
@@ -167,19 +167,21 @@ def channel_shuffle(x: jax.Array, groups: int) -> jax.Array:
 
 @lower("aten::constant_pad_nd")
 def constant_pad_nd(x: jax.Array, pad: Sequence[int], value: complex = 0) -> jax.Array:
-    """`value` around the array; pairs (before, after) from the last axis on, negative ones cut."""
+    """`value` around the array; pairs (before, after) from the last axis on, negative ones crop."""
     pairs = _pairs(pad, x.ndim)
     if min(pad, default=0) < 0:
-        x, pairs = _cut(x, pairs)
+        x, pairs = _cropped(x, pairs)
     # XLA's partitioner ends the process when a part is taken out of the padding of a split axis.
-    x = whole(x, [axis for axis, pair in enumerate(pairs) if any(pair)])
-    return jax.lax.pad(x, number(value, x.dtype), [(lo, hi, 0) for lo, hi in pairs])
+    x = unsharded(x, [axis for axis, pair in enumerate(pairs) if any(pair)])
+    return jax.lax.pad(x, as_scalar(value, x.dtype), [(lo, hi, 0) for lo, hi in pairs])
 
 
-def _cut(x: jax.Array, pairs: Sequence[tuple[int, int]]) -> tuple[jax.Array, list[tuple[int, int]]]:
-    """The array without what negative pairs cut, and the pairs that are left.
+def _cropped(
+    x: jax.Array, pairs: Sequence[tuple[int, int]]
+) -> tuple[jax.Array, list[tuple[int, int]]]:
+    """The array cropped by negative pairs, and the remaining pairs.
 
-    XLA's partitioner is wrong about a pad that cuts at one end and grows at the other.
+    XLA's partitioner is wrong about a pad that crops at one end and grows at the other.
     """
     starts = [max(0, -low) for low, _ in pairs]
     stops = [size + min(0, high) for size, (_, high) in zip(x.shape, pairs, strict=True)]
@@ -194,19 +196,19 @@ def _pairs(pad: Sequence[int], ndim: int) -> list[tuple[int, int]]:
 
 
 def _pad_as(mode: str) -> Callable[..., jax.Array]:
-    """A pad by the array's own elements; negative padding cuts the padded array."""
+    """A pad by the array's own elements; negative padding crops the padded array."""
 
     def pad(x: jax.Array, padding: Sequence[int]) -> jax.Array:
-        def whole_array(x: jax.Array) -> jax.Array:
+        def pad_array(x: jax.Array) -> jax.Array:
             pairs = _pairs([max(p, 0) for p in padding], x.ndim)
             grown = _edged(x, pairs) if mode == "edge" else jnp.pad(x, pairs, mode=mode)
-            cuts = _pairs([min(p, 0) for p in padding], x.ndim)
-            return _cut(grown, cuts)[0]
+            crops = _pairs([min(p, 0) for p in padding], x.ndim)
+            return _cropped(grown, crops)[0]
 
         def by_halos(u: Any) -> Any:
             return block_pad(u, _pairs(padding, u.ndim), mode)
 
-        return in_blocks(whole_array, by_halos)(x)
+        return in_blocks(pad_array, by_halos)(x)
 
     return pad
 
@@ -237,5 +239,5 @@ for _rank in (1, 2, 3):
     for _name, _pad in (("reflection", _pad_as("reflect")), ("replication", _pad_as("edge"))):
         _padded = f"aten::{_name}_pad{_rank}d"
         lower(_padded, meta=as_images(_padded))(_pad)
-        _slope = f"{_padded}_backward"
-        lower(_slope, meta=as_images(_slope, 1))(_pad_backward(_pad))
+        _backward = f"{_padded}_backward"
+        lower(_backward, meta=as_images(_backward, 1))(_pad_backward(_pad))

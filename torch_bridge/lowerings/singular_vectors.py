@@ -31,7 +31,7 @@ def svd(a: jax.Array, *, full_matrices: bool) -> Factors:
 
     Args:
         a: matrices (.., m, n).
-        full_matrices: whether the vectors are those of the whole spaces.
+        full_matrices: whether the vectors span the full spaces.
     """
 
     def usual(a: jax.Array) -> Factors:
@@ -53,11 +53,11 @@ def by_polar_form(a: jax.Array, full_matrices: bool) -> Factors:
         full_matrices: as for `svd`.
     """
     wide = a.shape[-2] < a.shape[-1]
-    one = functools.partial(_of_tall, full_matrices=full_matrices)
+    decompose = functools.partial(_of_tall, full_matrices=full_matrices)
     for _ in a.shape[:-2]:
-        one = jax.vmap(one)
+        decompose = jax.vmap(decompose)
     with jax.default_matmul_precision("float32"):
-        u, s, vh = one(_transpose(a) if wide else a)
+        u, s, vh = decompose(_transpose(a) if wide else a)
     return (_transpose(vh), s, _transpose(u)) if wide else (u, s, vh)
 
 
@@ -81,7 +81,7 @@ def _of_tall(a: jax.Array, full_matrices: bool) -> Factors:
 
 
 def _orthonormal(u: jax.Array) -> jax.Array:
-    """Orthonormal columns: those that were so stay as they are."""
+    """Orthonormal columns; orthonormal input columns are unchanged."""
     q, r = jnp.linalg.qr(u)
     return jnp.where(jnp.diagonal(r) >= 0, q, -q)
 
@@ -104,9 +104,9 @@ def _tangents(
         inner = _transpose(u) @ da @ v
         ds = jnp.diagonal(inner, axis1=-2, axis2=-1)
         same = jnp.eye(s.shape[-1], dtype=bool)
-        apart = jnp.where(same, 0, 1 / jnp.where(same, 1, (row + column) * (row - column)))
-        du = u @ (apart * (inner * row + _transpose(inner * row)))
-        dv = v @ (apart * (inner * column + _transpose(inner * column)))
+        inverse_gaps = jnp.where(same, 0, 1 / jnp.where(same, 1, (row + column) * (row - column)))
+        du = u @ (inverse_gaps * (inner * row + _transpose(inner * row)))
+        dv = v @ (inverse_gaps * (inner * column + _transpose(inner * column)))
         if m > n:
             du = du + (da @ v - u @ (_transpose(u) @ (da @ v))) / row
         if n > m:

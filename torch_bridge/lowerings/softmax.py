@@ -19,7 +19,7 @@ from .registry import lower
 
 
 def _sum(x: jax.Array, dim: int) -> jax.Array:
-    """The sum along `dim`, which stays; of a 0-d array, itself."""
+    """The sum along `dim`, with `keepdims`; a 0-d array is returned unchanged."""
     return jnp.sum(x, axis=dim, keepdims=True) if x.ndim else x
 
 

@@ -1,8 +1,8 @@
 """Eigenvalues of general matrices, and least squares.
 
 JAX computes the eigenvalues of matrices that are not symmetric on the CPU; on other devices it may
-raise an error, which then says so. Least squares go through singular values, whichever LAPACK
-driver torch names; the drivers differ in what they return beside the solution.
+raise an error with that hint. Least squares go through singular values, whichever LAPACK
+driver torch names; the drivers differ in what they return in addition to the solution.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .singular_vectors import svd
 
 
 def _columns(x: torch.Tensor, shape: Sequence[int], **options: Any) -> torch.Tensor:
-    """A new tensor in whose memory columns lie one after the other, as LAPACK has it."""
+    """A new tensor in column-major order, as LAPACK returns it."""
     *lead, rows, columns = shape
     return x.new_empty((*lead, columns, rows), **options).mT
 

@@ -1,4 +1,4 @@
-"""The whole layers that torch calls in evaluation: attention and the transformer encoder layer.
+"""Fused layers that torch calls in evaluation: attention and the transformer encoder layer.
 
 `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call one operator each where no gradient is
 wanted. `scaled_dot_product_attention` is in `sdpa`.

@@ -1,6 +1,6 @@
-"""What `torch.amp.GradScaler` asks of a device: unscale gradients, look for infinities, adapt.
+"""What `torch.amp.GradScaler` requires of a device: unscale gradients, look for infinities, adapt.
 
-Nothing here reads a value on the host, so a scaled training step stays one program.
+Nothing here reads a value on the host, so a scaled training step is one program.
 """
 
 from __future__ import annotations

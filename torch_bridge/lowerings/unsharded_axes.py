@@ -1,12 +1,12 @@
-"""Axes that XLA's partitioner must find whole.
+"""Axes that must be unsharded for XLA's partitioner.
 
 Some operations cannot be split along some of their axes. A Fourier transform whose axis is split
-into pieces of unequal size ends the process. A running sum takes what the neighbours send for a
-running minimum of the same array, and the zeros that were put before the first piece. A lowering
-asks for the axes that it needs whole; the others stay as they are.
+into shards of unequal size ends the process. A running sum takes what the neighbours send for a
+running minimum of the same array, and the zeros that were put before the first shard. A lowering
+unshards the axes that it requires; the others are unchanged.
 
 >>> x = jax.numpy.ones((2, 3))
->>> whole(x, [1]) is x                           # no mesh, nothing to do
+>>> unsharded(x, [1]) is x                           # no mesh, nothing to do
 True
 """
 
@@ -33,8 +33,8 @@ def on_a_mesh() -> bool:
     return recording() or (mesh is not None and mesh.size > 1)
 
 
-def whole(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """The array with `axes` on every device as a whole; negative ones count from the last."""
+def unsharded(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The array with `axes` replicated; negative axes count from the last."""
     mesh = partition().mesh
     if mesh is None or not axes:
         return x
@@ -45,19 +45,19 @@ def whole(x: jax.Array, axes: Sequence[int]) -> jax.Array:
 
 
 def diagonal(x: jax.Array, offset: int, axis1: int, axis2: int) -> jax.Array:
-    """`jnp.diagonal` of two whole axes.
+    """`jnp.diagonal` of two unsharded axes.
 
     XLA's partitioner takes wrong elements of an axis that is split, where the diagonal is laid out
     over more mesh axes than `x` (jax 0.10.2).
     """
-    return jax.numpy.diagonal(whole(x, [axis1, axis2]), offset, axis1, axis2)
+    return jax.numpy.diagonal(unsharded(x, [axis1, axis2]), offset, axis1, axis2)
 
 
 def named(x: jax.Array) -> jax.Array:
     """The array as one that XLA's partitioner does not take for what it was made of.
 
-    Says nothing of its layout; nothing of it is left in the compiled program. It has to stand
-    before what is cut from it: what comes after the cut is laid out anew as the cut is.
+    Does not constrain its sharding, and leaves nothing in the compiled program. It has to be
+    before a slice of it: what follows the slice is resharded as the slice is.
     """
     mesh = partition().mesh
     if mesh is None or mesh.size == 1:
@@ -67,12 +67,7 @@ def named(x: jax.Array) -> jax.Array:
 
 
 def constrained(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """The array so laid out, but for axes in blocks of unequal sizes: these are not XLA's to split.
-
-    Args:
-        x: traced.
-        sharding: what is asked for; one entry per axis.
-    """
+    """The array constrained to a sharding, but for axes in uneven blocks."""
 
     def even_axes(u: Any) -> Any:
         entries = zip(sharding.spec, u.sizes, strict=True)
@@ -82,5 +77,5 @@ def constrained(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         return UnevenArray(array, u.shape, u.sizes, u.layout)
 
     even = dividing(sharding, x.shape)
-    whole_array = functools.partial(jax.lax.with_sharding_constraint, shardings=even)
-    return in_blocks(whole_array, even_axes)(x)
+    constrain = functools.partial(jax.lax.with_sharding_constraint, shardings=even)
+    return in_blocks(constrain, even_axes)(x)

@@ -6,27 +6,29 @@ torch computes positions in float32, and in float64 for float64 and for bytes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-
-from isoshard.core.extensions import (
-    block_interpolate,
-    by_halos,
-    cotangent_by_halos,
-    resize_operator,
-)
-from isoshard.core.nn.resizing import Taps, matrix_of, ratio_of, resample, smooth_taps
-
+from collections.abc import Sequence
+from isoshard.core.extensions import block_interpolate
+from isoshard.core.extensions import by_halos
+from isoshard.core.extensions import cotangent_by_halos
+from isoshard.core.extensions import resize_operator
+from isoshard.core.nn.resizing import Taps
+from isoshard.core.nn.resizing import matrix_of
+from isoshard.core.nn.resizing import ratio_of
+from isoshard.core.nn.resizing import resample
+from isoshard.core.nn.resizing import smooth_taps
 from . import byte_images
 from .argument_forms import wide
-from .block_operators import by_rows, over_space, pulled_over_space
+from .block_operators import by_rows
+from .block_operators import over_space
+from .block_operators import pulled_over_space
 from .registry import lower
 from .vjp import pull_back
+from typing import Any
+
 
 _FLOAT = np.float32
 _CORNERS = ("linear", "cubic")
@@ -50,22 +52,22 @@ def _taps(
         how: dict[str, Any] = {"align_corners": align_corners, "scale": scale, "dtype": float_type}
         return smooth_taps(mode, np.arange(count), size, count, **how)
     index = np.arange(count, dtype=_FLOAT) + _FLOAT(0.5 if mode == "nearest-exact" else 0)
-    places = np.floor(index * ratio_of(size, count, scale=scale, dtype=_FLOAT)).astype(np.int32)
-    return Taps(np.minimum(places, size - 1)[None], None)
+    indices = np.floor(index * ratio_of(size, count, scale=scale, dtype=_FLOAT)).astype(np.int32)
+    return Taps(np.minimum(indices, size - 1)[None], None)
 
 
 def _resize(x: jax.Array, taps: Sequence[Taps]) -> jax.Array:
     y = wide(x) if taps[0].weights is not None else x
-    for axis, one in zip(range(x.ndim - len(taps), x.ndim), taps, strict=True):
-        y = resample(y, axis, one)
+    for axis, tap in zip(range(x.ndim - len(taps), x.ndim), taps, strict=True):
+        y = resample(y, axis, tap)
     return y.astype(x.dtype)
 
 
 def _matrices(sizes: Sequence[int], taps: Sequence[Any]) -> list[np.ndarray | None]:
     """Of axes whose size changes: torch lets the others be."""
     return [
-        None if size == one.indices.shape[1] else matrix_of(one, size)
-        for size, one in zip(sizes, taps, strict=True)
+        None if size == tap.indices.shape[1] else matrix_of(tap, size)
+        for size, tap in zip(sizes, taps, strict=True)
     ]
 
 
@@ -95,7 +97,7 @@ def _register(name: str, mode: str, rank: int) -> None:
     def ratios(
         shape: Sequence[int], output_size: Sequence[int], options: Sequence[bool | float | None]
     ):
-        """The ratios, and whether corners are aligned; None where sizes say something else."""
+        """The ratios, and whether corners are aligned; None where the sizes define other ratios."""
         scales = [scale for scale in options[flagged:] if scale]
         corners = bool(flagged and options[0])
         if corners or not scales:
@@ -110,7 +112,7 @@ def _register(name: str, mode: str, rank: int) -> None:
     def operator(
         shape: Sequence[int], output_size: Sequence[int], options: Sequence[bool | float | None]
     ):
-        """The same in `iso.domain`, which takes sizes or ratios; None where they say two things."""
+        """The same in `iso.domain`, which takes sizes or ratios; None if both conflict."""
         chosen = ratios(shape, output_size, options)
         if chosen is None:
             return None
@@ -154,8 +156,10 @@ def _register(name: str, mode: str, rank: int) -> None:
         taps = all_taps(shape[-rank:], output_size, options, grad.dtype)
         rows = of_rows(grad, taps, shape, output_size, options)
         if rows is not None:
-            slope = wide(grad)
-            return cotangent_by_halos(rows, slope, jnp.zeros(shape, slope.dtype)).astype(grad.dtype)
+            cotangent = wide(grad)
+            return cotangent_by_halos(rows, cotangent, jnp.zeros(shape, cotangent.dtype)).astype(
+                grad.dtype
+            )
         operated = operator(shape, output_size, options)
 
         def pulled(grad: jax.Array) -> jax.Array:
@@ -170,12 +174,12 @@ def _register(name: str, mode: str, rank: int) -> None:
     ) -> torch.Tensor:
         """torch's shape function for nearest neighbours does not take a batch of none."""
         none = not x.shape[0] and all(x.shape[1:])
-        made = getattr(torch.ops.aten, name).default(
+        result = getattr(torch.ops.aten, name).default(
             torch.empty((1, *x.shape[1:]), dtype=x.dtype, device="meta") if none else x,
             output_size,
             *options,
         )
-        return made[:0] if none else made
+        return result[:0] if none else result
 
     lower(f"aten::{name}", meta=shape)(forward)
     lower(f"aten::{name}_backward")(backward)

@@ -1,6 +1,6 @@
 """The Hurwitz zeta function, and the polygamma functions it gives.
 
-Both are continued to the left of 0: zeta, for a whole exponent, by adding the terms up to 0;
+Both are continued to the left of 0: zeta, for an integer exponent, by adding the terms up to 0;
 polygamma by reflection, with derivatives of the cotangent.
 
 >>> print(_cotangent_derivative(2))
@@ -61,15 +61,15 @@ def _cotangent_derivative(n: int) -> list[int]:
     """The n-th derivative of the cotangent, as a polynomial in it (lowest power first)."""
     powers = [0, 1]
     for _ in range(n):
-        slopes = [k * a for k, a in enumerate(powers)][1:]
-        powers = [-a for a in slopes] + [0, 0]
-        for k, a in enumerate(slopes):
+        coefficients = [k * a for k, a in enumerate(powers)][1:]
+        powers = [-a for a in coefficients] + [0, 0]
+        for k, a in enumerate(coefficients):
             powers[k + 2] -= a
     return powers
 
 
 def _cotangent(turns: jax.Array) -> jax.Array:
-    """The cotangent of pi times a number up to 1/2; exactly 0 there."""
+    """The cotangent of pi times a value up to 1/2; exactly 0 there."""
     steep = jnp.sign(turns) * jnp.tan(math.pi * (0.5 - jnp.abs(turns)))
     return jnp.where(jnp.abs(turns) > 0.25, steep, 1 / jnp.tan(math.pi * turns))
 
@@ -86,8 +86,8 @@ def polygamma(n: int, x: jax.Array) -> jax.Array:
     value = sign * math.factorial(n) * zeta(jnp.full_like(x, n + 1), right)
     fraction = jnp.where(left, x - jnp.round(x), 0.25)
     powers: list[Any] = _cotangent_derivative(n)
-    slope = jnp.polyval(jnp.asarray(powers[::-1], x.dtype), _cotangent(fraction))
-    reflected = -sign * value - math.pi ** (n + 1) * slope
+    derivative = jnp.polyval(jnp.asarray(powers[::-1], x.dtype), _cotangent(fraction))
+    reflected = -sign * value - math.pi ** (n + 1) * derivative
     pole = left & (fraction == 0)
     if n == 1:
         value = jnp.where(x == jnp.inf, 0, value)

@@ -1,14 +1,14 @@
-"""What a device holds of a tensor axis: cut as by `torch.chunk`, for one mesh axis after another.
+"""The local ranges of a tensor axis: split as by `torch.chunk`, for one mesh axis after another.
 
-`Shard` cuts what the mesh axes to its left have left into as many chunks as there are devices: the
-first ones of equal size, the last ones smaller or empty. `_StridedShard` cuts it into parts first,
-each of those into chunks, and a device has the same chunk of every part.
+`Shard` splits what the mesh axes to its left have left into as many chunks as there are devices:
+the first ones of equal size, the last ones smaller or empty. `_StridedShard` splits it into parts
+first, each of those into chunks, and a device has the same chunk of every part.
 
 >>> chunk(0, 5, 4, 2)                                   # the third of four chunks of 5 elements
 (4, 5)
->>> pieces(8, [(2, 0, 4)])                              # strided: the first half of every quarter
+>>> chunk_ranges(8, [(2, 0, 4)])                        # strided: the first half of every quarter
 [(0, 1), (2, 3), (4, 5), (6, 7)]
->>> pieces(8, [(2, 0, 4), (4, 1, 1)])                   # and of those the second of four
+>>> chunk_ranges(8, [(2, 0, 4), (4, 1, 1)])             # and of those the second of four
 [(2, 3)]
 """
 
@@ -39,11 +39,11 @@ def local_shape_and_offset(
         shape: global shape of the tensor.
         mesh_shape: devices along each mesh axis.
         placements: one per mesh axis; `Partial` and `Replicate` split nothing.
-        coordinate: the device's place along each mesh axis.
+        coordinate: the device's index along each mesh axis.
 
     Returns:
-        The local shape, and the place of its first element along each axis: the global extent for
-        an empty part, as DTensor says. A strided part may lie in several pieces.
+        The local shape, and the index of its first element along each axis: the global extent for
+        an empty shard, as in DTensor. A strided shard may be several ranges.
 
     Raises:
         IndexError, SpecError: as `spec_of`.
@@ -70,9 +70,9 @@ def _local(
             steps = [
                 (int(mesh_shape[a]), int(coordinate[a]), factor_of(placements[a])) for a in axes
             ]
-            held = pieces(shape[dim], steps)
-            local[dim] = sum(stop - start for start, stop in held)
-            offset[dim] = held[0][0] if held else shape[dim]
+            chunks = chunk_ranges(shape[dim], steps)
+            local[dim] = sum(stop - start for start, stop in chunks)
+            offset[dim] = chunks[0][0] if chunks else shape[dim]
     return tuple(local), tuple(offset)
 
 
@@ -102,25 +102,25 @@ def block_sizes(
     for block in np.ndindex(*shape):
         at = dict(zip(order, block, strict=True))
         steps = [(mesh.axis_sizes[a], at[a], factor_of(placements[a])) for a in sorted(order)]
-        held = pieces(extent, steps)
-        if len(held) > 1 or (held and held[0][0] != end):
+        chunks = chunk_ranges(extent, steps)
+        if len(chunks) > 1 or (chunks and chunks[0][0] != end):
             raise UnrepresentableError(
                 f"tensor axis {dim} of size {extent}, split by {tuple(placements)} over "
-                f"{dict(mesh.shape)}, lies on some device in pieces that are not consecutive "
-                f"({held}): no padded array has these blocks. Pad the axis to a multiple of "
+                f"{dict(mesh.shape)}, has on some device ranges that are not consecutive "
+                f"({chunks}): no padded array has these blocks. Pad the axis to a multiple of "
                 f"{math.prod(shape)}, or redistribute first."
             )
-        end = held[0][1] if held else end
-        sizes.append(sum(stop - start for start, stop in held))
+        end = chunks[0][1] if chunks else end
+        sizes.append(sum(stop - start for start, stop in chunks))
     return tuple(sizes)
 
 
-def pieces(extent: int, steps: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
+def chunk_ranges(extent: int, steps: Iterable[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """What a device holds of an axis, as intervals in order, none empty, none adjacent.
 
     Args:
         extent: elements of the axis.
-        steps: per mesh axis that splits it, from the left: devices, the device's place, and the
+        steps: per mesh axis that splits it, from the left: devices, the device's index, and the
             number of parts of which each is split.
 
     Returns:
@@ -129,29 +129,29 @@ def pieces(extent: int, steps: Iterable[tuple[int, int, int]]) -> list[tuple[int
     have = [(0, extent)] if extent else []
     for devices, at, factor in steps:
         total = sum(stop - start for start, stop in have)
-        parts = [chunk(0, total, factor, part) for part in range(factor)]
+        parts = [chunk(0, total, factor, index) for index in range(factor)]
         have = _select(have, [chunk(*part, devices, at) for part in parts])
     return have
 
 
 def chunk(start: int, stop: int, parts: int, at: int) -> tuple[int, int]:
-    """The chunk `at` of `parts` that `torch.chunk` cuts an interval into."""
+    """The chunk `at` of `parts` of an interval, by `torch.chunk`."""
     step = -(-(stop - start) // parts)
     return min(start + at * step, stop), min(start + (at + 1) * step, stop)
 
 
-def _select(have: list[tuple[int, int]], wanted: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The intervals at `wanted`, which counts within `have`."""
-    found: list[tuple[int, int]] = []
-    for low, high in wanted:
+def _select(have: list[tuple[int, int]], targets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The intervals at `targets`, which counts within `have`."""
+    selected: list[tuple[int, int]] = []
+    for low, high in targets:
         begin = 0
         for start, stop in have:
             first, last = max(low - begin, 0), min(high - begin, stop - start)
             begin += stop - start
             if first >= last:
                 continue
-            if found and found[-1][1] == start + first:
-                found[-1] = (found[-1][0], start + last)
+            if selected and selected[-1][1] == start + first:
+                selected[-1] = (selected[-1][0], start + last)
             else:
-                found.append((start + first, start + last))
-    return found
+                selected.append((start + first, start + last))
+    return selected

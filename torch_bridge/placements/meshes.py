@@ -12,9 +12,9 @@ devices, it is `jax.devices()[r]`.
 True
 
 Among several processes ranks ascend along each dimension of a mesh. Of one where they do not, as
-`[[3, 0], [2, 1]]`, torch says two things: a rank's coordinate is its place in the mesh, but its
+`[[3, 0], [2, 1]]`, torch contradicts itself: a rank's coordinate is its index in the mesh, but its
 collectives put parts together by ascending rank, so `full_tensor()` is no inverse of
-`distribute_tensor`. No layout in JAX is both, and such meshes are refused.
+`distribute_tensor`. No sharding in JAX is both, and such meshes are not supported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from isoshard.torch_bridge.common.argument_types import MeshLike
 
 @cached(256)
 def jax_mesh(device_mesh: MeshLike) -> Mesh:
-    """The mesh of the same devices for JAX, its axes Auto; one of JAX's own stays as it is.
+    """The mesh of the same devices for JAX, its axes Auto; one of JAX's own is returned as it is.
 
     Args:
         device_mesh: a torch `DeviceMesh`, or a mesh in any form that `iso.as_mesh` takes.
@@ -74,7 +74,7 @@ def jax_mesh(device_mesh: MeshLike) -> Mesh:
 def device_mesh_of(mesh: Mesh, device_type: str | None = None) -> Any:
     """The torch `DeviceMesh` of the same devices. Cached.
 
-    One that `jax_mesh` has seen is given back as it was. A new one among several processes starts
+    One that `jax_mesh` has seen is returned as it was. A new one among several processes starts
     process groups: every process of torch's must then make the same meshes in the same order, also
     those it is no part of.
 
@@ -97,12 +97,12 @@ def device_mesh_of(mesh: Mesh, device_type: str | None = None) -> Any:
     """
     mesh = of_type(mesh, AxisType.Auto)
     world = _world()
-    known = _known.get((mesh, device_type))
-    if known is not None and known[1] is world:
-        return known[0]
-    made = _new_device_mesh(mesh, device_type)
-    _remember(mesh, made)
-    return made
+    cached = _device_meshes.get((mesh, device_type))
+    if cached is not None and cached[1] is world:
+        return cached[0]
+    device_mesh = _new_device_mesh(mesh, device_type)
+    _remember(mesh, device_mesh)
+    return device_mesh
 
 
 def rank_mesh_of(mesh: Mesh) -> Any:
@@ -137,8 +137,8 @@ def rank_mesh_of(mesh: Mesh) -> Any:
         )
     if device != jax.devices()[0]:
         raise DeviceError(
-            f"the array lies on {device}, and the only rank of torch's process group is "
-            f"{jax.devices()[0]}: lay it out there, iso.shard(x, mesh, spec)"
+            f"the array is on {device}, and the only rank of torch's process group is "
+            f"{jax.devices()[0]}: shard it there, iso.shard(x, mesh, spec)"
         )
     return device_mesh_of(mesh, _device_type(mesh))
 
@@ -149,19 +149,19 @@ def of_type(mesh: Mesh, kind: AxisType) -> Mesh:
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * len(mesh.axis_names))
 
 
-_known: Bounded[tuple[Mesh, str | None], tuple[Any, Any]] = Bounded(
+_device_meshes: Bounded[tuple[Mesh, str | None], tuple[Any, Any]] = Bounded(
     512, "dtensor: device meshes", agreed=True
 )
 
 
 def _remember(mesh: Mesh, device_mesh: Any) -> None:
     entry = (device_mesh, _world())
-    for stale in [key for key, (_, world) in _known.items() if world is not entry[1]]:
-        del _known[stale]
-    _known[mesh, device_mesh.device_type] = entry
-    found = _known.get((mesh, None))
-    if found is None or found[1] is not entry[1]:
-        _known[mesh, None] = entry
+    for stale in [key for key, (_, world) in _device_meshes.items() if world is not entry[1]]:
+        del _device_meshes[stale]
+    _device_meshes[mesh, device_mesh.device_type] = entry
+    cached = _device_meshes.get((mesh, None))
+    if cached is None or cached[1] is not entry[1]:
+        _device_meshes[mesh, None] = entry
 
 
 def _world() -> Any:
@@ -191,7 +191,7 @@ def _new_device_mesh(mesh: Mesh, device_type: str | None) -> Any:
 
 
 def _check_ascending(ranks: np.ndarray, names: Sequence[str]) -> None:
-    """Refuse a mesh of processes of which torch itself says two things; see the module."""
+    """Raise for a mesh of processes whose ranks torch orders in two ways; see the module."""
     if jax.process_count() == 1:
         return
     for axis, name in enumerate(names):
@@ -203,8 +203,8 @@ def _check_ascending(ranks: np.ndarray, names: Sequence[str]) -> None:
                 ascending = np.sort(ascending, axis=each)
             raise UnrepresentableError(
                 f"the mesh {ranks.tolist()} has the ranks {wrong[0]} along its dimension {name!r}, "
-                "which do not ascend: torch's DTensor splits by the place in the mesh and gathers "
-                "by ascending rank, so parts would change places. Make the mesh of ranks that "
+                "which do not ascend: torch's DTensor splits by the index in the mesh and gathers "
+                "by ascending rank, so shards would be permuted. Make the mesh of ranks that "
                 f"ascend along each dimension, as {ascending.tolist()}"
             )
 

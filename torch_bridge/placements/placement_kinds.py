@@ -120,7 +120,7 @@ def orders_of(
 
     Raises:
         UnrepresentableError: a split factor is that of no order.
-        ShardingError: `mesh_shape` is needed, and not given.
+        ShardingError: `mesh_shape` is required.
         IndexError, SpecError: as `split_axes`.
     """
     split = split_axes(placements, ndim)
@@ -128,7 +128,7 @@ def orders_of(
         return split
     if mesh_shape is None:
         raise ShardingError(
-            f"{tuple(placements)} has split factors, which say an order of mesh axes by their "
+            f"{tuple(placements)} has split factors, which define an order of mesh axes by their "
             "sizes: pass spec_of(placements, ndim, mesh_shape)"
         )
     return [_order(axes, placements, mesh_shape) for axes in split]
@@ -138,7 +138,7 @@ def _order(axes: list[int], placements: Sequence[Any], mesh_shape: Sequence[int]
     """Read an order out of split factors.
 
     From the right, each axis goes where the sizes before it multiply to its factor. Those further
-    left come later and do not count, so there is one such place, but for axes of size 1.
+    left come later and do not count, so there is one such position, but for axes of size 1.
     """
     order: list[int] = []
     for axis in reversed(axes):
@@ -147,13 +147,13 @@ def _order(axes: list[int], placements: Sequence[Any], mesh_shape: Sequence[int]
         if factor in products:
             order.insert(products.index(factor), axis)
         elif mesh_shape[axis] == 1:
-            order.insert(0, axis)  # splits nothing, wherever it stands
+            order.insert(0, axis)  # splits nothing, at any position
         else:
             raise UnrepresentableError(
                 f"mesh axis {axis} has the placement {placements[axis]!r}: it splits each of "
                 f"{factor} parts of tensor axis {placements[axis].dim}, and the mesh axes to its "
                 f"right make {' or '.join(map(str, dict.fromkeys(products)))}, so this is no order "
-                "of mesh axes and no PartitionSpec says it. View that tensor axis as "
+                "of mesh axes and no PartitionSpec expresses it. View that tensor axis as "
                 f"({factor}, -1) and split the second, or redistribute to Shard first."
             )
     return order

@@ -28,31 +28,40 @@ devices, it is `jax.devices()[r]`. Of torch's private names only `_StridedShard`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
-
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-
+from collections.abc import Iterable
+from collections.abc import Sequence
 from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import UnrepresentableError
 from isoshard.core.layout.axis_types import same_grid
-from isoshard.core.layout.mesh import as_mesh, mesh_of
-from isoshard.core.layout.partial_sums import open_spec, reduction, stored, unreduced
-from isoshard.core.layout.spec import axis_names, named_sharding
+from isoshard.core.layout.mesh import as_mesh
+from isoshard.core.layout.mesh import mesh_of
+from isoshard.core.layout.partial_sums import open_spec
+from isoshard.core.layout.partial_sums import reduction
+from isoshard.core.layout.partial_sums import stored
+from isoshard.core.layout.partial_sums import unreduced
+from isoshard.core.layout.spec import axis_names
+from isoshard.core.layout.spec import named_sharding
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge._torch_internals.dtensor_fields import STRIDED_SHARD
 from isoshard.torch_bridge.common.argument_types import MeshLike
-
 from .chunked_axes import block_sizes
 from .chunked_axes import local_shape_and_offset as local_shape_and_offset
 from .meshes import device_mesh_of as device_mesh_of
-from .meshes import jax_mesh, of_type
+from .meshes import jax_mesh
+from .meshes import of_type
 from .meshes import rank_mesh_of as rank_mesh_of
-from .placement_kinds import kind_of, orders_of, reduction_of
+from .placement_kinds import kind_of
+from .placement_kinds import orders_of
+from .placement_kinds import reduction_of
+from jax.sharding import AxisType
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from typing import Any
+
 
 Entry = int | tuple[int, ...] | None
 
@@ -73,7 +82,7 @@ def spec_of(
     Raises:
         IndexError: a dimension is out of range.
         NotImplementedError: a placement is `Partial`: sums that were not taken yet, which a tensor
-            seen as a whole never is.
+            global never is.
         SpecError: a placement is none of torch's, or there are several for one mesh axis.
         UnrepresentableError: a split factor is that of no order of the mesh axes.
         ValueError: there are more or fewer placements than mesh axes.
@@ -87,7 +96,7 @@ def spec_of(
         if kind_of(axis, placement) == "Partial":
             raise NotImplementedError(
                 f"mesh axis {axis} has the placement {placement!r}, which is not supported: a "
-                "tensor here is seen as a whole, so sums over devices are taken already. Use "
+                "tensor here is global, so sums over devices are reduced already. Use "
                 "Shard(dim) or Replicate()."
             )
     orders = orders_of(placements, ndim, mesh_shape)
@@ -116,20 +125,20 @@ def placements_of(sharding: NamedSharding) -> tuple[Any, ...]:
     _check_named(sharding)
     names = sharding.mesh.axis_names
     sizes = [sharding.mesh.shape[name] for name in names]
-    found: list[Any] = [Replicate() for _ in names]
+    placements: list[Any] = [Replicate() for _ in names]
     for name in unreduced(sharding):
-        found[names.index(name)] = Partial(reduction(sharding))
+        placements[names.index(name)] = Partial(reduction(sharding))
     for dim, entry in enumerate(entries_of(sharding.spec)):
         if entry is P.UNCONSTRAINED:
             raise UnrepresentableError(
                 f"{sharding.spec} leaves tensor axis {dim} open (UNCONSTRAINED), and a placement "
-                "says where data lies; ask the array itself for its sharding"
+                "says where data is; use the array's own sharding"
             )
         order = [names.index(name) for name in axis_names(entry)]
         for at, axis in enumerate(order):
             before = [sizes[other] for other in order[:at] if other > axis]
-            found[axis] = _shard(dim, math.prod(before))
-    return tuple(found)
+            placements[axis] = _shard(dim, math.prod(before))
+    return tuple(placements)
 
 
 @cached(8192)
@@ -162,12 +171,12 @@ def placements_on(sharding: NamedSharding, device_mesh: MeshLike, ndim: int) -> 
         return placements_of(sharding)
     if set(ours.devices.flat) != set(theirs.devices.flat):
         raise UnrepresentableError(
-            f"the layout {sharding.spec} lies on devices {_ids(ours)}, and the mesh asked for has "
+            f"the layout {sharding.spec} is on devices {_ids(ours)}, and the requested mesh has "
             f"{_ids(theirs)}: placements move nothing. Reshard onto that mesh first: "
             "iso.reshard(x, mesh, spec)."
         )
-    number = {device: at for at, device in enumerate(theirs.devices.flat)}
-    renamed = np.array([number[device] for device in ours.devices.flat])
+    position = {device: at for at, device in enumerate(theirs.devices.flat)}
+    renamed = np.array([position[device] for device in ours.devices.flat])
     spec = Tiles(renamed[Tiles.from_sharding(stored(sharding), ndim).grid]).to_spec(theirs)
     partial = _partial_axes(sharding, renamed, theirs)
     return placements_of(_named(spec, theirs, partial, ndim, reduction(sharding)))
@@ -243,8 +252,8 @@ def check_count(placements: Sequence[Any], mesh: MeshLike) -> None:
 def _check_named(sharding: Any) -> None:
     if not isinstance(sharding, NamedSharding):
         raise UnrepresentableError(
-            f"a {type(sharding).__name__} names no mesh axes, and placements say something of "
-            "each; lay the array out with iso.reshard(x, mesh, spec) first"
+            f"a {type(sharding).__name__} names no mesh axes, and placements are for "
+            "each; reshard the array with iso.reshard(x, mesh, spec) first"
         )
 
 
@@ -266,27 +275,27 @@ def _partial_axes(sharding: NamedSharding, renamed: np.ndarray, theirs: Mesh) ->
     group_of = np.empty(ours.size, np.int64)
     group_of[renamed] = _groups(ours, names).ravel()
     group_of = group_of.reshape(theirs.devices.shape)
-    found = []
+    axes = []
     for axis, name in enumerate(theirs.axis_names):
         step = (0,) * axis + (slice(None),) + (0,) * (group_of.ndim - axis - 1)
         if theirs.shape[name] > 1 and group_of[step][1] == group_of[step][0]:
-            found.append(name)
-    if _partition(group_of) != _partition(_groups(theirs, found)):
+            axes.append(name)
+    if _partition(group_of) != _partition(_groups(theirs, axes)):
         raise UnrepresentableError(
             f"{sharding.spec} sums over groups of devices that are no axes of the mesh "
             f"{dict(theirs.shape)}; reduce it first: iso.to_dtensor(jax.sharding.reshard(x, P()))"
         )
-    return found
+    return axes
 
 
 def _groups(mesh: Mesh, names: Iterable[str]) -> np.ndarray:
-    """A number per device of a mesh, alike along the axes named."""
+    """A group id per device of a mesh, equal along the named axes."""
     shape = [1 if name in names else size for name, size in mesh.shape.items()]
     return np.broadcast_to(np.arange(math.prod(shape)).reshape(shape), mesh.devices.shape)
 
 
 def _partition(group_of: np.ndarray) -> set[frozenset[int]]:
-    """The sets of devices that share a number."""
+    """The sets of devices that share a group id."""
     flat = group_of.ravel()
     return {frozenset(np.flatnonzero(flat == group).tolist()) for group in np.unique(flat)}
 

@@ -13,11 +13,11 @@ which blocks of the mesh are this process's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from isoshard.core.layout.spec import named_sharding
-from isoshard.core.transfer.process_local import global_shape
-from isoshard.core.transfer.process_local import local_block_indices
-from isoshard.torch_bridge.spmd.mark_errors import MinibatchError
 from typing import Any
+
+from isoshard.core.layout.spec import named_sharding
+from isoshard.core.transfer.process_local import global_shape, local_block_indices
+from isoshard.torch_bridge.spmd.mark_errors import MinibatchError
 
 
 class Split:

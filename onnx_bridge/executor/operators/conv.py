@@ -7,15 +7,19 @@ many convolutions of images that are split along a spatial axis, so these axes a
 from __future__ import annotations
 
 import jax
-from isoshard.core.nn.convolution import halves
-from isoshard.core.nn.convolution import on_channel_axis
-from isoshard.core.nn.convolution import transposed_kernel
-from isoshard.core.nn.convolution import transposed_padding
+from jax import lax
+
+from isoshard.core.nn.convolution import (
+    halves,
+    on_channel_axis,
+    transposed_kernel,
+    transposed_padding,
+)
 from isoshard.onnx_bridge.errors import ModelError
+
 from .registry import operator
 from .unsharded_axes import unsharded
 from .windows import windows_of
-from jax import lax
 
 
 @operator("Conv")

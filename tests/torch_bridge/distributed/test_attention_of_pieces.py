@@ -211,9 +211,9 @@ def test_the_heads_of_a_rank_in_a_whole_tensor(shape):
     ours = parallel.parallelize_module(layer, mesh["tp"], parallel.ColwiseParallel())
     given = r"mesh\['tp'\]" if len(shape) > 1 else "mesh"
     message = (
-        r"invalid for input of size 1024; this tensor is the whole, of 4 times as many elements, "
+        r"invalid for input of size 1024; this tensor is global, of 4 times as many elements, "
         r"and its mesh has 4 devices along 'tp': .* Write -1, or the number of all heads, for "
-        rf"heads // 4; or give pieces .*from_local\(x, {given}, "
+        rf"heads // 4; or pass local tensors .*from_local\(x, {given}, "
     )
     x = torch.randn(4, 8, 32)
     for on_device in (x.to("jax"), distribute_tensor(x, mesh)):

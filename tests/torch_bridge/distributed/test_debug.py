@@ -139,7 +139,7 @@ def test_without_a_mesh_there_are_none():
         linear(torch.ones(2, 4, device="jax")).cpu()
     assert comm_mode.get_total_counts() == 0 and comm_mode.get_sharding_info() == {}
     table = comm_mode.generate_comm_debug_tracing_table()
-    assert "no collectives" in table and "*bias: not laid out" in table
+    assert "no collectives" in table and "*bias: not sharded" in table
 
 
 def test_moves_outside_programs_are_named(mesh):

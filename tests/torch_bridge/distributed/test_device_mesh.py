@@ -81,7 +81,7 @@ def test_flattened(mesh3):
 
 def test_a_part_is_no_mesh_for_marks(mesh3):
     assert xs.mark_sharding(torch.ones(4).to("jax"), mesh3, ("dp",)).partition_spec == P("dp")
-    with pytest.raises(ShardingError, match=r"cut from another mesh.*pass mesh.root"):
+    with pytest.raises(ShardingError, match=r"sliced from another mesh.*pass mesh.root"):
         xs.xla_distribute_tensor(torch.ones(4), mesh3["tp"])
 
 
@@ -112,7 +112,7 @@ def test_what_one_process_does_not_have(mesh3):
 
 
 def test_the_current_mesh(mesh3):
-    with pytest.raises(RuntimeError, match="no device mesh is given and none is active"):
+    with pytest.raises(RuntimeError, match="no device mesh is passed and none is active"):
         current_mesh()
     with mesh3, mesh3["tp"] as inner:
         assert current_mesh() is inner

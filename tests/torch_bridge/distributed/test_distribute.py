@@ -80,10 +80,10 @@ def test_a_new_leaf_of_the_same_kind(mesh):
 def test_distributed_again(mesh):
     here = distribute_tensor(data(8, 8), mesh, [Shard(0), Replicate()])
     assert distribute_tensor(here, mesh, [Shard(0), Replicate()]) is here
-    message = r"laid out already.*to a different placements.*use tensor.red"
+    message = r"sharded already.*to a different placements.*use tensor.red"
     with pytest.raises(ValueError, match=message):
         distribute_tensor(here, mesh, [Shard(1), Replicate()])
-    with pytest.raises(ValueError, match=r"laid out already.*to a different device mesh"):
+    with pytest.raises(ValueError, match=r"sharded already.*to a different device mesh"):
         distribute_tensor(here, init_device_mesh("jax", (8,)), [Shard(1)])
 
 
@@ -189,7 +189,7 @@ def test_what_distribute_tensor_refuses(mesh):
 
 def test_tensors_of_other_worlds_are_refused(mesh):
     local = distribute_tensor(data(8), mesh).to_local()
-    with pytest.raises(RuntimeError, match=r"each device's own tensor, of to_local"):
+    with pytest.raises(RuntimeError, match=r"each device's local tensor, of to_local"):
         distribute_tensor(local, mesh)
     with oracle.ranks((4,)) as torch_mesh:
         theirs = torch_distribute(data(8), torch_mesh, [Shard(0)])
@@ -250,7 +250,7 @@ def test_full_tensor_and_the_layout_of_its_gradient(mesh):
     (gradient,) = torch.autograd.grad((whole**2).sum(), x)
     assert gradient.placements == (Replicate(), Shard(0))
     torch.testing.assert_close(gradient.cpu(), 2 * data(8, 8))
-    with pytest.raises(NotImplementedError, match="taken already"):
+    with pytest.raises(NotImplementedError, match="reduced already"):
         x.full_tensor(grad_placements=[Partial("max"), Replicate()])
 
 
@@ -258,9 +258,9 @@ def test_what_redistribute_refuses(mesh):
     x = distribute_tensor(data(8, 8), mesh, [Shard(0), Shard(1)])
     with pytest.raises(RuntimeError, match="redistribute needs placements"):
         x.redistribute(mesh)
-    with pytest.raises(RuntimeError, match="taken already"):
+    with pytest.raises(RuntimeError, match="reduced already"):
         x.redistribute(placements=[Partial(), Shard(1)])
-    with pytest.raises(RuntimeError, match="no device mesh is given"):
+    with pytest.raises(RuntimeError, match="no device mesh is passed"):
         data(8).to("jax").redistribute(placements=[Shard(0)])
 
 

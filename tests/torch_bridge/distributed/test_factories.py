@@ -96,7 +96,7 @@ def test_refused(mesh):
         dt.zeros(4, layout=torch.sparse_coo, device_mesh=mesh)
     with pytest.raises(ValueError, match="1 placements"):
         dt.zeros(8, device_mesh=mesh, placements=[Shard(0)])
-    with pytest.raises(NotImplementedError, match="taken already"):
+    with pytest.raises(NotImplementedError, match="reduced already"):
         dt.ones(8, device_mesh=mesh, placements=[Partial(), Shard(0)])
-    with pytest.raises(RuntimeError, match="no device mesh is given"):
+    with pytest.raises(RuntimeError, match="no device mesh is passed"):
         dt.ones(8)

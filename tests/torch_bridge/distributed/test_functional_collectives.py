@@ -130,17 +130,20 @@ def test_a_tensor_on_no_mesh_is_each_device_s_own(mesh):
     found = local_map(agree, [Replicate(), Replicate()])(x, x.clone())
     assert found.tolist() == [True] * 8
     assert ours.all_reduce(torch.ones(2, device="jax"), "sum", mesh["tp"]).tolist() == [4.0, 4.0]
-    with pytest.raises(ShardingError, match=r"is one whole: use tensor\.redistribute"):
+    with pytest.raises(ShardingError, match=r"is global: use tensor\.redistribute"):
         ours.all_reduce(x.sum(0), "sum", mesh)
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda t, m: ours.all_reduce(torch.ones(2), "sum", m), "one whole: use"),
+        (lambda t, m: ours.all_reduce(torch.ones(2), "sum", m), "is global: use"),
         (lambda t, m: ours.all_reduce(t, "sum", [0, 1]), "no process groups"),
-        (lambda t, m: ours.all_reduce(t, "sum", init_device_mesh("jax", (4,))), "that lie on"),
-        (lambda t, m: ours.reduce_scatter_tensor(t, "sum", 1, m), "cuts axis 1 .*pad it"),
+        (
+            lambda t, m: ours.all_reduce(t, "sum", init_device_mesh("jax", (4,))),
+            "of local tensors on",
+        ),
+        (lambda t, m: ours.reduce_scatter_tensor(t, "sum", 1, m), "splits axis 1 .*pad it"),
         (lambda t, m: ours.all_to_all_single(t, [1, 7], None, m["dp"]), "of one size"),
     ],
 )
@@ -153,5 +156,5 @@ def test_other_operations_are_refused(mesh):
     mine = own(mesh, parts())
     with pytest.raises(ValueError, match=r"one of \['sum', 'avg', 'min', 'max'\].*'band'"):
         ours.all_reduce(mine, "band", mesh)
-    with pytest.raises(ValueError, match=r"'sum' or 'avg', and was given 'max'"):
+    with pytest.raises(ValueError, match=r"'sum' or 'avg', got 'max'"):
         ours.reduce_scatter_tensor(mine, "max", 0, mesh)

@@ -131,7 +131,7 @@ def test_a_dtensor_of_a_local_tensor_and_a_spec():
         assert t.requires_grad is requires_grad
         assert torch.equal(t.detach().cpu(), local.repeat(4, 1))
     wrong = TensorMeta(torch.Size([2, 3]), (3, 1), torch.float32)
-    with pytest.raises(ShardingError, match=r"whole of shape \(8, 3\)"):
+    with pytest.raises(ShardingError, match=r"tensor of shape \(8, 3\)"):
         DTensor(local, DTensorSpec(mesh, (Shard(0),), wrong), requires_grad=False)
     leaf = torch.ones(2, requires_grad=True)
     with pytest.warns(UserWarning, match=r"call DTensor\.from_local"):

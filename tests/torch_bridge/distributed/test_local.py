@@ -233,12 +233,16 @@ def test_refused(mesh):
         (lambda: of(t, mesh, [Shard(0)]), ValueError, "has 2 dimensions"),
         (lambda: of([t], mesh), ShardingError, "1 local tensors for"),
         (lambda: of(3, mesh), TypeError, "takes tensors, and this is a int"),
-        (lambda: of(distribute_tensor(t, mesh, rows), mesh), RuntimeError, "a whole that lies as"),
+        (
+            lambda: of(distribute_tensor(t, mesh, rows), mesh),
+            RuntimeError,
+            "is global and sharded as",
+        ),
         (lambda: of(t, mesh, shape=(4, 4)), RuntimeError, "both shape and stride"),
         (
             lambda: of(t, mesh, shape=(5, 4), stride=(4, 1)),
             ShardingError,
-            r"a whole of shape \(4, 4\), and shape=\(5, 4\)",
+            r"a tensor of shape \(4, 4\), and shape=\(5, 4\)",
         ),
         (
             lambda: of(t, mesh, shape=(4, 4), stride=(1, 4)),
@@ -250,8 +254,8 @@ def test_refused(mesh):
             NotImplementedError,
             "the reductions are sum, avg, min, max",
         ),
-        (lambda: of(t, mesh, grad_placements=rows), ShardingError, "whose gradients are whole"),
-        (lambda: t.to("jax").to_local(), RuntimeError, "lies on no mesh"),
+        (lambda: of(t, mesh, grad_placements=rows), ShardingError, "whose gradients are global"),
+        (lambda: t.to("jax").to_local(), RuntimeError, "is on no mesh"),
         (
             lambda: whole.to_local(grad_placements=[Shard(0), Shard(1)]),
             ValueError,
@@ -262,7 +266,7 @@ def test_refused(mesh):
             RuntimeError,
             "a manual tensor has a value per device",
         ),
-        (lambda: of(whole.to_local(), other), ShardingError, "these local tensors lie on"),
+        (lambda: of(whole.to_local(), other), ShardingError, "these local tensors are on"),
     ):
         with pytest.raises(error, match=message):
             call()

@@ -67,7 +67,8 @@ def test_wrong_placements_are_refused_or_moved(line):
     x, ours = given(line, ROW, 8, 8)
     total = {"out_placements": [Partial()], "in_placements": (COL,)}
     with pytest.raises(
-        ValueError, match=r"argument 0 .*lies as \(Shard\(dim=0\),\).*asks for \(Shard\(dim=1\),\)"
+        ValueError,
+        match=r"argument 0 .*sharded as \(Shard\(dim=0\),\).*requires \(Shard\(dim=1\),\)",
     ):
         local_map(lambda piece: piece.sum(1), **total)(ours)
     comm_mode = CommDebugMode()
@@ -148,7 +149,7 @@ def test_what_is_refused(line):
         for kind in (ValueError, AssertionError):  # isoshard's, and DTensor's
             with pytest.raises(kind, match=match):
                 local_map(function, out, inside)(ours)
-    with pytest.raises(ValueError, match="result 0 of local_map is a whole tensor laid out"):
+    with pytest.raises(ValueError, match="result 0 of local_map is a global tensor on a mesh"):
         local_map(lambda x: ours, ROW, (ROW,))(ours)
     with pytest.raises(ValueError, match="argument 1 of local_map is a int and has no placements"):
         local_map(torch.cumsum, ROW, (ROW, ROW))(ours, 1)
@@ -157,7 +158,7 @@ def test_what_is_refused(line):
         uneven(torch.ones(8, 6).to("jax"))
     # As in DTensor, None is for a tensor on no mesh, which is whole on every device.
     wrong = local_map(torch.mm, ROW, (ROW, None))
-    with pytest.raises(AssertionError, match=r"argument 1.*lies on a mesh as .*Shard.*expects pl"):
+    with pytest.raises(AssertionError, match=r"argument 1.*is on a mesh as .*Shard.*expects pl"):
         wrong(ours, ours)
     with pytest.raises(ValueError, match=r"argument 1 .*expects placements, where in_placements"):
         wrong(ours, ours * 2)

@@ -148,7 +148,7 @@ def test_wrong_layouts_are_refused(mesh):
     linear = nn.Linear(4, 4)
     style = parallel.ColwiseParallel(output_layouts=Partial("avg"))
     parallel.parallelize_module(linear, mesh["tp"], style)
-    with pytest.raises(ValueError, match=r"P\(avg\) is no layout"):
+    with pytest.raises(ValueError, match=r"P\(avg\) is not a placement"):
         linear(torch.ones(4, 4, device="jax"))
 
 

@@ -212,7 +212,7 @@ def test_local_map_takes_arguments_as_they_lie_along_the_part(mesh):
     out = product(batch(x, mesh), distribute_tensor(weight, mesh, [Replicate(), Shard(0)]))
     torch.testing.assert_close(out.cpu(), x @ weight.T)
     assert seen == [("tp",), (4, 16), ("tp",), (2, 16)]
-    with pytest.raises(ValueError, match=r"lies as \(Shard\(dim=0\),\) .* asks for \(Replicate"):
+    with pytest.raises(ValueError, match=r"sharded as \(Shard\(dim=0\),\) .* requires \(Replicate"):
         local_map(
             columns, [Shard(1)], in_placements=([Shard(0)], [Replicate()]), device_mesh=mesh["tp"]
         )(
@@ -312,7 +312,7 @@ def test_refused(mesh):
         (
             lambda: collectives.all_reduce(t, "sum", mesh["dp"]),
             ShardingError,
-            r"all_reduce over \('dp',\) of pieces over \('tp',\): .*nothing to exchange",
+            r"all_reduce over \('dp',\) of local tensors over \('tp',\): .*nothing to exchange",
         ),
         (
             lambda: xs.disable_manual_sharding(t, (None, None), (4, 8), mesh=xs_mesh),
@@ -327,7 +327,7 @@ def test_refused(mesh):
         (
             lambda: DTensor.from_local(split, part, [Replicate()]),
             RuntimeError,
-            "takes what one device holds",
+            "takes the shard of one device",
         ),
         (lambda: t[0, 0].item(), RuntimeError, "differ, so it cannot be read as one"),
     ):

@@ -373,11 +373,16 @@ def test_torchs_own_styles(place):
 def test_refused(place):
     x = data(6, 16)
     for style, given, error, message in (
-        (RowwiseParallel(output_layouts=Partial()), Shard(-1), NotImplementedError, "parts of a s"),
+        (
+            RowwiseParallel(output_layouts=Partial()),
+            Shard(-1),
+            NotImplementedError,
+            "are partial sums",
+        ),
         (ColwiseParallel(input_layouts=Partial("product")), R, Exception, "product"),
     ):
         with pytest.raises(error, match=message):
             parallelize_module(linear(), place.mesh, style)(place.pieces(x, given, 0))
     ours = parallelize_module(linear(), place.mesh, ColwiseParallel())
-    with pytest.raises(ShardingError, match=r"over \('dp', 'tp'\).*take pieces over the part"):
+    with pytest.raises(ShardingError, match=r"over \('dp', 'tp'\).*local tensors over the part"):
         ours(place.whole(data(8, 16), 0).to_local())

@@ -40,7 +40,7 @@ def test_without_a_mesh_it_is_on_that_of_the_only_rank():
 
 @pytest.mark.usefixtures("group")
 def test_another_device_is_no_rank():
-    with pytest.raises(DeviceError, match=r"lies on .*3.*the only rank .* iso.shard\(x, mesh"):
+    with pytest.raises(DeviceError, match=r"is on .*3.*the only rank .* iso.shard\(x, mesh"):
         iso.to_dtensor(on_device(3))
 
 

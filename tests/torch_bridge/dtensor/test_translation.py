@@ -6,32 +6,36 @@ of ranks 1 to 3, even sizes and sizes that `torch.chunk` cuts unevenly.
 
 import itertools
 import math
-
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from torch.distributed._local_tensor import LocalTensorMode
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import _StridedShard
-
 from isoshard.core.layout.spec import same_layout
 from isoshard.errors import UnrepresentableError
 from isoshard.sharding import Tiles
-from isoshard.torch_bridge.placements.chunked_axes import pieces
-from isoshard.torch_bridge.placements.translation import (
-    jax_mesh,
-    layout_of,
-    local_shape_and_offset,
-    placements_of,
-    spec_of,
-)
+from isoshard.torch_bridge.placements.chunked_axes import chunk_ranges
+from isoshard.torch_bridge.placements.translation import jax_mesh
+from isoshard.torch_bridge.placements.translation import layout_of
+from isoshard.torch_bridge.placements.translation import local_shape_and_offset
+from isoshard.torch_bridge.placements.translation import placements_of
+from isoshard.torch_bridge.placements.translation import spec_of
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from tests import fresh
-from tests.torch_bridge.dtensor.layouts import MESHES, all_placements, in_words, orders, torch_mesh
+from tests.torch_bridge.dtensor.layouts import MESHES
+from tests.torch_bridge.dtensor.layouts import all_placements
+from tests.torch_bridge.dtensor.layouts import in_words
+from tests.torch_bridge.dtensor.layouts import orders
+from tests.torch_bridge.dtensor.layouts import torch_mesh
+from torch.distributed._local_tensor import LocalTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
+
+
 
 UNEVEN = [(5, 3, 7), (1, 11, 2), (13, 0, 9)]
 
@@ -90,7 +94,7 @@ def test_uneven_strided_blocks_are_those_of_torch_or_refused():
             try:
                 layout = layout_of(placements, mesh, (extent,))
             except UnrepresentableError as error:
-                assert "pieces that are not consecutive" in str(error)
+                assert "ranges that are not consecutive" in str(error)
                 refused += 1
             else:
                 check_blocks(layout, held)
@@ -104,7 +108,7 @@ def is_strided(placement):
 
 def test_fsdp_over_tensor_parallel_with_a_block_in_two_pieces():
     placements = (_StridedShard(0, split_factor=2), Shard(0))
-    assert pieces(13, [(3, 2, 2), (2, 0, 1)]) == [(6, 7), (11, 12)]
+    assert chunk_ranges(13, [(3, 2, 2), (2, 0, 1)]) == [(6, 7), (11, 12)]
     with pytest.raises(UnrepresentableError, match=r"size 13.*\[\(6, 7\), \(11, 12\)\].*of 6"):
         layout_of(placements, torch_mesh((3, 2)), (13,))
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from isoshard.torch_bridge.lowerings import registry
-from isoshard.torch_bridge.lowerings.cse import one_program
+from isoshard.torch_bridge.lowerings.cse import shared_program
 from tests.torch_bridge.lowerings.harness import as_cpu, to_array, together
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ def test_forward_and_backward_are_a_gather_and_a_scatter_at_the_same_places():
     backward = registry.find(aten.embedding_dense_backward.default).function
 
     def both(weight, indices, grad):
-        with one_program():
+        with shared_program():
             return forward(weight, indices), backward(grad, indices, 7, -1, False)
 
     program = jax.make_jaxpr(both)(weight, indices, grad).jaxpr

@@ -178,7 +178,7 @@ def test_products_that_cannot_be():
     for args, message in (
         ((a, b, rows, one), r"float32 scales, one for each matrix or \(16, 1\) and \(1, 24\)"),
         ((a, b, one.double(), one), r"scale_a \(\) of torch\.float64"),
-        ((a.float(), b, one, one), r"was given torch\.float32; quantize first"),
+        ((a.float(), b, one, one), r"got torch\.float32; quantize first"),
         ((a, b.t(), one, one), "shapes cannot be multiplied"),
         ((a, b, one, one, rows), "Bias must be size 24"),
     ):

@@ -28,7 +28,7 @@ def test_what_follows_from_layouts(mesh):
         assert partition() == Partition()
     one = SingleDeviceSharding(mesh.devices.flat[0])
     with compiling_for([NamedSharding(mesh, P()), one]):
-        assert partition() == Partition(whole=True)
+        assert partition() == Partition(replicated=True)
     with pytest.raises(ZeroDivisionError), compiling_for([NamedSharding(mesh, P("x"))]):
         raise ZeroDivisionError
     assert partition().mesh is None

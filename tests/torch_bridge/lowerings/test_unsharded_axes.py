@@ -8,7 +8,7 @@ import isoshard as iso
 import isoshard.torch_bridge as xs
 from isoshard import P
 from isoshard.torch_bridge.lowerings.program_partition import compiling_for
-from isoshard.torch_bridge.lowerings.unsharded_axes import whole
+from isoshard.torch_bridge.lowerings.unsharded_axes import unsharded
 
 SPECS = [P(("x", "y")), P(None, ("x", "y")), P("x", "y"), P("y")]
 
@@ -17,7 +17,7 @@ def test_only_the_named_axes_become_whole(mesh):
     split = jax.NamedSharding(mesh, P("x", "y"))
     x = jax.device_put(jnp.zeros((8, 8)), split)
     with compiling_for([split]):
-        got = jax.jit(lambda x: whole(x + 1, [-1]))(x)
+        got = jax.jit(lambda x: unsharded(x + 1, [-1]))(x)
     assert got.sharding.is_equivalent_to(jax.NamedSharding(mesh, P("x")), 2)
 
 

@@ -40,26 +40,26 @@ def distribute_tensor(
 ) -> XLAShardedTensor:
     """Lay a tensor out over a mesh.
 
-    A CPU tensor goes to the devices piece by piece. One on the `jax` device stays as it is: the
+    A CPU tensor goes to the devices shard by shard. One on the `jax` device is not modified: the
     result has memory of its own, and a gradient of its own, as DTensor's has. So one tensor can be
     laid out in several ways. A meta tensor becomes an `empty` one, made in pieces.
 
     Args:
         tensor: a leaf, on any device.
-        device_mesh: a mesh in any form; the current one if not given.
-        placements: one `Shard` or `Replicate` per mesh dimension; whole on every device if not
+        device_mesh: a mesh in any form; by default the current one.
+        placements: one `Shard` or `Replicate` per mesh dimension; replicated if not
             given.
         src_data_rank: makes no difference: one process has the data.
 
     Returns:
-        A new leaf, which requires a gradient if `tensor` does; `tensor` itself if it is laid out
+        A new leaf, which requires a gradient if `tensor` does; `tensor` itself if it is sharded
         so already, as DTensor gives back a DTensor.
 
     Raises:
-        RuntimeError: `tensor` is no leaf, or a tensor of `to_local()`; no mesh is given or current.
-        ValueError: `tensor` is laid out otherwise, or there is not one placement per dimension.
+        RuntimeError: `tensor` is no leaf, or a tensor of `to_local()`; there is no mesh.
+        ValueError: `tensor` is sharded otherwise, or there is not one placement per dimension.
         IndexError: a `Shard` names an axis that the tensor does not have.
-        NotImplementedError: a placement is `Partial`: a whole has no sums to be taken.
+        NotImplementedError: a placement is `Partial`: a global tensor has no partial sums.
         ShardingError: `tensor` is a DTensor of several processes.
 
     Example:
@@ -70,16 +70,16 @@ def distribute_tensor(
         ((Shard(dim=0),), torch.Size([8, 6]), torch.Size([2, 6]))
     """
     _check_tensor(tensor)
-    laid = tensor_placements.layout(tuple(tensor.shape), device_mesh, placements)
+    mesh_placements = tensor_placements.layout(tuple(tensor.shape), device_mesh, placements)
     if isinstance(tensor, XLAShardedTensor) and (present := marks.marked(tensor)) is not None:
-        if not _same(present, laid.sharding, tensor.dim()):
+        if not _same(present, mesh_placements.sharding, tensor.dim()):
             raise ValueError(
-                f"this tensor of shape {tuple(tensor.shape)} is laid out already, by "
+                f"this tensor of shape {tuple(tensor.shape)} is sharded already, by "
                 f"{present.spec} over {device_mesh_of(mesh_of(present))}, and cannot be "
-                f"distributed {_elsewhere(present, laid)}; use "
+                f"distributed {_elsewhere(present, mesh_placements)}; use "
                 "tensor.redistribute(mesh, placements)"
             )
-        return tensor_placements.remember(tensor, laid)
+        return tensor_placements.remember(tensor, mesh_placements)
     if tensor.is_meta:
         here = torch.empty(tensor.shape, dtype=tensor.dtype, device="jax")
     elif isinstance(tensor, XLAShardedTensor):
@@ -87,8 +87,8 @@ def distribute_tensor(
     else:
         here = tensor.to("jax").detach()  # in this order, as only inputs may come to a graph
     if is_traced(here):
-        return moved(here, laid)
-    result = tensor_placements.mark(here, laid).requires_grad_(tensor.requires_grad)
+        return moved(here, mesh_placements)
+    result = tensor_placements.mark(here, mesh_placements).requires_grad_(tensor.requires_grad)
     marks.keep_gradient_layout(result)
     return result
 
@@ -98,12 +98,12 @@ def _check_tensor(tensor: Any) -> None:
         raise TypeError(f"distribute_tensor takes a tensor, and this is a {type(tensor).__name__}")
     if type(tensor).__name__ == "DTensor":
         raise ShardingError(
-            "distribute_tensor takes a whole tensor, and this DTensor is one process's part of "
+            "distribute_tensor takes a global tensor, and this DTensor is one process's part of "
             "one; pass tensor.full_tensor()"
         )
     if isinstance(tensor, ManualTensor):
         raise RuntimeError(
-            "this is each device's own tensor, of to_local(); make it one whole with "
+            "this is each device's local tensor, of to_local(); make it global with "
             "DTensor.from_local(t, mesh, placements)"
         )
     if not tensor.is_leaf:
@@ -119,10 +119,12 @@ def _same(a: Any, b: Any, ndim: int) -> bool:
     return list(here.devices.flat) == list(there.devices.flat) and same_layout(a, b, ndim)
 
 
-def _elsewhere(present: Any, laid: Any) -> str:
-    if mesh_of(present) == mesh_of(laid.sharding):
-        return f"to a different placements, {laid.placements}"
-    return f"to a different device mesh, as {laid.placements} over {laid.mesh}"
+def _elsewhere(present: Any, mesh_placements: Any) -> str:
+    if mesh_of(present) == mesh_of(mesh_placements.sharding):
+        return f"to a different placements, {mesh_placements.placements}"
+    return (
+        f"to a different device mesh, as {mesh_placements.placements} over {mesh_placements.mesh}"
+    )
 
 
 def distribute_module(
@@ -143,13 +145,13 @@ def distribute_module(
             device.
         input_fn: called as `input_fn(module, inputs, device_mesh)` before each forward pass; what
             it returns, unless None, takes the place of the inputs.
-        output_fn: called as `output_fn(module, outputs, device_mesh)` after it; likewise.
+        output_fn: called as `output_fn(module, outputs, device_mesh)` after it.
 
     Returns:
         `module`.
 
     Raises:
-        RuntimeError: it was distributed before; no mesh is given or current.
+        RuntimeError: it was distributed before; no mesh is passed or current.
         ValueError: `input_fn` or `output_fn` takes another number of arguments.
 
     Example:
@@ -165,40 +167,40 @@ def distribute_module(
     if getattr(module, "_distribute_module_applied", False):
         raise RuntimeError(
             f"this {type(module).__name__} was distributed before, and distribute_module should "
-            "only be called once on a module; lay single parameters out again with "
+            "only be called once on a module; reshard single parameters with "
             "parameter.redistribute(..)"
         )
     before = input_fn and with_module("input_fn", input_fn)
     after = output_fn and with_module("output_fn", output_fn)
-    given = device_mesh_of(None) if device_mesh is None else device_mesh
-    mesh = device_mesh_of(given)
-    new: dict[torch.Tensor, Any] = {}  # a tensor that two modules share stays one
+    mesh_like = device_mesh_of(None) if device_mesh is None else device_mesh
+    mesh = device_mesh_of(mesh_like)
+    new: dict[torch.Tensor, Any] = {}  # a tensor that two modules share remains shared
     for name, child in list(module.named_modules()):
         if partition_fn is not None:
-            partition_fn(name, child, given)
+            partition_fn(name, child, mesh_like)
         _replicate(child, mesh, new)
     if before is not None:
-        module.register_forward_pre_hook(lambda mod, inputs: before(mod, inputs, given))
+        module.register_forward_pre_hook(lambda mod, inputs: before(mod, inputs, mesh_like))
     if after is not None:
-        module.register_forward_hook(lambda mod, inputs, outputs: after(mod, outputs, given))
+        module.register_forward_hook(lambda mod, inputs, outputs: after(mod, outputs, mesh_like))
     module._distribute_module_applied = True  # pyrefly: ignore[bad-argument-type]
     return module
 
 
 def _replicate(module: torch.nn.Module, mesh: Any, new: dict[torch.Tensor, Any]) -> None:
-    """Make what is not laid out yet whole on every device."""
+    """Replicate what is not sharded yet."""
     for key, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-        if not _is_laid_out(parameter):
+        if not _is_distributed(parameter):
             if parameter not in new:
-                whole = distribute_tensor(parameter.detach(), mesh)
-                new[parameter] = torch.nn.Parameter(whole, parameter.requires_grad)
+                replicated = distribute_tensor(parameter.detach(), mesh)
+                new[parameter] = torch.nn.Parameter(replicated, parameter.requires_grad)
             module.register_parameter(key, new[parameter])
     for key, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
-        if not _is_laid_out(buffer):
+        if not _is_distributed(buffer):
             if buffer not in new:
                 new[buffer] = distribute_tensor(buffer, mesh)
             setattr(module, key, new[buffer])
 
 
-def _is_laid_out(tensor: torch.Tensor) -> bool:
+def _is_distributed(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, XLAShardedTensor) and marks.marked(tensor) is not None

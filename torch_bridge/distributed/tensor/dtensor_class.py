@@ -1,6 +1,6 @@
-"""`DTensor`: the tensors of the `jax` device that lie on a mesh.
+"""`DTensor`: the tensors of the `jax` device that are on a mesh.
 
-Every tensor there is an `XLAShardedTensor`, on a mesh or not. Scripts ask `isinstance(t, DTensor)`
+Every tensor there is an `XLAShardedTensor`, on a mesh or not. Scripts test `isinstance(t, DTensor)`
 to tell those that are distributed, so the class answers by the layout.
 """
 
@@ -20,7 +20,7 @@ from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 
 class _OnMesh(type(torch.Tensor)):
-    """Whether a tensor is an instance goes by where it lies."""
+    """A tensor is an instance if it is on a mesh."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if not isinstance(instance, XLAShardedTensor) or isinstance(instance, ManualTensor):
@@ -29,7 +29,7 @@ class _OnMesh(type(torch.Tensor)):
 
 
 class DTensor(XLAShardedTensor, metaclass=_OnMesh):
-    """A tensor on a mesh: laid out on one, or to be computed by a program over one.
+    """A tensor on a mesh: sharded over it, or the result of a program over it.
 
     Example:
         >>> from isoshard.torch_bridge.distributed import init_device_mesh
@@ -51,8 +51,8 @@ class DTensor(XLAShardedTensor, metaclass=_OnMesh):
         """As `XLAShardedTensor`; a local tensor and torch's `DTensorSpec` make a new leaf of it."""
         if not isinstance(mesh_shape, DTENSOR_SPEC.found()):
             return super().__new__(cls, elem, mesh_shape, partition_spec, **options)
-        spec, wanted = mesh_shape, bool(options.get("requires_grad"))
-        if elem.requires_grad and not wanted:
+        spec, requires_grad = mesh_shape, bool(options.get("requires_grad"))
+        if elem.requires_grad and not requires_grad:
             warn_user(
                 "To construct a DTensor that takes part in autograd, call DTensor.from_local: this "
                 "one is a leaf without a gradient, and the local tensor requires one",
@@ -60,7 +60,7 @@ class DTensor(XLAShardedTensor, metaclass=_OnMesh):
             )
         meta = spec.tensor_meta
         shape, stride = (None, None) if meta is None else (meta.shape, meta.stride)
-        whole = cls.from_local(
+        tensor = cls.from_local(
             elem.detach(), spec.mesh, spec.placements, shape=shape, stride=stride
         )
-        return whole.requires_grad_(wanted)
+        return tensor.requires_grad_(requires_grad)

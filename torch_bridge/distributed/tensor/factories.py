@@ -34,18 +34,20 @@ def _factory(make: Callable[..., torch.Tensor], what: str) -> Callable[..., XLAS
         device_mesh: Any = None,
         placements: Sequence[Any] | None = None,
     ) -> XLAShardedTensor:
-        return _made(make, _shape(size), dtype, layout, requires_grad, device_mesh, placements)
+        return _distributed(
+            make, _shape(size), dtype, layout, requires_grad, device_mesh, placements
+        )
 
     factory.__name__ = factory.__qualname__ = make.__name__
     factory.__doc__ = f"""A tensor of {what}, in a layout.
 
     Args:
-        size: of the whole: integers, or one sequence of them.
-        dtype: torch's default if not given.
+        size: global: integers, or one sequence of them.
+        dtype: by default torch's.
         layout: only `torch.strided`.
         requires_grad: whether it requires a gradient.
-        device_mesh: a mesh in any form; the current one if not given.
-        placements: one `Shard` or `Replicate` per mesh dimension; whole on every device if not
+        device_mesh: a mesh in any form; by default the current one.
+        placements: one `Shard` or `Replicate` per mesh dimension; replicated if not
             given.
 
     Returns:
@@ -55,7 +57,7 @@ def _factory(make: Callable[..., torch.Tensor], what: str) -> Callable[..., XLAS
         ValueError: there is not one placement per mesh dimension, or `layout` is another.
         IndexError: a `Shard` names an axis that the tensor does not have.
         NotImplementedError: a placement is `Partial`.
-        RuntimeError: no mesh is given or current.
+        RuntimeError: no mesh is passed or current.
 
     Example:
         >>> from isoshard.torch_bridge.distributed import init_device_mesh
@@ -88,13 +90,13 @@ def full(
     """A tensor of one number, in a layout.
 
     Args:
-        size: of the whole.
+        size: global.
         fill_value: the number.
-        dtype: that of the number if not given.
+        dtype: by default that of `fill_value`.
         layout: only `torch.strided`.
         requires_grad: whether it requires a gradient.
-        device_mesh: a mesh in any form; the current one if not given.
-        placements: one `Shard` or `Replicate` per mesh dimension; whole on every device if not
+        device_mesh: a mesh in any form; by default the current one.
+        placements: one `Shard` or `Replicate` per mesh dimension; replicated if not
             given.
 
     Returns:
@@ -104,7 +106,7 @@ def full(
         ValueError: there is not one placement per mesh dimension, or `layout` is another.
         IndexError: a `Shard` names an axis that the tensor does not have.
         NotImplementedError: a placement is `Partial`.
-        RuntimeError: no mesh is given or current.
+        RuntimeError: no mesh is passed or current.
 
     Example:
         >>> from isoshard.torch_bridge.distributed import init_device_mesh
@@ -116,14 +118,14 @@ def full(
     def make(shape: Any, **options: Any) -> torch.Tensor:
         return torch.full(shape, fill_value, **options)
 
-    return _made(make, tuple(size), dtype, layout, requires_grad, device_mesh, placements)
+    return _distributed(make, tuple(size), dtype, layout, requires_grad, device_mesh, placements)
 
 
 def _shape(size: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else tuple(size)
 
 
-def _made(
+def _distributed(
     make: Callable[..., torch.Tensor],
     shape: tuple[int, ...],
     dtype: torch.dtype | None,
@@ -134,6 +136,6 @@ def _made(
 ) -> XLAShardedTensor:
     if layout != torch.strided:
         raise ValueError(f"layout={layout} is not possible here; only torch.strided is")
-    laid = tensor_placements.layout(shape, device_mesh, placements)
-    tensor = tensor_placements.mark(make(shape, dtype=dtype, device="jax"), laid)
+    mesh_placements = tensor_placements.layout(shape, device_mesh, placements)
+    tensor = tensor_placements.mark(make(shape, dtype=dtype, device="jax"), mesh_placements)
     return tensor.requires_grad_() if requires_grad else tensor

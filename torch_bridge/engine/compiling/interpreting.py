@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from isoshard.core.runtime.shard_map_axes import checked_axes
 from isoshard.core.traced import source_lines
 from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
-from isoshard.torch_bridge.lowerings.cse import one_program
+from isoshard.torch_bridge.lowerings.cse import shared_program
 
 from .image_layout import Env, Images
 from .offloaded_inputs import OffloadedInputs
@@ -96,7 +96,7 @@ def interpret(
         keys: a PRNG key for each entry that draws.
         notes: what to say of entries and slots.
     """
-    with one_program():
+    with shared_program():
         return _computed(entries, needed, inputs, scalars, keys, notes or _NO_NOTES)
 
 

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import torch  # noqa: F401  (for the doctest)
 from jax import lax
 
-from isoshard.torch_bridge.lowerings.argument_forms import whole_dtype
+from isoshard.torch_bridge.lowerings.argument_forms import index_dtype
 from isoshard.torch_bridge.lowerings.one_index_scatter import write_slice
-from isoshard.torch_bridge.lowerings.unsharded_axes import whole as with_whole
+from isoshard.torch_bridge.lowerings.unsharded_axes import unsharded as with_whole
 
 from .value import Aval
 from .views import ViewOp, backward, forward
@@ -118,4 +118,4 @@ def _forward(op: ViewOp, x: jax.Array, base: Aval, starts: Any) -> jax.Array:
 
 def _number(start: Any, size: int) -> jax.Array:
     """A place along an axis, which came as a float, as an integer."""
-    return start.astype(whole_dtype(size))
+    return start.astype(index_dtype(size))

@@ -16,27 +16,19 @@ torch_xla's builder is here too: what it builds, JAX traces. A function in JAX i
 
 from __future__ import annotations
 
-import torch
-from collections.abc import Callable
-from collections.abc import Hashable
-from collections.abc import Sequence
-from isoshard.core.runtime.caches import Bounded
-from isoshard.core.runtime.caches import PROGRAMS
-from isoshard.torch_bridge.interop.calling_jax import TorchFunction
-from isoshard.torch_bridge.interop.calling_jax import torch_function
-from isoshard.torch_bridge.interop.same_function import identity
-from ._computations import Computation
-from ._computations import hlo
-from ._op import Op
-from ._op import create_computation
-from ._op import mkleaf
-from ._op import mkop
-from ._op import mkparam
-from ._operations import DTYPES
-from ._shapes import Builder
-from ._shapes import Shape
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import torch
+
+from isoshard.core.runtime.caches import PROGRAMS, Bounded
+from isoshard.torch_bridge.interop.calling_jax import TorchFunction, torch_function
+from isoshard.torch_bridge.interop.same_function import identity
+
+from ._computations import Computation, hlo
+from ._op import Op, create_computation, mkleaf, mkop, mkparam
+from ._operations import DTYPES
+from ._shapes import Builder, Shape
 
 __all__ = [
     "Op",

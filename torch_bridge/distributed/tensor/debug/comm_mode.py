@@ -18,10 +18,10 @@ torch counts the collectives that each operation asks for. Here a whole step is 
 what is counted is what XLA put into it, read from the optimised HLO, each time it runs; a
 collective in a loop counts as often as the loop turns. XLA sends what it can together, as one
 collective of several arrays, and that counts once. Its CPU backend writes the sum of a product that
-is wanted in pieces as an all-reduce and a slice, where the other backends reduce-scatter.
+is required in shards as an all-reduce and a slice, where the other backends reduce-scatter.
 
-Entering and leaving executes what is recorded, so that the count is of the block. What nobody keeps
-(a result that is dropped) is not computed, and not counted.
+Entering and leaving executes what is recorded, so that the count is of the block. What is
+unreferenced (a result that is dropped) is not computed, and not counted.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class CountedRun:
 
     Attributes:
         where: the line of user code that needed it, as `file.py:123`.
-        found: its collectives.
+        collectives: its collectives.
         axes: for each of them the mesh axes along which it talks, None where it goes across them.
     """
 
     where: str
-    found: tuple[Collective, ...]
+    collectives: tuple[Collective, ...]
     axes: tuple[tuple[str, ...] | None, ...]
 
 
@@ -137,7 +137,7 @@ class CommDebugMode:
 
     def get_comm_counts(self) -> CommCounts:
         """How often each kind of collective ran: all_reduce, all_gather, reduce_scatter, ..."""
-        return self._sums(lambda found: found.times)
+        return self._sums(lambda collective: collective.times)
 
     @property
     def comm_counts(self) -> CommCounts:
@@ -146,7 +146,7 @@ class CommDebugMode:
 
     @property
     def comm_module_counts(self) -> dict[str, dict[str, CommCounts]]:
-        """The counts of all as torch tells them: those of "Global", under "forward".
+        """All counts in torch's form: those of "Global", under "forward".
 
         A program computes many modules, forward and backward together, so no module has counts of
         its own, and "backward" has none.
@@ -155,7 +155,7 @@ class CommDebugMode:
 
     def get_comm_bytes(self) -> CommCounts:
         """Bytes of the results of each kind of collective, on one device."""
-        return self._sums(lambda found: found.times * found.bytes)
+        return self._sums(lambda collective: collective.times * collective.bytes)
 
     def get_total_counts(self) -> int:
         """How many collectives ran."""
@@ -165,8 +165,8 @@ class CommDebugMode:
         """How often each kind ran along which axes of the mesh; None where it goes across them."""
         counts: collections.Counter[Any] = collections.Counter()
         for run in self.runs:
-            for found, axes in zip(run.found, run.axes, strict=True):
-                counts[found.kind, axes] += found.times
+            for collective, axes in zip(run.collectives, run.axes, strict=True):
+                counts[collective.kind, axes] += collective.times
         return dict(counts)
 
     def get_parameter_info(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -174,7 +174,7 @@ class CommDebugMode:
         return self._modules.parameters()
 
     def get_sharding_info(self) -> dict[str, tuple[Any, ...]]:
-        """The placements of these parameters by name, of those that are laid out."""
+        """The placements of these parameters by name, of those that are sharded."""
         return self._modules.placements()
 
     def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
@@ -187,8 +187,8 @@ class CommDebugMode:
         lines = ["Global", *_summary(self.get_comm_counts(), self.get_comm_bytes(), "  ")]
         if self._moved:
             lines.append(f"  *moved between devices outside programs: {self._moved}")
-        for number, run in enumerate(self.runs):
-            lines.append(f"  program {number}, run at {run.where}")
+        for index, run in enumerate(self.runs):
+            lines.append(f"  program {index}, run at {run.where}")
             lines += _of_run(run, every=noise_level > 1)
         if noise_level > 0:
             lines += self._modules.lines()
@@ -217,10 +217,15 @@ class CommDebugMode:
         """
         runs: list[dict[str, Any]] = [{"where": run.where} for run in self.runs]
         for entry, run in zip(runs, self.runs, strict=True):
-            pairs = zip(run.found, run.axes, strict=True)
+            pairs = zip(run.collectives, run.axes, strict=True)
             entry["collectives"] = [
-                {"kind": one.kind, "bytes": one.bytes, "times": one.times, "axes": axes}
-                for one, axes in (pairs if noise_level > 1 else ())
+                {
+                    "kind": collective.kind,
+                    "bytes": collective.bytes,
+                    "times": collective.times,
+                    "axes": axes,
+                }
+                for collective, axes in (pairs if noise_level > 1 else ())
             ]
         dump: dict[str, Any] = {
             "counts": self.get_comm_counts(),
@@ -236,22 +241,22 @@ class CommDebugMode:
         return f"CommDebugMode(get_total_counts()={self.get_total_counts()})"
 
     def _watch(self, executed: program.Program, plan: program.CompileRequest) -> None:
-        found = _FOUND.get(executed)
-        if found is None:
-            found = _FOUND[executed] = collectives(executed.text())
+        counted = _COLLECTIVES.get(executed)
+        if counted is None:
+            counted = _COLLECTIVES[executed] = collectives(executed.text())
         meshes = [self._mesh] if self._mesh is not None else _meshes(plan)
-        axes = tuple(_axes(one, meshes) for one in found)
-        self.runs.append(CountedRun(metrics.user_location(), found, axes))
+        axes = tuple(_axes(collective, meshes) for collective in counted)
+        self.runs.append(CountedRun(metrics.user_location(), counted, axes))
 
     def _sums(self, amount: Any) -> CommCounts:
         counts = CommCounts()
         for run in self.runs:
-            for found in run.found:
-                counts[found.kind] = counts[found.kind] + amount(found)
+            for collective in run.collectives:
+                counts[collective.kind] = counts[collective.kind] + amount(collective)
         return counts
 
 
-_FOUND: weakref.WeakKeyDictionary[program.Program, tuple[Collective, ...]] = (
+_COLLECTIVES: weakref.WeakKeyDictionary[program.Program, tuple[Collective, ...]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -262,15 +267,15 @@ def _moves() -> int:
 
 def _meshes(plan: program.CompileRequest) -> list[Mesh]:
     """The meshes of a program's tensors; those that a user named first."""
-    named = [layout_numbers.sharding(number) for number in plan_lowering.layouts_in(plan)]
-    meshes = {mesh_of(one): None for one in named if isinstance(one, NamedSharding)}
+    named = [layout_numbers.sharding(layout_id) for layout_id in plan_lowering.layouts_in(plan)]
+    meshes = {mesh_of(sharding): None for sharding in named if isinstance(sharding, NamedSharding)}
     most = max((mesh.size for mesh in meshes), default=0)
     return sorted((mesh for mesh in meshes if mesh.size == most), key=lambda mesh: len(mesh.shape))
 
 
-def _axes(found: Collective, meshes: Iterable[Mesh]) -> tuple[str, ...] | None:
+def _axes(collective: Collective, meshes: Iterable[Mesh]) -> tuple[str, ...] | None:
     for mesh in meshes:
-        if (axes := axes_of(found, mesh)) is not None:
+        if (axes := axes_of(collective, mesh)) is not None:
             return axes
     return None
 
@@ -283,13 +288,15 @@ def _summary(counts: CommCounts, sizes: CommCounts, indent: str) -> list[str]:
 
 def _of_run(run: CountedRun, *, every: bool) -> list[str]:
     counts, sizes = CommCounts(), CommCounts()
-    for found in run.found:
-        counts[found.kind] = counts[found.kind] + found.times
-        sizes[found.kind] = sizes[found.kind] + found.times * found.bytes
+    for collective in run.collectives:
+        counts[collective.kind] = counts[collective.kind] + collective.times
+        sizes[collective.kind] = sizes[collective.kind] + collective.times * collective.bytes
     lines = _summary(counts, sizes, "    ")
     if every:
-        for found, axes in zip(run.found, run.axes, strict=True):
+        for collective, axes in zip(run.collectives, run.axes, strict=True):
             along = "across the mesh" if axes is None else f"along {', '.join(axes)}"
-            often = f", {found.times} times" if found.times > 1 else ""
-            lines.append(f"      **{found.kind} {along}: {human_bytes(found.bytes)}{often}")
+            often = f", {collective.times} times" if collective.times > 1 else ""
+            lines.append(
+                f"      **{collective.kind} {along}: {human_bytes(collective.bytes)}{often}"
+            )
     return lines

@@ -1,4 +1,4 @@
-"""Which modules ran forward, and how their parameters lie."""
+"""Which modules ran forward, and their parameters' placements."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Modules:
 
     def parameters(self) -> dict[str, dict[str, torch.Tensor]]:
         """The parameters of each module itself, of those that have any."""
-        found: dict[str, dict[str, torch.Tensor]] = {
+        by_module: dict[str, dict[str, torch.Tensor]] = {
             name: dict[str, torch.Tensor](module.named_parameters(recurse=False))
             for name, reference in self._ran.items()
             if (module := reference()) is not None
         }
-        return {name: own for name, own in found.items() if own}
+        return {name: own for name, own in by_module.items() if own}
 
     def placements(self) -> dict[str, tuple[Any, ...]]:
-        """The placements of these parameters that are laid out."""
+        """The placements of these parameters that are sharded."""
         return {
             f"{name}.{key}": tensor.placements
             for name, own in self.parameters().items()
@@ -60,7 +60,7 @@ class Modules:
             if (module := reference()) is not None:
                 lines.append(f"{indent}*module type: {type(module).__qualname__}")
             lines += [
-                f"{indent} *{key}: {placed.get(f'{name}.{key}', 'not laid out')}"
+                f"{indent} *{key}: {placed.get(f'{name}.{key}', 'not sharded')}"
                 for key in parameters.get(name, ())
             ]
         return lines
@@ -68,6 +68,6 @@ class Modules:
     def _enter(self, module: torch.nn.Module, inputs: Any) -> None:
         if module not in self._names:
             root = type(module).__name__
-            for name, one in module.named_modules():
-                self._names.setdefault(one, f"{root}.{name}" if name else root)
+            for name, submodule in module.named_modules():
+                self._names.setdefault(submodule, f"{root}.{name}" if name else root)
         self._ran.setdefault(self._names[module], weakref.ref(module))

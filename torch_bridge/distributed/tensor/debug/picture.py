@@ -10,7 +10,7 @@ def visualize_sharding(dtensor: DeviceTensor, header: str = "", use_rich: bool =
     """Print which device holds which part of a tensor, of any rank.
 
     Args:
-        dtensor: a tensor on the `jax` device that is laid out, or whatever `isoshard.visualize`
+        dtensor: a tensor on the `jax` device that is sharded, or whatever `isoshard.visualize`
             draws.
         header: printed before it.
         use_rich: in colours.

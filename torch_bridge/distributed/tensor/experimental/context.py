@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import Replicate, Shard
 
 from isoshard.torch_bridge.common.argument_types import MeshLike
-from isoshard.torch_bridge.distributed.along import lay_out_whole, one_dimension
+from isoshard.torch_bridge.distributed.along import mesh_of_one_dimension, shard_in_place
 from isoshard.torch_bridge.layout import marks
 from isoshard.torch_bridge.layout.layout_methods import LayoutMethods
 
@@ -27,7 +27,7 @@ def context_parallel(
     Under torchrun the buffers become each rank's part of the sequence, and attention passes keys
     and values round. Here they stay whole, only their layout changes; XLA gathers the keys and
     values of an attention whose sequence is split, which is torch's default ("allgather") too.
-    The pieces are in order: work is not balanced for causal attention.
+    The shards are in order: work is not balanced for causal attention.
 
     Args:
         mesh: of one dimension.
@@ -48,26 +48,26 @@ def context_parallel(
         >>> x.placements
         (Replicate(),)
     """
-    dimension = one_dimension(mesh, "context_parallel")
-    given, axes = list(buffers or ()), list(buffer_seq_dims or ())
-    if len(given) != len(axes):
+    dimension = mesh_of_one_dimension(mesh, "context_parallel")
+    tensors, axes = list(buffers or ()), list(buffer_seq_dims or ())
+    if len(tensors) != len(axes):
         raise ValueError(
-            f"context_parallel was given {len(given)} buffers and {len(axes)} buffer_seq_dims; "
+            f"context_parallel got {len(tensors)} buffers and {len(axes)} buffer_seq_dims; "
             "give one axis per buffer"
         )
     keep = {id(buffer) for buffer in no_restore_buffers or ()}
-    if keep - {id(buffer) for buffer in given}:
+    if keep - {id(buffer) for buffer in tensors}:
         raise ValueError("no_restore_buffers must be among the buffers of context_parallel")
     before = [
-        marks.asked(buffer) if isinstance(buffer, LayoutMethods) else None for buffer in given
+        marks.asked(buffer) if isinstance(buffer, LayoutMethods) else None for buffer in tensors
     ]
-    for buffer, axis in zip(given, axes, strict=True):
-        lay_out_whole(buffer, dimension, Shard(axis))
+    for buffer, axis in zip(tensors, axes, strict=True):
+        shard_in_place(buffer, dimension, Shard(axis))
     try:
         yield
     finally:
-        for buffer, sharding in zip(given, before, strict=True):
+        for buffer, sharding in zip(tensors, before, strict=True):
             if id(buffer) not in keep:
-                lay_out_whole(buffer, dimension, Replicate())
+                shard_in_place(buffer, dimension, Replicate())
                 if sharding is not None and isinstance(buffer, LayoutMethods):
                     marks.annotate(buffer, sharding)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def implicit_replication() -> Iterator[None]:
-    """Do nothing: tensors here are whole, so those on no mesh take part in every operation.
+    """Do nothing: tensors here are global, so those on no mesh take part in every operation.
 
     Example:
         >>> import torch, isoshard.torch_bridge as xs

@@ -1,6 +1,6 @@
 """`register_sharding`: which layouts of an operator's results go with which of its arguments.
 
-XLA's partitioner works out how an operation is computed, and where its result lies. A rule says so
+XLA's partitioner chooses how an operation is computed, and its result's sharding. A rule sets it
 instead: of the pairs of placements that it accepts, the one that moves the least of the arguments
 as they lie is asked of the partitioner, for arguments and results.
 
@@ -17,7 +17,7 @@ as they lie is asked of the partitioner, for arguments and results.
 ((Shard(dim=0),), (Replicate(),))
 >>> unregister_sharding(torch.ops.aten.cummax.default)
 
-A pair is for one dimension of a mesh, and every dimension takes one. A whole tensor has no sums to
+A pair is for one dimension of a mesh, and every dimension takes one. A global tensor has no sums to
 be taken, so a pair whose arguments are `Partial` is left out, and a result that is `Partial` is the
 sum, whole.
 """
@@ -49,7 +49,7 @@ _RULES: dict[Any, Rule] = {}
 
 
 def register_sharding(op: Opaque) -> Callable[[Rule], Rule]:
-    """A decorator for the function that says which layouts an operator may have.
+    """A decorator for the function that returns an operator's acceptable layouts.
 
     Args:
         op: an overload, as `torch.ops.aten._softmax.default`, or a list of them; one that writes to
@@ -85,24 +85,24 @@ def register_sharding(op: Opaque) -> Callable[[Rule], Rule]:
         >>> unregister_sharding(aten.cumsum.default)
     """
     overloads = op if isinstance(op, list | tuple) else [op]
-    for one in overloads:
-        if not isinstance(one, OpOverload):
+    for overload in overloads:
+        if not isinstance(overload, OpOverload):
             raise TypeError(
                 f"register_sharding takes an overload, as torch.ops.aten._softmax.default, or a "
-                f"list of them, and this is {one!r}"
+                f"list of them, and this is {overload!r}"
             )
-        if schema_of(one).is_mutable:
+        if schema_of(overload).is_mutable:
             raise ShardingError(
-                f"register_sharding({one}): the operator writes to an argument, which stays where "
-                "it lies; register the overload that writes to none, and lay the tensor out with "
-                "tensor.redistribute(mesh, placements)"
+                f"register_sharding({overload}): the operator writes to an argument, whose "
+                "sharding is kept; register the overload that writes to none, and shard the tensor "
+                "with tensor.redistribute(mesh, placements)"
             )
 
     def register(rule: Rule) -> Rule:
-        for one in overloads:
-            if one not in _RULES:
-                dispatch.around(one, lambda plain, one=one: _Ruled(one, plain))
-            _RULES[one] = rule
+        for overload in overloads:
+            if overload not in _RULES:
+                dispatch.around(overload, lambda plain, overload=overload: _Ruled(overload, plain))
+            _RULES[overload] = rule
         return rule
 
     return register
@@ -112,11 +112,11 @@ def unregister_sharding(op: Opaque) -> None:
     """Leave operators to XLA's partitioner again.
 
     Args:
-        op: an overload, or a list of them; those without a rule stay as they are.
+        op: an overload, or a list of them; those without a rule are unchanged.
     """
-    for one in op if isinstance(op, list | tuple) else [op]:
-        if _RULES.pop(one, None) is not None:
-            dispatch.around(one, lambda ruled: ruled.plain)
+    for overload in op if isinstance(op, list | tuple) else [op]:
+        if _RULES.pop(overload, None) is not None:
+            dispatch.around(overload, lambda ruled: ruled.plain)
 
 
 class _Ruled:
@@ -130,61 +130,65 @@ class _Ruled:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         at = [n for n, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         tensors = [leaves[n] for n in at]
-        # one device's piece is what no rule is about
+        # no rule is about local tensors
         mesh = None if is_mapping() else _mesh(self.op, tensors)
         if mesh is None:
             return self.plain(args, kwargs)
         specs = [_spec(tensor, mesh) for tensor in tensors]
-        told = list(leaves)
+        spec_leaves = list(leaves)
         for n, spec in zip(at, specs, strict=True):
-            told[n] = spec
-        given, named = pytree.tree_unflatten(told, structure)
-        wanted, results = _cheapest(self.op, _RULES[self.op](*given, **named), specs, mesh)
-        for n, tensor, placements in zip(at, tensors, wanted, strict=True):
-            leaves[n] = _laid(tensor, mesh, placements)
-        given, named = pytree.tree_unflatten(leaves, structure)
-        made = self.plain(given, named)
-        outputs = [made] if isinstance(made, torch.Tensor) else list(made)
+            spec_leaves[n] = spec
+        spec_args, named = pytree.tree_unflatten(spec_leaves, structure)
+        targets, results = _cheapest(self.op, _RULES[self.op](*spec_args, **named), specs, mesh)
+        for n, tensor, placements in zip(at, tensors, targets, strict=True):
+            leaves[n] = _redistributed(tensor, mesh, placements)
+        args, kwargs = pytree.tree_unflatten(leaves, structure)
+        output_tree = self.plain(args, kwargs)
+        outputs = [output_tree] if isinstance(output_tree, torch.Tensor) else list(output_tree)
         for output, placements in zip(outputs, results, strict=True):
             if output is not None:
-                laid = tensor_placements.layout(tuple(output.shape), mesh, placements)
-                tensor_placements.mark(output, laid)
-        return made
+                mesh_placements = tensor_placements.layout(tuple(output.shape), mesh, placements)
+                tensor_placements.mark(output, mesh_placements)
+        return output_tree
 
 
 def _mesh(op: OpOverload, tensors: list[Any]) -> DeviceMesh | None:
-    """The mesh that a call's tensors are split over; else one that some lie on, if any do."""
-    laid = [sharding for tensor in tensors if (sharding := _sharding(op, tensor)) is not None]
-    split = [sharding for sharding in laid if any(sharding.spec)]
+    """The mesh that a call's tensors are split over; else one that some are on, if any."""
+    shardings = [sharding for tensor in tensors if (sharding := _sharding(op, tensor)) is not None]
+    split = [sharding for sharding in shardings if any(sharding.spec)]
     meshes = {device_mesh_of(mesh_of(sharding)) for sharding in split}
     if len(meshes) > 1:
         raise ShardingError(
             f"{op} has arguments split over {' and '.join(map(str, meshes))}, and its sharding is "
             "registered for one mesh; bring them to one with tensor.redistribute(mesh, placements)"
         )
-    return next(iter(meshes), None) or (device_mesh_of(mesh_of(laid[0])) if laid else None)
+    return next(iter(meshes), None) or (
+        device_mesh_of(mesh_of(shardings[0])) if shardings else None
+    )
 
 
 def _sharding(op: OpOverload, tensor: Any) -> Any:
-    """How a tensor lies, for which it is computed if it must be; None for one on no mesh."""
+    """A tensor's sharding, for which it may be computed; None for one on no mesh."""
     if not tensor_placements.is_placed(tensor):
         return None
     tensor_placements.placements_of_tensor(tensor)
-    found = tensor_placements.found(tensor)
-    if found is None:
+    mesh_placements = tensor_placements.mesh_placements_of(tensor)
+    if mesh_placements is None:
         raise ShardingError(
-            f"{op} has a registered sharding, which goes by how arguments lie, and one of shape "
+            f"{op} has a registered sharding, which depends on its arguments', and one of shape "
             f"{tuple(tensor.shape)} has no layout before the step that is being captured runs: "
-            "say it with tensor.redistribute(mesh, placements)"
+            "set it with tensor.redistribute(mesh, placements)"
         )
-    return found.sharding
+    return mesh_placements.sharding
 
 
 def _spec(tensor: Any, mesh: DeviceMesh) -> Any:
-    """A tensor as a rule sees it; whole on every device, if it is not split over the mesh."""
-    found = tensor_placements.found(tensor)
-    own = found is not None and device_mesh_of(mesh_of(found.sharding)) == mesh
-    placements = placements_of(found.sharding) if found is not None and own else None
+    """A tensor as a rule sees it; replicated, if it is not split over the mesh."""
+    mesh_placements = tensor_placements.mesh_placements_of(tensor)
+    own = mesh_placements is not None and device_mesh_of(mesh_of(mesh_placements.sharding)) == mesh
+    placements = (
+        placements_of(mesh_placements.sharding) if mesh_placements is not None and own else None
+    )
     placements = tensor_placements.normalized(placements, mesh, tensor.dim())
     meta = TENSOR_META.found()(tensor.shape, tensor.stride(), tensor.dtype)
     return DTENSOR_SPEC.found()(mesh, placements, tensor_meta=meta)
@@ -194,58 +198,62 @@ def _cheapest(
     op: OpOverload, pairs: Sequence[Any], specs: list[Any], mesh: DeviceMesh
 ) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     """Of arguments and of results, the placements that move the least; the first of several."""
-    known = [_checked(op, pair, len(specs)) for pair in pairs]
-    usable = [pair for pair in known if not any(one.is_partial() for one in pair[1])]
+    checked_pairs = [_checked(op, pair, len(specs)) for pair in pairs]
+    usable = [
+        pair for pair in checked_pairs if not any(placement.is_partial() for placement in pair[1])
+    ]
     chosen: Any = None
     for choice in itertools.product(usable, repeat=mesh.ndim):
-        wanted = [tuple(pair[1][n] for pair in choice) for n in range(len(specs))]
+        targets = [tuple(pair[1][n] for pair in choice) for n in range(len(specs))]
         if not all(
-            _divides(spec, placed, mesh) for spec, placed in zip(specs, wanted, strict=True)
+            _divides(spec, placed, mesh) for spec, placed in zip(specs, targets, strict=True)
         ):
             continue
-        moved = sum(_moved(spec, placed, mesh) for spec, placed in zip(specs, wanted, strict=True))
+        moved = sum(_moved(spec, placed, mesh) for spec, placed in zip(specs, targets, strict=True))
         if chosen is None or moved < chosen[0]:
             results = [tuple(pair[0][n] for pair in choice) for n in range(len(choice[0][0]))]
-            chosen = moved, wanted, results
+            chosen = moved, targets, results
     if chosen is None:
-        lie = ", ".join(f"{tuple(spec.shape)} {spec.placements}" for spec in specs)
+        current = ", ".join(f"{tuple(spec.shape)} {spec.placements}" for spec in specs)
         raise ShardingError(
-            f"none of the {len(known)} registered shardings of {op} suits arguments {lie} over "
-            f"{mesh}; accept ([Replicate()], [Replicate(), ..]) as well, which always does"
+            f"none of the {len(checked_pairs)} registered shardings of {op} suits arguments "
+            f"{current} over {mesh}; accept ([Replicate()], [Replicate(), ..]) as well"
         )
     return chosen[1], chosen[2]
 
 
 def _checked(op: OpOverload, pair: Any, count: int) -> tuple[list[Any], list[Any]]:
-    """The placements of tensors in one pair; a sum still to be taken of a result is whole."""
+    """The placements of tensors in one pair; a partial sum as a result is replicated."""
     from torch.distributed.tensor import Replicate
 
     results, arguments = pair
-    placed = [one for one in arguments if one is not None]
+    placed = [argument for argument in arguments if argument is not None]
     returns = len(schema_of(op).returns)
     if len(placed) != count or len(results) != returns:
         raise ShardingError(
-            f"the registered sharding of {op} says {results} for {returns} results and {arguments} "
+            f"the registered sharding of {op} has {results} for {returns} results and {arguments} "
             f"for {count} tensors; give one placement for each, and None for what is no tensor"
         )
-    return [Replicate() if one is None or one.is_partial() else one for one in results], placed
+    return [
+        Replicate() if result is None or result.is_partial() else result for result in results
+    ], placed
 
 
 def _divides(spec: Any, placements: tuple[Any, ...], mesh: DeviceMesh) -> bool:
-    """Whether a tensor has as many rows as placements cut it into."""
-    cuts = dict.fromkeys(range(spec.ndim), 1)
+    """Whether placements divide a tensor evenly or have at most its size."""
+    divisors = dict.fromkeys(range(spec.ndim), 1)
     for count, placement in zip(mesh.shape, placements, strict=True):
         if placement.is_shard():
             if not -spec.ndim <= placement.dim < spec.ndim:
                 return False
-            cuts[placement.dim % spec.ndim] *= count
-    return all(spec.shape[axis] % cut == 0 for axis, cut in cuts.items())
+            divisors[placement.dim % spec.ndim] *= count
+    return all(spec.shape[axis] % divisor == 0 for axis, divisor in divisors.items())
 
 
 def _moved(spec: Any, placements: tuple[Any, ...], mesh: DeviceMesh) -> float:
     """The bytes that a device receives, where only the dimension at hand is looked at.
 
-    As in DTensor, to cut another axis costs a little more than to gather: of the two it gathers.
+    As in DTensor, to split another axis costs a little more than to gather: of the two it gathers.
     """
     size = math.prod(spec.shape) * spec.tensor_meta.dtype.itemsize
     total = 0.0
@@ -255,8 +263,8 @@ def _moved(spec: Any, placements: tuple[Any, ...], mesh: DeviceMesh) -> float:
     return total
 
 
-def _laid(tensor: Any, mesh: DeviceMesh, placements: tuple[Any, ...]) -> Any:
-    laid = tensor_placements.layout(tuple(tensor.shape), mesh, placements)
-    if tensor.dim() == 0 or marks.asked(tensor) == laid.sharding:
+def _redistributed(tensor: Any, mesh: DeviceMesh, placements: tuple[Any, ...]) -> Any:
+    mesh_placements = tensor_placements.layout(tuple(tensor.shape), mesh, placements)
+    if tensor.dim() == 0 or marks.asked(tensor) == mesh_placements.sharding:
         return tensor
-    return marks.laid_out(tensor, *even_part(laid.sharding, tensor.shape))
+    return marks.laid_out(tensor, *even_part(mesh_placements.sharding, tensor.shape))

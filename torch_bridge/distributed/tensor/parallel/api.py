@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from isoshard.torch_bridge._torch_internals.dtensor_fields import APPLY_STYLE
 from isoshard.torch_bridge.common import naming
 from isoshard.torch_bridge.common.argument_types import MeshLike
-from isoshard.torch_bridge.distributed.along import one_dimension
+from isoshard.torch_bridge.distributed.along import mesh_of_one_dimension
 
 from . import prepare, style
 
@@ -54,7 +54,7 @@ def parallelize_module(
     Raises:
         ValueError: the mesh has more than one dimension.
         TypeError: the plan is something else.
-        NotImplementedError: a style does not know what it is to split.
+        NotImplementedError: a style does not support the module.
 
     Example:
         >>> from isoshard.torch_bridge.distributed import init_device_mesh
@@ -67,7 +67,7 @@ def parallelize_module(
     """
     if parallelize_plan is None:
         warnings.warn(
-            "parallelize_module was given no parallelize_plan, so it changes nothing", stacklevel=2
+            "parallelize_module got no parallelize_plan, so it changes nothing", stacklevel=2
         )
         return module
     if not isinstance(parallelize_plan, ParallelStyle | Mapping):
@@ -75,16 +75,16 @@ def parallelize_module(
             "parallelize_plan is a ParallelStyle, or a dictionary of them by module name, and "
             f"this is a {type(parallelize_plan).__name__}"
         )
-    mesh: Any = one_dimension(device_mesh, "parallelize_module")
+    mesh: Any = mesh_of_one_dimension(device_mesh, "parallelize_module")
     chosen = list(_chosen(module, parallelize_plan))
-    for one, target in chosen:  # what is refused, is refused before anything is changed
-        if isinstance(one, style.LayerStyle):
-            one.parts(target)
+    for layer_style, target in chosen:  # all checks come before any change
+        if isinstance(layer_style, style.LayerStyle):
+            layer_style.parts(target)
     if any(tensor.device.type not in naming.OURS for tensor in _tensors(module)):
         _to_device(module)
-    for one, target in chosen:
-        one.src_data_rank = src_data_rank
-        APPLY_STYLE.of(one)(target, mesh)
+    for layer_style, target in chosen:
+        layer_style.src_data_rank = src_data_rank
+        APPLY_STYLE.of(layer_style)(target, mesh)
     return module
 
 
@@ -92,38 +92,39 @@ def _chosen(
     module: torch.nn.Module, plan: ParallelStyle | Mapping[str, ParallelStyle]
 ) -> Iterator[tuple[ParallelStyle, torch.nn.Module]]:
     """Each style with each module that it is for."""
-    for path, one in plan.items() if isinstance(plan, Mapping) else [("", plan)]:
-        if not isinstance(one, ParallelStyle):
+    for path, layer_style in plan.items() if isinstance(plan, Mapping) else [("", plan)]:
+        if not isinstance(layer_style, ParallelStyle):
             raise TypeError(
-                f"parallelize_plan[{path!r}] must be a ParallelStyle, and is a {type(one).__name__}"
+                f"parallelize_plan[{path!r}] must be a ParallelStyle, and is a "
+                f"{type(layer_style).__name__}"
             )
-        found, token = _named(module, path)
-        if not found:
+        modules, token = _named(module, path)
+        if not modules:
             names = [name for name, _ in module.named_children()]
             warnings.warn(
                 f"the key {path!r} of parallelize_plan is skipped: nothing in "
                 f"{type(module).__name__} is called {token!r} there; its children are {names}",
                 stacklevel=3,
             )
-        for target in found:
-            yield _ours(one), target
+        for target in modules:
+            yield _ours(layer_style), target
 
 
 def _to_device(module: torch.nn.Module) -> None:
     """Move a module to the `jax` device; what is on `meta` becomes `empty` there."""
-    made: dict[torch.Tensor, Any] = {}  # a tensor that two modules share stays one
+    moved: dict[torch.Tensor, Any] = {}  # a tensor that two modules share remains shared
     for child in module.modules():
         for name, tensor in list(child.named_parameters(recurse=False, remove_duplicate=False)):
             if tensor.is_meta:
-                if tensor not in made:
+                if tensor not in moved:
                     empty = torch.empty_like(tensor, device=naming.current())
-                    made[tensor] = torch.nn.Parameter(empty, tensor.requires_grad)
-                child.register_parameter(name, made[tensor])
+                    moved[tensor] = torch.nn.Parameter(empty, tensor.requires_grad)
+                child.register_parameter(name, moved[tensor])
         for name, tensor in list(child.named_buffers(recurse=False, remove_duplicate=False)):
             if tensor.is_meta:
-                if tensor not in made:
-                    made[tensor] = torch.empty_like(tensor, device=naming.current())
-                setattr(child, name, made[tensor])
+                if tensor not in moved:
+                    moved[tensor] = torch.empty_like(tensor, device=naming.current())
+                setattr(child, name, moved[tensor])
     module.to(naming.current())
 
 
@@ -134,57 +135,61 @@ def _tensors(module: torch.nn.Module) -> Any:
 
 def _named(module: torch.nn.Module, path: str) -> tuple[list[torch.nn.Module], str]:
     """The modules whose names fit a pattern, and the part of it that was looked for last."""
-    found, token = [module], ""
+    modules, token = [module], ""
     for token in path.split(".") if path else ():
-        found = [
-            child for one in found for name, child in one.named_children() if fnmatch(name, token)
+        modules = [
+            child
+            for parent in modules
+            for name, child in parent.named_children()
+            if fnmatch(name, token)
         ]
-        if not found:
+        if not modules:
             break
-    return found, token
+    return modules, token
 
 
-def _ours(given: ParallelStyle) -> ParallelStyle:
+def _ours(layer_style: ParallelStyle) -> ParallelStyle:
     """The style of ours for one of torch's; another as it is."""
-    kind = type(given).__name__
-    if type(given) is not getattr(theirs, kind, None):
-        return given
-    one: Any = given
+    kind = type(layer_style).__name__
+    if type(layer_style) is not getattr(theirs, kind, None):
+        return layer_style
+    torch_style: Any = layer_style
     if kind in ("ColwiseParallel", "RowwiseParallel"):
         return getattr(style, kind)(
-            input_layouts=one.input_layouts[0],
-            output_layouts=one.output_layouts[0],
-            use_local_output=one.use_local_output,
+            input_layouts=torch_style.input_layouts[0],
+            output_layouts=torch_style.output_layouts[0],
+            use_local_output=torch_style.use_local_output,
         )
     if kind == "SequenceParallel":
         return style.SequenceParallel(
-            sequence_dim=one.sequence_sharding[0].dim, use_local_output=one.use_local_output
+            sequence_dim=torch_style.sequence_sharding[0].dim,
+            use_local_output=torch_style.use_local_output,
         )
     if kind == "PrepareModuleInput":
-        return _input_of(one)
+        return _input_of(torch_style)
     if kind == "PrepareModuleOutput":
-        return _output_of(one)
+        return _output_of(torch_style)
     if kind == "PrepareModuleInputOutput":
         both = object.__new__(prepare.PrepareModuleInputOutput)
-        both.prepare_module_input = _input_of(one.prepare_module_input)
-        both.prepare_module_output = _output_of(one.prepare_module_output)
+        both.prepare_module_input = _input_of(torch_style.prepare_module_input)
+        both.prepare_module_output = _output_of(torch_style.prepare_module_output)
         return both
-    return given
+    return layer_style
 
 
-def _input_of(one: Any) -> prepare.PrepareModuleInput:
+def _input_of(torch_style: Any) -> prepare.PrepareModuleInput:
     return prepare.PrepareModuleInput(
-        input_layouts=one.input_layouts,
-        desired_input_layouts=one.desired_input_layouts,
-        input_kwarg_layouts=one.input_kwarg_layouts,
-        desired_input_kwarg_layouts=one.desired_input_kwarg_layouts,
-        use_local_output=one.use_local_output,
+        input_layouts=torch_style.input_layouts,
+        desired_input_layouts=torch_style.desired_input_layouts,
+        input_kwarg_layouts=torch_style.input_kwarg_layouts,
+        desired_input_kwarg_layouts=torch_style.desired_input_kwarg_layouts,
+        use_local_output=torch_style.use_local_output,
     )
 
 
-def _output_of(one: Any) -> prepare.PrepareModuleOutput:
+def _output_of(torch_style: Any) -> prepare.PrepareModuleOutput:
     return prepare.PrepareModuleOutput(
-        output_layouts=one.output_layouts,
-        desired_output_layouts=one.desired_output_layouts,
-        use_local_output=one.use_local_output,
+        output_layouts=torch_style.output_layouts,
+        desired_output_layouts=torch_style.desired_output_layouts,
+        use_local_output=torch_style.use_local_output,
     )

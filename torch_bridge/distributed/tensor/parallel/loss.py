@@ -33,7 +33,7 @@ def loss_parallel() -> Iterator[None]:
     """Check that cross entropy is of logits split along their classes.
 
     Raises:
-        ValueError: inside, `cross_entropy` is given logits that are marked otherwise.
+        ValueError: inside, `cross_entropy` gets logits that are marked otherwise.
 
     Example:
         >>> import isoshard.torch_bridge as xs
@@ -62,14 +62,14 @@ class _Checking(TorchFunctionMode):
 
 
 def _check(logits: XLAShardedTensor) -> None:
-    found = sharding_of_view(logits)
-    if found is None:  # recorded: XLA decides
+    sharding = sharding_of_view(logits)
+    if sharding is None:  # recorded: XLA decides
         return
-    spec = found.spec
+    spec = sharding.spec
     axis = 1 if logits.dim() > 1 else 0
     if not axis_names((*spec, *[None] * logits.dim())[axis]):
         raise ValueError(
             f"loss_parallel is for logits split along their classes, axis {axis}, and these of "
-            f"shape {tuple(logits.shape)} are laid out as {spec}; give the last layer "
+            f"shape {tuple(logits.shape)} are sharded as {spec}; give the last layer "
             "ColwiseParallel(output_layouts=Shard(-1)), or leave loss_parallel out"
         )

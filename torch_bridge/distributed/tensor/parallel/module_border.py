@@ -1,18 +1,18 @@
-"""What goes into and comes out of a module that a style is for: whole tensors, or pieces.
+"""Inputs and outputs of a module with a parallel style: global tensors, or local ones.
 
-What goes in whole comes out whole. What goes in as pieces, as `to_local()` gives them, is taken as
-DTensor takes the local tensor of a rank: it is the whole that these pieces make. Then pieces come
-out where the style says `use_local_output=True`, and otherwise the whole. A whole that a style made
-of pieces, and a view of it, counts as pieces at the next style: it is what a DTensor is there.
+Global inputs give global outputs. Local inputs, of `to_local()`, are taken as DTensor takes the
+local tensor of a rank: as shards of a global tensor. Then the outputs are local where the style has
+`use_local_output=True`, and otherwise global. A global tensor that a style joined from local ones,
+and a view of it, counts as local at the next style, where DTensor has a DTensor.
 
 >>> from isoshard.torch_bridge.distributed import init_device_mesh
 >>> from isoshard.torch_bridge.distributed.tensor import DTensor, Replicate, Shard
 >>> mesh = init_device_mesh("jax", (2, 4), mesh_dim_names=("dp", "tp"))["tp"]
->>> mine = DTensor.from_local(torch.ones(6, 8), mesh, [Replicate()]).to_local()
->>> whole = enters(mine, mesh, Replicate(), Shard(1))
->>> whole.shape, is_of_pieces(whole), is_of_pieces(whole * 2)
+>>> local = DTensor.from_local(torch.ones(6, 8), mesh, [Replicate()]).to_local()
+>>> full = enters(local, mesh, Replicate(), Shard(1))
+>>> full.shape, is_local_tensor(full), is_local_tensor(full * 2)
 (torch.Size([6, 8]), True, False)
->>> leaves(whole, mesh, Replicate(), Shard(1), as_pieces=True).shape
+>>> leaves(full, mesh, Replicate(), Shard(1), to_local=True).shape
 torch.Size([6, 2])
 """
 
@@ -26,7 +26,7 @@ import torch
 from isoshard.torch_bridge._torch_internals import pytree
 from isoshard.torch_bridge.common.argument_types import Opaque, PlacementLike
 from isoshard.torch_bridge.distributed import local_checks, tensor_placements
-from isoshard.torch_bridge.distributed.along import lay_out
+from isoshard.torch_bridge.distributed.along import constrain
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh
 from isoshard.torch_bridge.engine.values.value import Storage
 from isoshard.torch_bridge.layout.graph_calls import is_traced
@@ -35,16 +35,12 @@ from isoshard.torch_bridge.spmd.manual_tensor import ManualTensor
 from isoshard.torch_bridge.tensors.tensor import XLAShardedTensor
 
 _OF_PIECES: weakref.WeakSet[Storage] = weakref.WeakSet()
-"""The memory of wholes that a style made of pieces."""
+"""The storage of global tensors that a style joined from local ones."""
 
 
 @body_of("_of_pieces")
-def is_of_pieces(value: Opaque) -> bool:
-    """Whether a value is pieces, or a whole that a style made of pieces.
-
-    Args:
-        value: anything.
-    """
+def is_local_tensor(value: Opaque) -> bool:
+    """Whether a value is local, or a global tensor that a style joined from local ones."""
     if isinstance(value, ManualTensor):
         return True
     if isinstance(value, XLAShardedTensor):
@@ -52,13 +48,9 @@ def is_of_pieces(value: Opaque) -> bool:
     return getattr(value, "_of_pieces", False)  # what torch traces
 
 
-def any_of_pieces(*values: Opaque) -> bool:
-    """Whether a value in some nesting is pieces, or a whole that a style made of pieces.
-
-    Args:
-        *values: anything, nested in tuples, lists and dictionaries.
-    """
-    return any(map(is_of_pieces, pytree.tree_leaves(values)))
+def any_local_tensor(*values: Opaque) -> bool:
+    """Whether a value in some nesting is local, or joined from local ones by a style."""
+    return any(map(is_local_tensor, pytree.tree_leaves(values)))
 
 
 def enters(
@@ -67,27 +59,27 @@ def enters(
     present: PlacementLike,
     desired: PlacementLike,
     *,
-    of_pieces: bool = False,
+    from_local: bool = False,
 ) -> torch.Tensor:
-    """A tensor that arrives in one layout, whole or in pieces, as a whole in another.
+    """An input, global or local, as a global tensor in another layout.
 
     Args:
         t: on the `jax` device.
         mesh: of one dimension.
         present: the layout in which it arrives.
         desired: the other.
-        of_pieces: whether it counts as pieces, as they themselves do.
+        from_local: whether it counts as local, as local tensors do.
 
     Raises:
-        ShardingError: its pieces are over other axes than those of `mesh`.
+        ShardingError: it is local over other axes than those of `mesh`.
     """
-    is_local = of_pieces or is_of_pieces(t)
+    is_local = from_local or is_local_tensor(t)
     if isinstance(t, ManualTensor):
         t = local_checks.from_local(t, mesh, [present], False, None, None, None)
     else:
-        t = lay_out(t, mesh, present)
+        t = constrain(t, mesh, present)
     if desired != present:
-        t = lay_out(t, mesh, desired)
+        t = constrain(t, mesh, desired)
     return _noted(t) if is_local else t
 
 
@@ -97,43 +89,43 @@ def leaves(
     present: PlacementLike,
     desired: PlacementLike,
     *,
-    as_pieces: bool,
-    of_pieces: bool = False,
+    to_local: bool,
+    from_local: bool = False,
 ) -> torch.Tensor:
-    """A tensor that leaves a module in one layout, in another; whole, or in pieces.
+    """An output in another layout; global, or local.
 
     Args:
         t: on the `jax` device.
         mesh: of one dimension.
         present: the layout in which it is.
         desired: the other.
-        as_pieces: whether a tensor that is of pieces leaves in pieces.
-        of_pieces: whether it counts as one, as what a module makes of pieces does.
+        to_local: whether an output of local inputs is local.
+        from_local: whether it counts as local, as outputs of local inputs do.
 
     Raises:
-        NotImplementedError: it is to be in pieces, and `desired` is `Partial()`.
-        UnevenError: it is to be in pieces of unequal size.
+        NotImplementedError: it is to be local, and `desired` is `Partial()`.
+        UnevenError: it is to be local, in shards of unequal size.
     """
-    is_local = of_pieces or is_of_pieces(t)
-    whole = enters(t, mesh, present, desired)
-    if whole is t and is_local:  # nothing to lay out, and the memory is somebody's own
-        whole = t.clone()
+    is_local = from_local or is_local_tensor(t)
+    full = enters(t, mesh, present, desired)
+    if full is t and is_local:  # nothing to shard, and the storage is the caller's
+        full = t.clone()
     if not is_local:
-        return whole
-    if not as_pieces:
-        return _noted(whole)
+        return full
+    if not to_local:
+        return _noted(full)
     if desired.is_partial():
         raise NotImplementedError(
-            f"pieces in the layout {desired} are the devices' parts of a sum, and sums are taken "
+            f"local tensors in the layout {desired} are partial sums, and sums are reduced "
             "as they arise: use Replicate() or Shard(dim), or use_local_output=False"
         )
-    laid = tensor_placements.layout(tuple(whole.shape), mesh, [desired])
-    return local_checks.pieces(whole, laid, None)
+    mesh_placements = tensor_placements.layout(tuple(full.shape), mesh, [desired])
+    return local_checks.local_tensor_of(full, mesh_placements, None)
 
 
-def _noted(whole: Any) -> Any:
-    if is_traced(whole):
-        whole._of_pieces = True
+def _noted(full: Any) -> Any:
+    if is_traced(full):
+        full._of_pieces = True
     else:
-        _OF_PIECES.add(whole._storage)
-    return whole
+        _OF_PIECES.add(full._storage)
+    return full

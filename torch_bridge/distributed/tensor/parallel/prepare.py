@@ -15,9 +15,9 @@ from torch.distributed.tensor import Placement
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from isoshard.torch_bridge._torch_internals.dtensor_fields import APPLY_STYLE
-from isoshard.torch_bridge.distributed.along import constraint, one_dimension
+from isoshard.torch_bridge.distributed.along import constraint, mesh_of_one_dimension
 
-from .module_border import any_of_pieces, leaves
+from .module_border import any_local_tensor, leaves
 
 
 class PrepareModuleInput(ParallelStyle):
@@ -25,10 +25,10 @@ class PrepareModuleInput(ParallelStyle):
 
     Args:
         input_layouts: how each positional input arrives; None for one that is left alone.
-        desired_input_layouts: how each is to lie inside the module; None leaves it.
+        desired_input_layouts: of each inside the module; None keeps it.
         input_kwarg_layouts: how inputs passed by name arrive; others are left alone.
-        desired_input_kwarg_layouts: how these are to lie.
-        use_local_output: whether the module gets pieces of what arrives in pieces; otherwise it
+        desired_input_kwarg_layouts: of these inside the module.
+        use_local_output: whether the module gets local tensors of local inputs; otherwise it
             gets the whole that they make.
 
     Raises:
@@ -69,7 +69,7 @@ class PrepareModuleInput(ParallelStyle):
             )
 
     def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
-        mesh = one_dimension(device_mesh, "PrepareModuleInput")
+        mesh = mesh_of_one_dimension(device_mesh, "PrepareModuleInput")
         prepared = functools.partial(_prepared, mesh, self.use_local_output, False)
 
         def enter(module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
@@ -111,9 +111,9 @@ class PrepareModuleOutput(ParallelStyle):
 
     Args:
         output_layouts: how each output comes out of the module; None for one that is left alone.
-        desired_output_layouts: how each is to lie.
-        use_local_output: whether pieces come out of a module that pieces went into, or that makes
-            pieces; otherwise the whole does.
+        desired_output_layouts: of each outside the module.
+        use_local_output: whether outputs are local if inputs are, or if the module returns local
+            tensors; otherwise they are global.
 
     Raises:
         ValueError: there are not as many desired layouts as layouts.
@@ -142,15 +142,17 @@ class PrepareModuleOutput(ParallelStyle):
         _check_as_many("output_layouts", self.output_layouts, self.desired_output_layouts)
 
     def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
-        mesh = one_dimension(device_mesh, "PrepareModuleOutput")
+        mesh = mesh_of_one_dimension(device_mesh, "PrepareModuleOutput")
 
         def leave(module: torch.nn.Module, inputs: Any, named: Any, outputs: Any) -> Any:
-            given = outputs if isinstance(outputs, tuple) else (outputs,)
-            _check_values("output", module, given, self.output_layouts)
-            triples = zip(given, self.output_layouts, self.desired_output_layouts, strict=True)
-            of_pieces = any_of_pieces(inputs, named)
+            output_leaves = outputs if isinstance(outputs, tuple) else (outputs,)
+            _check_values("output", module, output_leaves, self.output_layouts)
+            triples = zip(
+                output_leaves, self.output_layouts, self.desired_output_layouts, strict=True
+            )
+            from_local = any_local_tensor(inputs, named)
             results: tuple[Any, ...] = tuple(
-                _prepared(mesh, self.use_local_output, of_pieces, triple, "output", module)
+                _prepared(mesh, self.use_local_output, from_local, triple, "output", module)
                 for triple in triples
             )
             return results[0] if len(results) == 1 else results
@@ -172,13 +174,13 @@ class PrepareModuleInputOutput(ParallelStyle):
 
     Args:
         input_layouts: as for `PrepareModuleInput`, and so for the next three.
-        desired_input_layouts: likewise.
-        input_kwarg_layouts: likewise.
-        desired_input_kwarg_layouts: likewise.
+        desired_input_layouts: see `PrepareModuleInput`.
+        input_kwarg_layouts: see `PrepareModuleInput`.
+        desired_input_kwarg_layouts: see `PrepareModuleInput`.
         use_local_input: as `use_local_output` of `PrepareModuleInput`.
         output_layouts: as for `PrepareModuleOutput`, and so for the last two.
-        desired_output_layouts: likewise.
-        use_local_output: likewise.
+        desired_output_layouts: see `PrepareModuleOutput`.
+        use_local_output: see `PrepareModuleOutput`.
 
     Raises:
         ValueError: there are not as many desired layouts as layouts, or they name other inputs.
@@ -241,11 +243,11 @@ class _LayoutsError(ValueError, AssertionError):
     """Layouts and values do not belong together; torch asserts it."""
 
 
-def _check_as_many(what: str, given: Sequence[Any], desired: Sequence[Any] | None) -> None:
-    if desired is None or len(given) != len(desired):
+def _check_as_many(what: str, values: Sequence[Any], desired: Sequence[Any] | None) -> None:
+    if desired is None or len(values) != len(desired):
         raise _LayoutsError(
             f"{what} and desired_{what} should have same length! They go together one by one, and "
-            f"these do not: {tuple(given)} and {desired}"
+            f"these do not: {tuple(values)} and {desired}"
         )
 
 
@@ -260,20 +262,20 @@ def _check_values(what: str, module: Any, values: Sequence[Any], layouts: Sequen
 
 def _prepared(
     mesh: Any,
-    as_pieces: bool,
-    of_pieces: bool,
+    to_local: bool,
+    from_local: bool,
     triple: tuple[Any, Any, Any],
     what: str,
     module: torch.nn.Module,
 ) -> Any:
-    """A value, how it lies, and how it is to lie: the value so."""
+    """The value redistributed from its present layout to the desired one."""
     value, present, desired = triple
     if present is None:
         return value
     if not isinstance(value, torch.Tensor):
         raise _LayoutsError(
-            f"the layout {present} is given for {what} of {type(module).__name__}, which is no "
+            f"the layout {present} is set for {what} of {type(module).__name__}, which is no "
             f"tensor but a {type(value).__name__}; give None for it"
         )
     desired = present if desired is None else desired
-    return leaves(value, mesh, present, desired, as_pieces=as_pieces, of_pieces=of_pieces)
+    return leaves(value, mesh, present, desired, to_local=to_local, from_local=from_local)

@@ -1,4 +1,4 @@
-"""Tensor-parallel styles: how the parameters of a module lie, and what goes in and comes out.
+"""Tensor-parallel styles: the sharding of a module's parameters, inputs and outputs.
 
 The classes have torch's constructors. Under torchrun a style turns tensors into DTensors and back,
 and sends data. Here tensors are whole, and a style says how they lie: the parameters are marked,
@@ -28,12 +28,12 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from isoshard.torch_bridge.common.argument_types import PlacementLike
 from isoshard.torch_bridge.distributed.along import (
     constraint,
-    lay_out_whole,
-    one_dimension,
+    mesh_of_one_dimension,
+    shard_in_place,
 )
 from isoshard.torch_bridge.distributed.device_mesh import DeviceMesh
 
-from .module_border import any_of_pieces, enters, leaves
+from .module_border import any_local_tensor, enters, leaves
 
 
 class LayerStyle(ParallelStyle):
@@ -50,7 +50,7 @@ class LayerStyle(ParallelStyle):
 
     @abc.abstractmethod
     def parts(self, module: torch.nn.Module) -> tuple[Placement, dict[str, Placement]]:
-        """How a module takes its input, and how its parameters lie, by name.
+        """The layout of a module's input, and those of its parameters by name.
 
         Args:
             module: the layer; the placement of the name "" is for other parameters.
@@ -60,7 +60,7 @@ class LayerStyle(ParallelStyle):
         """
 
     def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
-        mesh = one_dimension(device_mesh, type(self).__name__)
+        mesh = mesh_of_one_dimension(device_mesh, type(self).__name__)
         desired, parts = self.parts(module)
         weight: Any = module.weight
         if weight.dim() != 2:
@@ -71,7 +71,7 @@ class LayerStyle(ParallelStyle):
             )
         self.desired_input_layouts = (desired,)
         for name, parameter in module.named_parameters():
-            lay_out_whole(parameter, mesh, parts.get(name) or parts[""])
+            shard_in_place(parameter, mesh, parts.get(name) or parts[""])
         arriving, leaving = self.input_layouts[0], self.output_layouts[0]
 
         hook_first_input(self, module, mesh, arriving, desired, leaving)
@@ -89,9 +89,9 @@ class ColwiseParallel(LayerStyle):
     """Split the outputs of a Linear or the features of an Embedding.
 
     Args:
-        input_layouts: how the input arrives; whole by default, which it is inside in any case.
+        input_layouts: of the input; replicated by default, as it is inside.
         output_layouts: how the output leaves; split along the last axis by default.
-        use_local_output: whether pieces come out if pieces went in; a whole stays whole.
+        use_local_output: whether outputs are local if inputs are; global ones remain global.
 
     Example:
         >>> import isoshard.torch_bridge as xs
@@ -133,9 +133,9 @@ class RowwiseParallel(LayerStyle):
     Args:
         input_layouts: how the input arrives; split along the last axis by default. Inside, that of
             a Linear is split so, and that of an Embedding whole.
-        output_layouts: how the output leaves; whole by default. `Shard(1)` splits a sequence, and
+        output_layouts: of the output; replicated by default. `Shard(1)` splits a sequence, and
             the sum need not be whole on any device.
-        use_local_output: whether pieces come out if pieces went in; a whole stays whole.
+        use_local_output: whether outputs are local if inputs are; global ones remain global.
 
     Example:
         >>> from isoshard.torch_bridge.distributed import init_device_mesh
@@ -168,11 +168,11 @@ class RowwiseParallel(LayerStyle):
 
 
 class SequenceParallel(ParallelStyle):
-    """Keep the parameters of a norm or dropout whole, and split its input along the sequence.
+    """Replicate the parameters of a norm or dropout, and split its input along the sequence.
 
     Args:
         sequence_dim: the axis of the input that is the sequence.
-        use_local_output: whether pieces come out if pieces went in; a whole stays whole.
+        use_local_output: whether outputs are local if inputs are; global ones remain global.
 
     Example:
         >>> from isoshard.torch_bridge.distributed import init_device_mesh
@@ -190,10 +190,10 @@ class SequenceParallel(ParallelStyle):
         self.use_local_output = use_local_output
 
     def _apply(self, module: torch.nn.Module, device_mesh: Any) -> torch.nn.Module:
-        mesh = one_dimension(device_mesh, "SequenceParallel")
+        mesh = mesh_of_one_dimension(device_mesh, "SequenceParallel")
         split = self.sequence_sharding[0]
         for parameter in module.parameters():
-            lay_out_whole(parameter, mesh, Replicate())
+            shard_in_place(parameter, mesh, Replicate())
 
         hook_first_input(self, module, mesh, split, split, split)
         return module
@@ -221,10 +221,10 @@ def hook_first_input(
         module: the module.
         mesh: of one dimension.
         arriving: how the input arrives.
-        inside: how it is to lie.
+        inside: layout inside the module.
         leaving: how the output leaves.
     """
-    as_pieces = style.use_local_output
+    to_local = style.use_local_output
 
     def enter(module: torch.nn.Module, inputs: Any, named: dict[str, Any]) -> Any:
         name = None if inputs else next(iter(named), None)
@@ -234,17 +234,17 @@ def hook_first_input(
                 f"{type(style).__name__} lays out the first input of {type(module).__name__}, "
                 f"which must be a tensor, and it is a {type(first).__name__}"
             )
-        whole = enters(first, mesh, arriving, inside)
+        full = enters(first, mesh, arriving, inside)
         if name is not None:
-            return inputs, {**named, name: whole}
-        return (whole, *inputs[1:]), named
+            return inputs, {**named, name: full}
+        return (full, *inputs[1:]), named
 
     def leave(module: torch.nn.Module, inputs: Any, named: dict[str, Any], output: Any) -> Any:
-        of_pieces = any_of_pieces(inputs, named)
-        return leaves(output, mesh, leaving, leaving, as_pieces=as_pieces, of_pieces=of_pieces)
+        from_local = any_local_tensor(inputs, named)
+        return leaves(output, mesh, leaving, leaving, to_local=to_local, from_local=from_local)
 
     module.register_forward_pre_hook(constraint(enter, mesh, arriving, inside), with_kwargs=True)
-    module.register_forward_hook(constraint(leave, mesh, leaving, as_pieces), with_kwargs=True)
+    module.register_forward_hook(constraint(leave, mesh, leaving, to_local), with_kwargs=True)
 
 
 def _no_layer(style: str, module: torch.nn.Module) -> str:
