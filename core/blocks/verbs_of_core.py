@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from isoshard.core.errors import ShardingError, no_sharing, raise_collected
 from isoshard.core.layout.spec import named_sharding
 from isoshard.core.transfer.host_memory import narrowed
-from isoshard.core.transfer.leaf_specs import set_specs, named_arrays
+from isoshard.core.transfer.leaf_specs import named_arrays, set_specs
 
 from .chunk_sizes import plan_splits
 from .packing import gather as gather

@@ -76,7 +76,7 @@ def placed(
             groups, slots, mesh, plan if isinstance(plan, Plan) else Plan({"*": plan})
         )
     moved = [slot.at(places[slot.name]) if slot.name in places else slot for slot in slots]
-    known = {id(slot.valid.value): slot.wanted.place for slot in moved if slot.wanted is not None}
+    known = {id(slot.part.value): slot.wanted.place for slot in moved if slot.wanted is not None}
     return [_follow(slot, known, slot.name not in places) for slot in moved]
 
 
@@ -166,7 +166,7 @@ def _asked(wanted: Wanted, mesh: Mesh) -> Any:
 
 def _follow(slot: Slot, known: Mapping[int, Place], free: bool) -> Slot:
     """Lay an optimizer's state out as its parameter, if it is not made yet or nobody placed it."""
-    part, wanted = slot.valid, slot.wanted
+    part, wanted = slot.part, slot.wanted
     if part.follows is None or wanted is None or not (free or isinstance(part.value, Entry)):
         return slot
     leader = wanted_of(part.follows)

@@ -185,12 +185,12 @@ def _alike(slot: Slot, entry: Entry) -> bool:
     if slot.hyper:
         return True
     numbers = bool | int | float | complex
-    here, there = slot.valid.value, entry.value
+    here, there = slot.part.value, entry.value
     return type(here) is type(there) or (isinstance(here, numbers) and isinstance(there, numbers))
 
 
 def _kind(of: Slot | Entry) -> str:
     if isinstance(of, Slot):
         wanted = of.wanted
-        return f"{wanted.dtype}{list(wanted.shape)}" if wanted else type(of.valid.value).__name__
+        return f"{wanted.dtype}{list(wanted.shape)}" if wanted else type(of.part.value).__name__
     return type(of.value).__name__ if of.is_value else f"{of.dtype}{list(of.shape)}"

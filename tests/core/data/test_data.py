@@ -138,7 +138,7 @@ class TestUnevenRows:
         found = iter(iso.data.loader(batches(8, 6), mesh, P("y")))
         next(found)
         with pytest.raises(
-            iso.UnevenError, match=r"batch\.x has 6 rows for 4 parts; batch\.y has 6.*last='drop'"
+            iso.UnevenError, match=r"batch\.x has 6 rows for 4 shards; batch\.y has 6.*last='drop'"
         ):
             next(found)
         with pytest.raises(StopIteration):
@@ -148,7 +148,7 @@ class TestUnevenRows:
         assert len(list(iso.data.loader(batches(8, 8, 6), mesh, P("y"), last="drop"))) == 2
         assert counted("data.dropped_rows") == 6
         assert len(list(iso.data.loader(batches(8, 4), mesh, P("y"), last="drop"))) == 2
-        with pytest.raises(iso.UnevenError, match=r"6 rows for 4 parts.*It is not the last one"):
+        with pytest.raises(iso.UnevenError, match=r"6 rows for 4 shards.*It is not the last one"):
             list(iso.data.loader(batches(8, 6, 8), mesh, P("y"), last="drop"))
 
     def test_pad_fills_up_to_the_first_batch(self, mesh, counted):
@@ -217,7 +217,7 @@ class TestErrors:
     def test_options(self, mesh):
         with pytest.raises(
             iso.ShardingError,
-            match=r"prefetch=-1 is no.*last='keep' is none.*mask='m' says.*framework='tf' is",
+            match=r"prefetch=-1 is no.*last='keep' is none.*mask='m' masks.*framework='tf' is",
         ):
             iso.data.loader([], mesh, P("x"), prefetch=-1, last="keep", mask="m", framework="tf")
         with pytest.raises(TypeError, match="an iterable of batches, not a int"):
