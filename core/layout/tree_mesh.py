@@ -50,11 +50,11 @@ def common_mesh(x: Any) -> Any:
     if not meshes:
         return ambient_mesh("iso.reshard(x, spec, mesh)")
     if len(meshes) > 1:
-        text = "; ".join(
+        meshes_text = "; ".join(
             f"{listed(names, 4)} on {_mesh_text(mesh)}" for mesh, names in meshes.items()
         )
         raise ShardingError(
-            f"the arrays are on {len(meshes)} different meshes: {text}. Choose one: "
+            f"the arrays are on {len(meshes)} different meshes: {meshes_text}. Choose one: "
             "iso.reshard(x, spec, mesh)"
         )
     return next(iter(meshes))

@@ -35,6 +35,7 @@ from .unused_rules import names_of_axes
 if TYPE_CHECKING:
     from .plan import Plan
 
+
 _SHOWN = 3
 _warned: Bounded[Any, bool] = Bounded(1024, "plan: warnings of replicated bytes")
 

@@ -74,7 +74,7 @@ Check = Literal["values", "off"]
 _Array = jax.Array | np.ndarray[Any, Any] | np.generic | bool | int | float | complex
 _Tree = UnevenArray | Mapping[Any, Any] | tuple[Any, ...] | list[Any] | None
 """Containers whose leaves may change their class."""
-_Same = TypeVar("_Kept")
+_Same = TypeVar("_Same")
 """A tensor, a module, a struct, and what else keeps its class."""
 
 

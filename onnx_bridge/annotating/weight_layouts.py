@@ -33,10 +33,9 @@ from isoshard.core.plan import Plan
 from isoshard.core.plan.activations import Side
 from isoshard.core.plan.freezing import UNSET
 from isoshard.core.plan.resolved import BY_DEFAULT, BY_SIZE, ResolvedLeaf, ResolvedPlan
-
-from ..errors import AnnotationWarning, ModelError
-from ..reading.graph import Graph, Node
-from ..reading.parameter_record import Origin
+from isoshard.onnx_bridge.errors import AnnotationWarning, ModelError
+from isoshard.onnx_bridge.reading.graph import Graph, Node
+from isoshard.onnx_bridge.reading.parameter_record import Origin
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 

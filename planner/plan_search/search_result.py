@@ -15,8 +15,8 @@ from isoshard.core.plan.freezing import UNSET
 from isoshard.core.runtime.formatting import human_bytes, listed
 from isoshard.core.runtime.shown_text import preformatted
 from isoshard.core.traced.traced_step import TracedStep
+from isoshard.planner.reports.advice import RECOMPUTE
 
-from ..reports.advice import RECOMPUTE
 from .close_look import SeenPlan, layouts_of_choice
 from .plan_cost import PlanCost
 

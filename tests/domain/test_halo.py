@@ -10,9 +10,8 @@ from isoshard.core.layout.mesh import make_mesh
 from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.device_put import shard
 from isoshard.domain.windows.halo import halo, halo_exchange
-
-from .against_torch import SPLITS, packed
-from .blocks import out_of_blocks as whole
+from tests.domain.against_torch import SPLITS, packed
+from tests.domain.blocks import out_of_blocks as whole
 
 RNG = np.random.default_rng(0)
 

@@ -17,9 +17,8 @@ from isoshard.core.layout.uneven import UnevenArray
 from isoshard.core.transfer.device_put import shard
 from isoshard.domain import avg_pool, conv, conv_transpose, cumsum, interpolate, max_pool, pad, roll
 from isoshard.domain.windows.running_scan import cummin
-
-from .against_torch import SPLITS, check, packed
-from .blocks import out_of_blocks as whole
+from tests.domain.against_torch import SPLITS, check, packed
+from tests.domain.blocks import out_of_blocks as whole
 
 RNG = np.random.default_rng(0)
 SPEC = ("x", None, "y")  # batch over "x", rows over "y"

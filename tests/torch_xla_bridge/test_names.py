@@ -11,7 +11,7 @@ import pytest
 
 from isoshard.torch_xla_bridge import torch_xla
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 OURS = "isoshard.torch_bridge."
 STATES = ("offered", "different", "refused")
 
