@@ -55,7 +55,7 @@ def _forward(
     static = _static(q, is_causal, scale, rate)
 
     def whole(q: jax.Array, k: jax.Array, *others: Any):
-        attend = static if may_split(q.shape, k.shape[-2]) else static.whole
+        attend = static if may_split(q.shape, k.shape[-2]) else static.unsharded
         return attend(q, k, *others)
 
     return in_blocks(whole, functools.partial(attend_in_blocks, static))(q, k, v, mask, words)
