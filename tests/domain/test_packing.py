@@ -171,7 +171,7 @@ def test_sizes_that_do_not_fit(mesh, spec, sizes, fault):
 def test_what_is_refused(line):
     with pytest.raises(UnevenError, match="no multiple of its 4 shards"):
         iso.shard(X, line, P("x"))
-    with pytest.raises(ShardingError, match="'error' or 'pad', given was 'crop'"):
+    with pytest.raises(ShardingError, match="'error' or 'pad', not 'crop'"):
         iso.shard(X, line, P("x"), uneven="crop")
     with pytest.raises(ShardingError, match="which needs uneven='pad'"):
         iso.shard(X, line, P("x"), sizes=(5, 2, 7, 4))

@@ -1,18 +1,18 @@
 """`iso.data.loader`: what comes, in which order, laid out how, and what is left behind."""
 
 import gc
-import threading
-import time
-import weakref
-
+import isoshard as iso
 import jax
 import numpy as np
 import pytest
+import threading
+import time
 import torch
+import weakref
+from isoshard.core.runtime import metrics
+from isoshard.core.runtime import samples
 from jax.sharding import PartitionSpec as P
 
-import isoshard as iso
-from isoshard.core.runtime import metrics, samples
 
 
 def batches(*rows, columns=4):
@@ -139,7 +139,7 @@ class TestUnevenRows:
         next(found)
         with pytest.raises(
             iso.errors.UnevenError,
-            match=r"batch\.x has 6 rows for 4 parts; batch\.y has 6.*last='drop'",
+            match=r"batch\.x has 6 rows for 4 shards; batch\.y has 6.*last='drop'",
         ):
             next(found)
         with pytest.raises(StopIteration):
@@ -150,7 +150,7 @@ class TestUnevenRows:
         assert counted("data.dropped_rows") == 6
         assert len(list(iso.data.loader(batches(8, 4), mesh, P("y"), last="drop"))) == 2
         with pytest.raises(
-            iso.errors.UnevenError, match=r"6 rows for 4 parts.*It is not the last one"
+            iso.errors.UnevenError, match=r"6 rows for 4 shards.*It is not the last one"
         ):
             list(iso.data.loader(batches(8, 6, 8), mesh, P("y"), last="drop"))
 
@@ -222,7 +222,7 @@ class TestErrors:
     def test_options(self, mesh):
         with pytest.raises(
             iso.ShardingError,
-            match=r"prefetch=-1 is no.*last='keep' is none.*mask='m' says.*framework='tf' is",
+            match=r"prefetch=-1 is no.*last='keep' is none.*mask='m' masks.*framework='tf' is",
         ):
             iso.data.loader([], mesh, P("x"), prefetch=-1, last="keep", mask="m", framework="tf")
         with pytest.raises(TypeError, match="an iterable of batches, not a int"):

@@ -91,7 +91,7 @@ class TestPlans:
             found.check_golden(before.resolve({"wte": (8, 4), "w": (8, 4)}, mesh).to_json())
 
     def test_wrong_rules(self, mesh):
-        with pytest.raises(PlanError, match=r"'a': 3 is none.*pinned_host"):
+        with pytest.raises(PlanError, match=r"not 'a': 3.*pinned_host"):
             Plan(memory={"a": 3})
         with pytest.raises(PlanError, match=r"a: its devices \(cpu\) have no memory 'disk'"):
             Plan({"*": P()}, memory={"a": "disk"}).resolve({"a": (8,)}, mesh)

@@ -41,7 +41,9 @@ def test_missing_rank_or_devices():
     with pytest.raises(SpecError, match="rank 1, not 2 and it is over 2 devices, not 4"):
         parse_op_sharding("{devices=[2]0,1}", 2, num_devices=4)
     text = "{replicated}"
-    with pytest.raises(SpecError, match=r"pass the tensor's rank as ndim= and the devices .*num_"):
+    with pytest.raises(
+        SpecError, match=r"pass the tensor's rank as ndim= and the number of all devices .*num_"
+    ):
         parse_op_sharding(text)
     with pytest.raises(SpecError, match="pass the number of all devices as num_devices="):
         parse_op_sharding(text, 2)
@@ -54,21 +56,21 @@ def test_missing_rank_or_devices():
         ("", "must be in braces"),
         ("{}", "at position 0: expected 'replicated'"),
         ("{replicate}", "at position 1: expected 'replicated', .* found 'replicate'"),
-        ("{devices=[2,x]0,1,2,3}", "the blocks '2,x' are no numbers"),
-        ("{devices=[2]0,,1}", "the devices '0,,1' are no numbers"),
-        ("{devices=[2]<=[a]}", "the dims after '<=' 'a' are no numbers"),
+        ("{devices=[2,x]0,1,2,3}", "the blocks '2,x' are not integers"),
+        ("{devices=[2]0,,1}", "the devices '0,,1' are not integers"),
+        ("{devices=[2]<=[a]}", "the dims after '<=' 'a' are not integers"),
         ("{devices=[4]<=[2,2]T(0)}", r"the order T\(0,\) does not permute the dims \[2, 2\]"),
         ("{devices=[2]0,1 sideways}", "at position 16: expected nothing .* found 'sideways'"),
-        ("{devices=[2,2]0,1}", "2,2,1 blocks do not hold 2 devices"),
+        ("{devices=[2,2]0,1}", "2,2,1 blocks do not match 2 devices"),
         ("{devices=[2]0,0}", r"\[0, 0\] are not 0\.\.1"),
         ("{devices=[2]1,2}", r"\[1, 2\] are not 0"),
         ("{devices=[-2,-4]<=[8]}", r"the blocks \[-2, -4\] are not all positive"),
         ("{devices=[4]<=[-2,-2]}", r"the dims after '<=' \[-2, -2\] are not all positive"),
         ("{devices=[4]<=[4]T(-1)}", r"T\(-1,\) does not permute"),
-        ("{devices=[1_0]<=[1_0]}", "the blocks '1_0' are no numbers"),
+        ("{devices=[1_0]<=[1_0]}", "the blocks '1_0' are not integers"),
         ("{devices=[9]<=[9]}", "it is over 9 devices, not 4"),
         ("{devices=[999999999999]<=[999999999999]}", "is over 999999999999 devices, not 4"),
-        ("{devices=[4,999999]<=[4,99999]}", "4,999999,1 blocks do not hold 399996 devices"),
+        ("{devices=[4,999999]<=[4,99999]}", "4,999999,1 blocks do not match 399996 devices"),
         ("{maximal device=9}", "no device 9 among 4"),
     ],
 )

@@ -164,7 +164,7 @@ class TestRefused:
             for spec in (P(unreduced={"y"}), P(reduced={"y"})):
                 with pytest.raises(SpecError, match=r"w: .*'y' \(Auto\).*over Explicit axes only"):
                     iso.shard(HOST, mesh, spec, name="w")
-        with pytest.raises(SpecError, match=r"'z' \(not there\)"):
+        with pytest.raises(SpecError, match=r"'z' \(not on the mesh\)"):
             iso.shard(HOST, explicit, P(unreduced={"z"}))
         x = iso.shard(HOST, mixed, P())
         with pytest.raises(ShardingError, match="where all axes are Explicit"):

@@ -112,7 +112,7 @@ def test_what_is_refused():
         Activation()
     with pytest.raises(PlanError, match="is a rule for parameters; give an activation a spec"):
         Plan(activations={"m": Linear(out="tp")})
-    with pytest.raises(PlanError, match="'re:\\(' is no regular expression"):
+    with pytest.raises(PlanError, match="'re:\\(' is not a regular expression"):
         Plan(activations={"re:(": None})
 
 

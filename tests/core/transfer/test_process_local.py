@@ -95,7 +95,8 @@ class TestTrees:
 class TestRefusals:
     def test_a_shape_that_is_not_this_part(self, mesh):
         with pytest.raises(
-            iso.ShardingError, match=r"w: local shape \(4, 4\).*holds \(8, 4\), which is \[0:8, 0:4"
+            iso.ShardingError,
+            match=r"w: local shape \(4, 4\).*has shape \(8, 4\), which is \[0:8, 0:4",
         ):
             iso.from_local(ones(4, 4), mesh, P("x"), shape=(8, 4), name="w")
 
