@@ -42,7 +42,7 @@ class StepBatches:
         """See the class."""
         says = any(factor.inputs is not UNSET for factor in plan.factors)
         if uneven not in ("error", "pad"):
-            raise ShardingError(f"uneven is 'error' or 'pad', given was {uneven!r}")
+            raise ShardingError(f"uneven is 'error' or 'pad', not {uneven!r}")
         if uneven == "pad" and not says:
             raise ShardingError(
                 'uneven="pad" is for batches that the plan splits, and the plan says nothing of '

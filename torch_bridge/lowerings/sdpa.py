@@ -19,20 +19,21 @@ gradient drops the same.
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-import math
 import torch
-from collections.abc import Sequence
-from isoshard.core.extensions import attend_in_blocks
-from isoshard.core.extensions import gradients_in_blocks
-from isoshard.core.extensions import partitioned_attention
+
+from isoshard.core.extensions import attend_in_blocks, gradients_in_blocks, partitioned_attention
 from isoshard.core.lifting.in_blocks import in_blocks
 from isoshard.core.nn.dot_product_attention import products
 from isoshard.core.nn.dropout import words_of
+
 from .registry import lower
 from .sequence_split import may_split
-from typing import Any
 
 
 def _static(q: jax.Array, is_causal: bool, scale: float | None, rate: float) -> Any:

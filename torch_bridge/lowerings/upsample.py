@@ -6,29 +6,27 @@ torch computes positions in float32, and in float64 for float64 and for bytes.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from collections.abc import Sequence
-from isoshard.core.extensions import block_interpolate
-from isoshard.core.extensions import by_halos
-from isoshard.core.extensions import cotangent_by_halos
-from isoshard.core.extensions import resize_operator
-from isoshard.core.nn.resizing import Taps
-from isoshard.core.nn.resizing import matrix_of
-from isoshard.core.nn.resizing import ratio_of
-from isoshard.core.nn.resizing import resample
-from isoshard.core.nn.resizing import smooth_taps
+
+from isoshard.core.extensions import (
+    block_interpolate,
+    by_halos,
+    cotangent_by_halos,
+    resize_operator,
+)
+from isoshard.core.nn.resizing import Taps, matrix_of, ratio_of, resample, smooth_taps
+
 from . import byte_images
 from .argument_forms import wide
-from .block_operators import by_rows
-from .block_operators import over_space
-from .block_operators import pulled_over_space
+from .block_operators import by_rows, over_space, pulled_over_space
 from .registry import lower
 from .vjp import pull_back
-from typing import Any
-
 
 _FLOAT = np.float32
 _CORNERS = ("linear", "cubic")

@@ -28,40 +28,31 @@ devices, it is `jax.devices()[r]`. Of torch's private names only `_StridedShard`
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 import numpy as np
-from collections.abc import Iterable
-from collections.abc import Sequence
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
 from isoshard.core.blocks.block_layout import BlockLayout
 from isoshard.core.errors import UnrepresentableError
 from isoshard.core.layout.axis_types import same_grid
-from isoshard.core.layout.mesh import as_mesh
-from isoshard.core.layout.mesh import mesh_of
-from isoshard.core.layout.partial_sums import open_spec
-from isoshard.core.layout.partial_sums import reduction
-from isoshard.core.layout.partial_sums import stored
-from isoshard.core.layout.partial_sums import unreduced
-from isoshard.core.layout.spec import axis_names
-from isoshard.core.layout.spec import named_sharding
+from isoshard.core.layout.mesh import as_mesh, mesh_of
+from isoshard.core.layout.partial_sums import open_spec, reduction, stored, unreduced
+from isoshard.core.layout.spec import axis_names, named_sharding
 from isoshard.core.layout.spec_entries import entries_of
 from isoshard.core.layout.tiles import Tiles
 from isoshard.core.runtime.caches import cached
 from isoshard.torch_bridge._torch_internals.dtensor_fields import STRIDED_SHARD
 from isoshard.torch_bridge.common.argument_types import MeshLike
+
 from .chunked_axes import block_sizes
 from .chunked_axes import local_shape_and_offset as local_shape_and_offset
 from .meshes import device_mesh_of as device_mesh_of
-from .meshes import jax_mesh
-from .meshes import of_type
+from .meshes import jax_mesh, of_type
 from .meshes import rank_mesh_of as rank_mesh_of
-from .placement_kinds import kind_of
-from .placement_kinds import orders_of
-from .placement_kinds import reduction_of
-from jax.sharding import AxisType
-from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
-from typing import Any
-
+from .placement_kinds import kind_of, orders_of, reduction_of
 
 Entry = int | tuple[int, ...] | None
 

@@ -1,18 +1,18 @@
 """`iso.data.loader`: what comes, in which order, laid out how, and what is left behind."""
 
 import gc
-import isoshard as iso
+import threading
+import time
+import weakref
+
 import jax
 import numpy as np
 import pytest
-import threading
-import time
 import torch
-import weakref
-from isoshard.core.runtime import metrics
-from isoshard.core.runtime import samples
 from jax.sharding import PartitionSpec as P
 
+import isoshard as iso
+from isoshard.core.runtime import metrics, samples
 
 
 def batches(*rows, columns=4):

@@ -6,36 +6,32 @@ of ranks 1 to 3, even sizes and sizes that `torch.chunk` cuts unevenly.
 
 import itertools
 import math
+
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from torch.distributed._local_tensor import LocalTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
+
 from isoshard.core.layout.spec import same_layout
 from isoshard.errors import UnrepresentableError
 from isoshard.sharding import Tiles
 from isoshard.torch_bridge.placements.chunked_axes import chunk_ranges
-from isoshard.torch_bridge.placements.translation import jax_mesh
-from isoshard.torch_bridge.placements.translation import layout_of
-from isoshard.torch_bridge.placements.translation import local_shape_and_offset
-from isoshard.torch_bridge.placements.translation import placements_of
-from isoshard.torch_bridge.placements.translation import spec_of
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from isoshard.torch_bridge.placements.translation import (
+    jax_mesh,
+    layout_of,
+    local_shape_and_offset,
+    placements_of,
+    spec_of,
+)
 from tests import fresh
-from tests.torch_bridge.dtensor.layouts import MESHES
-from tests.torch_bridge.dtensor.layouts import all_placements
-from tests.torch_bridge.dtensor.layouts import in_words
-from tests.torch_bridge.dtensor.layouts import orders
-from tests.torch_bridge.dtensor.layouts import torch_mesh
-from torch.distributed._local_tensor import LocalTensorMode
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor import distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import _StridedShard
-
-
+from tests.torch_bridge.dtensor.layouts import MESHES, all_placements, in_words, orders, torch_mesh
 
 UNEVEN = [(5, 3, 7), (1, 11, 2), (13, 0, 9)]
 

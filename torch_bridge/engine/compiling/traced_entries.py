@@ -13,29 +13,25 @@ the memory of the host, are not traced like that.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import jax
-from collections.abc import Iterator
-from collections.abc import Sequence
+
 from isoshard.core.runtime._jax_internals.jaxpr_classes import ClosedJaxpr
 from isoshard.core.runtime.jaxprs import opened
-from .equation_templates import EquationTemplate
-from .equation_templates import TemplateWriter
-from .equation_templates import TracedAtom
+from isoshard.torch_bridge.engine.recording import random_state
+from isoshard.torch_bridge.engine.recording.recipes import RECIPES, Recipe
+from isoshard.torch_bridge.engine.values import layout_numbers
+from isoshard.torch_bridge.lowerings.cse import shared_program
+
+from .equation_templates import EquationTemplate, TemplateWriter, TracedAtom
 from .image_layout import Env
-from .interpreting import EntryValues
-from .interpreting import at_entry
-from .interpreting import needed
+from .interpreting import EntryValues, at_entry, needed
 from .liveness import CompileRequest
 from .plan_lowering import constrained
 from .rewrites import looked_through
 from .traced_lists import TracedLists
-from isoshard.torch_bridge.engine.recording import random_state
-from isoshard.torch_bridge.engine.recording.recipes import RECIPES
-from isoshard.torch_bridge.engine.recording.recipes import Recipe
-from isoshard.torch_bridge.engine.values import layout_numbers
-from isoshard.torch_bridge.lowerings.cse import shared_program
-from typing import Any
-
 
 Forms = tuple[TracedAtom | None, TracedAtom | None, TracedAtom | None]
 """A slot's value as torch has it, with channels last, and before its axes were merged."""

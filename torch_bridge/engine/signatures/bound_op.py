@@ -21,32 +21,24 @@ Shapes and dtypes come from torch itself, see `shape_inference`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
 import jax
 import numpy as np
 import torch
-from collections.abc import Callable
-from collections.abc import Sequence
-from isoshard.torch_bridge._torch_internals import OpOverload
-from isoshard.torch_bridge._torch_internals import schema_of
+
+from isoshard.torch_bridge._torch_internals import OpOverload, schema_of
 from isoshard.torch_bridge._torch_internals.dispatcher import Promotion as KIND
 from isoshard.torch_bridge._torch_internals.dispatcher import elementwise_dtypes
-from isoshard.torch_bridge.common.dtypes import is_wide
-from isoshard.torch_bridge.common.dtypes import numpy_dtype
-from isoshard.torch_bridge.common.dtypes import physical_dtype
+from isoshard.torch_bridge.common.dtypes import is_wide, numpy_dtype, physical_dtype
+from isoshard.torch_bridge.engine.values.metas import Lift, Meta, Slot, map_leaves
+from isoshard.torch_bridge.lowerings import channels_last, registry
+from isoshard.torch_bridge.lowerings.argument_forms import as_scalar, cast, wide_dtype
+
 from .moved_dtypes import check_moved_only
 from .number_range import in_range
 from .shape_inference import missing
-from isoshard.torch_bridge.engine.values.metas import Lift
-from isoshard.torch_bridge.engine.values.metas import Meta
-from isoshard.torch_bridge.engine.values.metas import Slot
-from isoshard.torch_bridge.engine.values.metas import map_leaves
-from isoshard.torch_bridge.lowerings import channels_last
-from isoshard.torch_bridge.lowerings import registry
-from isoshard.torch_bridge.lowerings.argument_forms import as_scalar
-from isoshard.torch_bridge.lowerings.argument_forms import cast
-from isoshard.torch_bridge.lowerings.argument_forms import wide_dtype
-from typing import Any
-from typing import NamedTuple
 
 
 class ImagesOp(NamedTuple):
