@@ -75,8 +75,10 @@ def traced_flax_step(
     """
     function = getattr(step, "fun", step)  # what `nnx.jit` wraps
     bound = inspect.signature(function).bind(*args, **kwargs)
-    objects = {name: split(one) for name, one in bound.arguments.items() if is_nnx(one)}
-    others = {name: one for name, one in bound.arguments.items() if name not in objects}
+    objects = {
+        name: split(argument) for name, argument in bound.arguments.items() if is_nnx(argument)
+    }
+    others = {name: argument for name, argument in bound.arguments.items() if name not in objects}
     roles: dict[str, Role] = {
         name: role
         for _, state in objects.values()
@@ -85,42 +87,41 @@ def traced_flax_step(
     }
     graphs = {name: graph for name, (graph, _) in objects.items()}
     names = {
-        name: said
+        name: text
         for _, state in objects.values()
         for name, box in named_boxes(state).items()
-        if (said := names_of(box)) is not None
+        if (text := names_of(box)) is not None
     }
 
-    def on_states(**given: Any) -> Any:
-        made = {name: join(graph, given.pop(name)) for name, graph in graphs.items()}
-        models = [one for one in made.values() if callable(one)]
+    def on_states(**arguments: Any) -> Any:
+        new = {name: join(graph, arguments.pop(name)) for name, graph in graphs.items()}
+        models = [value for value in new.values() if callable(value)]
         call = inspect.signature(function).bind(*args, **kwargs)
-        call.arguments.update(made | given)
+        call.arguments.update(new | arguments)
         with contextlib.ExitStack() as stack:
             if plan_speaks(plan) and models:
                 stack.enter_context(constrain_activations(mesh, plan, *models))
             stack.enter_context(marked_modules(models, gradients=plan is None))
             result = function(*call.args, **call.kwargs)
-        return {**{name: split(one)[1] for name, one in made.items()}, "result": result}
+        return {**{name: split(value)[1] for name, value in new.items()}, "result": result}
 
-    modules = [one for _, one in bound.arguments.items() if is_nnx(one) and callable(one)]
+    modules = [
+        argument
+        for _, argument in bound.arguments.items()
+        if is_nnx(argument) and callable(argument)
+    ]
     states = {name: state for name, (_, state) in objects.items()}
     title = getattr(function, "__name__", type(function).__name__)
-    found = traced_jax_step(
+    result = traced_jax_step(
         on_states, (), states | others, mesh, plan, batch=tuple(others), axis_names=names,
         roles=roles, name=title, framework="flax",
     )  # fmt: skip
-    return dataclasses.replace(found, modules=tuple(name for name, _ in _modules_of(modules)))
+    return dataclasses.replace(result, modules=tuple(name for name, _ in _modules_of(modules)))
 
 
 @contextlib.contextmanager
 def marked_modules(models: Sequence[Any], *, gradients: bool) -> Iterator[None]:
-    """For the time of the `with`, the program says which value is the output of which module.
-
-    Args:
-        models: NNX objects.
-        gradients: whether it says so of gradients, too: without a plan, which lays them out.
-    """
+    """For the time of the `with`, the program says which value is the output of which module."""
     modules = [(one, _marking(type(one), name, gradients)) for name, one in _modules_of(models)]
     with of_classes(modules), marked_gradients():
         yield
@@ -168,25 +169,27 @@ def traced_train_step(
     """
 
     def training_step(step: Any, params: Any, rest: Any, opt_state: Any, *batch: Any) -> Any:
-        given = dataclasses.replace(state, step=step, params=params, rest=rest, opt_state=opt_state)
-        new, loss, aux = function(given, batch)
+        replace = dataclasses.replace(
+            state, step=step, params=params, rest=rest, opt_state=opt_state
+        )
+        new, loss, aux = function(replace, batch)
         return new.step, new.params, new.rest, new.opt_state, loss, aux
 
     names = {
-        name: said
+        name: text
         for name, box in named_boxes(state.params).items()
-        if (said := names_of(box)) is not None
+        if (text := names_of(box)) is not None
     }
     roles: dict[str, Role] = {
         path_name(path): "buffer" for path, _ in jax.tree.leaves_with_path(state.rest)
     }
     parts = (state.step, state.params, state.rest, state.opt_state)
-    found = traced_jax_step(
+    result = traced_jax_step(
         training_step, (*parts, *batch), {}, mesh, plan, axis_names=names, roles=roles,
         framework="flax",
     )  # fmt: skip
     nnx = [join_parts(state.parts, state.params, state.rest)] if state.parts.is_nnx else []
-    return dataclasses.replace(found, modules=tuple(name for name, _ in _modules_of(nnx)))
+    return dataclasses.replace(result, modules=tuple(name for name, _ in _modules_of(nnx)))
 
 
 def _roles(path: tuple[Any, ...], box: Any) -> list[tuple[str, Role]]:

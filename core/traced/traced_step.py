@@ -125,39 +125,32 @@ class TracedStep:
                 its leading axis. What is not named keeps its layout if the mesh stays, and is
                 replicated otherwise.
             mesh: another mesh, whose Explicit axes are Auto ones; the program must not name one.
-
-        Returns:
-            A new step around the same program.
         """
-        there: Mesh = self.mesh if mesh is None else auto(mesh)
-        written = {one.name: one.layer_name for one in self.inputs}
+        result: Mesh = self.mesh if mesh is None else auto(mesh)
+        written = {leaf.name: leaf.layer_name for leaf in self.inputs}
         inputs = []
-        for one in self.inputs:
-            names = [one.name] if one.follows is None else [one.name, one.follows]
+        for leaf in self.inputs:
+            names = [leaf.name] if leaf.follows is None else [leaf.name, leaf.follows]
             layout = next((layouts[name] for name in names if name in layouts), None)
             if layout is None:
                 rows = (layouts.get(written.get(name, name)) for name in names)
                 layout = next((row for row in rows if row is not None), None)
-                if layout is not None and one.layers:
+                if layout is not None and leaf.layers:
                     layout = stacked_layout(layout)
             if layout is None:
-                layout = one.sharding if there is self.mesh else _whole(there)
-            inputs.append(dataclasses.replace(one, sharding=layout))
+                layout = leaf.sharding if result is self.mesh else _whole(result)
+            inputs.append(dataclasses.replace(leaf, sharding=layout))
         results = tuple(
-            one
-            if one.replaces is None
-            else dataclasses.replace(one, sharding=inputs[one.replaces].sharding)
-            for one in self.results
+            leaf
+            if leaf.replaces is None
+            else dataclasses.replace(leaf, sharding=inputs[leaf.replaces].sharding)
+            for leaf in self.results
         )
-        return dataclasses.replace(self, inputs=tuple(inputs), results=results, mesh=there)
+        return dataclasses.replace(self, inputs=tuple(inputs), results=results, mesh=result)
 
 
 def stacked_layout(layout: NamedSharding) -> NamedSharding:
-    """The layout of a stack of rows that lie so: no mesh axis splits its leading axis.
-
-    Args:
-        layout: of one row.
-    """
+    """The layout of a stack of rows that lie so: no mesh axis splits its leading axis."""
     spec = PartitionSpec(None, *layout.spec)
     return NamedSharding(layout.mesh, spec, memory_kind=layout.memory_kind)
 

@@ -32,7 +32,7 @@ from isoshard.core.runtime.metrics import human_bytes
 from isoshard.planner.machine.topologies import Topology
 from isoshard.planner.reports.report import Report
 
-from .plan_machines import show_machines
+from .plan_models import show_machines
 from .plan_targets import Target, failure_in, plan_named, target_of
 from .plan_words import WORDS, PlanCommandError, axes_of, bytes_of, is_words, plan_of, spelled
 
@@ -42,21 +42,18 @@ _NAME = "isoshard plan"
 def main(argv: Sequence[str]) -> int:
     """Plan what `argv` names.
 
-    Args:
-        argv: the command line after `isoshard plan`.
-
     Returns:
         0 if the step fits, under one of the plans; 1 if it does not; 2 for what cannot be planned;
         130 at Ctrl-C.
     """
-    given = _parser().parse_args(list(argv))
-    console = Output(width=given.width)
+    parse_args = _parser().parse_args(list(argv))
+    console = Output(width=parse_args.width)
     path = sys.path[:]  # a script's folder is on it while the script is of use
     try:
-        if given.list:
+        if parse_args.list:
             show_machines(console)
             return 0
-        return _run(given, console)
+        return _run(parse_args, console)
     except KeyboardInterrupt:
         print(f"{_NAME}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -72,33 +69,33 @@ def main(argv: Sequence[str]) -> int:
         sys.path[:] = path
 
 
-def _run(given: argparse.Namespace, console: Console) -> int:
-    machine = _machine(given.mesh)
-    for path in (given.html, given.json):
+def _run(arguments: argparse.Namespace, console: Console) -> int:
+    machine = _machine(arguments.mesh)
+    for path in (arguments.html, arguments.json):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise PlanCommandError(f"{path} cannot be written: there is no folder for it")
-    target = _target(given, machine)
-    if twice := [text for text in given.plan if given.plan.count(text) > 1]:
+    target = _target(arguments, machine)
+    if twice := [text for text in arguments.plan if arguments.plan.count(text) > 1]:
         raise PlanCommandError(f"--plan {twice[0]} is given twice")
-    cases = [_case(given, target, machine, text) for text in given.plan or [None]]
-    memory = None if given.memory is None else bytes_of(given.memory)
-    limits = {} if given.timeout is None else {"timeout": given.timeout}
+    cases = [_case(arguments, target, machine, text) for text in arguments.plan or [None]]
+    memory = None if arguments.memory is None else bytes_of(arguments.memory)
+    limits = {} if arguments.timeout is None else {"timeout": arguments.timeout}
     reports, found = {}, []
     for case in cases:
         _told(f"planning {target.name} on {machine.name}: {case.name}")
         mesh, plan = case.mesh, case.plan
         try:
             if case.name == "auto":
-                depth = "trace" if given.depth == "trace" else "partition"
+                depth = "trace" if arguments.depth == "trace" else "partition"
                 result = planner.search(target.step, target.args, mesh, memory=memory, depth=depth)
                 found.append(str(result))
                 mesh, plan = result.mesh, result.plan
             report = planner.estimate(
                 target.step, target.args, mesh, plan,
-                depth=given.depth, memory=memory, **limits,
+                depth=arguments.depth, memory=memory, **limits,
             )  # fmt: skip
         except PlanError as error:
-            which = f"--plan {case.name}: " if case.name in given.plan else ""
+            which = f"--plan {case.name}: " if case.name in arguments.plan else ""
             raise PlanCommandError(f"{which}{error}") from error
         except Exception as error:
             own = failure_in(error, target.file)
@@ -106,7 +103,7 @@ def _run(given: argparse.Namespace, console: Console) -> int:
                 raise
             raise PlanCommandError(f"{target.name} fails when it is traced, at {own}") from error
         reports[case.name] = dataclasses.replace(report, plan=case.words or report.plan)
-    _written(given, reports)
+    _written(arguments, reports)
     status = _shown(reports, console)
     for text in found:
         console.print(Text(f"\n{text}"))
@@ -130,11 +127,13 @@ class _Case:
     words: str = ""
 
 
-def _case(given: argparse.Namespace, target: Target, machine: Topology, text: str | None) -> _Case:
-    if text == "auto" and given.axes is None:
+def _case(
+    arguments: argparse.Namespace, target: Target, machine: Topology, text: str | None
+) -> _Case:
+    if text == "auto" and arguments.axes is None:
         return _Case(text, machine, None)
     words = text if text is not None and is_words(text) else None
-    axes = axes_of(given.axes, machine, words)
+    axes = axes_of(arguments.axes, machine, words)
     mesh = machine.mesh(tuple(axes.values()), tuple(axes))
     if text is None or text == "auto":
         return _Case(text or "replicated", mesh, None)
@@ -158,9 +157,9 @@ def _machine(text: str | None) -> Topology:
     return planner.topology(text)
 
 
-def _target(given: argparse.Namespace, machine: Topology) -> Target:
-    if given.hf is not None:
-        if given.target is not None:
+def _target(arguments: argparse.Namespace, machine: Topology) -> Target:
+    if arguments.hf is not None:
+        if arguments.target is not None:
             raise PlanCommandError("give either script.py:step or --hf config.json, not both")
         if missing := [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]:
             raise PlanCommandError(
@@ -169,33 +168,33 @@ def _target(given: argparse.Namespace, machine: Topology) -> Target:
             )
         models = importlib.import_module("isoshard.planner.cli.plan_models")
         return models.model_target(
-            given.hf,
-            batch=given.batch or machine.size,
-            sequence=given.sequence,
-            dtype=given.dtype,
-            pad_vocab=given.pad_vocab or 1,
+            arguments.hf,
+            batch=arguments.batch or machine.size,
+            sequence=arguments.sequence,
+            dtype=arguments.dtype,
+            pad_vocab=arguments.pad_vocab or 1,
         )
-    if given.target is None:
+    if arguments.target is None:
         raise PlanCommandError(
             "what is to be planned? give script.py:step, or --hf config.json for a model of "
             "transformers"
         )
     for_models = ("batch", "sequence", "dtype", "pad_vocab")
     if wrong := [
-        f"--{name.replace('_', '-')}" for name in for_models if getattr(given, name) is not None
+        f"--{name.replace('_', '-')}" for name in for_models if getattr(arguments, name) is not None
     ]:
         raise PlanCommandError(f"{wrong[0]} is for --hf; a script's arguments say it themselves")
-    return target_of(given.target, given.args)
+    return target_of(arguments.target, arguments.args)
 
 
-def _written(given: argparse.Namespace, reports: dict[str, Report]) -> None:
+def _written(arguments: argparse.Namespace, reports: dict[str, Report]) -> None:
     alone = next(iter(reports.values())) if len(reports) == 1 else None
-    whole = alone if alone is not None else planner.compare(reports)
+    full = alone if alone is not None else planner.compare(reports)
     try:
-        if given.html is not None:
-            whole.write_html(given.html)
-        if given.json is not None:
-            Path(given.json).write_text(whole.to_json(), encoding="utf-8")
+        if arguments.html is not None:
+            full.write_html(arguments.html)
+        if arguments.json is not None:
+            Path(arguments.json).write_text(full.to_json(), encoding="utf-8")
     except OSError as error:
         raise PlanCommandError(f"{error.filename} cannot be written: {error.strerror}") from None
 
@@ -205,7 +204,7 @@ def _shown(reports: dict[str, Report], console: Console) -> int:
         next(iter(reports.values())).show(console=console)
     else:
         planner.compare(reports).show(console=console)
-    if any(one.fits for one in reports.values()):
+    if any(report.fits for report in reports.values()):
         return 0
     name, least = min(reports.items(), key=lambda pair: pair[1].memory.peak)
     over = human_bytes(least.memory.peak - least.memory.capacity)

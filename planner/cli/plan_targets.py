@@ -59,12 +59,12 @@ def target_of(text: str, args: str | None) -> Target:
     if not callable(step):
         raise PlanCommandError(f"{text} is of type {type(step).__name__}, and no step")
     if args is not None:
-        given = named(args, "the arguments")
+        arguments = named(args, "the arguments")
     else:
-        given = getattr(step, "example_args", None)
-        if given is None:
-            given = getattr(_module(text.rpartition(":")[0]), "example_args", None)
-    if given is None:
+        arguments = getattr(step, "example_args", None)
+        if arguments is None:
+            arguments = getattr(_module(text.rpartition(":")[0]), "example_args", None)
+    if arguments is None:
         needed = _needed(step)
         if needed:
             raise PlanCommandError(
@@ -73,25 +73,25 @@ def target_of(text: str, args: str | None) -> Target:
                 "example_args beside the step. Shapes do: jax.ShapeDtypeStruct, or tensors on "
                 "torch's device 'meta'"
             )
-        given = ()
-    if callable(given):
-        given = _called(given, args or "example_args")
-    given = given if isinstance(given, tuple) else (given,)
-    place, _, name = text.rpartition(":")
-    _bound(text, step, given, args or "example_args")
-    return Target(name, step, given, file=getattr(_module(place), "__file__", None) or "")
+        arguments = ()
+    if callable(arguments):
+        arguments = _called(arguments, args or "example_args")
+    arguments = arguments if isinstance(arguments, tuple) else (arguments,)
+    index, _, name = text.rpartition(":")
+    _bound(text, step, arguments, args or "example_args")
+    return Target(name, step, arguments, file=getattr(_module(index), "__file__", None) or "")
 
 
-def _bound(text: str, step: Any, given: tuple[Any, ...], source: str) -> None:
+def _bound(text: str, step: Any, arguments: tuple[Any, ...], source: str) -> None:
     """Check that a step takes its arguments."""
     try:
         signature = inspect.signature(step)
     except (TypeError, ValueError):
         return  # it does not say what it takes
     try:
-        signature.bind(*given)
+        signature.bind(*arguments)
     except TypeError as error:
-        kinds = ", ".join(type(one).__name__ for one in given)
+        kinds = ", ".join(type(argument).__name__ for argument in arguments)
         raise PlanCommandError(
             f"{text} takes ({', '.join(signature.parameters)}), and {source} gives ({kinds}): "
             f"{error}. Several arguments are a tuple"
@@ -99,12 +99,7 @@ def _bound(text: str, step: Any, given: tuple[Any, ...], source: str) -> None:
 
 
 def failure_in(error: BaseException, file: str) -> str:
-    """What an exception says that code of a file raised, or called; "" if it did not.
-
-    Args:
-        error: the exception.
-        file: the path of a script.
-    """
+    """What an exception says that code of a file raised, or called; "" if it did not."""
     frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
     if not file or not frames:
         return ""
@@ -115,49 +110,40 @@ def failure_in(error: BaseException, file: str) -> str:
 def plan_named(text: str, mesh: Any) -> Plan:
     """Find a plan in a script.
 
-    Args:
-        text: "script.py:my_plan": a `Plan`, or a function that makes one, without arguments or of
-            the mesh.
-        mesh: what a function is given.
-
     Raises:
         PlanCommandError: there is none.
     """
-    found = named(text, "the plan")
-    if not isinstance(found, Plan) and callable(found):
-        found = _called(found, text, *([mesh] if _needed(found) else []))
-    if not isinstance(found, Plan):
-        raise PlanCommandError(f"{text} is of type {type(found).__name__}, and no Plan")
-    return found
+    result = named(text, "the plan")
+    if not isinstance(result, Plan) and callable(result):
+        result = _called(result, text, *([mesh] if _needed(result) else []))
+    if not isinstance(result, Plan):
+        raise PlanCommandError(f"{text} is of type {type(result).__name__}, and no Plan")
+    return result
 
 
 def named(text: str, what: str) -> Any:
     """Import what a text names.
 
-    Args:
-        text: file or module, a colon, a name.
-        what: what it is, for messages.
-
     Raises:
         PlanCommandError: it is not there, or importing it fails.
     """
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name:
+    index, colon, name = text.rpartition(":")
+    if not colon or not index or not name:
         raise PlanCommandError(f"{text!r} does not say {what}: write script.py:name")
-    found = _module(place)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            here = [one for one in vars(found) if not one.startswith("_")]
-            own = [one for one in here if callable(getattr(found, one))] or here
+    module = _module(index)
+    for chunk in name.split("."):
+        if not hasattr(module, chunk):
+            current = [var for var in vars(module) if not var.startswith("_")]
+            own = [one for one in current if callable(getattr(module, one))] or current
             raise PlanCommandError(
-                f"{place} has no {name!r}; it has {', '.join(own[:12]) or 'nothing'}"
+                f"{index} has no {name!r}; it has {', '.join(own[:12]) or 'nothing'}"
             )
-        found = getattr(found, part)
-    return found
+        module = getattr(module, chunk)
+    return module
 
 
-def _module(place: str) -> ModuleType:
-    return _of_file(Path(place).resolve(), place) if place.endswith(".py") else _of_name(place)
+def _module(index: str) -> ModuleType:
+    return _of_file(Path(index).resolve(), index) if index.endswith(".py") else _of_name(index)
 
 
 @functools.cache
@@ -205,18 +191,18 @@ def _where(error: BaseException) -> str:
     """An error with the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "importlib" not in frame.filename] or frames
-    place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {error}{place}"
+    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _needed(function: Any) -> list[str]:
     """The arguments that a call has to give."""
     try:
-        known: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+        needed: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return []
     return [
         name
-        for name, one in known.items()
+        for name, one in needed.items()
         if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
     ]

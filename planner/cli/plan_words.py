@@ -44,20 +44,12 @@ class PlanCommandError(CodedError, code="ISO045"):
 
 
 def is_words(text: str) -> bool:
-    """Whether a `--plan` is words, rather than `auto` or a name in a script.
-
-    Args:
-        text: as it was given.
-    """
+    """Whether a `--plan` is words, rather than `auto` or a name in a script."""
     return text != "auto" and ":" not in text
 
 
 def abstract_mesh(axes: Mapping[str, int]) -> AbstractMesh:
-    """A mesh without devices.
-
-    Args:
-        axes: names and sizes.
-    """
+    """A mesh without devices."""
     return AbstractMesh(tuple(axes.values()), tuple(axes))
 
 
@@ -69,17 +61,14 @@ def plan_of(text: str, axes: Mapping[str, int], weights: Order = "out_in") -> Pl
         axes: of the mesh.
         weights: the order of the axes of a `weight`, as of `Plan.tensor_parallel`.
 
-    Returns:
-        A `Plan`.
-
     Raises:
         PlanCommandError: a word or an axis is unknown, or two words want one axis.
     """
-    wanted = _wanted(text, axes)
+    target = _wanted(text, axes)
     factors = []
-    for word, along in wanted.items():
+    for word, along in target.items():
         axis = along[0] if len(along) == 1 else along
-        if word == "data" and set(along) <= set(wanted.get("fsdp", ())):
+        if word == "data" and set(along) <= set(target.get("fsdp", ())):
             continue
         if word == "tensor":
             factors.append(Plan.tensor_parallel(axis, weights=weights))
@@ -91,8 +80,8 @@ def plan_of(text: str, axes: Mapping[str, int], weights: Order = "out_in") -> Pl
             factors.append(Plan.sequence_parallel(axis))
         else:
             factors.append(Plan.expert_parallel(axis))
-    batch = [name for word in _BATCH for name in wanted.get(word, ())]
-    if batch and len(set(wanted) - set(_BATCH)) > 0:
+    batch = [name for word in _BATCH for name in target.get(word, ())]
+    if batch and len(set(target) - set(_BATCH)) > 0:
         names = tuple(dict.fromkeys(batch))
         factors.append(Plan.batch_activations(names[0] if len(names) == 1 else names))
     plan = factors[0]
@@ -103,10 +92,6 @@ def plan_of(text: str, axes: Mapping[str, int], weights: Order = "out_in") -> Pl
 
 def spelled(text: str, axes: Mapping[str, int]) -> str:
     """A plan in words, each with its axes.
-
-    Args:
-        text: as `plan_of` takes it.
-        axes: of the mesh.
 
     Example:
         >>> spelled("fsdp,tensor", {"data": 16, "model": 16})
@@ -136,7 +121,7 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
         {'data': 4, 'model': 8}
     """
     if text is None:
-        words = {one.partition("=")[0] for one in (plan or "").split(",")}
+        words = {axis.partition("=")[0] for axis in (plan or "").split(",")}
         last = machine.shape[-1]
         if not words - set(_BATCH) & set(WORDS) or last == 1:
             return {"data": machine.size}
@@ -145,15 +130,15 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
         return {"data": machine.size // last, "model": last}
     axes: dict[str, int] = {}
     open_axis = None
-    for one in text.split(","):
-        found = re.fullmatch(r"\s*(\w+)\s*(?:=\s*(\d+)\s*)?", one)
-        if found is None or found[1] in axes or (not found[2] and open_axis) or found[2] == "0":
+    for axis in text.split(","):
+        match = re.fullmatch(r"\s*(\w+)\s*(?:=\s*(\d+)\s*)?", axis)
+        if match is None or match[1] in axes or (not match[2] and open_axis) or match[2] == "0":
             raise PlanCommandError(
                 f"--axes {text!r}: write each axis once with its size, as in data=16,model=16; "
                 "one size may be left out"
             )
-        axes[found[1]] = int(found[2] or 1)
-        open_axis = open_axis if found[2] else found[1]
+        axes[match[1]] = int(match[2] or 1)
+        open_axis = open_axis if match[2] else match[1]
     if open_axis:
         rest = math.prod(axes.values())
         if machine.size % rest:
@@ -172,9 +157,6 @@ def axes_of(text: str | None, machine: Topology, plan: str | None) -> dict[str, 
 def bytes_of(text: str) -> int:
     """Read a size of memory.
 
-    Args:
-        text: such as "16GB" (decimal), "16GiB" (binary) or "16000000000".
-
     Raises:
         PlanCommandError: it is written otherwise.
 
@@ -182,21 +164,21 @@ def bytes_of(text: str) -> int:
         >>> bytes_of("16GB"), bytes_of("16 GiB"), bytes_of("1.5G")
         (16000000000, 17179869184, 1500000000)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
-    if found is None or (found[3] and not found[2]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    if match is None or (match[3] and not match[2]):
         raise PlanCommandError(f"--memory {text!r}: write a size such as 16GB or 16GiB")
-    if not float(found[1]):
+    if not float(match[1]):
         raise PlanCommandError(f"--memory {text!r}: a device without memory holds no step")
-    unit = found[2].upper()
-    scale = 1024 ** "KMGT".index(unit) * 1024 if found[3] else _SIZES[unit]
-    return round(float(found[1]) * scale)
+    unit = match[2].upper()
+    scale = 1024 ** "KMGT".index(unit) * 1024 if match[3] else _SIZES[unit]
+    return round(float(match[1]) * scale)
 
 
 def _wanted(text: str, axes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """Words and the axes that they take."""
-    wanted: dict[str, tuple[str, ...]] = {}
-    for one in text.split(","):
-        word, named, along = (part.strip() for part in one.partition("="))
+    target: dict[str, tuple[str, ...]] = {}
+    for axis in text.split(","):
+        word, named, along = (chunk.strip() for chunk in axis.partition("="))
         if word not in WORDS:
             close = difflib.get_close_matches(word, [*WORDS, "auto"], n=1)
             raise PlanCommandError(
@@ -205,7 +187,7 @@ def _wanted(text: str, axes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
                 f"{', '.join(WORDS)}, with commas between, auto, and a plan of a script: "
                 "script.py:my_plan"
             )
-        if word in wanted:
+        if word in target:
             raise PlanCommandError(f"--plan {text!r} says {word!r} twice")
         names = tuple(along.split("+")) if named else _by_name(word, axes)
         if unknown := [name for name in names if name not in axes]:
@@ -213,17 +195,17 @@ def _wanted(text: str, axes: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
                 f"--plan {text!r}: the mesh has no axis {unknown[0]!r}; its axes are "
                 f"{', '.join(axes)}"
             )
-        wanted[word] = names
-    for first in wanted:
-        for second in wanted:
-            both = set(wanted[first]) & set(wanted[second])
+        target[word] = names
+    for first in target:
+        for second in target:
+            both = set(target[first]) & set(target[second])
             if first < second and both and {first, second} not in _SHARED:
                 raise PlanCommandError(
                     f"--plan {text!r}: {first} and {second} both take axis {both.pop()!r} of "
                     f"{', '.join(axes)}; give the mesh more axes (--axes data=..,model=..), or "
                     f"name them ({first}=..,{second}=..)"
                 )
-    return wanted
+    return target
 
 
 def _by_name(word: str, axes: Mapping[str, int]) -> tuple[str, ...]:

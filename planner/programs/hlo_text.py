@@ -71,10 +71,10 @@ class Instruction:
     @functools.cached_property
     def called(self) -> tuple[str, ...]:
         """Names of the computations that it calls, a loop's body first."""
-        found = dict(_CALLED.findall(self.attributes))
-        names = [found[key] for key in _ORDER if key in found]
+        result = dict(_CALLED.findall(self.attributes))
+        names = [result[key] for key in _ORDER if key in result]
         for several in _BRANCHES.finditer(self.attributes):
-            names += [one.strip(" %") for one in several["names"].split(",") if one.strip()]
+            names += [each.strip(" %") for each in several["names"].split(",") if each.strip()]
         return tuple(names)
 
     @property
@@ -100,17 +100,17 @@ class Computation:
     @functools.cached_property
     def parameters(self) -> tuple[Instruction, ...]:
         """In the order of their numbers."""
-        found = [one for one in self.instructions.values() if one.opcode == "parameter"]
-        return tuple(sorted(found, key=lambda one: int(one.arguments)))
+        parameters = [row for row in self.instructions.values() if row.opcode == "parameter"]
+        return tuple(sorted(parameters, key=lambda parameter: int(parameter.arguments)))
 
     @functools.cached_property
     def users(self) -> Mapping[str, tuple[Instruction, ...]]:
         """Who takes an instruction's result, by its name."""
-        found: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
-        for one in self.instructions.values():
-            for operand in dict.fromkeys(one.operands):
-                found.setdefault(operand, []).append(one)
-        return {name: tuple(users) for name, users in found.items()}
+        result: dict[str, list[Instruction]] = {name: [] for name in self.instructions}
+        for row in self.instructions.values():
+            for operand in dict.fromkeys(row.operands):
+                result.setdefault(operand, []).append(row)
+        return {name: tuple(users) for name, users in result.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -142,8 +142,8 @@ class HloModule:
     @functools.cached_property
     def aliased(self) -> Mapping[int, int]:
         """Numbers of results that lie in the memory of an argument -> the argument's number."""
-        found = re.search(r"input_output_alias=\{(.*?) \}(?:,|$)", self.header)
-        pairs = _ALIAS.finditer(found[1]) if found else ()
+        match = re.search(r"input_output_alias=\{(.*?) \}(?:,|$)", self.header)
+        pairs = _ALIAS.finditer(match[1]) if match else ()
         return {int(pair["result"] or 0): int(pair["argument"]) for pair in pairs}
 
     @functools.cached_property
@@ -152,23 +152,19 @@ class HloModule:
         return {}
 
     def line_of(self, instruction: Instruction) -> str:
-        """The user's line of an instruction; "" if none is known.
-
-        Args:
-            instruction: of this module.
-        """
-        said = instruction.attributes.partition("metadata={")[2]
-        if not said:
+        """The user's line of an instruction; "" if none is known."""
+        line = instruction.attributes.partition("metadata={")[2]
+        if not line:
             return ""
-        if said not in self._lines:
-            self._lines[said] = self._line_of(instruction)
-        return self._lines[said]
+        if line not in self._lines:
+            self._lines[line] = self._line_of(instruction)
+        return self._lines[line]
 
     def _line_of(self, instruction: Instruction) -> str:
         name = _OP_NAME.search(instruction.attributes)
-        said = said_by(name["path"].replace('\\"', '"')) if name else None
-        if said is not None:
-            return said
+        line = said_by(name["path"].replace('\\"', '"')) if name else None
+        if line is not None:
+            return line
         frame = _FRAME.search(instruction.attributes)
         if frame:
             return self._line_of_frame(frame["number"])
@@ -178,9 +174,9 @@ class HloModule:
         return ""
 
     def _line_of_frame(self, number: str) -> str:
-        seen: set[str] = set()
-        while number in self.frames and number not in seen:
-            seen.add(number)
+        visited: set[str] = set()
+        while number in self.frames and number not in visited:
+            visited.add(number)
             file, line, function, caller = self.frames[number]
             if file and is_users(file):
                 return written(file, int(line), function)
@@ -207,24 +203,17 @@ _COMMENT = re.compile(r"/\*.*?\*/")
 
 @functools.lru_cache(maxsize=4096)
 def arrays_of(shape: str) -> tuple[ArrayShape, ...]:
-    """The arrays in a shape's text, in order.
-
-    Args:
-        shape: of an array or a tuple.
-    """
-    found = []
+    """The arrays in a shape's text, in order."""
+    arrays = []
     for one in _ARRAY.finditer(shape):
         sizes = [int(size.removeprefix("<=")) for size in one["sizes"].split(",") if size]
         space = _SPACE.search(one["layout"] or "")
-        found.append(ArrayShape(one["dtype"], tuple(sizes), int(space[1]) if space else 0))
-    return tuple(found)
+        arrays.append(ArrayShape(one["dtype"], tuple(sizes), int(space[1]) if space else 0))
+    return tuple(arrays)
 
 
 def parsed(text: str) -> HloModule:
     """Read a module.
-
-    Args:
-        text: as XLA prints it.
 
     Raises:
         ValueError: it has no entry computation.
@@ -243,15 +232,15 @@ def parsed(text: str) -> HloModule:
         elif line[:1].isdigit() and table:
             number, _, rest = line.partition(" ")
             tables[table][number] = rest
-        elif found := (not line[:1].isspace() and _HEADER.match(line)):
-            name, rows, root = found["name"], {}, None
-            entry = name if found["entry"] else entry
+        elif match := (not line[:1].isspace() and _HEADER.match(line)):
+            name, rows, root = match["name"], {}, None
+            entry = name if match["entry"] else entry
         elif line.startswith("}") and name:
             last = root or list(rows.values())[-1]
             computations[name] = Computation(name, rows, last)
-        elif found := _LINE.match(line):
-            one = _add(rows, found)
-            root = one if one and found["root"] else root
+        elif match := _LINE.match(line):
+            one = _add(rows, match)
+            root = one if one and match["root"] else root
     if entry not in computations:
         raise ValueError("the text has no entry computation, so it is no whole HLO module")
     return HloModule(header, computations, computations[entry], _frames(tables))
@@ -259,9 +248,6 @@ def parsed(text: str) -> HloModule:
 
 def instructions(text: str) -> dict[str, Instruction]:
     """Read instructions, of which each stands in a line of its own.
-
-    Args:
-        text: as XLA prints a computation, without its first line.
 
     Returns:
         By name, in order.
@@ -272,8 +258,8 @@ def instructions(text: str) -> dict[str, Instruction]:
     """
     rows: dict[str, Instruction] = {}
     for line in text.splitlines():
-        if found := _LINE.match(f" {line}"):
-            _add(rows, found)
+        if match := _LINE.match(f" {line}"):
+            _add(rows, match)
     return rows
 
 
@@ -283,10 +269,10 @@ def _add(rows: dict[str, Instruction], line: re.Match[str]) -> Instruction | Non
     XLA 0.12 dumps `%p#1` for the result of `get-tuple-element(%p), index=1` (its option
     `xla_dump_compact_gte`), and no line for it. It becomes an instruction of its own.
     """
-    one = _instruction(line["name"], line["rest"])
-    if one is None:
+    add = _instruction(line["name"], line["rest"])
+    if add is None:
         return None
-    for operand in one.operands:
+    for operand in add.operands:
         source, *indices = operand.split("#")
         for index in indices:
             name = f"{source}.get-tuple-element.{index}"
@@ -298,44 +284,46 @@ def _add(rows: dict[str, Instruction], line: re.Match[str]) -> Instruction | Non
                 )
             source = name
         if indices:
-            operands = tuple(source if name == operand else name for name in one.operands)
-            arguments = re.sub(rf"%{re.escape(operand)}(?!\d)", f"%{source}", one.arguments)
-            one = dataclasses.replace(one, operands=operands, arguments=arguments)
-    rows[one.name] = one
-    return one
+            operands = tuple(source if name == operand else name for name in add.operands)
+            arguments = re.sub(rf"%{re.escape(operand)}(?!\d)", f"%{source}", add.arguments)
+            add = dataclasses.replace(add, operands=operands, arguments=arguments)
+    rows[add.name] = add
+    return add
 
 
 def _instruction(name: str, rest: str) -> Instruction | None:
     shape, rest = split_shape(_COMMENT.sub("", rest) if "/*" in rest else rest)
-    found = _OPCODE.match(rest)
-    if found is None:
+    match = _OPCODE.match(rest)
+    if match is None:
         return None
-    depth, end = 1, found.end()
+    depth, end = 1, match.end()
     while depth and end < len(rest):
         depth += (rest[end] == "(") - (rest[end] == ")")
         end += 1
-    arguments, attributes = rest[found.end() : end - 1], rest[end:]
-    operands = () if found["opcode"] in ("constant", "parameter") else _OPERAND.findall(arguments)
-    return Instruction(name, found["opcode"], shape, tuple(operands), arguments, attributes)
+    arguments, attributes = rest[match.end() : end - 1], rest[end:]
+    operands = () if match["opcode"] in ("constant", "parameter") else _OPERAND.findall(arguments)
+    return Instruction(name, match["opcode"], shape, tuple(operands), arguments, attributes)
 
 
 def _frames(tables: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[str, str, str, str]]:
     """Each stack frame's file, line, function and caller, from the four tables of a module."""
     files = {at: one.strip('"') for at, one in tables.get("FileNames", {}).items()}
     functions = {at: one.strip('"') for at, one in tables.get("FunctionNames", {}).items()}
-    places = tables.get("FileLocations", {})
+    positions = tables.get("FileLocations", {})
     rows = tables.get("StackFrames", {})
     frames = {number: dict(re.findall(r"(\w+)=(\d+)", row)) for number, row in rows.items()}
     # A caller's number is printed one too large by today's XLA: the first frame, which has none,
     # says 1.
     extra = min((int(frame.get("parent_frame_id", 0)) for frame in frames.values()), default=0)
-    found = {}
+    result = {}
     for number, frame in frames.items():
-        place = dict(re.findall(r"(\w+)=(\d+)", places.get(frame.get("file_location_id", ""), "")))
-        found[number] = (
+        place = dict(
+            re.findall(r"(\w+)=(\d+)", positions.get(frame.get("file_location_id", ""), ""))
+        )
+        result[number] = (
             files.get(place.get("file_name_id", ""), ""),
             place.get("line", "0"),
             functions.get(place.get("function_name_id", ""), ""),
             str(int(frame.get("parent_frame_id", 0)) - extra),
         )
-    return found
+    return result

@@ -31,7 +31,7 @@ class _HostOps(HostOps):
     """CPU operations of a step; those with a tensor of the device pass without a search."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(one, lazy_tensor.LazyTensor) for one in types):
+        if any(issubclass(dtype, lazy_tensor.LazyTensor) for dtype in types):
             return func(*args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
 
@@ -52,35 +52,35 @@ class PlannedRecording(Recording):
     def __init__(
         self,
         step: Callable[..., Any],
-        found: Reachable,
+        result: Reachable,
         arguments: Sequence[Any],
         mesh: Mesh,
         user: UserLines,
     ):
         """Prepare to record; what a capture needs for its guards is left out."""
         self._step = step
-        self.found = self.reached = found
+        self.found = self.reached = result
         self.arguments = list(arguments)
-        leaves = list(found.leaves())
-        known = {id(leaf) for leaf in leaves}
+        leaves = list(result.leaves())
+        cache = {id(leaf) for leaf in leaves}
         mine = [
-            number
-            for number, argument in enumerate(arguments)
-            if has_gradient(argument) and id(argument) not in known
+            index
+            for index, argument in enumerate(arguments)
+            if has_gradient(argument) and id(argument) not in cache
         ]
-        self.owners = [*leaves, *(Argument(number) for number in mine)]
-        self.tensors = [*leaves, *(arguments[number] for number in mine)]
+        self.owners = [*leaves, *(Argument(index) for index in mine)]
+        self.tensors = [*leaves, *(arguments[index] for index in mine)]
         self._rates = []
         self.rebound, self.turned = [], []
         self.described = Descriptions()
         self.table = Table()
         self.numbers = Numbers(self.table, ())
-        self.host = _HostOps(self.table, found.tensors)
+        self.host = _HostOps(self.table, result.tensors)
         self.tape = PlanningTape(mesh, user)
         self.log = self.tape.log = MemoryLog(self.tape)
         self.random = random_state.DrawnKeys()
-        self.snapshot = Snapshot(found, self.tensors)
-        self.zeroing = Zeroing(found, self.is_written)
+        self.snapshot = Snapshot(result, self.tensors)
+        self.zeroing = Zeroing(result, self.is_written)
         self.leaves: list[Any] = []
         self.structure: Any = None
         self.differentiable: frozenset[int] = frozenset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from isoshard.planner.machine.topologies import topology
-from isoshard.planner.programs.chained_collectives import chained_as_one
+from isoshard.planner.programs.collective_rewrites import chained_as_one
 from isoshard.planner.programs.device_ops import device_ops
 from isoshard.planner.programs.hlo_text import parsed
 

@@ -13,12 +13,12 @@ from jax.experimental import pallas as pl
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isoshard.core.traced.traced_step import StepInput, StepResult, TracedStep
-from isoshard.planner.axes.trace_depth import by_tracing
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs.exporting import exported
 from isoshard.planner.programs.hlo_costs import costs_of
 from isoshard.planner.programs.hlo_text import parsed
-from isoshard.planner.programs.planning_errors import CompilerMissingError, PlanningError
+from isoshard.planner.programs.targets import CompilerMissingError, PlanningError
+from isoshard.planner.propagation.trace_depth import by_tracing
 from tests.planner.programs.sample_steps import layers
 
 MESH = topology("v5e:2x2").mesh((2, 2), ("data", "model"))

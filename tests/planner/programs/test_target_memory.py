@@ -6,10 +6,9 @@ import pytest
 
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs.compiling import by_partitioner
+from isoshard.planner.programs.hlo_liveness import liveness
 from isoshard.planner.programs.hlo_text import parsed
-from isoshard.planner.programs.live_values import liveness
-from isoshard.planner.programs.target_memory import SAVED, target_liveness
-from isoshard.planner.programs.target_order import in_target_order
+from isoshard.planner.programs.target_schedule import SAVED, in_target_order, target_liveness
 from tests.planner.programs.sample_steps import layers
 
 BIG = 1024 * 1024 * 4

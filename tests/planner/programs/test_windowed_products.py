@@ -9,8 +9,7 @@ import pytest
 from isoshard.planner.machine.topologies import topology
 from isoshard.planner.programs.device_ops import device_ops, total
 from isoshard.planner.programs.hlo_text import parsed
-from isoshard.planner.programs.windowed_loops import multiplied_by_parts
-from isoshard.planner.programs.windowed_products import windowed_products
+from isoshard.planner.programs.windowed_products import multiplied_by_parts, windowed_products
 from tests.planner.programs.test_hlo_text import read
 
 LINE = 'metadata={op_name="line:a.py:1 (f)/dot"}'

@@ -16,8 +16,8 @@ import isoshard as iso
 from isoshard import P, metrics
 from isoshard.core.runtime.jaxprs import equations
 from isoshard.planner.programs.device_ops import device_ops
+from isoshard.planner.programs.hlo_liveness import liveness
 from isoshard.planner.programs.hlo_text import parsed
-from isoshard.planner.programs.live_values import liveness
 from tests.planner.torch_steps.steps import llama
 
 WIDTH = 8

@@ -13,8 +13,8 @@ import isoshard.torch_bridge as xs
 from isoshard import Plan, metrics
 from isoshard.planner.programs.compiling import peak_of
 from isoshard.planner.programs.device_ops import device_ops
+from isoshard.planner.programs.hlo_liveness import liveness
 from isoshard.planner.programs.hlo_text import parsed
-from isoshard.planner.programs.live_values import liveness
 from isoshard.torch_bridge.engine.recording.compile_settings import Settings
 from isoshard.torch_bridge.recompute import checkpoint_module
 from tests.jax_faults import OF_JAX_9
