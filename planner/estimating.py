@@ -146,9 +146,9 @@ def device_program(
         result = (by_partitioner if depth == "partition" else by_compiler)(looped, **how)
     if looped is traced:
         return result
-    visited = result if depth == "trace" else by_tracing(rolled_step(traced))
+    traced_program = result if depth == "trace" else by_tracing(rolled_step(traced))
     written = by_tracing(traced)
-    more = _kept_as_written(written.memory.peak, visited.memory.peak)
+    more = _kept_as_written(written.memory.peak, traced_program.memory.peak)
     notes = (*result.notes, LOOPED, *more)
     return dataclasses.replace(result, notes=notes, findings=written.findings)
 

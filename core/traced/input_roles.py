@@ -58,14 +58,14 @@ def replaced(arguments: Mapping[str, Any], result: Any) -> dict[str, int | None]
         For each such argument the place of the child of `result`; None: all of the result.
     """
     children, _ = jax.tree.flatten(result, is_leaf=lambda x: x is not result)
-    full = _kind(result)
+    result_kind = _kind(result)
     free = dict(enumerate(map(_kind, children)))
     found: dict[str, int | None] = {}
     for name, tree in arguments.items():
         kind = _kind(tree)
         if not kind[1]:
             continue
-        if kind == full and not found:
+        if kind == result_kind and not found:
             return {name: None}
         index = next((index for index, other in free.items() if other == kind), None)
         if index is not None:
@@ -128,9 +128,9 @@ def _owners(named: list[tuple[str, Any, Any]]) -> dict[tuple[str, str], str]:
         positions.append((argument, field, name, tuple(map(str, np.shape(leaf)))))
     found: dict[tuple[str, str], str] = {}
     for argument, field, name, shape in positions:
-        text = name.split(".") if name else []
-        for start in range(1, len(text) + 1):
-            homes = parameters.get((".".join(text[start:]), *shape), ())
+        parts = name.split(".") if name else []
+        for start in range(1, len(parts) + 1):
+            homes = parameters.get((".".join(parts[start:]), *shape), ())
             others = [
                 one for home, of, one in homes if home not in (argument, f"{argument}.{field}")
             ]

@@ -95,11 +95,11 @@ def traced_jax_step(
     named_arguments = _named_arguments(step, (tuple(args), dict(kwargs)))
     back = replaced(_abstract(arguments), traced.out_info)
     inputs = _batch(arguments, back, batch)
-    text = roles or {}
+    declared = roles or {}
     leaves = [
         leaf
         if leaf.role in ("input", "random")
-        else leaf._replace(role=text.get(leaf.name, leaf.role))
+        else leaf._replace(role=declared.get(leaf.name, leaf.role))
         for leaf in leaves_of_arguments(_abstract(arguments), inputs)
     ]
     own = _own_layouts(leaves, named_arguments, mesh)

@@ -51,9 +51,9 @@ def said_by(path: str) -> str | None:
 def line_of(equation: Any) -> str:
     """The user's line of one equation of a jaxpr; "" if none is known."""
     source = equation.source_info
-    text = said_by(str(source.name_stack))
-    if text is not None:
-        return text
+    declared = said_by(str(source.name_stack))
+    if declared is not None:
+        return declared
     return "" if source.traceback is None else _of_stack(source.traceback)
 
 

@@ -189,12 +189,12 @@ def _target(arguments: argparse.Namespace, machine: Topology) -> Target:
 
 def _written(arguments: argparse.Namespace, reports: dict[str, Report]) -> None:
     alone = next(iter(reports.values())) if len(reports) == 1 else None
-    full = alone if alone is not None else planner.compare(reports)
+    shown = alone if alone is not None else planner.compare(reports)
     try:
         if arguments.html is not None:
-            full.write_html(arguments.html)
+            shown.write_html(arguments.html)
         if arguments.json is not None:
-            Path(arguments.json).write_text(full.to_json(), encoding="utf-8")
+            Path(arguments.json).write_text(shown.to_json(), encoding="utf-8")
     except OSError as error:
         raise PlanCommandError(f"{error.filename} cannot be written: {error.strerror}") from None
 

@@ -51,10 +51,10 @@ def model_target(
     """
     config = _config(path)
     kind = _class_of(config, path)
-    text = getattr(config, "text_config", config)
-    text.use_cache = False
-    if hasattr(text, "vocab_size"):
-        text.vocab_size += -text.vocab_size % pad_vocab
+    text_config = getattr(config, "text_config", config)
+    text_config.use_cache = False
+    if hasattr(text_config, "vocab_size"):
+        text_config.vocab_size += -text_config.vocab_size % pad_vocab
     try:
         with torch.device("meta"):
             model = kind(config)
@@ -91,8 +91,8 @@ def _config(path: str) -> Any:
         raise PlanCommandError(
             f"--hf: {file} is no configuration of transformers: it has no 'model_type'"
         )
-    cache = transformers.CONFIG_MAPPING
-    if content["model_type"] not in cache:
+    mapping = transformers.CONFIG_MAPPING
+    if content["model_type"] not in mapping:
         raise PlanCommandError(
             f"--hf: transformers {transformers.__version__} has no model {content['model_type']!r} "
             f"({file}: 'model_type')"
@@ -138,14 +138,14 @@ def _dtype(name: str | None, config: Any) -> torch.dtype:
 def _batch(model: Any, config: Any, batch: int, sequence: int | None) -> dict[str, torch.Tensor]:
     """Tensors without elements for the model's forward, labels among them where it takes any."""
     name = type(model).__name__
-    text = getattr(config, "text_config", config)
+    text_config = getattr(config, "text_config", config)
     arrays: dict[str, torch.Tensor] = {}
     with torch.device("meta"):
         if model.main_input_name == "pixel_values":
             shape = (batch, getattr(config, "num_channels", 3), *_sides(config))
             arrays["pixel_values"] = torch.empty(shape, dtype=model.dtype)
         elif model.main_input_name == "input_ids":
-            tokens = _tokens(text, sequence)
+            tokens = _tokens(text_config, sequence)
             arrays["input_ids"] = torch.empty(batch, tokens, dtype=torch.int64)
             if getattr(config, "is_encoder_decoder", False):
                 arrays["decoder_input_ids"] = torch.empty(batch, tokens, dtype=torch.int64)

@@ -133,8 +133,8 @@ def named(text: str, what: str) -> Any:
     module = _module(index)
     for chunk in name.split("."):
         if not hasattr(module, chunk):
-            current = [var for var in vars(module) if not var.startswith("_")]
-            own = [one for one in current if callable(getattr(module, one))] or current
+            names = [var for var in vars(module) if not var.startswith("_")]
+            own = [one for one in names if callable(getattr(module, one))] or names
             raise PlanCommandError(
                 f"{index} has no {name!r}; it has {', '.join(own[:12]) or 'nothing'}"
             )

@@ -144,8 +144,8 @@ class AnalyticCost:
             mine = tuple([layouts[array] for array in self._arrays[index]])
             cost = self._costs[index].get(mine)
             if cost is None:
-                cache = [self._known[one] for one in mine]
-                cost = self._costs[index][mine] = self._op_costs.of(op, cache, self._places[index])
+                costs = [self._known[one] for one in mine]
+                cost = self._costs[index][mine] = self._op_costs.of(op, costs, self._places[index])
             times = program.times[index]
             busy[op.looped] += cost.busy * times
             for array, axes, seconds, sent in cost.moves:

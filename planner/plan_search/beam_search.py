@@ -160,8 +160,8 @@ class BeamSearch:
         if found is None:
             cost = self.cost.of(choice)
             odd = sum(min(len(one), len(self._storable - one)) for one in choice.stored)
-            text = sum(map(len, choice.split)) + sum(map(bool, choice.stored)) + odd
-            score = cost.seconds * (1 + EACH_RULE * text)
+            complexity = sum(map(len, choice.split)) + sum(map(bool, choice.stored)) + odd
+            score = cost.seconds * (1 + EACH_RULE * complexity)
             if cost.memory > self.memory:
                 score = (1 + score) * 1e3 * cost.memory / self.memory
             found = Scored(choice, cost, float(f"{score:.9e}"), self._order(choice))
@@ -250,9 +250,9 @@ class BeamSearch:
         }
         ideas = []
         for uses in self._uses(choice):
-            text = [f"axis {axes[n]} of the batch" if axes[n] else "batch" for n in uses.batch]
-            text += ["features"] if uses.mainly else ["parameters at rest"] if uses.most else []
-            ideas.append(" and ".join(dict.fromkeys(text)) or "a few parameters")
+            parts = [f"axis {axes[n]} of the batch" if axes[n] else "batch" for n in uses.batch]
+            parts += ["features"] if uses.mainly else ["parameters at rest"] if uses.most else []
+            ideas.append(" and ".join(dict.fromkeys(parts)) or "a few parameters")
         return ideas
 
     def _order(self, choice: Choice) -> tuple[object, ...]:
@@ -305,20 +305,20 @@ class BeamSearch:
 
     def _starts(self) -> list[Choice]:
         none: tuple[tuple[tuple[int, ...], bool], ...] = ()
-        saved = [none]
+        best_so_far = [none]
         roles = self._roles()
         for index in range(self._axes):
-            starts = [self._choice((*one, role)) for one in saved for role in roles]
+            starts = [self._choice((*one, role)) for one in best_so_far for role in roles]
             if index == self._axes - 1:
                 return starts
             by_choice = {
-                self._choice((*one, role)): (*one, role) for one in saved for role in roles
+                self._choice((*one, role)): (*one, role) for one in best_so_far for role in roles
             }
             best = self._best(starts, 3 * WIDTH)
-            saved = [by_choice[one.choice] for one in best]
+            best_so_far = [by_choice[one.choice] for one in best]
             plain = [((batch,), False) for batch in self._batch[:2]]
-            saved += [(*(plain[:1] * index), role) for role in (*plain, ((), False))]
-            saved = list(dict.fromkeys(saved))
+            best_so_far += [(*(plain[:1] * index), role) for role in (*plain, ((), False))]
+            best_so_far = list(dict.fromkeys(best_so_far))
         return [self._choice(())]
 
     def _choice(self, roles: Sequence[tuple[tuple[int, ...], bool]]) -> Choice:

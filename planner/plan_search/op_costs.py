@@ -204,7 +204,7 @@ class OpCosts:
         """One run of an operation."""
         kinds = [self._values[n] if n >= 0 else None for n in (*op.operands, *op.results)]
         sizes = op.rule.sizes
-        full = op.flops / self.peak(op.dtype)
+        seconds_full = op.flops / self.peak(op.dtype)
         where = [
             _NOWHERE if kind is None else self._lies(axes, sizes, layout)
             for kind, axes, layout in zip(kinds, index.arrays, layouts, strict=True)
@@ -239,7 +239,7 @@ class OpCosts:
                 best = min(
                     ways_out,
                     key=lambda one: (
-                        full / share / (one.ways if one.factor >= 0 else 1)
+                        seconds_full / share / (one.ways if one.factor >= 0 else 1)
                         + sum(move[2] for move in self._moves(op, kinds, where, index, [one]))
                     ),
                 )
@@ -253,7 +253,7 @@ class OpCosts:
             if kind is not None:
                 mine = math.prod([one.ways for one in picked if one.factor in index.axis[n]])
                 moved += kind.bytes / mine
-        computing = full / math.prod(done.values())
+        computing = seconds_full / math.prod(done.values())
         busy = busy_seconds(computing, moved / self.bandwidth, self._chip.platform)
         return OpCost(busy, tuple(moves))
 

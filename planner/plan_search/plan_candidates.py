@@ -318,13 +318,13 @@ class PlanChecks:
             if one.candidate.key not in self._done and one.cost.depth != "kinds" and one.cost.fits
         }
         fitting = self._fitting(result)
-        text = [self.told(one) for one in left.values()]
-        hopeful = [word for word in text if word.cost.fits and not _follows(word, fitting)]
+        expected = [self.told(one) for one in left.values()]
+        hopeful = [word for word in expected if word.cost.fits and not _follows(word, fitting)]
         if hopeful:
             best = min(hopeful, key=_order)
             ahead = sum(_order(one) <= _order(best) for one in fitting)
             return left[best.candidate.key] if ahead < target else None
-        doubtful = [word for word in text if word.cost.memory <= DOUBT * word.cost.capacity]
+        doubtful = [word for word in expected if word.cost.memory <= DOUBT * word.cost.capacity]
         if doubtful and leanest and not fitting:
             best = min(doubtful, key=lambda one: (_idea(one) in self._grown, one.cost.memory))
             return left[best.candidate.key]

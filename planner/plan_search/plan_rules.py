@@ -249,11 +249,11 @@ def _others(pattern: str, names: list[str], specs: Mapping[str, PartitionSpec]) 
 
 
 def _shortened(pattern: str, names: list[str], specs: Mapping[str, PartitionSpec]) -> str:
-    text = pattern.split(".") if not pattern.startswith("re:") else []
-    for count in range(2, len(text)):
-        if text[-count][0] in "*[" or text[-count].isdigit():
+    parts = pattern.split(".") if not pattern.startswith("re:") else []
+    for count in range(2, len(parts)):
+        if parts[-count][0] in "*[" or parts[-count].isdigit():
             continue
-        short = "*." + ".".join(text[-count:])
+        short = "*." + ".".join(parts[-count:])
         if all(matches(short, name) for name in names) and not _others(short, names, specs):
             return short
     return pattern

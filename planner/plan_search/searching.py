@@ -171,9 +171,9 @@ def search(
             result |= {one.key: look(one, "kinds") for one in chosen if one.key not in result}
             trace = functools.partial(look, depth="trace")
             result |= _near_best(list(result.values()), trace, checks.told)
-            target = WRITTEN if runs_as_written(first) else 1
-            target = PARTITIONED if depth == "partition" else target
-            ranked = checks.settled(list(result.values()), target, leanest=not left)
+            count = WRITTEN if runs_as_written(first) else 1
+            count = PARTITIONED if depth == "partition" else count
+            ranked = checks.settled(list(result.values()), count, leanest=not left)
         best = ranked[0]
         over = [one for one in ranked if not one.cost.fits and one.cost.depth != "kinds"]
         traced_seconds = {key: one.cost.seconds for key, one in result.items()}

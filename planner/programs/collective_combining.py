@@ -216,17 +216,17 @@ def waits(
         before[name] = bit[name]
         for read in one.reads:
             before[name] |= before[read]
-    target = 0
+    total = 0
     for name in names:
-        target |= before[name]
+        total |= before[name]
     gone = set[str]()
     for first, second in _siblings(graph, inside, gone):
         pair, new = bit[first] | bit[second], graph[first]
-        if pair & target and not (before[first] & bit[second] or before[second] & bit[first]):
+        if pair & total and not (before[first] & bit[second] or before[second] & bit[first]):
             gone.add(second)
             new.rank, new.reduced = 2, new.reduced or graph[second].reduced
             together = before[first] | before[second]
-            target |= together
+            total |= together
             before = {
                 name: split | together if split & pair else split for name, split in before.items()
             }

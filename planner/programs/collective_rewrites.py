@@ -131,11 +131,11 @@ def _added(module: HloModule, inside: Computation, user: Instruction, name: str)
         )
     elif user.opcode == "fusion":
         body = module.computations[user.called[0]]
-        cache = inside.instructions
+        rows = inside.instructions
         arguments = {
             parameter.name: operand
             for parameter, operand in zip(body.parameters, user.operands, strict=True)
-            if operand in cache and _is_reduction(cache[operand])
+            if operand in rows and _is_reduction(rows[operand])
         }
     else:
         return frozenset()

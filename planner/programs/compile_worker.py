@@ -94,13 +94,13 @@ class ProgramCache:
 
     def _shrink(self) -> None:
         """Remove what was used longest ago until the rest fits."""
-        cache = []
+        files = []
         for path in self.folder.glob("*.json.gz"):
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 stat = path.stat()
-                cache.append((stat.st_mtime_ns, stat.st_size, path))
-        total = sum(size for _, size, _ in cache)
-        for _, size, path in sorted(cache, key=lambda name: name[0])[:-1]:
+                files.append((stat.st_mtime_ns, stat.st_size, path))
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files, key=lambda name: name[0])[:-1]:
             if total <= self.limit:
                 return
             with contextlib.suppress(FileNotFoundError):
@@ -194,8 +194,8 @@ def _as_text(result: Mapping[str, Any], *, cached: bool) -> ProgramText:
 
 def _key(step: ExportedStep, target: CompileTarget, versions: Mapping[str, str]) -> str:
     """A digest of all that the result depends on."""
-    text = dataclasses.asdict(target) | dataclasses.asdict(step) | {"data": None}
-    dumps = json.dumps([text, dict(versions), _passed_on(target)], sort_keys=True, default=str)
+    key = dataclasses.asdict(target) | dataclasses.asdict(step) | {"data": None}
+    dumps = json.dumps([key, dict(versions), _passed_on(target)], sort_keys=True, default=str)
     digest = hashlib.sha256(step.data)
     digest.update(dumps.encode())
     digest.update(WORKER.read_bytes())
@@ -236,8 +236,8 @@ def _run(
     ends: float | None,
     tell: Listener,
 ) -> None:
-    saved = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-    saved.pop("XLA_FLAGS", None)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment.pop("XLA_FLAGS", None)
     errors = folder / "stderr.txt"
     began = time.monotonic()
     with errors.open("wb") as file:
@@ -246,7 +246,7 @@ def _run(
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=file,
-            env=saved | _passed_on(target),
+            env=environment | _passed_on(target),
             start_new_session=True,
         )
     try:
@@ -288,8 +288,8 @@ _RAISED = re.compile(r"[\w.]+(Error|Exception): ")
 def _why(status: int, errors: Path, target: CompileTarget) -> str:
     splitlines = errors.read_text(errors="replace").strip().partition(_ASIDE)[0].splitlines()
     raised = [at for at, line in enumerate(splitlines) if _RAISED.match(line)]
-    text = splitlines[raised[-1] :][:12] if raised else splitlines[-12:]
-    last = "\n".join(line[:600] for line in text) or "it said nothing"
+    tail = splitlines[raised[-1] :][:12] if raised else splitlines[-12:]
+    last = "\n".join(line[:600] for line in tail) or "it said nothing"
     killed = ""
     if status < 0:
         killed = f" was ended by {signal.Signals(-status).name}"

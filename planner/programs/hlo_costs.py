@@ -72,8 +72,8 @@ def costs_of(module: HloModule, inside: Computation, instruction: Instruction) -
 
 def operand_arrays(inside: Computation, instruction: Instruction) -> list[ArrayShape]:
     """The arrays of all operands, in order."""
-    cache = inside.instructions
-    return [array for name in instruction.operands if name in cache for array in cache[name].arrays]
+    rows = inside.instructions
+    return [array for name in instruction.operands if name in rows for array in rows[name].arrays]
 
 
 def _products(module: HloModule, inside: Computation, row: Instruction) -> tuple[float, str]:

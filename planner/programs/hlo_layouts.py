@@ -144,9 +144,9 @@ def orders(
     """The orders of a computation's arrays, by their names; only those that are not ()."""
     result = dict(arguments or {})
     for row in inside.instructions.values():
-        visited = {order for order in _seen(module, inside, row, result).values() if order}
-        if visited and row.name not in result:
-            result[row.name] = min(visited)
+        operand_orders = {order for order in _seen(module, inside, row, result).values() if order}
+        if operand_orders and row.name not in result:
+            result[row.name] = min(operand_orders)
     return result
 
 
@@ -154,11 +154,11 @@ def meeting(
     module: HloModule, inside: Computation, arguments: Mapping[str, Order] | None = None
 ) -> frozenset[str]:
     """Names of large results that are made of arrays in different orders."""
-    cache = orders(module, inside, arguments)
+    known_orders = orders(module, inside, arguments)
     return frozenset(
         row.name
         for row in inside.instructions.values()
-        if len(set(_seen(module, inside, row, cache).values())) > 1
+        if len(set(_seen(module, inside, row, known_orders).values())) > 1
     )
 
 
@@ -211,13 +211,13 @@ def _given(
 
 def _kept(module: HloModule, body: Computation, arguments: Mapping[int, Order]) -> dict[int, Order]:
     """The orders in which a loop's body leaves its carry."""
-    cache = orders(module, body, _named(body, arguments))
+    known_orders = orders(module, body, _named(body, arguments))
     if body.root.opcode != "tuple":
         return {}
     result: dict[int, Order] = {}
     for at, name in enumerate(body.root.operands):
-        if name in cache and body.instructions[name].arrays[0].bytes >= _LARGE:
-            result[at] = cache[name]
+        if name in known_orders and body.instructions[name].arrays[0].bytes >= _LARGE:
+            result[at] = known_orders[name]
     return result
 
 
@@ -255,7 +255,7 @@ def _index(row: Instruction) -> int:
 
 
 def _seen(
-    module: HloModule, inside: Computation, row: Instruction, cache: Mapping[str, Order]
+    module: HloModule, inside: Computation, row: Instruction, known_orders: Mapping[str, Order]
 ) -> dict[str, Order]:
     """The orders of the large operands that a result is made of element by element."""
     if len(row.arrays) != 1 or row.arrays[0].bytes < _LARGE:
@@ -274,7 +274,7 @@ def _seen(
         if math.prod(source.arrays[0].sizes) < written:
             continue
         own = _path(body, body.parameters[index]) if body else _turn(row)
-        result[name] = cache.get(name, ()) + own
+        result[name] = known_orders.get(name, ()) + own
     return result
 
 
@@ -309,7 +309,7 @@ def _turn(row: Instruction) -> Order:
     """The transposition that an instruction is, of axes that have more than one element."""
     if row.opcode != "transpose":
         return ()
-    text = re.search(r"dimensions=\{([\d,]*)\}", row.attributes)
-    axes = [int(axis) for axis in text[1].split(",")] if text and text[1] else []
+    match = re.search(r"dimensions=\{([\d,]*)\}", row.attributes)
+    axes = [int(axis) for axis in match[1].split(",")] if match and match[1] else []
     wide = [axis for axis, size in zip(axes, row.arrays[0].sizes, strict=True) if size > 1]
     return () if wide == sorted(wide) else (tuple(axes),)

@@ -245,9 +245,9 @@ def target_of(mesh: Mesh, machine: Topology) -> CompileTarget:
     # machine of its size.
     per_host = min(machine.per_host, mesh.size)
     hosts = -(-mesh.size // per_host)
-    target = tuple((index,) for index in range(mesh.size))
+    groups = tuple((index,) for index in range(mesh.size))
     config = target_config(machine.chip.name)
-    return CompileTarget("cuda", f"1x{hosts}x{per_host}", 1, config, target)
+    return CompileTarget("cuda", f"1x{hosts}x{per_host}", 1, config, groups)
 
 
 def _tpu(mesh: Mesh, machine: Topology, described: bool) -> CompileTarget:

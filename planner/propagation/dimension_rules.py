@@ -314,15 +314,15 @@ def parsed_rule(
     """Read a rule."""
     left, right = text.split("->")
     named = [[_axes(axis) for axis in side.split(",")] for side in (left, right)]
-    cache = dict(sizes)
+    known_sizes = dict(sizes)
     arrays = [*zip(named[0], operands, strict=True), *zip(named[1], results, strict=True)]
     for together in (False, True):  # what stands alone tells its size; then the last one of several
         for axes, shape in arrays:
             for names, size in zip(axes, shape, strict=True):
-                new = [name for name in names if name not in cache]
+                new = [name for name in names if name not in known_sizes]
                 if len(new) == 1 and (together or len(names) == 1):
-                    cache[new[0]] = size // math.prod(
-                        cache[name] for name in names if name in cache
+                    known_sizes[new[0]] = size // math.prod(
+                        known_sizes[name] for name in names if name in known_sizes
                     )
     every = [name for axes, _ in arrays for names in axes for name in names]
     index = {name: at for at, name in enumerate(dict.fromkeys(every))}
@@ -331,7 +331,7 @@ def parsed_rule(
         return tuple(tuple(tuple(index[name] for name in names) for names in axes) for axes in side)
 
     return DimensionRule(
-        numbered(named[0]), numbered(named[1]), tuple(cache[name] for name in index)
+        numbered(named[0]), numbered(named[1]), tuple(known_sizes[name] for name in index)
     )
 
 

@@ -199,7 +199,7 @@ def agreed(
     arrays = [*operands, *results]
     axes = [*rule.operands, *rule.results]
     count = len(operands)
-    cache = [
+    by_array = [
         by_factor(axis, layout, rule.sizes, mesh)
         for axis, (layout, _) in zip(axes, arrays, strict=True)
     ]
@@ -208,7 +208,7 @@ def agreed(
         split: Split = ()
         if direction != NONE:
             grow = True
-            first, second = cache[:count], cache[count:]
+            first, second = by_array[:count], by_array[count:]
             if direction == BACKWARD:
                 first, second = second, first
             for splits, _ in first:
@@ -221,9 +221,9 @@ def agreed(
         target.append(split)
     if not any(target):
         return tuple(layout for layout, _ in operands), tuple(layout for layout, _ in results)
-    order = _by_source(rule, axes, cache, target)
+    order = _by_source(rule, axes, by_array, target)
     new = []
-    for mine, (splits, left_over), (layout, shut) in zip(axes, cache, arrays, strict=True):
+    for mine, (splits, left_over), (layout, shut) in zip(axes, by_array, arrays, strict=True):
         closed = {factor for axis, fs in enumerate(mine) if shut >> axis & 1 for factor in fs}
         last = {fs[-1] for fs in mine if fs}
         grown = False
@@ -245,7 +245,7 @@ def agreed(
 def _by_source(
     rule: DimensionRule,
     axes: Sequence[Axes],
-    cache: Sequence[tuple[dict[int, Split], set[int]]],
+    by_array: Sequence[tuple[dict[int, Split], set[int]]],
     target: Sequence[Split],
 ) -> list[int]:
     """Factors in the order in which they are served: those that come from the largest array first.
@@ -261,7 +261,7 @@ def _by_source(
             source = min(
                 (
                     (-sizes[n], n)
-                    for n, (splits, _) in enumerate(cache)
+                    for n, (splits, _) in enumerate(by_array)
                     if splits.get(factor) == split
                 ),
                 default=(0, 0),

@@ -364,13 +364,13 @@ def _without_dead(scope: BodyScope, used: set[int] | None = None) -> None:
     used = set() if used is None else used
     used.update(scope.results if scope.kind == "step" else ())
     starts = {start for _, start in scope.carried}
-    saved = []
+    rows = []
     for op in reversed(scope.ops):
         passed = op.name == "edge" or (op.equation is not None and op.equation.effects)
         if op.name == "edge" and op.results[0] in scope.given - starts:
             passed = False
         if passed or any(result in used for result in op.results):
-            saved.append(op)
+            rows.append(op)
             if not op.bodies or op.bodies[0].kind != "scan":
                 used.update(op.operands)
             for body in reversed(op.bodies):
@@ -379,7 +379,7 @@ def _without_dead(scope: BodyScope, used: set[int] | None = None) -> None:
                 else:
                     used.update(body.results)
                 _without_dead(body, used)
-    scope.ops = saved[::-1]
+    scope.ops = rows[::-1]
 
 
 def _drop_unread(op: FlatOp, body: BodyScope, used: set[int]) -> None:

@@ -332,14 +332,14 @@ def _joined(kernels: Sequence[Kernel], groups: Sequence[Sequence[int]]) -> list[
     maker = {one: node[index] for index, kernel in enumerate(kernels) for one in kernel.writes}
     waits = [0] * len(kernels)
     then: dict[int, list[int]] = {}
-    current = [index for index in range(len(kernels)) if node[index] == index]
-    for index in current:
+    roots = [index for index in range(len(kernels)) if node[index] == index]
+    for index in roots:
         kernel = joined.get(index, kernels[index])
         before = {maker[one] for one in kernel.reads if one in maker} - {index}
         waits[index] = len(before)
         for one in before:
             then.setdefault(one, []).append(index)
-    ready = [index for index in current if not waits[index]]
+    ready = [index for index in roots if not waits[index]]
     order = []
     while ready:
         index = heapq.heappop(ready)

@@ -195,11 +195,13 @@ class _Orders:
             )
         if is_elementwise(op.name):
             shape = self.program.shapes[op.results[0]]
-            full = [one != CONSTANT and self.program.shapes[one] == shape for one in op.operands]
+            is_full_size = [
+                one != CONSTANT and self.program.shapes[one] == shape for one in op.operands
+            ]
             order = self._order_of_first(
-                [one for one, is_full in zip(op.operands, full, strict=True) if is_full]
+                [one for one, is_full in zip(op.operands, is_full_size, strict=True) if is_full]
             )
-            return tuple([order if is_full else None for is_full in full])
+            return tuple([order if is_full else None for is_full in is_full_size])
         if op.name == "reshape" and not self._same_sizes(op):
             return tuple([self._default(one) if one != CONSTANT else None for one in op.operands])
         return (None,) * len(op.operands)

@@ -250,12 +250,12 @@ def _cheapest(
     for factor in rule.reduced:
         if count > 1 and all(index == factor for index in cheapest[:2]):
             return factor  # operands agree on what is summed: the partitioner never gathers then
-    saved = cheapest[count:]
+    rest = cheapest[count:]
     if flops and cheapest[0] != cheapest[1]:
         for index in cheapest[:count]:
-            if index is not None and index in saved and index not in fixed:
+            if index is not None and index in rest and index not in fixed:
                 return index  # one operand lies as the result does: the other is gathered
-    if adds and cheapest[2] in rule.reduced and saved == [None]:
+    if adds and cheapest[2] in rule.reduced and rest == [None]:
         return cheapest[2]
     if lookup and cheapest[0] in rule.reduced and set(cheapest[1:]) == {None}:
         return cheapest[0]

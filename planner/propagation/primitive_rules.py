@@ -233,9 +233,9 @@ def _scatter(factors: Factors, params: Mapping[str, Any], *, summed: bool) -> Di
         else:
             factors.tie({1: axis, 2: index}, {}, size, reduced=summed, whole=not summed)
     for axis, index in zip(window, numbers.update_window_dims, strict=True):
-        full = updates[index] == operand[axis]
-        operands = {0: axis, 2: index} if full else {0: axis}
-        factors.tie(operands, {0: axis}, operand[axis], whole=not full)
+        is_full = updates[index] == operand[axis]
+        operands = {0: axis, 2: index} if is_full else {0: axis}
+        factors.tie(operands, {0: axis}, operand[axis], whole=not is_full)
     for axis in numbers.inserted_window_dims:
         factors.tie({0: axis}, {0: axis}, operand[axis])
     return factors.rule(rest_whole=True)
@@ -344,8 +344,8 @@ def split(factors: Factors, params: Mapping[str, Any]) -> DimensionRule:
     """The axis that results are taken from is whole."""
     numbers = range(len(factors.result_shapes))
     for axis, size in enumerate(factors.operand_shapes[0]):
-        full = axis == params["axis"]
-        factors.tie({0: axis}, dict.fromkeys(numbers, axis), size, whole=full)
+        is_axis = axis == params["axis"]
+        factors.tie({0: axis}, dict.fromkeys(numbers, axis), size, whole=is_axis)
     return factors.rule()
 
 

@@ -234,8 +234,8 @@ class _Propagation:
         directions = self.directions[number]
         if not any(directions):
             return key
-        cache = self.layouts.known
-        arrays = [cache[one] for one in key]
+        known = self.layouts.known
+        arrays = [known[one] for one in key]
         first, second = agreed(
             self.rules[number][0],
             directions,
@@ -258,8 +258,8 @@ def _kind(op: FlatOp) -> str:
         return ""
     # One that only adds axes of size 1 is a reshape.
     (before,), (after,) = op.rule.operands, op.rule.results
-    saved = {factor for axis in before for factor in axis}
-    new = [op.rule.sizes[one] for axis in after for one in axis if one not in saved]
+    present = {factor for axis in before for factor in axis}
+    new = [op.rule.sizes[one] for axis in after for one in axis if one not in present]
     return "broadcast" if any(size > 1 for size in new) else "passed"
 
 

@@ -344,8 +344,8 @@ class _Writer:
             for n, (value, spec) in enumerate(zip(op.operands, specs, strict=True)):
                 if value != CONSTANT and isinstance(spec, PartitionSpec):
                     layout = self.layouts.of_spec(spec, len(self.flat.shapes[value]))
-                    cache = self.layouts.known[layout][0]
-                    operands[n] = self._brought(value, cache, scope, brought, op.equation)
+                    sharding = self.layouts.known[layout][0]
+                    operands[n] = self._brought(value, sharding, scope, brought, op.equation)
         for body in op.bodies:
             inner = LocalScope([], body.kind, body.times)
             for index, value in body.inputs:

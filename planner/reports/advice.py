@@ -124,8 +124,8 @@ def _split_state(report: Report) -> Iterator[Remedy]:
             best = (saved, name, roles)
     saved, name, roles = best
     if saved:
-        text = {"parameter": "parameters", "optimizer": "optimizer state"}
-        what = " and ".join(text[role] for role in roles)
+        words_of_role = {"parameter": "parameters", "optimizer": "optimizer state"}
+        what = " and ".join(words_of_role[role] for role in roles)
         how = f" (Plan.fsdp({name!r}))" if "parameter" in roles else ""
         saves = f"saves {human_bytes(saved)} a device at rest"
         yield Remedy(f"split {what} over {name!r}{how}: {saves}", bytes=saved)

@@ -142,8 +142,8 @@ def summary(report: Report) -> str:
 
 def limit(report: Report) -> str:
     """What limits a step, in words."""
-    cache = {"compute": "compute", "memory": "memory bandwidth"}
-    return cache.get(report.time.limit, f"collectives over {report.time.limit}")
+    words_of_limit = {"compute": "compute", "memory": "memory bandwidth"}
+    return words_of_limit.get(report.time.limit, f"collectives over {report.time.limit}")
 
 
 def by_cost(collectives: Sequence[CollectiveUse]) -> list[CollectiveUse]:

@@ -33,15 +33,15 @@ def argument_paths(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     function = step.forward if isinstance(step, torch.nn.Module) else step
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
-        cache = inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        bound, cache = None, {}
+        bound, parameters = None, {}
     names: list[str] = []
     if bound is not None:
         for name in bound.arguments:
-            if cache[name].kind is inspect.Parameter.VAR_POSITIONAL:
+            if parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
                 names += [f"{name}.{number}" for number in range(len(bound.arguments[name]))]
-            elif cache[name].kind in _POSITIONAL and len(names) < len(args):
+            elif parameters[name].kind in _POSITIONAL and len(names) < len(args):
                 names.append(name)
     names += [f"argument{number}" for number in range(len(names), len(args))]
     paths = []

@@ -107,9 +107,9 @@ def lay_out(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plac
     unplanned_steps.compiled()
     reason = behind_it.unclear()
     if reason is None:
-        cache = behind_it.known()
-        if cache is not None:
-            return BatchLayouts(step, cache)
+        found_plans = behind_it.known()
+        if found_plans is not None:
+            return BatchLayouts(step, found_plans)
         try:
             result = behind_it.search()
         except CaptureError as error:
@@ -179,14 +179,14 @@ class _Behind:
 
     def search(self) -> SearchResult:
         """Find a plan; what the user marked, and models that nobody asked about, stay."""
-        text = self._said(self.tensors)
+        declared = self._said(self.tensors)
         if self.mesh_asked_for is not None:
             for model in self.models:
                 if model not in self.wanted:
-                    text |= self._as_they_lie(model, self.mesh_asked_for.get_jax_mesh())
+                    declared |= self._as_they_lie(model, self.mesh_asked_for.get_jax_mesh())
         batch = self._said(self.batch)
-        mesh = self._mesh({**text, **batch})
-        fixed = _fixed(text, batch, self.tensors)
+        mesh = self._mesh({**declared, **batch})
+        fixed = _fixed(declared, batch, self.tensors)
         return search(self.step, self.args, mesh, kwargs=self.kwargs, fixed=fixed)
 
     def place(self, result: SearchResult) -> None:
@@ -254,11 +254,11 @@ class _Behind:
 
     def _following(self, tensor: XLAShardedTensor) -> Iterable[XLAShardedTensor]:
         """A parameter's gradient, and the state of its shape that optimizers keep."""
-        saved = [tensor.grad] if tensor.is_leaf else []
+        gradients = [tensor.grad] if tensor.is_leaf else []
         for optimizer in self.reached.optimizers:
-            saved += optimizer.state.get(tensor, {}).values()
+            gradients += optimizer.state.get(tensor, {}).values()
         lies = marks.placed(tensor)
-        for one in saved:
+        for one in gradients:
             if isinstance(one, XLAShardedTensor) and one.shape == tensor.shape:
                 present = marks.marked(one)
                 if present is None or present == lies:

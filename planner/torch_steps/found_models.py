@@ -94,11 +94,11 @@ def _variables(
     result: Reachable, roots: Sequence[torch.nn.Module], arguments: Mapping[str, Any]
 ) -> dict[int, str]:
     """The variables or attributes that hold modules."""
-    target = {id(root) for root in roots}
-    names = {id(value): name for name, value in arguments.items() if id(value) in target}
+    root_ids = {id(root) for root in roots}
+    names = {id(value): name for name, value in arguments.items() if id(value) in root_ids}
     for holder in result.holders:
         for index, value in enumerate(holder.read()):
-            if id(value) in target and id(value) not in names:
+            if id(value) in root_ids and id(value) not in names:
                 names[id(value)] = holder.name(index).rpartition(".")[2]
     return names
 
@@ -150,10 +150,10 @@ def input_layouts(
         PlanError: the plan does not fit the batch.
     """
     fromkeys = dict.fromkeys(shapes, NamedSharding(mesh, PartitionSpec()))
-    text = isinstance(plan, Plan) and any(
+    has_activations = isinstance(plan, Plan) and any(
         isinstance(factor.inputs, Mapping | tuple) for factor in plan.factors
     )
-    if not text or not shapes:
+    if not has_activations or not shapes:
         return fromkeys
     split = {path: shape for path, shape in shapes.items() if shape}
     return fromkeys | plan.for_inputs().resolve(split, mesh).shardings

@@ -62,11 +62,11 @@ class PlannedRecording(Recording):
         self.found = self.reached = result
         self.arguments = list(arguments)
         leaves = list(result.leaves())
-        cache = {id(leaf) for leaf in leaves}
+        leaf_ids = {id(leaf) for leaf in leaves}
         mine = [
             index
             for index, argument in enumerate(arguments)
-            if has_gradient(argument) and id(argument) not in cache
+            if has_gradient(argument) and id(argument) not in leaf_ids
         ]
         self.owners = [*leaves, *(Argument(index) for index in mine)]
         self.tensors = [*leaves, *(arguments[index] for index in mine)]

@@ -220,8 +220,8 @@ class ModuleOutputs:
         if not isinstance(current, PlanningTape) or not isinstance(value, lazy_tensor.LazyTensor):
             return
         slot, meta = value._storage.value, value._aval.meta
-        full = math.prod(meta.size) == math.prod(value._storage.aval.meta.size)
-        if slot.tape is current and full and meta.is_contiguous:
+        is_full = math.prod(meta.size) == math.prod(value._storage.aval.meta.size)
+        if slot.tape is current and is_full and meta.is_contiguous:
             setdefault = current.outputs.setdefault(slot.slot, {})
             # One mark for all modules: each layer has as many, and what is before the first, too.
             before = next((one for one in setdefault if one.startswith(GRADIENT)), None)
