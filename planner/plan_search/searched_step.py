@@ -110,7 +110,7 @@ def searched(step: TracedStep) -> SearchedStep:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from ..machine.topologies import topology
-        >>> from ..traced.jax_steps import traced_jax_step
+        >>> from isoshard.core.traced.jax_steps import traced_jax_step
         >>> def loss(layers, x):
         ...     for up, down in layers:
         ...         x = x + jnp.tanh(x @ up) @ down
